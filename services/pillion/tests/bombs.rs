@@ -1,5 +1,5 @@
-//! Profiles that are made to exhaust whoever reads them: `pillion lint` refuses each at once, and a replica that is sent
-//! one keeps serving.
+//! Profiles made to exhaust their reader. `pillion lint` rejects each one quickly, and a replica that receives one
+//! keeps serving.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use crate::support::{Program, patch, post};
 
-/// How many seconds of the processor `lint` may take. Of the clock they may be more, where others use the processor too.
+/// The processor time that `lint` may take, in seconds. Elapsed time may be longer on a busy machine.
 const LIMIT: u64 = if cfg!(debug_assertions) { 10 } else { 2 };
 
-/// A bomb, and a part of what has to be said of it.
+/// A hostile profile, and a part of the message that `lint` must print for it.
 struct Bomb {
     name: &'static str,
     text: String,
-    told: &'static str,
+    message: &'static str,
 }
 
-/// A profile with further fields of its spec and further fields of its container.
+/// Returns a profile with these additional fields in its spec and in its container.
 fn profile(spec: &str, container: &str) -> String {
     format!(
         "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: bomb}}\nspec:\n{spec}  \
@@ -41,7 +41,7 @@ fn argument(value: &str) -> String {
 
 fn bombs() -> Vec<Bomb> {
     let terms = format!("1{}", "+1".repeat(5_000));
-    // A thousand bytes hold a few hundred terms: these are within the bounds of the text and not of the syntax.
+    // About 400 terms fit into 1,000 bytes: within the limit on length, beyond the limit on syntax.
     let short_terms = format!("1{} == 1", "+1".repeat(400));
     let parentheses = format!("{}true{}", "(".repeat(2_000), ")".repeat(2_000));
     let short_parentheses = format!("{}true{}", "(".repeat(400), ")".repeat(400));
@@ -60,7 +60,7 @@ fn bombs() -> Vec<Bomb> {
     }
     let broken = profile("  bad: 1\n", "") + "---\n";
     let (few_keys, _) = keys.split_once("        k3000:").unwrap();
-    let bomb = |name, text, told| Bomb { name, text, told };
+    let bomb = |name, text, message| Bomb { name, text, message };
     vec![
         bomb("terms in a condition", condition(&terms), "spec.matchConditions[0].expression"),
         bomb("terms in a variable", variable(&terms), "spec.variables[0].expression"),
@@ -97,12 +97,12 @@ fn bombs() -> Vec<Bomb> {
         ),
         bomb("many unknown fields", profile("", few_keys), "Kubernetes has no field"),
         bomb("open braces", "{".repeat(1_000_000), "error: "),
-        // The last one: so many problems are shown that none behind them is.
+        // Must stay last: it has so many problems that `lint` does not show those of later files.
         bomb("many broken profiles", "---\n".to_owned() + &broken.repeat(9_000), "and 8900 more"),
     ]
 }
 
-/// Runs `lint`; beyond its limit it is killed.
+/// Runs `lint`, and kills it when it exceeds the limit.
 fn lint(file: &Path) -> Output {
     let script = format!("ulimit -t {LIMIT} && exec \"$0\" lint \"$1\"");
     let mut command = assert_cmd::Command::new("sh");
@@ -113,41 +113,41 @@ fn lint(file: &Path) -> Output {
 #[test]
 fn bombs_are_rejected_quickly_with_reason() {
     let folder = tempfile::tempdir().unwrap();
-    for Bomb { name, text, told } in bombs() {
+    for Bomb { name, text, message } in bombs() {
         let file = folder.path().join("bomb.yaml");
         fs::write(&file, text).unwrap();
         let output = lint(&file);
         let stderr = String::from_utf8_lossy(&output.stderr);
         let beginning: String = stderr.chars().take(500).collect();
         assert_eq!(output.status.code(), Some(1), "{name}: {beginning}");
-        assert!(stderr.contains(told), "{name}: {beginning}");
+        assert!(stderr.contains(message), "{name}: {beginning}");
         assert!(stderr.len() < 60_000, "{name}: {} bytes are told: {beginning}", stderr.len());
     }
 }
 
 #[test]
-fn bombs_do_not_stop_a_replica() {
+fn replica_survives_bombs() {
     let folder = tempfile::tempdir().unwrap();
     let good = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: helper}\n\
                 spec: {template: {spec: {containers: [{name: helper, image: \"helper:1\"}]}}}\n";
     fs::write(folder.path().join("helper.yaml"), good).unwrap();
     let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "."];
     let mut dev = Program::start(&arguments, folder.path());
-    let authority = dev.word_behind("--cacert ");
-    let url = format!("https://{}", dev.word_behind("https://"));
-    let review = fs::read_to_string(dev.word_behind("--data @")).unwrap();
-    let serves = || patch(&post(&url, authority.as_ref(), &review)).unwrap().contains("helper:1");
+    let ca = dev.word_after("--cacert ");
+    let url = format!("https://{}", dev.word_after("https://"));
+    let review = fs::read_to_string(dev.word_after("--data @")).unwrap();
+    let serves = || patch(&post(&url, ca.as_ref(), &review)).unwrap().contains("helper:1");
     let mut bombs = bombs();
-    // It has so many problems that none of the files behind it would be told of.
+    // It has so many problems that the problems of later files would not be shown.
     bombs.retain(|bomb| bomb.name != "many unknown fields");
     for (index, bomb) in bombs.iter().enumerate() {
         fs::write(folder.path().join(format!("bomb-{index:02}.yaml")), &bomb.text).unwrap();
         assert!(serves(), "{}", bomb.name);
     }
     for (index, bomb) in bombs.iter().enumerate() {
-        dev.tells(&format!("bomb-{index:02}.yaml"));
+        dev.wait_for_output(&format!("bomb-{index:02}.yaml"));
         assert!(serves(), "{}", bomb.name);
     }
     dev.terminate();
-    assert_eq!(dev.ended().code(), Some(0), "{}", dev.stderr());
+    assert_eq!(dev.wait_for_exit().code(), Some(0), "{}", dev.stderr());
 }

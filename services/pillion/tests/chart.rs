@@ -1,5 +1,5 @@
-//! The chart in helm: it lints, and it renders the expected objects and profiles for every kind of values. `e2e/chart.rs` installs
-//! it in a cluster.
+//! Lints and renders the chart with helm, for every set of values, and compares the objects and profiles with the
+//! expected ones. `e2e/chart.rs` installs the chart in a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,13 +17,13 @@ fn chart() -> PathBuf {
     repository().join("charts/pillion")
 }
 
-/// Runs helm with values as a JSON object.
+/// Runs helm with values from a JSON object.
 fn helm(arguments: &[&str], values: &Json) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.json");
     fs::write(&file, values.to_string()).unwrap();
     let mut command = Command::new(tools::program("helm").unwrap());
-    // Nothing of whoever runs the tests: no plugins, no repositories, no cluster.
+    // Ignore the user's own plugins, repositories and cluster.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, folder.path());
     }
@@ -32,7 +32,7 @@ fn helm(arguments: &[&str], values: &Json) -> Output {
 
 fn template(name: &str, namespace: &str, values: &Json) -> Result<Vec<Json>, String> {
     let release = ["template", name, "--namespace", namespace, "--kube-version", "1.36.3"];
-    // `template NAME CHART`: the chart's path comes last but for the flags, which helm takes in any order.
+    // `template NAME CHART`: the chart's path comes last, except for flags, which helm accepts in any order.
     let ran = helm(&release, values);
     if !ran.status.success() {
         return Err(String::from_utf8(ran.stderr).unwrap());
@@ -54,7 +54,7 @@ fn text<'j>(object: &'j Json, pointer: &str) -> &'j str {
     object.pointer(pointer).and_then(Json::as_str).unwrap_or_default()
 }
 
-/// Kind, namespace and name.
+/// Returns kind, namespace and name.
 fn identity(object: &Json) -> (String, String, String) {
     let owned = |pointer| text(object, pointer).to_owned();
     (owned("/kind"), owned("/metadata/namespace"), owned("/metadata/name"))
@@ -66,14 +66,14 @@ fn of_kind<'o>(objects: &'o [Json], kind: &str) -> Vec<&'o Json> {
 
 fn named<'o>(objects: &'o [Json], kind: &str, name: &str) -> &'o Json {
     let found = of_kind(objects, kind).into_iter().find(|object| object["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("there is no {kind} {name}"))
+    found.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
 fn is_hook(object: &Json) -> bool {
     object["metadata"]["annotations"].get("helm.sh/hook").is_some()
 }
 
-/// The folders of shipped profiles.
+/// Returns the names of the folders of shipped profiles.
 fn shipped() -> Vec<String> {
     let folders = fs::read_dir(repository().join("profiles")).unwrap().map(|entry| entry.unwrap().path());
     let folders = folders.filter(|folder| folder.join("profile.yaml").exists());
@@ -83,7 +83,7 @@ fn shipped() -> Vec<String> {
     names
 }
 
-/// Everything that can be switched on.
+/// Returns values that enable every feature.
 fn everything() -> Json {
     json!({
         "profiles": shipped(), "optIn": ["istio-injection=enabled"], "excludedNamespaces": ["vault"],
@@ -107,7 +107,7 @@ fn everything() -> Json {
     })
 }
 
-/// The values that are rendered and linted, each with a name.
+/// The sets of values that the tests render and lint, each with a name.
 fn value_sets() -> [(&'static str, Json); 3] {
     [
         ("none", json!({})),
@@ -128,9 +128,9 @@ fn value_sets() -> [(&'static str, Json); 3] {
 fn helm_lint_accepts_the_chart() {
     for (name, values) in value_sets() {
         let ran = helm(&["lint", "--strict"], &values);
-        let told = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-        assert!(ran.status.success(), "{name}: {told}");
-        assert!(!told.contains("[WARNING]") && !told.contains("[ERROR]"), "{name}: {told}");
+        let output = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{name}: {output}");
+        assert!(!output.contains("[WARNING]") && !output.contains("[ERROR]"), "{name}: {output}");
     }
 }
 
@@ -141,7 +141,7 @@ fn rendered_names_are_unique() {
     }
 }
 
-/// Checks what has to hold of all objects of a release.
+/// Checks the rules that all objects of a release must follow.
 fn check_names(set: &str, objects: &[Json]) {
     let mut seen = BTreeSet::new();
     for object in objects {
@@ -150,14 +150,14 @@ fn check_names(set: &str, objects: &[Json]) {
         let made =
             ["Secret", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Lease", "EndpointSlice"];
         assert!(!made.contains(&&*kind), "{set}: {kind} {name}");
-        assert!(!(kind == "ConfigMap" && name == "pillion"), "the kill switch is a person's alone");
+        assert!(!(kind == "ConfigMap" && name == "pillion"), "only a person sets the kill switch");
         assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/instance"], "pillion", "{set}: {kind} {name}");
         let cluster_wide = kind.starts_with("Cluster") || kind.starts_with("Validating");
         assert_eq!(cluster_wide, namespace.is_empty(), "{set}: {kind} {name} in {namespace:?}");
     }
 }
 
-/// The pods of a release.
+/// Returns the pod templates of a release.
 fn pods(objects: &[Json]) -> Vec<(String, &Json)> {
     let workloads = objects.iter().filter(|object| object["kind"] == "Deployment" || object["kind"] == "Job");
     workloads.map(|workload| (identity(workload).2, &workload["spec"]["template"])).collect()
@@ -211,9 +211,9 @@ fn pods_are_restricted_and_spread() {
         // The default of connections.drainDeadline is 100 s.
         assert!(webhook["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() > 100);
         assert_eq!(webhook["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap().len(), 2);
-        // On the nodes' network one has to go before another can come.
+        // On the host network, an old pod must stop before a new one can start.
         assert_eq!(webhook["strategy"]["rollingUpdate"]["maxUnavailable"], u64::from(set == "everything"));
-        assert_eq!(webhook.get("replicas").is_none(), set == "everything", "with an HPA there are none");
+        assert_eq!(webhook.get("replicas").is_none(), set == "everything", "an HPA sets the replicas");
         assert_eq!(of_kind(&objects, "HorizontalPodAutoscaler").len(), usize::from(set == "everything"));
         assert_eq!(of_kind(&objects, "PodDisruptionBudget").len(), 2);
         for component in ["webhook", "controller"] {
@@ -229,11 +229,11 @@ fn pods_are_restricted_and_spread() {
         }
         let service = named(&objects, "Service", "pillion");
         assert_eq!(service["spec"]["selector"]["app.kubernetes.io/component"], "webhook");
-        assert_eq!(service["spec"]["ports"][0]["name"], "https", "by this name endpoints are probed");
+        assert_eq!(service["spec"]["ports"][0]["name"], "https", "probes of endpoints use this name");
     }
 }
 
-/// The arguments of a Deployment's container that begin so.
+/// Returns the arguments of a Deployment's container that start with this flag.
 fn arguments(objects: &[Json], component: &str, flag: &str) -> String {
     let deployment = named(objects, "Deployment", &format!("pillion-{component}"));
     let all = deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
@@ -266,9 +266,9 @@ fn services_lead_to_listening_ports() {
                 assert_eq!(spec.get(field), service.get(field), "{service}: {name}");
             }
         }
-        // The leader writes its one slice, of the family of its pod.
-        let canary = &named(&objects, "Service", "pillion-canary")["spec"];
-        assert_eq!((canary.get("ipFamilies"), canary.get("ipFamilyPolicy")), (None, None), "{service}");
+        // The leader writes a single EndpointSlice, of its pod's IP family.
+        let probe_service = &named(&objects, "Service", "pillion-canary")["spec"];
+        assert_eq!((probe_service.get("ipFamilies"), probe_service.get("ipFamilyPolicy")), (None, None), "{service}");
     }
     let given =
         rendered(&json!({"webhook": {"listenAddress": "[fd00::1]"}, "controller": {"listenAddress": "10.0.0.1"}}));
@@ -349,7 +349,7 @@ fn policies_come_from_values() {
             let opt_in = if component == "webhook" { "/namespaces/optIn" } else { "/webhooks/optIn" };
             assert_eq!(policy.pointer(opt_in), Some(&wanted), "{policy}");
             if component == "webhook" {
-                assert_eq!(policy["guardrails"]["recordDecisions"], true, "what the policy in the API server asks for");
+                assert_eq!(policy["guardrails"]["recordDecisions"], true, "the policy in the API server requires it");
             }
             if set == "everything" && component == "webhook" {
                 assert_eq!(policy["cluster"]["region"], "eu-west-1");
@@ -361,7 +361,7 @@ fn policies_come_from_values() {
     }
 }
 
-/// Without what a chart adds to every object.
+/// Removes the labels and annotations that a chart adds to every object.
 fn bare(mut object: Json) -> Json {
     let metadata = object["metadata"].as_object_mut().unwrap();
     metadata.remove("labels");
@@ -383,7 +383,7 @@ fn rbac_equals_deploy_rbac() {
         expected.extend(rules(documents(&file)));
     }
     let mut found = rules(rendered(&json!({})));
-    // What tenants may do is the chart's own.
+    // Only the chart has roles for tenants.
     for role in ["pillion-view", "pillion-edit"] {
         let role = found.remove(&("ClusterRole".to_owned(), String::new(), role.to_owned())).unwrap();
         for rule in role["rules"].as_array().unwrap() {
@@ -459,7 +459,7 @@ fn invalid_values_are_rejected() {
     }
 }
 
-/// The profiles of a folder as they are shipped.
+/// Returns the shipped profiles of a folder.
 pub(crate) fn profile_source(folder: &str) -> PathBuf {
     let folder = repository().join("profiles").join(folder);
     let policy = folder.join("policy.yaml");

@@ -1,5 +1,5 @@
-//! Manual pages, completions and CRDs as a process prints them, and what all commands do about closed output and unavailable
-//! clusters.
+//! Manual pages, completions and CRDs as a process prints them, and how all commands handle a closed output and an
+//! unavailable cluster.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -31,7 +31,7 @@ fn completions_have_all_commands() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let completions = printed(&["completions", shell]);
         for word in ["rollout", "uninject", "opentelemetry"] {
-            assert!(completions.contains(word), "{shell} does not know {word}");
+            assert!(completions.contains(word), "no {word} in the completions for {shell}");
         }
     }
     let script = format!("{}\ncomplete -p pillion", printed(&["completions", "bash"]));
@@ -70,7 +70,7 @@ fn crds_are_printed_as_json_list() {
     assert_eq!(list["items"], Value::Array(documents));
 }
 
-/// The program without the environment variables that name a cluster.
+/// Returns a command for the program, without the environment variables that name a cluster.
 fn pillion(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
     command.args(arguments).env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST").env_remove("RUST_BACKTRACE");
@@ -81,7 +81,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A pipe whose other end is closed.
+/// Returns the write end of a pipe whose read end is closed.
 fn unread() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -109,7 +109,7 @@ fn exit_code_survives_closed_standard_error() {
 #[test]
 fn unavailable_api_server_is_reported_once() {
     let folder = tempfile::tempdir().unwrap();
-    // Nothing listens at this port, which no test is given.
+    // No process listens at this port, and no test uses it.
     let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers: [{name: a, user: {}}]\n\
                       clusters: [{name: a, cluster: {server: \"https://127.0.0.1:1\"}}]\n\
                       contexts: [{name: a, context: {cluster: a, user: a}}]\n";

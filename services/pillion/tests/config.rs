@@ -1,11 +1,11 @@
-//! The policy file as people meet it: checked without starting anything, and followed while the program runs.
+//! The policy file: `pillion` checks it without starting anything, and reloads it while it runs.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::support::{Answer, Program, eventually, get, patch, post};
+use crate::support::{Answer, DevEndpoint, Program, eventually, get, hanging_api_server, patch, write_kubeconfig};
 use pillion_testkit::TestCa;
 
 const HEADER: &str = "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n";
@@ -15,28 +15,19 @@ fn check(folder: &Path, arguments: &[&str]) -> Output {
     command.args(["webhook", "--check-config"]).args(arguments).current_dir(folder).output().unwrap()
 }
 
-fn write_kubeconfig(folder: &Path, api_server: SocketAddr) {
-    let text = format!(
-        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{api_server}\"}}}}]\n\
-         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-         current-context: x\n"
-    );
-    std::fs::write(folder.join("kubeconfig"), text).unwrap();
-}
-
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
 #[test]
-fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
+fn check_prints_effective_policy_without_side_effects() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // Who binds or calls it would fail, or be seen.
+    // A command that binds or connects to this address would fail, or be seen.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     taken.set_nonblocking(true).unwrap();
     let address = taken.local_addr().unwrap();
-    write_kubeconfig(folder.path(), address);
+    write_kubeconfig(folder.path(), &format!("http://{address}"));
     let policy = format!("{HEADER}requests: {{maxBody: 3145728}}\nconnections: {{idleTimeout: 150s}}\n");
     std::fs::write(folder.path().join("policy.yaml"), policy).unwrap();
     let (listen, endpoint) = (address.to_string(), format!("http://{address}"));
@@ -49,20 +40,20 @@ fn a_check_prints_all_that_a_replica_would_run_with_and_touches_nothing() {
     for line in ["  maxBody: 3Mi", "  idleTimeout: 2m30s", "  drainDeadline: 30s", "  level: warn", "  ratio: 0.01"] {
         assert!(printed.lines().any(|printed| printed == line), "{line} is not in\n{printed}");
     }
-    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "a client connected");
 
-    // What is printed is a policy, and says the same.
+    // The printed policy is valid, and printing it again gives the same text.
     std::fs::write(folder.path().join("printed.yaml"), &printed).unwrap();
     let again = check(folder.path(), &["--config", "printed.yaml"]);
     assert_eq!(text(&again.stdout), printed, "{}", text(&again.stderr));
-    assert!(check(folder.path(), &[]).status.success(), "the defaults are right");
+    assert!(check(folder.path(), &[]).status.success(), "the defaults are valid");
     let by_secret = check(folder.path(), &["--serving-secret", "pillion-serving", "--kubeconfig", "kubeconfig"]);
     assert!(by_secret.status.success(), "{}", text(&by_secret.stderr));
-    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody called");
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "a client connected");
 }
 
 #[test]
-fn a_check_tells_all_that_is_wrong() {
+fn check_reports_all_mistakes() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
     std::fs::write(folder.path().join("none.pem"), "nothing").unwrap();
@@ -71,11 +62,11 @@ fn a_check_tells_all_that_is_wrong() {
     let output = check(folder.path(), &many);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(text(&output.stdout), "");
-    let told = text(&output.stderr);
+    let reload_count = text(&output.stderr);
     for part in
         ["wrong.yaml:3:1", "unknown field `request`", "did you mean `requests`?", "none.pem", "--kubeconfig nowhere"]
     {
-        assert!(told.contains(part), "{part} is not in\n{told}");
+        assert!(reload_count.contains(part), "{part} is not in\n{reload_count}");
     }
     for (arguments, expected) in [
         (&["--tls-cert", "tls.crt"][..], "expected --tls-key"),
@@ -91,7 +82,7 @@ fn a_check_tells_all_that_is_wrong() {
     }
 }
 
-/// A tenant's profile that adds an image of the region that the cluster says it is in.
+/// A tenant's profile that adds an image of the cluster's region.
 const PROFILE: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -106,14 +97,12 @@ spec:
       - {name: side, image: ghcr.io/team/side:1}
 ";
 
-/// `pillion dev` with a policy that is mounted as the kubelet mounts a ConfigMap.
+/// `pillion dev` with a policy that is mounted like a ConfigMap.
 struct Dev {
     program: Program,
     folder: tempfile::TempDir,
     versions: u32,
-    url: String,
-    authority: PathBuf,
-    review: String,
+    endpoint: DevEndpoint,
 }
 
 impl Dev {
@@ -127,29 +116,22 @@ impl Dev {
         let arguments =
             ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "profile.yaml"];
         let program = Program::start(&[&arguments[..], &["--config", "mount/policy.yaml"]].concat(), folder.path());
-        Self {
-            authority: program.word_behind("--cacert ").into(),
-            review: std::fs::read_to_string(program.word_behind("--data @")).unwrap(),
-            url: format!("https://{}", program.word_behind("https://")),
-            versions: 1,
-            program,
-            folder,
-        }
+        Self { endpoint: DevEndpoint::of(&program), versions: 1, program, folder }
     }
 
-    /// Writes another policy as the kubelet does.
+    /// Replaces the policy as the kubelet does.
     fn write(&mut self, policy: &str) {
         self.versions += 1;
         write_version(&self.folder.path().join("mount"), self.versions, policy);
     }
 
     fn send(&self) -> Answer {
-        post(&self.url, &self.authority, &self.review)
+        self.endpoint.post("", &self.endpoint.review)
     }
 
     fn metrics(&self) -> String {
-        // "metrics  http://127.0.0.1:1234/metrics"
-        let address = self.program.word_behind("http://");
+        // The line is "metrics  http://127.0.0.1:1234/metrics".
+        let address = self.program.word_after("http://");
         get(address.split('/').next().unwrap(), "/metrics").body
     }
 
@@ -160,7 +142,7 @@ impl Dev {
     }
 }
 
-/// A new folder, and then the link to it replaced in one step.
+/// Writes a new folder, then replaces the link to it in one step.
 fn write_version(mount: &Path, version: u32, policy: &str) {
     let fresh = format!("..version_{version}");
     std::fs::create_dir(mount.join(&fresh)).unwrap();
@@ -170,12 +152,10 @@ fn write_version(mount: &Path, version: u32, policy: &str) {
 }
 
 #[test]
-fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
+fn log_level_follows_file_unless_flag_is_set() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // Bound and never accepted from: an API server that does not answer.
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    write_kubeconfig(folder.path(), silent.local_addr().unwrap());
+    let _api_server = hanging_api_server(folder.path());
     let write = |level: &str| {
         std::fs::write(folder.path().join("fresh.yaml"), format!("{HEADER}logs: {{level: {level}}}\n")).unwrap();
         std::fs::rename(folder.path().join("fresh.yaml"), folder.path().join("policy.yaml")).unwrap();
@@ -186,50 +166,50 @@ fn a_replica_takes_over_another_log_level_unless_a_flag_says_which() {
         ["--tls-cert", "tls.crt", "--tls-key", "tls.key", "--kubeconfig", "kubeconfig", "--config", "policy.yaml"];
     let replica = Program::start(&[&ports[..], &files].concat(), folder.path());
     let deaf = Program::start(&[&ports[..], &files, &["--log-level", "info"]].concat(), folder.path());
-    let address = replica.word_behind("metrics_address=");
-    let told = |program: &Program| program.stderr().matches("the policy file was read again").count();
-    deaf.word_behind("metrics_address=");
+    let address = replica.word_after("metrics_address=");
+    let reload_count = |program: &Program| program.stderr().matches("the policy file was read again").count();
+    deaf.word_after("metrics_address=");
     let read = |times: u64| {
         let line = format!("pillion_config_reloads_total{{result=\"ok\"}} {times}");
         eventually(&line, || get(&address, "/metrics").body.lines().any(|found| found == line).then_some(()));
     };
-    // What is told of the change is told at the new level.
+    // The program logs the reload at the new level.
     write("error");
     read(1);
-    assert_eq!(told(&replica), 0, "{}", replica.stderr());
+    assert_eq!(reload_count(&replica), 0, "{}", replica.stderr());
     write("\"info,hyper=debug\"");
     read(2);
-    eventually("it is told again", || (told(&replica) == 1).then_some(()));
-    // Of the first change nothing is told where the file was not read before it: with the flag, it says what it said.
-    eventually("the flag wins", || (told(&deaf) >= 1).then_some(()));
+    eventually("it is logged again", || (reload_count(&replica) == 1).then_some(()));
+    // With the flag set, the file's level is ignored, so the program logs the same lines as before.
+    eventually("the flag overrides the file", || (reload_count(&deaf) >= 1).then_some(()));
 }
 
 #[test]
-fn a_mounted_policy_is_followed_and_a_broken_one_leaves_the_last_good_one() {
+fn mounted_policy_reloads_and_invalid_one_is_ignored() {
     let mut dev = Dev::start("cluster: {region: eu-west-1}\n");
     assert!(patch(&dev.send()).unwrap().contains("eu-west-1"));
     dev.has_metric("pillion_config_last_reload_successful 1");
     dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 0");
 
     dev.write("cluster: {region: us-east-2}\n");
-    eventually("the new facts are read", || patch(&dev.send()).filter(|patch| patch.contains("us-east-2")));
-    dev.program.tells("the policy file was read again");
+    eventually("the new facts are loaded", || patch(&dev.send()).filter(|patch| patch.contains("us-east-2")));
+    dev.program.wait_for_output("the policy file was read again");
 
     dev.write("cluster: {region: us-east-2}\nguardrails: {registries: [ghcr.io/others]}\n");
-    eventually("the new guardrails hold", || patch(&dev.send()).is_none().then_some(()));
+    eventually("the new guardrails are active", || patch(&dev.send()).is_none().then_some(()));
     dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 2");
 
     dev.write("cluster: {region: us-east-2}\nguardrail: {}\n");
-    dev.program.tells("the last good one stays at work");
-    dev.program.tells("did you mean `guardrails`?");
+    dev.program.wait_for_output("the last valid version stays active");
+    dev.program.wait_for_output("did you mean `guardrails`?");
     dev.has_metric("pillion_config_last_reload_successful 0");
     dev.has_metric("pillion_config_reloads_total{result=\"failed\"} 1");
-    assert_eq!(patch(&dev.send()), None, "the guardrails of before hold");
+    assert_eq!(patch(&dev.send()), None, "the earlier guardrails stay active");
 
     dev.write("requests: {maxBody: 1Mi}\n");
-    eventually("the mended file is read", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));
-    dev.program.tells("takes effect at the next start only");
-    dev.program.tells("requests.maxBody");
+    eventually("the corrected file is loaded", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));
+    dev.program.wait_for_output("takes effect at the next start only");
+    dev.program.wait_for_output("requests.maxBody");
     dev.has_metric("pillion_config_restart_needed 1");
     dev.has_metric("pillion_config_last_reload_successful 1");
     dev.write("");

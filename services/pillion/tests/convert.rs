@@ -1,14 +1,14 @@
-//! `pillion convert` as a process: what becomes of configurations, what is told of those that cannot be converted, and
-//! where. What the profiles do with pods is in the cases beside the profile that they extend.
+//! `pillion convert` as a process: which profiles it writes, and which configurations it reports as not convertible,
+//! with their position. The cases beside the extended profile test what the result does with pods.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 
-/// What a conversion printed, told, and came to.
+/// The output, the messages and the exit code of a conversion.
 struct Run {
     stdout: String,
     stderr: String,
@@ -49,7 +49,7 @@ fn named<'p>(profiles: &'p [Json], name: &str) -> &'p Json {
 }
 
 #[test]
-fn the_cases_of_the_profile_are_about_what_is_written_here() {
+fn cases_use_the_converted_profile() {
     let text = fs::read_to_string(root().join("profiles/tumblr/tests/cases.yaml")).unwrap();
     let documents: Vec<Json> = serde_saphyr::from_multiple(&text).unwrap();
     let there: Vec<_> = documents.into_iter().filter(|document| document.get("spec").is_some()).collect();
@@ -61,7 +61,7 @@ fn the_cases_of_the_profile_are_about_what_is_written_here() {
 }
 
 #[test]
-fn what_is_written_is_a_profile_that_nothing_is_to_be_said_of() {
+fn converted_profile_passes_lint() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("profiles.yaml"), sidecars().stdout).unwrap();
     let base = root().join("profiles/tumblr");
@@ -89,7 +89,7 @@ items:
 ";
 
 #[test]
-fn keys_of_config_maps_are_configurations_and_inherit_from_one_another() {
+fn config_map_keys_inherit_from_each_other() {
     let run = convert(CONFIG_MAPS);
     assert_eq!((run.stderr.as_str(), run.code), ("", Some(0)));
     let profiles = run.profiles();
@@ -103,7 +103,7 @@ fn keys_of_config_maps_are_configurations_and_inherit_from_one_another() {
 }
 
 #[test]
-fn a_number_is_text_where_text_is_meant() {
+fn numbers_become_strings_where_expected() {
     let text = "name: agent\nenv: [{name: PORT, value: 8125}, {name: ON_HOST, value: true}]\n\
         containers: [{name: 7, image: agent, args: [--port, 8125], ports: [{containerPort: 8125}], env: [{name: A, value: 1.5}]}]\n";
     let run = convert(text);
@@ -118,7 +118,7 @@ fn a_number_is_text_where_text_is_meant() {
 }
 
 #[test]
-fn another_prefix_is_that_of_both_annotations() {
+fn prefix_applies_to_both_annotations() {
     let arguments = ["convert", "tumblr", "-f", "-", "--prefix", "injector.example.com/", "-o", "json"];
     let run = pillion(&arguments, Path::new("."), "{name: a, env: [{name: A, value: a}]}");
     let profile: Json = serde_json::from_str(&run.stdout).unwrap();
@@ -128,17 +128,17 @@ fn another_prefix_is_that_of_both_annotations() {
 }
 
 #[test]
-fn what_nobody_knows_is_left_out_and_told_at_its_place() {
+fn unknown_fields_are_dropped_with_warning() {
     let run = convert("name: a\nhostPID: true\nvolumeMount: []\n");
     assert_eq!(run.code, Some(3));
     assert_eq!(run.profiles().len(), 1);
-    let told = "warning: unknown field `volumeMount`: it is left out\n --> <stdin>:3:1\n";
-    assert!(run.stderr.contains(told), "{}", run.stderr);
+    let message = "warning: unknown field `volumeMount`: it is left out\n --> <stdin>:3:1\n";
+    assert!(run.stderr.contains(message), "{}", run.stderr);
     assert!(run.stderr.contains("there is `containers`"), "{}", run.stderr);
 }
 
 #[test]
-fn names_of_profiles_are_names_of_kubernetes_and_none_is_what_asks_for_another() {
+fn converted_profile_names_are_valid_and_unique() {
     let run =
         convert("name: logs:next\n---\nname: logs-next\n---\nname: My_Logs\n---\nname: my.logs\n---\nname: '___'\n");
     let profiles = run.profiles();
@@ -159,7 +159,7 @@ fn names_of_profiles_are_names_of_kubernetes_and_none_is_what_asks_for_another()
 }
 
 #[test]
-fn what_cannot_be_converted_is_told_at_its_place_and_nothing_is_printed() {
+fn unconvertible_input_reports_position_and_prints_nothing() {
     for (text, place, message) in [
         ("env: []\n", "1:1", "name: a configuration needs a name"),
         ("- name: a\n", "1:1", "a configuration is a mapping"),
@@ -188,13 +188,13 @@ fn what_cannot_be_converted_is_told_at_its_place_and_nothing_is_printed() {
 }
 
 #[test]
-fn a_fault_in_a_config_map_is_shown_in_the_text_of_its_key() {
+fn config_map_mistakes_point_into_the_key() {
     let run = convert("{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {k: \"name: a\\nenv: b\\n\"}}");
     assert!(run.stderr.contains("--> <stdin>/m/k:2:1\n") && run.stderr.contains("env: b"), "{}", run.stderr);
 }
 
 #[test]
-fn nothing_to_convert_is_a_mistake() {
+fn empty_input_is_an_error() {
     for text in ["", "{apiVersion: v1, kind: Service}"] {
         let run = convert(text);
         assert_eq!(run.code, Some(1));
@@ -207,7 +207,7 @@ fn nothing_to_convert_is_a_mistake() {
 }
 
 #[test]
-fn configurations_that_inherit_in_a_circle_are_told() {
+fn inheritance_cycle_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     for (file, text) in [("a.yaml", "{name: a, inherits: b.yaml}"), ("b.yaml", "{name: b, inherits: ./x/../a.yaml}")] {
         fs::write(folder.path().join(file), text).unwrap();

@@ -1,6 +1,7 @@
-//! `pillion convert` for other injectors' resources, as a process: what is written lints, and does with pods what was asked.
+//! `pillion convert` for resources of other injectors, as a process: the profiles pass `lint` and inject what the
+//! resources ask for.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,12 +33,12 @@ fn documents(text: &str) -> Vec<Json> {
     serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error} in\n{text}"))
 }
 
-/// Injects into a pod with what was converted, beside shipped profiles. What is told comes second.
+/// Injects the converted and the shipped profiles into a pod. Returns the pod and the messages.
 fn inject(converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     inject_in(None, converted, shipped, pod)
 }
 
-/// The same where the pod's namespace says something.
+/// Does the same for a namespace with annotations.
 fn inject_in(namespace: Option<&Json>, converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("converted.yaml"), converted).unwrap();
@@ -105,11 +106,11 @@ const OTEL: [&str; 8] = [
 ];
 
 #[test]
-fn an_instrumentation_becomes_profiles_of_its_languages() {
+fn instrumentation_becomes_one_profile_per_language() {
     let run = convert(&["opentelemetry"], INSTRUMENTATION);
     assert_eq!(run.code, Some(3), "{}", run.stderr);
-    for told in ["spec.future: there is no parameter for this", "the agent for Go has no volume"] {
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+    for message in ["spec.future: there is no parameter for this", "the agent for Go has no volume"] {
+        assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     assert_eq!(run.stderr.matches("warning").count(), 2, "{}", run.stderr);
     assert_eq!(documents(&run.stdout).len(), 16);
@@ -121,15 +122,16 @@ fn an_instrumentation_becomes_profiles_of_its_languages() {
             "metadata": {"name": "web", "namespace": namespace, "annotations": {"instrumentation.opentelemetry.io/inject-java": word}},
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}})
     };
-    // By its full name from anywhere; in its own namespace by its name, and by `true` as there is no other.
+    // Any namespace can use the full name. The profile's own namespace can also use the short name, or `true`,
+    // because it has only this profile.
     for (namespace, word) in [
         ("shop", "observability/edge"),
         ("observability", "edge"),
         ("observability", "true"),
         ("observability", "observability/edge"),
     ] {
-        let (after, told) = inject(&run.stdout, &OTEL, &pod(namespace, word));
-        let at = format!("{namespace} {word}: {told}");
+        let (after, message) = inject(&run.stdout, &OTEL, &pod(namespace, word));
+        let at = format!("{namespace} {word}: {message}");
         assert_eq!(
             env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT").unwrap(),
             "http://collector.observability:4318",
@@ -152,16 +154,16 @@ fn an_instrumentation_becomes_profiles_of_its_languages() {
         assert!(volumes.iter().any(|volume| volume["emptyDir"]["sizeLimit"] == "10Mi"), "{after:#}");
         assert_eq!(after["spec"]["initContainers"].as_array().unwrap().len(), 2, "{after:#}");
     }
-    // Elsewhere its name alone means nothing, and `true` is the platform's.
-    let (after, told) = inject(&run.stdout, &OTEL, &pod("shop", "edge"));
-    assert!(after["spec"].get("initContainers").is_none(), "{told}");
+    // In other namespaces the short name matches nothing, and `true` selects the platform's profile.
+    let (after, message) = inject(&run.stdout, &OTEL, &pod("shop", "edge"));
+    assert!(after["spec"].get("initContainers").is_none(), "{message}");
     let (after, _) = inject(&run.stdout, &OTEL, &pod("shop", "true"));
     assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), None);
 }
 
-/// As with the shipped profiles and with the operator: an annotation without a value leaves it to the namespace.
+/// An annotation without a value defers to the namespace, as with the shipped profiles and the operator.
 #[test]
-fn an_empty_annotation_of_a_pod_leaves_a_converted_profile_to_its_namespace() {
+fn empty_pod_annotation_defers_to_namespace() {
     const KEY: &str = "instrumentation.opentelemetry.io/inject-java";
     let run = convert(&["opentelemetry", "--language", "java"], INSTRUMENTATION);
     for converted in documents(&run.stdout) {
@@ -178,14 +180,14 @@ fn an_empty_annotation_of_a_pod_leaves_a_converted_profile_to_its_namespace() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web", "namespace": name, "annotations": {KEY: on_pod}},
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
-        let (after, told) = inject_in(Some(&namespace), &run.stdout, &["otel-sdk", "otel-java"], &pod);
+        let (after, message) = inject_in(Some(&namespace), &run.stdout, &["otel-sdk", "otel-java"], &pod);
         let expected = is_injected.then(|| "http://collector.observability:4318".to_owned());
-        assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), expected, "{name} {on_pod:?}: {told}");
+        assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), expected, "{name} {on_pod:?}: {message}");
     }
 }
 
 #[test]
-fn what_is_no_instrumentation_is_told_and_languages_can_be_chosen() {
+fn invalid_instrumentation_is_reported_and_languages_are_selectable() {
     let run = convert(&["opentelemetry", "--language", "python"], INSTRUMENTATION);
     let names: Vec<_> =
         documents(&run.stdout).iter().map(|one| one["metadata"]["name"].as_str().unwrap().to_owned()).collect();
@@ -193,7 +195,7 @@ fn what_is_no_instrumentation_is_told_and_languages_can_be_chosen() {
     let two = format!("{INSTRUMENTATION}---\n{}", INSTRUMENTATION.replace("name: edge", "name: other"));
     let run = convert(&["opentelemetry", "--language", "sdk"], &two);
     assert!(run.stderr.contains("namespace observability has 2 of them"), "{}", run.stderr);
-    for (text, told) in [
+    for (text, message) in [
         (INSTRUMENTATION.replace("v1alpha1", "v1beta1"), "is a version that this build does not convert"),
         (INSTRUMENTATION.replace("name: edge, ", ""), "an Instrumentation needs a name"),
         (format!("{INSTRUMENTATION}---\n{INSTRUMENTATION}"), "there is another Instrumentation observability/edge"),
@@ -201,7 +203,7 @@ fn what_is_no_instrumentation_is_told_and_languages_can_be_chosen() {
     ] {
         let run = convert(&["opentelemetry"], &text);
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(run.stderr.contains(message), "{}", run.stderr);
     }
 }
 
@@ -222,7 +224,7 @@ data:
 ";
 
 #[test]
-fn a_sidecar_configuration_becomes_a_profile() {
+fn sidecar_configuration_becomes_profile() {
     let run = convert(&["morvencao", "--name", "nginx-sidecar"], SIDECAR_CONFIG);
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     assert_eq!(lint(&run.stdout, &[]).code, Some(0));
@@ -232,8 +234,8 @@ fn a_sidecar_configuration_becomes_a_profile() {
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}})
     };
     for word in ["yes", "y", "true", "on"] {
-        let (after, told) = inject(&run.stdout, &[], &pod(word));
-        assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{told}");
+        let (after, message) = inject(&run.stdout, &[], &pod(word));
+        assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{message}");
         assert_eq!(after["spec"]["volumes"][0]["configMap"]["name"], "nginx-configmap");
         assert_eq!(after["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"], "injected");
     }
@@ -244,20 +246,20 @@ fn a_sidecar_configuration_becomes_a_profile() {
         pod["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"] = json!(status);
         pod
     };
-    let (after, told) = inject(&run.stdout, &[], &with_status("Injected"));
+    let (after, message) = inject(&run.stdout, &[], &with_status("Injected"));
     assert_eq!(after, with_status("Injected"));
-    assert!(told.contains("is injected already"), "{told}");
-    let (after, told) = inject(&run.stdout, &[], &with_status("pending"));
-    assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{told}");
+    assert!(message.contains("is injected already"), "{message}");
+    let (after, message) = inject(&run.stdout, &[], &with_status("pending"));
+    assert_eq!(after["spec"]["containers"][1]["name"], "sidecar-nginx", "{message}");
     assert_eq!(after["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"], "injected");
-    for (text, told) in [
+    for (text, message) in [
         ("containers: {}", "expected a list"),
         ("containers: [{image: a}]", "each of containers needs its `name`"),
         ("{}", "there are neither containers nor volumes in it"),
     ] {
         let run = convert(&["morvencao"], text);
         assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{text}");
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     let run = convert(&["morvencao"], "{containers: [{name: a, image: a}], other: 1}");
     assert!(run.code == Some(3) && run.stderr.contains("the injector does not know this"), "{}", run.stderr);
@@ -287,7 +289,7 @@ spec:
 "#;
 
 #[test]
-fn a_sidecar_set_becomes_a_profile() {
+fn sidecar_set_becomes_profile() {
     let run = convert(&["sidecarset"], SIDECAR_SET);
     assert_eq!(run.code, Some(3), "{}", run.stderr);
     assert!(run.stderr.contains("spec.updateStrategy: pods that run keep their sidecars"), "{}", run.stderr);
@@ -308,10 +310,10 @@ fn a_sidecar_set_becomes_a_profile() {
             "volumes": [{"name": "data", "emptyDir": {}}],
         }})
     };
-    let (after, told) = inject(&anywhere, &[], &pod("web"));
+    let (after, message) = inject(&anywhere, &[], &pod("web"));
     let containers = &after["spec"]["containers"];
     let names: Vec<_> = containers.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["agent", "web", "last"], "{told}");
+    assert_eq!(names, ["agent", "web", "last"], "{message}");
     assert_eq!(
         containers[0]["volumeMounts"],
         json!([{"name": "buffer", "mountPath": "/buffer"}, {"name": "data", "mountPath": "/data"}])
@@ -333,7 +335,7 @@ fn a_sidecar_set_becomes_a_profile() {
 }
 
 #[test]
-fn a_sidecar_set_of_v1beta1_is_for_no_more_namespaces_than_it_says() {
+fn v1beta1_sidecar_set_keeps_its_namespaces() {
     let inside = |fields: &str| {
         let set = SIDECAR_SET.replace("v1alpha1", "v1beta1");
         set.replace("  namespaceSelector: {matchLabels: {team: shop}}", &format!("  specificNamespace: {{{fields}}}"))

@@ -1,5 +1,5 @@
-//! `dashboards/`: a real Prometheus that scrapes the real program runs each query of each panel, and no panel stays empty; each
-//! alert has its runbook, and fires and does not fire where it should.
+//! `dashboards/`: a real Prometheus scrapes the real program and runs each query of each panel. No panel may stay
+//! empty. Each alert has a runbook, and fires only under its condition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,21 +9,21 @@ use std::process::Command;
 use crate::support::eventually;
 use crate::support::metrics_page::{page, page_of};
 use crate::support::prometheus::Prometheus;
-use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
+use crate::support::replicas::{Dev, TENANTS, Unconnected};
 use pillion_testkit::dashboards::{Source, metrics_of};
 use pillion_testkit::tools;
 use serde_json::Value;
 
-/// What panels show of API servers. They are scraped in `tests/e2e/dashboards.rs`.
-const OF_API_SERVERS: &str = "apiserver";
-/// Metrics that no panel shows, and why.
+/// Prefix of the API server's metrics. `tests/e2e/dashboards.rs` scrapes those.
+const API_SERVER_PREFIX: &str = "apiserver";
+/// Metrics that no panel shows. Each needs a reason here.
 const NOT_SHOWN: [&str; 0] = [];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name).canonicalize().unwrap()
 }
 
-/// The files of a folder with this ending, by name without it.
+/// Returns the files of a folder with this extension, keyed by name without the extension.
 fn files(name: &str, ending: &str) -> BTreeMap<String, String> {
     let entries = fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
     let wanted = entries.filter(|path| path.extension().is_some_and(|extension| extension == ending));
@@ -37,23 +37,23 @@ fn dashboards() -> BTreeMap<String, Value> {
     files.into_iter().map(|(name, text)| (name, serde_json::from_str(&text).unwrap())).collect()
 }
 
-/// The panels of a dashboard, without the headings of rows.
+/// Returns the panels of a dashboard, without the headings of rows.
 fn panels(dashboard: &Value) -> Vec<&Value> {
     let panels = dashboard["panels"].as_array().unwrap();
     panels.iter().filter(|panel| panel["type"] != "row").collect()
 }
 
-/// The queries of a panel.
+/// Returns the queries of a panel.
 fn queries(panel: &Value) -> Vec<&str> {
     panel["targets"].as_array().unwrap().iter().map(|target| target["expr"].as_str().unwrap()).collect()
 }
 
-/// A query as Grafana would send it, with windows of seconds.
+/// Fills in the variables of a query as Grafana does, with windows of seconds.
 fn filled_in(query: &str) -> String {
     let values =
         [("$__rate_interval", "8s"), ("$__range", "1m"), ("$namespace", ".*"), ("$job", ".+"), ("$instance", ".+")];
     let query = values.iter().fold(query.to_owned(), |query, (name, value)| query.replace(name, value));
-    assert!(!query.contains('$'), "a variable that Grafana does not know: {query}");
+    assert!(!query.contains('$'), "an unknown variable of Grafana: {query}");
     query
 }
 
@@ -87,7 +87,7 @@ fn alerts() -> Vec<Rule> {
     rules().into_iter().filter(|rule| rule.rule.get("alert").is_some()).collect()
 }
 
-/// All metrics that the program is said to have, with the series of histograms.
+/// Returns all metrics that the reference documents, with the series of histograms.
 fn documented() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (name, metric) in page().metrics.into_iter().chain(page_of("controller-metrics.md").metrics) {
@@ -101,7 +101,7 @@ fn documented() -> BTreeSet<String> {
 }
 
 #[test]
-fn dashboards_are_as_grafana_and_people_need_them() {
+fn dashboards_have_valid_layout_and_queries() {
     let dashboards = dashboards();
     assert_eq!(dashboards.len(), 7);
     let uids: BTreeSet<_> = dashboards.values().map(|dashboard| dashboard["uid"].as_str().unwrap()).collect();
@@ -109,10 +109,10 @@ fn dashboards_are_as_grafana_and_people_need_them() {
     for (name, dashboard) in &dashboards {
         assert_eq!(dashboard["editable"], false);
         let ids: Vec<_> = dashboard["panels"].as_array().unwrap().iter().map(|panel| panel["id"].as_u64()).collect();
-        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{name}: ids are there twice");
+        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{name}: duplicate ids");
         let variables = dashboard["templating"]["list"].as_array().unwrap();
         let names: Vec<_> = variables.iter().map(|variable| variable["name"].as_str().unwrap()).collect();
-        let expected: &[_] = if name == OF_API_SERVERS {
+        let expected: &[_] = if name == API_SERVER_PREFIX {
             &["datasource", "job", "instance"]
         } else {
             &["datasource", "namespace", "job", "instance"]
@@ -130,7 +130,7 @@ fn dashboards_are_as_grafana_and_people_need_them() {
             }
             for column in 0..panel["gridPos"]["w"].as_u64().unwrap() {
                 let cell = (panel["gridPos"]["x"].as_u64().unwrap() + column, panel["gridPos"]["y"].as_u64().unwrap());
-                assert!(cell.0 < 24 && places.insert(cell), "{title} lies over another panel, or beyond the edge");
+                assert!(cell.0 < 24 && places.insert(cell), "{title} overlaps another panel, or the edge");
             }
             for target in panel["targets"].as_array().unwrap() {
                 assert_eq!(target["datasource"]["uid"], "${datasource}", "{title}");
@@ -140,7 +140,7 @@ fn dashboards_are_as_grafana_and_people_need_them() {
     }
 }
 
-/// What is to be kept by every query of a panel.
+/// Checks the rules that every query of a panel must follow.
 fn sound(title: &str, query: &str) {
     for name in metrics_of(query) {
         let behind: Vec<_> = query.split(&*name).skip(1).filter(|rest| !rest.starts_with(['_', ':'])).collect();
@@ -165,12 +165,12 @@ fn sound(title: &str, query: &str) {
 }
 
 #[test]
-fn every_metric_is_documented_and_every_documented_one_is_shown() {
+fn metrics_are_documented_and_shown() {
     let documented = documented();
     let mut shown = BTreeSet::new();
     for (name, dashboard) in dashboards() {
         for query in panels(&dashboard).into_iter().flat_map(queries) {
-            for metric in metrics_of(query).into_iter().filter(|_| name != OF_API_SERVERS) {
+            for metric in metrics_of(query).into_iter().filter(|_| name != API_SERVER_PREFIX) {
                 assert!(documented.contains(&metric), "{name}: {metric} is not on a page of metrics: {query}");
                 shown.insert(metric);
             }
@@ -200,8 +200,9 @@ fn every_metric_is_documented_and_every_documented_one_is_shown() {
 }
 
 #[test]
-fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
-    let (dev, webhook, controller) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]), Controller::start());
+fn all_panels_and_alerts_have_data() {
+    let (dev, webhook, controller) =
+        (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]), Unconnected::controller());
     let config = format!(
         "scrape_configs:\n\
          - {{job_name: pillion, static_configs: [{{targets: {:?}, labels: {{namespace: pillion-system}}}}]}}\n\
@@ -210,7 +211,7 @@ fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
         [&controller.operations]
     );
     let prometheus = Prometheus::with(&config, &[]);
-    eventually("all are scraped", || (prometheus.query("sum(up)").unwrap() == [3.0]).then_some(()));
+    eventually("all targets are scraped", || (prometheus.query("sum(up)").unwrap() == [3.0]).then_some(()));
     let load = || {
         dev.inject("");
         dev.send_nonsense();
@@ -229,11 +230,11 @@ fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
             let title = panel["title"].as_str().unwrap();
             for query in queries(panel).into_iter().map(filled_in) {
                 asked += 1;
-                if name == OF_API_SERVERS || idle.contains(&(name.clone(), title.to_owned())) {
+                if name == API_SERVER_PREFIX || idle.contains(&(name.clone(), title.to_owned())) {
                     prometheus.query(&query).unwrap_or_else(|error| panic!("{name}: {title}: {query}\n{error}"));
                     continue;
                 }
-                eventually(&format!("{name}: {title}: {query}\nfinds something that is a number"), || {
+                eventually(&format!("{name}: {title}: {query}\nreturns a number"), || {
                     load();
                     let values =
                         prometheus.query(&query).unwrap_or_else(|error| panic!("{name}: {title}: {query}\n{error}"));
@@ -246,12 +247,12 @@ fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
     for rule in rules() {
         let query = rule.text("/expr");
         prometheus.query(query).unwrap_or_else(|error| panic!("{}: {query}\n{error}", rule.file));
-        // The series that it is about are there, whether it is raised or not.
+        // The series of an alert exist whether it fires or not.
         for metric in
             metrics_of(query).into_iter().filter(|name| !name.starts_with("apiserver_") && !name.contains(':'))
         {
-            // Again, where a scrape was too slow: for a moment nothing is there then.
-            eventually(&format!("{}: somebody exports {metric}: {query}", rule.file), || {
+            // A slow scrape leaves the result empty for a moment, so this is retried.
+            eventually(&format!("{}: {metric} is exported: {query}", rule.file), || {
                 (!prometheus.query(&format!("count({metric})")).unwrap().is_empty()).then_some(())
             });
         }
@@ -259,11 +260,11 @@ fn no_panel_stays_empty_and_every_alert_can_be_asked_about() {
     println!("{asked} queries of panels, {} rules", rules().len());
 }
 
-/// Runs promtool in a folder of the rules. What it says if it fails.
+/// Runs promtool on files. Returns its output as the error if it fails.
 fn promtool(arguments: &[&str], files: &[PathBuf]) -> Result<String, String> {
     let output = Command::new(tools::program("promtool").unwrap()).args(arguments).args(files).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(said) } else { Err(said) }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(text) } else { Err(text) }
 }
 
 fn paths(name: &str) -> Vec<PathBuf> {
@@ -271,15 +272,16 @@ fn paths(name: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn promtool_passes_the_rules_and_their_tests() {
+fn promtool_accepts_rules_and_their_tests() {
     let rules = paths("dashboards/rules");
-    promtool(&["check", "rules", "--lint=all", "--lint-fatal"], &rules).unwrap_or_else(|said| panic!("{said}"));
-    let said = promtool(&["test", "rules"], &paths("dashboards/rules/tests")).unwrap_or_else(|said| panic!("{said}"));
-    println!("{said}");
+    promtool(&["check", "rules", "--lint=all", "--lint-fatal"], &rules).unwrap_or_else(|output| panic!("{output}"));
+    let output =
+        promtool(&["test", "rules"], &paths("dashboards/rules/tests")).unwrap_or_else(|output| panic!("{output}"));
+    println!("{output}");
 }
 
 #[test]
-fn every_alert_is_tested_to_fire_and_not_to() {
+fn every_alert_has_positive_and_negative_test() {
     let (mut fires, mut rests) = (BTreeSet::new(), BTreeSet::new());
     for text in files("dashboards/rules/tests", "yaml").into_values() {
         let content: Value = serde_saphyr::from_str(&text).unwrap();
@@ -301,11 +303,11 @@ fn every_alert_is_tested_to_fire_and_not_to() {
 }
 
 #[test]
-fn every_alert_says_what_it_is_and_has_its_runbook() {
+fn every_alert_has_description_and_runbook() {
     let mut names = BTreeSet::new();
     for rule in alerts() {
         let name = rule.text("/alert");
-        assert!(names.insert(name.to_owned()), "{name} is there twice");
+        assert!(names.insert(name.to_owned()), "{name} is a duplicate");
         assert!(name.starts_with("Pillion"), "{name}");
         assert!(["critical", "warning", "info"].contains(&rule.text("/labels/severity")), "{name}");
         for annotation in ["summary", "description"] {

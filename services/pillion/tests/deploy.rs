@@ -1,5 +1,5 @@
-//! `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in the examples
-//! for Argo CD, Flux and kind.
+//! Tests `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in
+//! the examples for Argo CD, Flux and kind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,11 +39,11 @@ fn file(path: &str) -> String {
 
 fn find<'o>(objects: &'o [Json], kind: &str, name: &str) -> &'o Json {
     let found = objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("there is no {kind} {name}"))
+    found.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
 #[test]
-fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
+fn manifests_are_complete_and_reference_existing_objects() {
     let objects = documents(&file("deploy/manifests/pillion.yaml"));
     assert!(objects.len() > 30, "{}", objects.len());
     find(&objects, "Namespace", NAMESPACE);
@@ -51,7 +51,7 @@ fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
         let metadata = &object["metadata"];
         assert_ne!(metadata["labels"]["app.kubernetes.io/managed-by"], "Helm", "{metadata}");
         assert_eq!(metadata["labels"]["app.kubernetes.io/instance"], "pillion", "{metadata}");
-        assert_eq!(metadata["annotations"].get("helm.sh/hook"), None, "{metadata}: nobody runs it");
+        assert_eq!(metadata["annotations"].get("helm.sh/hook"), None, "{metadata}: nothing runs it");
         if object["kind"].as_str().unwrap().ends_with("RoleBinding") {
             find(&objects, object["roleRef"]["kind"].as_str().unwrap(), object["roleRef"]["name"].as_str().unwrap());
             for subject in object["subjects"].as_array().unwrap() {
@@ -60,10 +60,10 @@ fn the_manifests_are_whole_and_name_nobody_who_is_not_there() {
         }
     }
     let definitions = documents(&file("deploy/manifests/crds.yaml"));
-    assert_eq!(definitions.len(), 5, "profiles of both kinds, revisions of both, canaries");
+    assert_eq!(definitions.len(), 5, "profiles of both kinds, revisions of both, trust probes");
 }
 
-/// Without what an overlay is there to change.
+/// Returns the objects' identities, without the fields that an overlay changes.
 fn identities(objects: &[Json]) -> Vec<String> {
     let mut all: Vec<_> = objects
         .iter()
@@ -74,7 +74,7 @@ fn identities(objects: &[Json]) -> Vec<String> {
 }
 
 #[test]
-fn kustomizations_build_and_change_what_they_say() {
+fn kustomizations_build_and_change_documented_fields() {
     let base = documents(&printed("kubectl", &["kustomize", "deploy/manifests"]));
     let mut plain = documents(&file("deploy/manifests/crds.yaml"));
     plain.extend(documents(&file("deploy/manifests/pillion.yaml")));
@@ -83,7 +83,7 @@ fn kustomizations_build_and_change_what_they_say() {
     let overlay = documents(&printed("kubectl", &["kustomize", "deploy/kustomize/overlay"]));
     let profile = find(&overlay, "ClusterInjectionProfile", "team-label");
     plain.push(profile.clone());
-    assert_eq!(identities(&overlay), identities(&plain), "nothing is moved");
+    assert_eq!(identities(&overlay), identities(&plain), "no object changes");
     let webhook = find(&overlay, "Deployment", "pillion-webhook");
     let pod = &webhook["spec"]["template"]["spec"];
     assert_eq!(webhook["spec"]["replicas"], 5);
@@ -94,7 +94,7 @@ fn kustomizations_build_and_change_what_they_say() {
         assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
     }
     assert!(overlay.iter().all(|object| object["metadata"]["labels"]["team"] == "platform"));
-    // Its policy file and its profile are taken.
+    // The program accepts the overlay's policy file and profile.
     let folder = tempfile::tempdir().unwrap();
     let policy = find(&overlay, "ConfigMap", "pillion-webhook")["data"]["policy.yaml"].as_str().unwrap();
     fs::write(folder.path().join("policy.yaml"), policy).unwrap();
@@ -105,7 +105,7 @@ fn kustomizations_build_and_change_what_they_say() {
     }
 }
 
-/// Renders the chart for a release, with what it would make of a cluster that has not been looked at.
+/// Renders the chart for a release, as for a cluster that helm does not query.
 fn template(release: &str, values: &Json) -> Result<Vec<Json>, String> {
     let folder = tempfile::tempdir().unwrap();
     let values_file = folder.path().join("values.json");
@@ -118,19 +118,19 @@ fn template(release: &str, values: &Json) -> Result<Vec<Json>, String> {
     Ok(documents(&String::from_utf8(stdout).unwrap()))
 }
 
-/// With the values of an example.
+/// Renders the chart with the values of an example.
 fn rendered(values: &Json) -> Vec<Json> {
     template("pillion", values).unwrap()
 }
 
-/// The images of a release's pods.
+/// Returns the images of a release's pods.
 fn images(objects: &[Json]) -> Vec<&str> {
     let workloads = objects.iter().filter(|object| object["kind"] == "Deployment" || object["kind"] == "Job");
     let images = workloads.filter_map(|object| object.pointer("/spec/template/spec/containers/0/image"));
     images.map(|image| image.as_str().unwrap()).collect()
 }
 
-/// What has to be changed in an example, and is named where it says so.
+/// The image that each example asks its reader to replace.
 const IMAGE: &str = "registry.example.com/platform/pillion:0.1.0";
 
 fn has_hook(objects: &[Json], hook: &str) -> bool {
@@ -139,10 +139,10 @@ fn has_hook(objects: &[Json], hook: &str) -> bool {
 }
 
 #[test]
-fn argo_cd_is_told_what_others_write() {
+fn argo_cd_example_ignores_foreign_fields() {
     let application = documents(&file("deploy/argocd/application.yaml")).remove(0);
     let spec = &application["spec"];
-    assert_eq!(application["metadata"]["name"], "pillion", "what the label app.kubernetes.io/instance says");
+    assert_eq!(application["metadata"]["name"], "pillion", "the label app.kubernetes.io/instance");
     assert_eq!(spec["source"]["helm"]["releaseName"], "pillion");
     assert_eq!(spec["destination"]["namespace"], NAMESPACE);
     assert!(repository().join(spec["source"]["path"].as_str().unwrap()).join("Chart.yaml").exists());
@@ -154,7 +154,7 @@ fn argo_cd_is_told_what_others_write() {
     let objects = rendered(values);
     assert_eq!(images(&objects), [IMAGE; 2], "the default names no registry");
     assert!(file("deploy/argocd/application.yaml").lines().next().unwrap().contains("the image"));
-    assert!(!has_hook(&objects, ""), "no job that Argo CD would run at another time, or never");
+    assert!(!has_hook(&objects, ""), "Argo CD does not run Helm's hooks as Helm does");
     let mut all = objects;
     all.extend(documents(&file("deploy/manifests/crds.yaml")));
     for rule in spec["ignoreDifferences"].as_array().unwrap() {
@@ -164,7 +164,7 @@ fn argo_cd_is_told_what_others_write() {
                 && object["kind"] == rule["kind"]
                 && (rule["name"].is_null() || object["metadata"]["name"] == rule["name"])
         };
-        assert!(all.iter().any(|object| is_meant(&object)), "{rule} is about nothing that is rendered");
+        assert!(all.iter().any(|object| is_meant(&object)), "{rule} matches no rendered object");
     }
     let rules = spec["ignoreDifferences"].to_string();
     let scaled = all.iter().filter(|object| object["spec"].get("replicas").is_some());
@@ -174,7 +174,7 @@ fn argo_cd_is_told_what_others_write() {
 }
 
 #[test]
-fn flux_leaves_definitions_replicas_and_expressions_alone() {
+fn flux_example_preserves_crds_replicas_and_expressions() {
     let objects = documents(&file("deploy/flux/release.yaml"));
     let release = find(&objects, "HelmRelease", "pillion");
     let spec = &release["spec"];
@@ -188,11 +188,11 @@ fn flux_leaves_definitions_replicas_and_expressions_alone() {
     assert!(!has_hook(&rendered, "pre-upgrade") && has_hook(&rendered, "pre-delete"));
 
     let kustomization = documents(&file("deploy/flux/profiles.yaml")).remove(0);
-    assert_eq!(kustomization["spec"].get("postBuild"), None, "it would replace what profiles compute with");
+    assert_eq!(kustomization["spec"].get("postBuild"), None, "it would replace the cluster's facts");
 }
 
 #[test]
-fn kind_is_given_a_cluster_and_values_that_pull_nothing() {
+fn kind_example_uses_only_local_images() {
     let cluster = documents(&file("deploy/kind/cluster.yaml")).remove(0);
     assert_eq!(cluster["nodes"].as_array().unwrap().len(), 3);
     let objects = rendered(&documents(&file("deploy/kind/values.yaml"))[0]);
@@ -202,14 +202,14 @@ fn kind_is_given_a_cluster_and_values_that_pull_nothing() {
     assert!(policies.len() == 4 && policies.iter().all(|policy| *policy == "Never"), "{policies:?}");
 }
 
-/// The Services of a release, by their names.
+/// Returns the names of a release's Services.
 fn services(objects: &[Json]) -> Vec<&str> {
     let services = objects.iter().filter(|object| object["kind"] == "Service");
     services.map(|service| service["metadata"]["name"].as_str().unwrap()).collect()
 }
 
 #[test]
-fn every_service_of_a_release_has_a_name_that_dns_takes() {
+fn service_names_are_valid_dns_labels() {
     let longest = template(&"p".repeat(44), &json!({})).unwrap();
     let names = services(&longest);
     assert_eq!(names.len(), 4, "{names:?}");
@@ -227,7 +227,7 @@ fn every_service_of_a_release_has_a_name_that_dns_takes() {
 }
 
 #[test]
-fn a_map_of_values_that_is_null_is_told_in_one_sentence() {
+fn null_values_map_gives_one_clear_error() {
     for path in ["service", "guardrails", "webhook/autoscaling", "guardrails/inlineSecrets", "metrics/serviceMonitor"] {
         let mut values = json!(null);
         for key in path.rsplit('/') {
@@ -247,7 +247,7 @@ fn a_map_of_values_that_is_null_is_told_in_one_sentence() {
     assert!(error.contains("minReplicas is 9, and maxReplicas only 3"), "{error}");
 }
 
-/// What the policy about secrets looks for, of what a set of values leaves of it.
+/// Returns the patterns that the guardrail for secrets looks for, with these values.
 fn looks_for(secrets: &Json) -> Result<Vec<String>, String> {
     let objects = template("pillion", &json!({"guardrails": {"inlineSecrets": secrets}}))?;
     let mut policies = objects.iter().filter(|object| object["metadata"]["name"] == "pillion-inline-secrets");
@@ -260,7 +260,7 @@ fn looks_for(secrets: &Json) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn who_wants_no_names_or_shapes_of_secrets_to_be_looked_for_gets_none() {
+fn secret_patterns_can_be_disabled() {
     let (named, shaped) = (
         vec!["variables.named == ''"],
         vec!["variables.shaped == ''", "variables.shapedParameters == ''", "variables.shapedVariables == ''"],

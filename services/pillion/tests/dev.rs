@@ -1,5 +1,5 @@
-//! `pillion dev` as a process: the profiles that it serves, the commands that it prints, and its responses to reviews that a real
-//! API server sent.
+//! `pillion dev` as a process: the profiles that it serves, the commands that it prints, and its responses to reviews
+//! that a real API server sent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,24 +19,24 @@ fn write_profile(folder: &Path, image: &str) {
     fs::write(folder.join("helper.yaml"), text).unwrap();
 }
 
-/// What the curl line says.
+/// The parts of the printed `curl` command.
 struct Sample {
     url: String,
-    authority: PathBuf,
+    ca: PathBuf,
     review: PathBuf,
 }
 
 impl Sample {
     fn printed_by(dev: &Program) -> Self {
         Self {
-            authority: dev.word_behind("--cacert ").into(),
-            review: dev.word_behind("--data @").into(),
-            url: format!("https://{}", dev.word_behind("https://")),
+            ca: dev.word_after("--cacert ").into(),
+            review: dev.word_after("--data @").into(),
+            url: format!("https://{}", dev.word_after("https://")),
         }
     }
 
     fn send(&self) -> Option<String> {
-        patch(&post(&self.url, &self.authority, &fs::read_to_string(&self.review).unwrap()))
+        patch(&post(&self.url, &self.ca, &fs::read_to_string(&self.review).unwrap()))
     }
 }
 
@@ -46,25 +46,25 @@ fn changed_profiles_are_reloaded() {
     write_profile(folder.path(), "helper:1");
     let mut dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
-    dev.tells("ask by annotation pillion.dev/profiles: helper");
+    dev.wait_for_output("ask by annotation pillion.dev/profiles: helper");
     assert!(sample.send().unwrap().contains("helper:1"));
 
     write_profile(folder.path(), "helper:2");
     eventually("the changed profile is served", || sample.send().filter(|patch| patch.contains("helper:2")));
 
     fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
-    dev.tells("still at work as before: helper");
-    // By the other of its two streams, which comes by itself.
+    dev.wait_for_output("still at work as before: helper");
+    // Standard error arrives independently of standard output, so the test waits for it.
     eventually("the file is named", || dev.stderr().contains("helper.yaml").then_some(()));
     assert!(sample.send().unwrap().contains("helper:2"));
 
     write_profile(folder.path(), "helper:3");
     eventually("the repaired profile is served", || sample.send().filter(|patch| patch.contains("helper:3")));
 
-    let made = sample.authority.parent().unwrap();
+    let made = sample.ca.parent().unwrap();
     dev.terminate();
-    assert_eq!(dev.ended().code(), Some(0), "{}", dev.stderr());
-    assert!(!made.exists(), "it leaves nothing behind");
+    assert_eq!(dev.wait_for_exit().code(), Some(0), "{}", dev.stderr());
+    assert!(!made.exists(), "it leaves no files");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn embedded_profile_is_the_default() {
     let folder = tempfile::tempdir().unwrap();
     let dev = Program::start(&ANY_PORTS, folder.path());
     let sample = Sample::printed_by(&dev);
-    dev.tells("default: enabled");
+    dev.wait_for_output("default: enabled");
     assert!(sample.send().unwrap().contains("nginx"));
 }
 
@@ -81,11 +81,11 @@ fn checkout_serves_nginx_profile() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let dev = Program::start(&ANY_PORTS, &root);
     let sample = Sample::printed_by(&dev);
-    dev.tells("  from profiles/nginx\n");
-    dev.tells("  others of profiles: --profiles profiles/NAME; all at once: --profiles profiles\n");
+    dev.wait_for_output("  from profiles/nginx\n");
+    dev.wait_for_output("  others of profiles: --profiles profiles/NAME; all at once: --profiles profiles\n");
     let served = dev.stdout();
     let served = served.split("\nProfiles").nth(1).unwrap().split("\nNamespaces").next().unwrap();
-    assert_eq!(served.lines().count(), 4, "nothing but the one that is shown: {served}");
+    assert_eq!(served.lines().count(), 4, "only the printed file: {served}");
     let patch = sample.send().unwrap();
     assert!(patch.contains("sidecar-nginx"), "{patch}");
 }
@@ -96,23 +96,23 @@ fn folder_profiles_is_served() {
     fs::create_dir(folder.path().join("profiles")).unwrap();
     write_profile(&folder.path().join("profiles"), "helper:1");
     let dev = Program::start(&ANY_PORTS, folder.path());
-    dev.tells("  from profiles\n");
+    dev.wait_for_output("  from profiles\n");
     assert!(Sample::printed_by(&dev).send().unwrap().contains("helper:1"));
     assert!(!dev.stdout().contains("others of"), "{}", dev.stdout());
 }
 
-/// Runs a line as it is pasted into a shell that finds nothing of ours by name.
-fn pasted(line: &str, folder: &Path) -> String {
+/// Runs a line as if pasted into a shell whose `PATH` does not have `pillion`.
+fn run_pasted(line: &str, folder: &Path) -> String {
     let output = Command::new("sh").args(["-c", line]).current_dir(folder).output().unwrap();
     assert!(output.status.success(), "{line}\n{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The line of standard output that holds this.
+/// Waits for the line of standard output that contains a text, and returns it.
 fn line_with(dev: &Program, text: &str) -> String {
-    dev.tells(text);
-    let told = dev.stdout();
-    told.lines().find(|line| line.contains(text)).unwrap().trim().to_owned()
+    dev.wait_for_output(text);
+    let stdout = dev.stdout();
+    stdout.lines().find(|line| line.contains(text)).unwrap().trim().to_owned()
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn printed_curl_command_shows_patch() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
-    let patch: Value = serde_json::from_str(&pasted(&line_with(&dev, "curl "), folder.path())).unwrap();
+    let patch: Value = serde_json::from_str(&run_pasted(&line_with(&dev, "curl "), folder.path())).unwrap();
     assert!(patch.is_array() && patch.to_string().contains("helper:1"), "{patch}");
 }
 
@@ -129,7 +129,7 @@ fn printed_inject_command_works() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "helper.yaml"]].concat(), folder.path());
-    assert!(pasted(&line_with(&dev, " inject "), folder.path()).contains("helper:1"));
+    assert!(run_pasted(&line_with(&dev, " inject "), folder.path()).contains("helper:1"));
 }
 
 #[test]
@@ -138,23 +138,23 @@ fn namespaces_come_from_flags_and_files() {
     write_profile(folder.path(), "helper:1");
     fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
     let more = ["--profiles", ".", "--namespace", "shop=required", "--namespaces-file", "namespaces.yaml"];
-    // The file of the namespaces stands among the profiles: an object of another kind is not in the way.
+    // The file with the namespaces is among the profiles: objects of other kinds are allowed there.
     let dev = Program::start(&[&ANY_PORTS[..], &more].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
     for line in ["  shop: required\n", "  till: held\n", "  out: not opted in\n"] {
-        dev.tells(line);
+        dev.wait_for_output(line);
     }
     let review = fs::read_to_string(&sample.review).unwrap();
     let send = |namespace: &str| {
         let review = review.replace("\"namespace\": \"shop\"", &format!("\"namespace\": \"{namespace}\""));
-        patch(&post(&sample.url, &sample.authority, &review))
+        patch(&post(&sample.url, &sample.ca, &review))
     };
     assert!(send("shop").is_some() && send("till").is_some());
     assert!(send("out").is_none() && send("unknown").is_none());
 }
 
-/// The last text that the page has of a file.
-fn of_the_tutorial(file: &str) -> String {
+/// Returns the last version of a file that the tutorial shows.
+fn tutorial_file(file: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tutorial.md");
     let page = fs::read_to_string(page).unwrap();
     let begin = format!("```yaml\n# {file}\n");
@@ -165,7 +165,7 @@ fn of_the_tutorial(file: &str) -> String {
 fn tutorials_profile_is_served() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("shipper")).unwrap();
-    let text = of_the_tutorial("shipper/profile.yaml");
+    let text = tutorial_file("shipper/profile.yaml");
     fs::write(folder.path().join("shipper/profile.yaml"), &text).unwrap();
     let named = ["-p", "shipper", "--namespace", "shop=enabled"];
     let dev = Program::start(&[&ANY_PORTS[..], &named].concat(), folder.path());
@@ -176,9 +176,9 @@ fn tutorials_profile_is_served() {
         Sample::printed_by(&dev).send().filter(|patch| patch.contains("busybox:1.36"))
     });
 
-    // Without its namespace nobody gets it, and that is said.
+    // Without its namespace, the profile applies to no pod, and the program says so.
     let dev = Program::start(&[&ANY_PORTS[..], &["-p", "shipper"]].concat(), folder.path());
-    dev.tells("and not shop, whose pods shop/shipper is for: --namespace shop=enabled");
+    dev.wait_for_output("and not shop, whose pods shop/shipper is for: --namespace shop=enabled");
 }
 
 /// A profile of 1.5 KB with three expressions.
@@ -208,8 +208,8 @@ fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
     })
 }
 
-/// A profile takes 12 KiB compiled, and 28 if the texts of all are in memory together while they are read. Half of them
-/// are the cluster's here, and half are tenants'.
+/// A compiled profile takes 12 KiB, or 28 KiB if all source texts stay in memory while they are read. Half of the
+/// profiles here are cluster profiles, half are tenants'.
 #[test]
 fn loading_profiles_bounds_memory() {
     const LIMIT_KIB: u64 = 16 * 1024;
@@ -226,7 +226,7 @@ fn loading_profiles_bounds_memory() {
     }
     let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", ".", "--log-level", "info"]].concat(), folder.path());
     assert!(Sample::printed_by(&dev).send().is_some());
-    dev.tells("  tenant-599/agent (");
+    dev.wait_for_output("  tenant-599/agent (");
     assert!(dev.memory() < LIMIT_KIB, "{} KiB", dev.memory());
 }
 
@@ -240,8 +240,8 @@ fn invalid_flags_fail_at_once() {
     ] {
         let last = if arguments.contains(&"--listen") { &ANY_PORTS[..1] } else { &ANY_PORTS[..] };
         let mut dev = Program::start(&[last, arguments].concat(), folder.path());
-        assert_eq!(dev.ended().code(), Some(1));
-        dev.tells(expected);
+        assert_eq!(dev.wait_for_exit().code(), Some(1));
+        dev.wait_for_output(expected);
         assert!(!dev.stdout().contains("Serving"), "{}", dev.stdout());
     }
 }
@@ -267,13 +267,13 @@ fn captured_reviews_are_answered() {
     let arguments =
         ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", ".", "--folder", "state"];
     let program = Program::start(&arguments, folder.path());
-    let url = program.word_behind("Serving ").replace("/mutate", "/mutate/required");
-    let authority = folder.path().join("state/ca.crt");
+    let url = program.word_after("Serving ").replace("/mutate", "/mutate/required");
+    let ca = folder.path().join("state/ca.crt");
     assert!(files.len() >= 10, "{files:?}");
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
         let review: Value = serde_json::from_str(&text).unwrap();
-        let answer = post(&url, &authority, &text);
+        let answer = post(&url, &ca, &text);
         let patch = patch(&answer);
         let answered: Value = serde_json::from_str(&answer.body).unwrap();
         assert_eq!(answered["response"]["uid"], review["request"]["uid"], "{}", file.display());
@@ -285,7 +285,7 @@ fn captured_reviews_are_answered() {
         json_patch::patch(&mut object, &operations).unwrap();
         let containers = object["spec"]["containers"].as_array_mut().unwrap();
         assert_eq!(containers.pop().unwrap()["name"], "extra");
-        // Without the additions, the object is the one that was sent.
+        // Without the additions, the object equals the one that was sent.
         let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove("example.com/x").unwrap();
         annotations.remove("pillion.dev/injected").unwrap();

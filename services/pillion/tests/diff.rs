@@ -1,6 +1,6 @@
-//! `pillion diff` with manifests, as a process: what a changed profile would do, without a cluster.
+//! `pillion diff` with manifests, as a process: shows the effect of changed profiles without a cluster.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -65,7 +65,7 @@ fn folder(after: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn only_what_a_change_does_is_shown_also_to_those_that_extend_it() {
+fn diff_shows_changes_including_child_profiles() {
     let folder = folder(&PROFILE.replace("logger:1", "logger:2"));
     let (code, stdout, stderr) = diff(folder.path(), &[]);
     assert_eq!((code, stderr.as_str()), (Some(1), "2 of 3 workloads would be different\n"), "{stdout}");
@@ -95,7 +95,7 @@ fn only_what_a_change_does_is_shown_also_to_those_that_extend_it() {
 }
 
 #[test]
-fn nothing_that_differs_is_success_and_a_refusal_is_told() {
+fn equal_result_succeeds_and_rejection_is_reported() {
     let (code, stdout, stderr) = diff(folder(PROFILE).path(), &[]);
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "", "0 of 3 workloads would be different\n"));
 
@@ -108,7 +108,7 @@ fn nothing_that_differs_is_success_and_a_refusal_is_told() {
 }
 
 #[test]
-fn what_is_wrong_is_another_exit_code() {
+fn mistakes_have_their_own_exit_code() {
     let broken = folder(&PROFILE.replace("template:", "tempalte:"));
     let (code, stdout, stderr) = diff(broken.path(), &[]);
     assert_eq!((code, stdout.as_str()), (Some(2), ""));

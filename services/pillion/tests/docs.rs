@@ -1,9 +1,9 @@
-//! Runs what README and docs show, and checks their links.
+//! Runs the commands that README and docs show, and checks their links.
 //!
-//! Every `console` block is a session that must print what the block shows. Its folder has the preceding `yaml` blocks that
-//! start with a comment with a file name. Of `sh` blocks, commands that need no cluster are run, and `src/cli.rs` parses all
-//! `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`,
-//! `tenancy.md` and the runbooks.
+//! Every `console` block is a session that must print what the block shows. Its folder has the preceding `yaml`
+//! blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster are run, and
+//! `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`,
+//! `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -39,7 +39,7 @@ fn blocks(file: &Path) -> Vec<Block> {
     blocks
 }
 
-/// All Markdown files that people read.
+/// Returns all Markdown files of the documentation.
 fn documents() -> Vec<PathBuf> {
     let root = root();
     let mut documents =
@@ -60,7 +60,7 @@ fn documents() -> Vec<PathBuf> {
     documents
 }
 
-/// Runs the sessions of a document. How many there were.
+/// Runs the sessions of a document. Returns their number.
 fn run_sessions(document: &Path) -> usize {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(root().join("profiles"), folder.path().join("profiles")).unwrap();
@@ -96,7 +96,7 @@ fn run_session(session: &str, folder: &Path, document: &Path) {
     }
     for (command, expected) in commands {
         let output = Command::new("sh").args(["-c", command]).current_dir(folder).env("PATH", &path).output().unwrap();
-        // What was decided goes to standard error beside the result; a session shows the result, or what was wrong.
+        // The decision goes to standard error beside the result. A session shows the result, or else the error.
         let shown = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let shown = String::from_utf8(shown).unwrap();
         assert_eq!(shown.trim_end(), expected.trim_end(), "{}: $ {command}", document.display());
@@ -120,14 +120,14 @@ fn ci_runs_documented_test_command() {
             !line.is_empty() && !line.starts_with('#') && !line.starts_with("set ") && !line.starts_with("cd ")
         })
         .collect();
-    let [command] = commands.as_slice() else { panic!("one command, found {commands:?}") };
+    let [command] = commands.as_slice() else { panic!("expected one command, found {commands:?}") };
     assert_eq!(*command, "./justw test");
     for document in [readme, contributing] {
-        assert!(document.lines().any(|line| line == *command), "{command} does not stand in the document");
+        assert!(document.lines().any(|line| line == *command), "{command} is not in the document");
     }
 }
 
-/// A workload for the commands of pages that have no workload of their own.
+/// A workload for the commands of pages without one.
 const DEPLOYMENT: &str = "\
 apiVersion: apps/v1
 kind: Deployment
@@ -137,14 +137,14 @@ spec:
   template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: \"web:1\"}]}}
 ";
 
-/// Commands that need no cluster and write only what they print.
+/// Commands that need no cluster and only print.
 const OFFLINE: [&str; 6] =
     ["pillion lint ", "pillion test ", "pillion inject ", "pillion export ", "helm template ", "kubectl kustomize "];
 
-/// Folders of the repository that commands name.
+/// Folders of the repository that the commands use.
 const FOLDERS: [&str; 5] = ["charts", "dashboards", "deploy", "load-tests", "profiles"];
 
-/// The lines of all `sh` blocks, without comments, each with its document.
+/// Returns the lines of all `sh` blocks without comments, each with its document.
 fn shell_lines() -> Vec<(PathBuf, String)> {
     let mut lines = Vec::new();
     for document in documents() {
@@ -175,7 +175,8 @@ fn offline_commands_in_documents_succeed() {
     let mut done = BTreeSet::new();
     for (document, line) in shell_lines() {
         let is_offline = OFFLINE.iter().any(|command| line.starts_with(command));
-        // All profiles at once take minutes, and `--update` writes into them: tests/test_command.rs runs these.
+        // Skip `pillion test profiles`: it takes minutes, and `--update` writes into the profiles.
+        // tests/test_command.rs runs both.
         let is_of_all = line.split(' ').any(|word| word == "profiles");
         if !is_offline || is_of_all || !done.insert(line.clone()) {
             continue;
@@ -208,11 +209,11 @@ fn list_of_pages_is_complete() {
     for entry in fs::read_dir(docs).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let is_page = Path::new(&name).extension().is_some_and(|extension| extension == "md") && name != "README.md";
-        assert!(!is_page || list.contains(&format!("]({name})")), "docs/README.md does not lead to {name}");
+        assert!(!is_page || list.contains(&format!("]({name})")), "docs/README.md has no link to {name}");
     }
 }
 
-/// Returns a file without its fenced blocks, in which nothing is a link or a heading.
+/// Returns a file without its fenced blocks, which contain no links or headings.
 fn prose(text: &str) -> String {
     let mut is_fenced = false;
     let lines = text.lines().map(|line| {
@@ -328,14 +329,14 @@ fn broken_links_are_found() {
     }
 }
 
-/// The names of the profiles to which a text has links.
+/// Returns the names of the profiles that a text links to.
 fn linked_profiles(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
     let below = targets.filter_map(|target| target.trim_start_matches("../").strip_prefix("profiles/"));
     below.filter_map(|path| Some(path.split('/').next()?.to_owned())).collect()
 }
 
-/// All pages about migration but the first, each with its text.
+/// Returns all pages about migration except the first, each with its text.
 fn migration_pages() -> Vec<(PathBuf, String)> {
     let paths = fs::read_dir(root().join("docs/migration")).unwrap().map(|entry| entry.unwrap().path());
     let mut migration_pages: Vec<_> = paths.filter(|path| !path.ends_with("README.md")).collect();

@@ -1,6 +1,6 @@
-//! `pillion explain` as a process, from files: formats, exit codes, and what is asked of which file.
+//! `pillion explain` as a process, with files: formats, exit codes, and which objects of which file it reads.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,8 @@ use tempfile::TempDir;
 const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 
-/// A folder with a pod that asks for a sidecar, a Deployment whose own annotation does, and a namespace.
+/// Returns a folder with a pod that requests a sidecar, a Deployment that only has the annotation itself, and a
+/// namespace.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: String| fs::write(folder.path().join(name), text).unwrap();
@@ -49,7 +50,7 @@ fn codes(json: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn a_manifest_is_explained_in_each_format() {
+fn manifest_is_explained_in_each_format() {
     let folder = folder();
     let fine = explain(folder.path(), &["-f", "pod.yaml", "-p", "profiles/nginx", "-o", "json"]);
     assert_eq!((fine.status.code(), &json(&fine)["verdict"]), (Some(0), &Value::from("wouldBeInjected")));
@@ -70,7 +71,7 @@ fn a_manifest_is_explained_in_each_format() {
 }
 
 #[test]
-fn a_saved_review_is_decided_on_as_it_came() {
+fn saved_review_is_decided_unchanged() {
     let folder = folder();
     let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "annotations": {ASK: "yes"}},
         "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
@@ -85,9 +86,9 @@ fn a_saved_review_is_decided_on_as_it_came() {
 }
 
 #[test]
-fn what_cannot_be_answered_has_an_exit_code_of_its_own() {
+fn unanswerable_question_has_own_exit_code() {
     let folder = folder();
-    for (arguments, told) in [
+    for (arguments, message) in [
         (&["-f", "none.yaml", "-p", "profiles/nginx"][..], "none.yaml cannot be read"),
         (&["-f", "shop.yaml", "-p", "profiles/nginx"], "no pod and no workload"),
         (&["--review", "pod.yaml", "-p", "profiles/nginx"], "not an AdmissionReview"),
@@ -99,6 +100,6 @@ fn what_cannot_be_answered_has_an_exit_code_of_its_own() {
         let output = explain(folder.path(), arguments);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?} {error}");
-        assert!(error.contains(told), "{arguments:?}: {error}");
+        assert!(error.contains(message), "{arguments:?}: {error}");
     }
 }

@@ -1,7 +1,7 @@
-//! `pillion export` as a process: what is written, what is left out and why, and the exit code that says whether anything
-//! was. That the API server takes what is written, and decides by it as the engine does, is shown in `e2e/export.rs`.
+//! `pillion export` as a process: which policies it writes, which parts it leaves out and why, and its exit code.
+//! `e2e/export.rs` shows that the API server accepts the policies, and decides as the engine does.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::process::Output;
 
 use serde_json::{Value as Json, json};
 
-/// Exports one profile, given by its spec. The policies, what was told, and the exit code.
+/// Exports one profile with this spec. Returns the policies, the messages and the exit code.
 fn export(spec: &str) -> (Vec<Json>, String, Option<i32>) {
     export_file(&format!(
         "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: p}}\nspec: {spec}\n"
@@ -36,14 +36,14 @@ fn export_path(path: &Path, options: &[&str]) -> (Vec<Json>, String, Option<i32>
 }
 
 #[test]
-fn a_validation_becomes_a_policy_with_its_binding() {
-    let (objects, told, code) = export(
+fn validation_becomes_policy_with_binding() {
+    let (objects, stderr, code) = export(
         "{activation: Always, optOut: Forbidden, namespaceSelector: {matchLabels: {env: prod}}, objectSelector: {matchLabels: {app: web}}, \
           variables: [{name: b, expression: variables.a + 1}, {name: a, expression: object.spec.containers.size()}, {name: c, expression: 'pairs({})'}], \
           matchConditions: [{name: not-mine, expression: \"object.metadata.name != 'mine'\"}], \
           validations: [{expression: variables.b < 5, message: 'too many: ${variables.b}', reason: Forbidden, fieldPath: .spec.containers}]}",
     );
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let [policy, binding] = objects.as_slice() else { panic!("{objects:?}") };
     assert_eq!(policy["kind"], "ValidatingAdmissionPolicy");
     assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
@@ -51,11 +51,11 @@ fn a_validation_becomes_a_policy_with_its_binding() {
     let spec = &policy["spec"];
     assert_eq!(spec["failurePolicy"], "Fail", "a profile that cannot be dropped denies on errors");
     let names: Vec<_> = spec["variables"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["a", "b"], "in the order in which they need one another, and no others");
+    assert_eq!(names, ["a", "b"], "only the needed variables, in the order of their references");
     let validation = &spec["validations"][0];
     assert_eq!(validation["messageExpression"], "'too many: ' + string(variables.b) + ' (.spec.containers)'");
     assert_eq!(validation["reason"], "Forbidden");
-    assert_eq!(spec["matchConditions"].as_array().unwrap().len(), 1, "nobody opts out of it");
+    assert_eq!(spec["matchConditions"].as_array().unwrap().len(), 1, "no opt-out");
     let selector = &spec["matchConstraints"]["namespaceSelector"];
     assert_eq!(selector["matchLabels"]["env"], "prod");
     assert_eq!(selector["matchExpressions"][0]["key"], "pillion.dev/injection");
@@ -63,13 +63,13 @@ fn a_validation_becomes_a_policy_with_its_binding() {
 }
 
 #[test]
-fn a_condition_that_hangs_on_variables_or_the_namespace_becomes_a_variable() {
-    let (objects, told, code) = export(
+fn condition_on_variables_or_namespace_becomes_variable() {
+    let (objects, stderr, code) = export(
         "{request: {annotation: example.com/a}, variables: [{name: title, expression: object.metadata.name}], \
           matchConditions: [{name: by.variable, expression: \"variables.title != 'x'\"}, {name: plain, expression: 'true'}], \
           validations: [{expression: 'false'}]}",
     );
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let spec = &objects[0]["spec"];
     let names = |list: &str| -> Vec<_> {
         spec[list].as_array().unwrap().iter().map(|each| each["name"].as_str().unwrap().to_owned()).collect()
@@ -83,7 +83,7 @@ fn a_condition_that_hangs_on_variables_or_the_namespace_becomes_a_variable() {
 }
 
 #[test]
-fn what_is_not_native_is_left_out_and_told() {
+fn non_native_parts_are_dropped_with_warning() {
     let validation = |text: &str| format!("{{activation: Always, validations: [{text}, {{expression: 'true'}}]}}");
     for (spec, place, why) in [
         (validation("{expression: 'containers.size() < 3'}"), "spec.validations[0]", "do not have containers"),
@@ -109,16 +109,16 @@ fn what_is_not_native_is_left_out_and_told() {
             "its variable v",
         ),
     ] {
-        let (objects, told, code) = export(&spec);
-        assert_eq!(code, Some(3), "{spec}: {told}");
-        assert!(told.starts_with(&format!("p: {place} is left out: ")) && told.contains(why), "{spec}: {told}");
-        assert_eq!(objects.len(), 2, "the rest is there: {spec}");
+        let (objects, stderr, code) = export(&spec);
+        assert_eq!(code, Some(3), "{spec}: {stderr}");
+        assert!(stderr.starts_with(&format!("p: {place} is left out: ")) && stderr.contains(why), "{spec}: {stderr}");
+        assert_eq!(objects.len(), 2, "the other fields are exported: {spec}");
         assert_eq!(objects[0]["spec"]["validations"].as_array().unwrap().len(), 1, "{spec}");
     }
 }
 
 #[test]
-fn a_profile_that_hangs_on_more_is_left_out_whole() {
+fn profile_with_unsupported_dependency_is_dropped() {
     let with = |more: &str| format!("{{activation: Always, {more}, validations: [{{expression: 'true'}}]}}");
     for (spec, why) in [
         (with("exclusiveGroup: g"), "spec.exclusiveGroup"),
@@ -135,9 +135,9 @@ fn a_profile_that_hangs_on_more_is_left_out_whole() {
             "spec.request.onUnknown",
         ),
     ] {
-        let (objects, told, code) = export(&spec);
-        assert_eq!((objects.len(), code), (0, Some(3)), "{spec}: {told}");
-        assert!(told.contains(why), "{spec}: {told}");
+        let (objects, stderr, code) = export(&spec);
+        assert_eq!((objects.len(), code), (0, Some(3)), "{spec}: {stderr}");
+        assert!(stderr.contains(why), "{spec}: {stderr}");
     }
     let profile = |name: &str| {
         format!(
@@ -145,13 +145,13 @@ fn a_profile_that_hangs_on_more_is_left_out_whole() {
              spec: {{request: {{annotation: example.com/a}}, validations: [{{expression: 'true'}}]}}\n---\n"
         )
     };
-    let (_, told, code) = export_file(&(profile("a") + &profile("b")));
+    let (_, stderr, code) = export_file(&(profile("a") + &profile("b")));
     assert_eq!(code, Some(3));
-    assert!(told.contains("a: ") && told.contains("b has the same key"), "{told}");
+    assert!(stderr.contains("a: ") && stderr.contains("b has the same key"), "{stderr}");
 }
 
 #[test]
-fn each_action_has_a_policy_of_its_own() {
+fn each_action_has_its_own_policy() {
     let (objects, _, code) = export(
         "{activation: Always, validations: [{expression: 'true', action: Audit}, {expression: 'true', action: Warn}, {expression: 'false'}]}",
     );
@@ -165,14 +165,14 @@ fn each_action_has_a_policy_of_its_own() {
 }
 
 #[test]
-fn a_profile_that_is_wrong_is_an_error() {
-    let (objects, told, code) = export("{validations: [{expression: objct.x}]}");
+fn invalid_profile_is_an_error() {
+    let (objects, stderr, code) = export("{validations: [{expression: objct.x}]}");
     assert_eq!((objects.len(), code), (0, Some(1)));
-    assert!(told.contains("objct"), "{told}");
+    assert!(stderr.contains("objct"), "{stderr}");
 }
 
 #[test]
-fn everywhere_is_for_every_kind_and_every_namespace_that_the_profile_selects() {
+fn everywhere_covers_all_selected_kinds_and_namespaces() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.yaml");
     let text = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: p}\nspec:\n  \
@@ -180,9 +180,9 @@ fn everywhere_is_for_every_kind_and_every_namespace_that_the_profile_selects() {
         target: {version: v1, resources: [configmaps], operations: [CREATE]}\n  \
         template: {metadata: {labels: {a: b}}}\n  validations: [{expression: 'false'}]\n";
     fs::write(&path, text).unwrap();
-    let (objects, told, code) = export_path(&path, &["--everywhere"]);
-    assert_eq!((objects.len(), code), (2, Some(3)), "{told}");
-    assert!(told.contains("spec.template is left out: everywhere is for validations"), "{told}");
+    let (objects, stderr, code) = export_path(&path, &["--everywhere"]);
+    assert_eq!((objects.len(), code), (2, Some(3)), "{stderr}");
+    assert!(stderr.contains("spec.template is left out: everywhere is for validations"), "{stderr}");
     let constraints = &objects[0]["spec"]["matchConstraints"];
     assert_eq!(constraints["namespaceSelector"], json!({"matchLabels": {"reserved": "true"}, "matchExpressions": []}));
     assert_eq!(constraints["resourceRules"][0]["resources"], json!(["*"]));
@@ -193,15 +193,15 @@ fn everywhere_is_for_every_kind_and_every_namespace_that_the_profile_selects() {
 }
 
 #[test]
-fn the_first_label_that_a_namespace_has_opts_it_in() {
+fn first_label_of_namespace_opts_in() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("profile.yaml");
     let text = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: p}\nspec:\n  \
         activation: Always\n  optOut: Forbidden\n  validations: [{expression: 'false'}]\n";
     fs::write(&path, text).unwrap();
     let options = ["--opt-in", "mesh=on", "--opt-in", "mesh=strict:required", "--opt-in", "b=c"];
-    let (objects, told, code) = export_path(&path, &options);
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    let (objects, stderr, code) = export_path(&path, &options);
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let spec = &objects[0]["spec"];
     let keys: Vec<_> = spec["matchConstraints"]["namespaceSelector"]["matchExpressions"]
         .as_array()
@@ -209,7 +209,7 @@ fn the_first_label_that_a_namespace_has_opts_it_in() {
         .iter()
         .map(|requirement| &requirement["key"])
         .collect();
-    assert_eq!(keys, ["kubernetes.io/metadata.name"], "a selector has no or");
+    assert_eq!(keys, ["kubernetes.io/metadata.name"], "a selector cannot express 'or'");
     assert_eq!(spec["validations"][0]["expression"], "!(variables.pillion_0_opted_in) || (false)");
     let has = |key: &str| format!("namespaceObject.metadata.?labels[?'{key}']");
     let (own, mesh, last) = (has("pillion.dev/injection"), has("mesh"), has("b"));
@@ -221,18 +221,18 @@ fn the_first_label_that_a_namespace_has_opts_it_in() {
              ({last}.hasValue() ? {last}.value() in ['c'] : false)))"
         )}])
     );
-    let (objects, told, code) = export_path(&path, &["--opt-in", "mesh"]);
+    let (objects, stderr, code) = export_path(&path, &["--opt-in", "mesh"]);
     assert_eq!((objects.len(), code), (0, Some(1)));
-    assert!(told.contains("--opt-in") && told.contains("expected KEY=VALUE"), "{told}");
+    assert!(stderr.contains("--opt-in") && stderr.contains("expected KEY=VALUE"), "{stderr}");
 }
 
-/// The policy that is shipped is what is written of its profile.
+/// The shipped policy equals the export of its profile.
 #[test]
-fn the_shipped_policy_is_the_profiles() {
+fn shipped_policy_matches_its_profile() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/reserved-namespaces");
-    let (objects, told, code) = export_path(&folder, &["--everywhere"]);
-    assert_eq!((told.as_str(), code), ("", Some(0)));
+    let (objects, stderr, code) = export_path(&folder, &["--everywhere"]);
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let policy = fs::read_to_string(folder.join("policy.yaml")).unwrap();
     let shipped: Vec<Json> = serde_saphyr::from_multiple(&policy).unwrap();
-    assert_eq!(shipped, objects, "write it anew: pillion export --everywhere profiles/reserved-namespaces");
+    assert_eq!(shipped, objects, "update it: pillion export --everywhere profiles/reserved-namespaces");
 }

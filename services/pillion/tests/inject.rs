@@ -1,6 +1,6 @@
-//! `pillion inject` as a process: manifests in, injected manifests out.
+//! Tests `pillion inject` as a process: manifests in, injected manifests out.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::process::{Command, Output};
@@ -77,7 +77,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Injects into standard input and returns standard output.
+/// Injects the manifests on standard input and returns standard output.
 fn inject(input: &str, arguments: &[&str]) -> String {
     let output = inject_with(input, &[&["-f", "-"], arguments].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -95,7 +95,7 @@ fn document(text: &str) -> Value {
     all.remove(0)
 }
 
-/// Asserts that a pod, or a template, holds all of the shipped sidecar, once.
+/// Asserts that a pod or template has each part of the shipped sidecar exactly once.
 #[track_caller]
 fn assert_injected(pod: &Value) {
     let named = |list: &str, name: &str| -> Vec<Value> {
@@ -112,7 +112,7 @@ fn assert_injected(pod: &Value) {
 }
 
 #[test]
-fn a_pod_is_injected_and_keeps_all_that_it_said() {
+fn injected_pod_keeps_authors_fields() {
     let before = document(POD);
     let output = inject_with(POD, &["-f", "-"]);
     let after = document(&String::from_utf8(output.stdout.clone()).unwrap());
@@ -139,7 +139,7 @@ fn a_template_is_injected_and_nothing_invented_stays_in_it() {
 }
 
 #[test]
-fn documents_keep_their_order_and_others_pass_through() {
+fn document_order_and_other_kinds_are_preserved() {
     let bare = POD.replace("\"yes\"\nspec", "\"no\"\nspec");
     let input = format!("{CONFIG_MAP}---\n{POD}---\n# a remark\n---\n{bare}---\n{DEPLOYMENT}");
     let after = documents(&inject(&input, &[]));
@@ -152,7 +152,7 @@ fn documents_keep_their_order_and_others_pass_through() {
 }
 
 #[test]
-fn the_items_of_a_list_are_injected_in_place() {
+fn list_items_are_injected_in_place() {
     let items = [document(CONFIG_MAP), document(POD), document(DEPLOYMENT)];
     let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
     let after: Value = serde_json::from_str(&inject(&list.to_string(), &["-o", "json"])).unwrap();
@@ -163,7 +163,7 @@ fn the_items_of_a_list_are_injected_in_place() {
 }
 
 #[test]
-fn several_files_are_read_in_order_and_json_is_one_object_or_a_list() {
+fn reads_several_files_and_json_lists() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     fs::write(path("a.yaml"), CONFIG_MAP).unwrap();
@@ -178,7 +178,7 @@ fn several_files_are_read_in_order_and_json_is_one_object_or_a_list() {
 }
 
 #[test]
-fn a_patch_applies_to_the_document_that_it_is_for() {
+fn patch_output_applies_to_its_document() {
     let bare = "apiVersion: v1\nkind: Pod\nmetadata: {name: bare}\nspec: {containers: [{name: a, image: b}]}\n";
     let without_metadata = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x", "namespace": "asks"},
         "spec": {"template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}}});
@@ -215,7 +215,7 @@ fn injecting_again_changes_nothing() {
 }
 
 #[test]
-fn what_a_namespace_says_counts() {
+fn namespace_labels_and_annotations_apply() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("namespace.yaml").display().to_string();
     let with = |labels: &str, annotations: &str| {
@@ -239,7 +239,7 @@ fn what_a_namespace_says_counts() {
 }
 
 #[test]
-fn a_pod_that_opts_out_is_left_alone() {
+fn opted_out_pod_is_unchanged() {
     let input = POD.replace("  annotations:", "  labels: {pillion.dev/inject: \"false\"}\n  annotations:");
     let output = inject_with(&input, &["-f", "-"]);
     assert_eq!(document(&String::from_utf8(output.stdout.clone()).unwrap()), document(&input));
@@ -247,7 +247,7 @@ fn a_pod_that_opts_out_is_left_alone() {
 }
 
 #[test]
-fn a_name_that_is_taken_is_told_and_changes_nothing() {
+fn name_conflict_is_reported_and_changes_nothing() {
     let input = POD.replace("name: app", "name: sidecar-nginx");
     let output = inject_with(&input, &["-f", "-"]);
     assert_eq!(output.status.code(), Some(0));
@@ -256,7 +256,7 @@ fn a_name_that_is_taken_is_told_and_changes_nothing() {
 }
 
 #[test]
-fn where_a_pod_is_denied_nothing_is_printed() {
+fn rejected_pod_prints_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let profile = fs::read_to_string(format!("{PROFILES}/nginx/profile.yaml")).unwrap();
     let path = folder.path().join("strict.yaml").display().to_string();
@@ -273,7 +273,7 @@ fn where_a_pod_is_denied_nothing_is_printed() {
 }
 
 #[test]
-fn what_is_wrong_with_an_input_or_a_profile_is_shown_at_its_place() {
+fn input_and_profile_mistakes_have_positions() {
     for (input, place) in [
         ("a: 1\nb: [1\nc: 2\n", "<stdin>:3:"),
         ("apiVersion: v1\nkind: Pod\nkind: Pod\n", "<stdin>:3:1"),
@@ -300,7 +300,7 @@ fn what_is_wrong_with_an_input_or_a_profile_is_shown_at_its_place() {
 }
 
 #[test]
-fn a_saved_review_is_answered_as_by_the_webhook() {
+fn saved_review_gets_webhooks_response() {
     let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "kind": {"group": "", "version": "v1", "kind": "Pod"},
@@ -321,7 +321,7 @@ fn a_saved_review_is_answered_as_by_the_webhook() {
     assert_eq!(inject_with("", &["--review", "-", "-f", "-"]).status.code(), Some(2));
 }
 
-/// Helm reads YAML as Go programs do, by the rules of YAML 1.1.
+/// Helm, like Go programs, reads YAML by the rules of YAML 1.1.
 #[test]
 fn helm_reads_the_same_objects() {
     let text = inject(&format!("{CONFIG_MAP}---\n{POD}---\n{DEPLOYMENT}"), &[]);
@@ -344,7 +344,7 @@ fn helm_reads_the_same_objects() {
 }
 
 #[test]
-fn a_child_gets_its_parents_sidecar_whichever_comes_first() {
+fn child_inherits_sidecar_in_any_order() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, kind: &str, spec: &Value| {
         let profile =
@@ -379,7 +379,7 @@ fn a_child_gets_its_parents_sidecar_whichever_comes_first() {
     assert_eq!(images([&off, &parent]), ["busybox"]);
 }
 
-/// Profiles that read what is not in the pod: its service account, its owner, the cluster.
+/// Profiles that read facts outside the pod: its service account, its owner, the cluster.
 const READERS: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -403,7 +403,7 @@ spec:
 ";
 
 #[test]
-fn the_other_objects_of_a_manifest_are_what_is_looked_up() {
+fn lookups_use_other_objects_of_manifest() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let file = folder.path().join(name);
@@ -465,7 +465,7 @@ spec:
 ";
 
 #[test]
-fn a_tenants_profile_is_held_to_the_guardrails() {
+fn guardrails_limit_tenants_profile() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -474,7 +474,7 @@ fn a_tenants_profile_is_held_to_the_guardrails() {
     };
     let profile = file("tenant.yaml", TENANTS);
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop}, spec: {containers: [{name: app, image: a}]}}";
-    for (guardrails, injected, told) in [
+    for (guardrails, injected, message) in [
         ("registries: [ghcr.io/team]", true, ""),
         ("registries: [ghcr.io/teammate]", false, "/spec/containers/side/image: \"ghcr.io/team/side:1\" is not from"),
         ("minimumPodSecurity: restricted", false, "Pod Security control"),
@@ -484,7 +484,7 @@ fn a_tenants_profile_is_held_to_the_guardrails() {
         let output = inject_with(pod, &["--profile", &profile, "--config", &policy, "-f", "-"]);
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(String::from_utf8_lossy(&output.stdout).contains("ghcr.io/team/side"), injected, "{guardrails}");
-        assert!(stderr(&output).contains(told), "{}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{}", stderr(&output));
     }
     let wrong = file("policy.yaml", &format!("{POLICY}guardrails:\n  maxContainers: 1\n  registries: [nginx]\n"));
     let output = inject_with(pod, &["--config", &wrong, "-f", "-"]);

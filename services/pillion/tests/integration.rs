@@ -1,4 +1,4 @@
-//! The program as users run it, without a cluster.
+//! Tests the program as users run it, without a cluster.
 
 #![allow(
     clippy::unwrap_used,

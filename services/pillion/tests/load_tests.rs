@@ -1,6 +1,6 @@
-//! The scripts of load-tests/, each run for a moment with the real k6 against a real webhook. What they measure is worth
-//! nothing here; that they run, look at what they get, and fail when it is wrong, is what is tested. With
-//! `PILLION_LOAD=full` they run as long and as hard as they say themselves, which takes a quarter of an hour.
+//! Runs each script of load-tests/ for a moment, with the real k6 against a real webhook. The measured figures do not
+//! matter here. The tests check that the scripts run, check responses, and fail for wrong ones. With
+//! `PILLION_LOAD=full` they run at their own length and rate, which takes a quarter of an hour.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,18 +10,18 @@ use crate::support::Program;
 use pillion_testkit::tools;
 use serde_json::Value as Json;
 
-/// The exit code of k6 when a threshold is broken.
+/// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
-/// Namespaces that are known to the webhook: what the scripts use unless they are told otherwise.
+/// Number of namespaces that the webhook knows: the scripts' default.
 const NAMESPACES: &str = "50";
 /// How long a run may take.
 const LIMIT: Duration = Duration::from_mins(3);
 const FULL_LIMIT: Duration = Duration::from_mins(12);
 
-/// A moment, and a rate and times that a machine can bear which runs other tests as well.
+/// Short runs, at a rate and with limits that suit a machine that also runs other tests.
 const SHORT: [(&str, &str); 4] = [("RATE", "40"), ("DURATION", "3s"), ("P99_MS", "5000"), ("MAX_VUS", "200")];
 
-/// Whether the scripts are to run as they are meant for.
+/// Returns whether the scripts run at their own length and rate.
 fn full() -> bool {
     match std::env::var("PILLION_LOAD").as_deref() {
         Ok("full") => true,
@@ -34,7 +34,7 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../load-tests").canonicalize().unwrap()
 }
 
-/// A webhook that serves the profile of the load tests in their namespaces.
+/// A webhook that serves the load tests' profile in their namespaces.
 struct Webhook {
     _program: Program,
     folder: tempfile::TempDir,
@@ -66,21 +66,21 @@ impl Webhook {
             served.to_str().unwrap(),
         ];
         let program = Program::start(&arguments, folder.path());
-        let url = program.word_behind("Serving ");
+        let url = program.word_after("Serving ");
         Self { _program: program, folder, url }
     }
 
-    /// Runs a script against it with settings; the last of the same name counts.
+    /// Runs a script with these settings. The last value of a name counts.
     fn run(&self, script: &str, environment: &[(&str, &str)]) -> Run {
         let summary = self.folder.path().join(format!("{script}.json"));
-        // What a run before has left is not to be taken for this one's.
+        // Remove the result of an earlier run.
         let _ = std::fs::remove_file(&summary);
         let mut command = Command::new(tools::program("k6").unwrap());
         command
             .args(["run", "--no-usage-report", "--no-color", "--quiet"])
             .arg(scripts().join(format!("{script}.js")))
             .current_dir(self.folder.path())
-            // The authority and nobody else; over HTTP/1.1, as the API server speaks to a Service.
+            // Trust only this CA. Use HTTP/1.1, as the API server does for a Service.
             .env("SSL_CERT_FILE", self.folder.path().join("served/ca.crt"))
             .env("SSL_CERT_DIR", "/nonexistent")
             .env("GODEBUG", "http2client=0")
@@ -98,7 +98,7 @@ impl Webhook {
     }
 }
 
-/// How a script ended.
+/// The result of a script.
 #[derive(Debug)]
 struct Run {
     output: Output,
@@ -111,17 +111,17 @@ impl Run {
         figures[key].as_u64().unwrap_or_else(|| panic!("{key} is no number: {self:?}"))
     }
 
-    fn told(&self) -> String {
+    fn output_text(&self) -> String {
         String::from_utf8_lossy(&self.output.stdout).into_owned() + &String::from_utf8_lossy(&self.output.stderr)
     }
 }
 
-#[expect(clippy::print_stdout, reason = "figures are what a long run is for")]
+#[expect(clippy::print_stdout, reason = "a long run prints its figures")]
 fn tell(figures: &str) {
     println!("{figures}");
 }
 
-/// Runs a program that has to end by itself.
+/// Runs a program that has to exit within a limit.
 fn within(limit: Duration, command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = child.id().to_string();
@@ -138,7 +138,7 @@ fn within(limit: Duration, command: &mut Command) -> Output {
 }
 
 #[test]
-fn every_script_runs_and_finds_all_as_it_should_be() {
+fn every_script_passes_against_working_webhook() {
     let webhook = Webhook::start();
     let mut found: Vec<_> = std::fs::read_dir(scripts())
         .unwrap()
@@ -146,26 +146,26 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
         .collect();
     found.sort();
     assert_eq!(found, ["pods", "smoke", "soak", "spike", "steady", "tenants"]);
-    // It needs an API server: tests/e2e/k6_pods.rs runs it.
+    // The script `pods` needs an API server: tests/e2e/k6_pods.rs runs it.
     for script in found.into_iter().filter(|script| script != "pods") {
         let begun = Instant::now();
         let settings: &[(&str, &str)] = if full() { &[] } else { &SHORT };
         let mut run = webhook.run(&script, settings);
-        // Where the machine stood still for a moment, k6 had no client left to send by: that is no fault of the script's, and
-        // not so every time.
+        // If the machine stalled for a moment, k6 had no free client for a request. That is not the script's fault,
+        // so try again.
         for _ in 0..2 {
             if run.figures.as_ref().is_none_or(|figures| figures["not_sent"] == 0) {
                 break;
             }
             run = webhook.run(&script, settings);
         }
-        assert_eq!(run.output.status.code(), Some(0), "{}", run.told());
+        assert_eq!(run.output.status.code(), Some(0), "{}", run.output_text());
         if let Some(figures) = run.figures.as_ref().filter(|_| full()) {
             tell(&figures.to_string());
         }
-        // A spike is calm for two thirds of its time.
+        // A spike runs at its low rate for two thirds of its time.
         assert!(run.count("requests") >= 30 && begun.elapsed() >= Duration::from_secs(2), "{run:?}");
-        assert_eq!(run.count("checks_passed"), 5 * run.count("requests"), "five checks of each answer: {run:?}");
+        assert_eq!(run.count("checks_passed"), 5 * run.count("requests"), "five checks of each response: {run:?}");
         for key in ["checks_failed", "failed", "shed", "not_sent"] {
             assert_eq!(run.count(key), 0, "{key}: {run:?}");
         }
@@ -176,29 +176,29 @@ fn every_script_runs_and_finds_all_as_it_should_be() {
 }
 
 #[test]
-fn a_run_fails_when_what_is_measured_is_wrong() {
+fn run_fails_for_wrong_results() {
     let webhook = Webhook::start();
     let nowhere = webhook.url.replace("/mutate", "/nowhere");
     let settings = |wrong| [&SHORT[..], &[("DURATION", "1s"), wrong]].concat();
     for (wrong, setting) in [
-        // Nothing injects such a container: the patch is looked into.
+        // No profile injects this container, so the check of the patch must fail.
         ("checks", ("SIDECAR", "another")),
-        // No answer is that fast: times are looked at.
+        // No response is that fast, so the check of times must fail.
         ("http_req_duration", ("P99_MS", "0.001")),
-        // A path that nobody answers at.
+        // No server listens there.
         ("http_req_failed", ("PILLION_URL", &*nowhere)),
-        // Whom nobody vouches for is not talked to.
+        // The certificate is untrusted.
         ("http_req_failed", ("SSL_CERT_FILE", "/nonexistent")),
     ] {
         let run = webhook.run("smoke", &settings(setting));
-        assert_eq!(run.output.status.code(), Some(THRESHOLD_BROKEN), "{setting:?}: {}", run.told());
+        assert_eq!(run.output.status.code(), Some(THRESHOLD_BROKEN), "{setting:?}: {}", run.output_text());
         let figures = run.figures.unwrap();
         assert_eq!(figures["ok"], false, "{figures}");
         let broken = figures["broken"].to_string();
         assert!(broken.contains(wrong), "{setting:?}: {wrong} is not in {broken}");
     }
-    // Settings that make no sense are told before anything is sent.
+    // The script reports invalid settings before it sends anything.
     let run = webhook.run("smoke", &settings(("RATE", "many")));
-    assert!(run.told().contains("RATE=many: expected a number"), "{}", run.told());
+    assert!(run.output_text().contains("RATE=many: expected a number"), "{}", run.output_text());
     assert!(run.figures.is_none() && !run.output.status.success());
 }

@@ -1,19 +1,18 @@
-//! What the program tells of itself never holds anything of an object but its name: a pod full of marked secrets goes
-//! through every way a request can take, with everything logged and traced that can be.
+//! Logs and traces never contain parts of an object except its name. A pod with marked secrets takes every path
+//! through the program, at the highest log level and with all traces.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use crate::support::collector::FakeCollector;
-use crate::support::{Program, eventually, get, post_with};
+use crate::support::{DevEndpoint, Program, eventually, get};
 use serde_json::{Value, json};
 
-/// No text of the program holds it by chance.
+/// A text that does not occur in the program by chance.
 const MARK: &str = "xq7secretzw";
 
-/// A pod whose every text that could be a secret has the mark.
+/// A pod in which every text that could be a secret contains the mark.
 fn pod() -> Value {
     let marked = |what: &str| format!("{MARK}-{what}");
     json!({
@@ -48,7 +47,7 @@ fn review(object: &Value) -> Value {
     })
 }
 
-/// One profile is applied; one computes with what is marked, and fails in its midst; one refuses because of it.
+/// One profile is applied. One computes with marked texts, and fails midway. One rejects the pod because of them.
 const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -81,8 +80,7 @@ spec:
 
 struct Dev {
     program: Program,
-    url: String,
-    authority: PathBuf,
+    endpoint: DevEndpoint,
     _folder: tempfile::TempDir,
 }
 
@@ -93,21 +91,16 @@ impl Dev {
         let ports =
             ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "profiles.yaml"];
         let program = Program::start(&[&ports[..], more].concat(), folder.path());
-        Self {
-            authority: program.word_behind("--cacert ").into(),
-            url: format!("https://{}", program.word_behind("https://")),
-            program,
-            _folder: folder,
-        }
+        Self { endpoint: DevEndpoint::of(&program), program, _folder: folder }
     }
 
     fn post(&self, headers: &str, body: &str) -> u16 {
-        post_with(&self.url, &self.authority, headers, body).status
+        self.endpoint.post(headers, body).status
     }
 }
 
 #[test]
-fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
+fn logs_metrics_and_spans_contain_only_names() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (collector, address) = FakeCollector::start(&runtime);
     let endpoint = format!("http://{address}");
@@ -123,13 +116,13 @@ fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
     let mut twice = injected.clone();
     let place = twice.find(r#""env":["#).unwrap();
     twice.insert_str(place, &format!(r#""env":[{{"name":"A","value":"{MARK}"}}],"#));
-    assert_eq!(dev.post("", &twice), 200, "a key that stands twice is a denial");
+    assert_eq!(dev.post("", &twice), 200, "a duplicate key causes a rejection");
     let mut unmarked = pod();
     unmarked["metadata"]["namespace"] = "nobody-knows".into();
     let mut elsewhere = review(&unmarked);
     elsewhere["request"]["namespace"] = "nobody-knows".into();
     assert_eq!(dev.post("", &elsewhere.to_string()), 200);
-    // Requests that are none: cut off in a secret, with another kind's type, with a secret as the object.
+    // Invalid requests: cut off within a secret, with the type of another kind, with a secret as the object.
     let cut = injected.find("annotation\"").unwrap();
     assert_eq!(dev.post("", &injected[..cut]), 400);
     assert_eq!(
@@ -145,24 +138,24 @@ fn no_line_metric_or_span_holds_anything_of_an_object_but_its_name() {
     );
 
     eventually("spans of all requests come", || (collector.spans("admission").len() >= 10).then_some(()));
-    let metrics_at = dev.program.word_behind("http://");
+    let metrics_at = dev.program.word_after("http://");
     let metrics = get(metrics_at.split('/').next().unwrap(), "/metrics").body;
     dev.program.terminate();
-    assert_eq!(dev.program.ended().code(), Some(0));
-    let (told, spans) = (dev.program.stderr(), format!("{:?}", collector.all()));
+    assert_eq!(dev.program.wait_for_exit().code(), Some(0));
+    let (log, spans) = (dev.program.stderr(), format!("{:?}", collector.all()));
     for proof in ["\"decided\"", "a request was refused", "\"outcome\":\"injected\"", "\"outcome\":\"denied\"", "TRACE"]
     {
-        assert!(told.contains(proof), "{proof} was to be told:\n{told}");
+        assert!(log.contains(proof), "{proof} is missing in:\n{log}");
     }
     assert!(metrics.contains("pillion_admission_requests_total") && spans.contains("self-check"), "{metrics}\n{spans}");
-    for (what, text) in [("a line", &told), ("a metric", &metrics), ("a span", &spans)] {
+    for (what, text) in [("a line", &log), ("a metric", &metrics), ("a span", &spans)] {
         let leak = text.lines().find(|line| line.contains(MARK));
-        assert_eq!(leak, None, "{what} holds what is marked");
+        assert_eq!(leak, None, "{what} contains the mark");
     }
 }
 
 #[test]
-fn a_signal_brings_a_line_for_each_decision_and_the_next_one_ends_that() {
+fn signal_toggles_decision_log() {
     let dev = Dev::start(&["--log-level", "info"]);
     let raise = || {
         let pid = dev.program.id().to_string();
@@ -173,15 +166,15 @@ fn a_signal_brings_a_line_for_each_decision_and_the_next_one_ends_that() {
         || dev.program.stderr().lines().filter(|line| line.contains("decided") && line.contains("uid=")).count();
     assert_eq!(dev.post("", &body), 200);
     raise();
-    dev.program.tells("SIGUSR1: logging in detail for a while");
+    dev.program.wait_for_output("SIGUSR1: logging in detail for a while");
     assert_eq!(decided(), 0);
     assert_eq!(dev.post("", &body), 200);
-    eventually("the decision is told", || (decided() == 1).then_some(()));
+    eventually("the decision is logged", || (decided() == 1).then_some(()));
     raise();
-    dev.program.tells("logging as configured again");
+    dev.program.wait_for_output("logging as configured again");
     assert_eq!(dev.post("", &body), 200);
     raise();
-    eventually("it is told again", || {
+    eventually("it is logged again", || {
         (dev.program.stderr().matches("in detail for a while").count() == 2).then_some(())
     });
     assert_eq!(decided(), 1, "{}", dev.program.stderr());

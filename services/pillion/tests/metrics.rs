@@ -1,5 +1,5 @@
-//! Metrics: the pages in `docs` have every metric, label, value and bucket that the program exports, and no other; and a real
-//! Prometheus scrapes real replicas, answers every documented query, and finds the trace of a request by its exemplar.
+//! Metrics: the pages in `docs` list exactly the metrics, labels, values and buckets that the program exports. A real
+//! Prometheus scrapes real replicas, runs every documented query, and finds the trace of a request by its exemplar.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -12,14 +12,15 @@ use pillion_testkit::tools;
 use crate::support::eventually;
 use crate::support::metrics_page::{differences, exported, merge, page, page_of};
 use crate::support::prometheus::Prometheus;
-use crate::support::replicas::{Controller, Dev, TENANTS, Webhook};
+use crate::support::replicas::{Dev, TENANTS, Unconnected};
 
-/// Of these, a pair of values has its series once it came up; their values are held against the program's own lists.
+/// These metrics create a series at the first event of a pair of label values. The test compares the values with the
+/// program's lists.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];
 
 #[test]
 fn metrics_page_matches_exported_metrics() {
-    let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]));
     dev.inject("");
     let mut shown = exported(&dev.scrape());
     merge(&mut shown, exported(&webhook.scrape()));
@@ -29,13 +30,13 @@ fn metrics_page_matches_exported_metrics() {
 
 #[test]
 fn controller_page_matches_exported_metrics() {
-    let shown = exported(&Controller::start().scrape());
+    let shown = exported(&Unconnected::controller().scrape());
     let found = differences(&page_of("controller-metrics.md").metrics, &shown, &[]);
     assert!(found.is_empty(), "docs/controller-metrics.md and the program differ:\n  {}", found.join("\n  "));
 }
 
 #[test]
-fn the_page_has_every_reason() {
+fn page_lists_every_reason() {
     let page = page();
     let reasons: BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.as_str().to_owned()).collect();
     assert_eq!(page.sections.get("reasons"), Some(&reasons));
@@ -73,8 +74,8 @@ fn differences_are_explained() {
 #[test]
 fn number_of_series_is_bounded() {
     let series = |scrape: &str| scrape.lines().filter(|line| !line.starts_with('#')).count();
-    let replica = series(&Webhook::start(&[]).scrape());
-    // Each reason comes with one outcome; those that `onError` is about, with two.
+    let replica = series(&Unconnected::webhook(&[]).scrape());
+    // Each reason occurs with one outcome, except that those under `onError` occur with two.
     let at_most = replica + Reason::ALL.len() + 10;
     assert!(at_most <= 410, "{replica} series and {} reasons", Reason::ALL.len());
     let with_tenants = at_most + 200 + 4 * 500;
@@ -83,7 +84,7 @@ fn number_of_series_is_bounded() {
 }
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
-/// Its sender does not keep it, so nor do we.
+/// A trace that its sender does not sample, so the program does not either.
 const UNSAMPLED: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
 fn traced(trace: &str, kept: bool) -> String {
@@ -92,11 +93,11 @@ fn traced(trace: &str, kept: bool) -> String {
 
 #[test]
 fn documented_queries_and_exemplars_work() {
-    // Whose traces are kept is the senders' to say. Nobody receives them here.
+    // The sender decides about sampling. No collector receives these traces.
     let collector = [TENANTS, "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
-    let (dev, webhook) = (Dev::start(&collector), Webhook::start(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&collector), Unconnected::webhook(&[TENANTS]));
     let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
-    eventually("both are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
+    eventually("both replicas are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
 
     let load = || {
         dev.inject(&traced(TRACE, true));
@@ -108,16 +109,16 @@ fn documented_queries_and_exemplars_work() {
     assert!(queries.len() > 30, "the page has {} queries", queries.len());
     for query in &queries {
         let mut last = Err("never asked".to_owned());
-        eventually(&format!("{query}\nfinds something that is a number"), || {
+        eventually(&format!("{query}\nreturns a number"), || {
             load();
             last = prometheus.query(query);
-            // What it does not understand it will not understand later.
+            // An invalid query stays invalid, so fail at once.
             let values = last.as_ref().unwrap_or_else(|error| panic!("{query}\n{error}"));
             (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
         });
     }
 
-    let found = eventually("the exemplar is there", || {
+    let found = eventually("the exemplar exists", || {
         let window = format!("start={}&end={}&", 0, 1e10);
         let selector = "pillion_admission_duration_seconds_bucket";
         let data = prometheus.api(&format!("query_exemplars?{window}"), selector).unwrap();
@@ -134,23 +135,23 @@ fn documented_queries_and_exemplars_work() {
 
 #[test]
 fn documented_controller_alarms_have_data() {
-    let controller = Controller::start();
+    let controller = Unconnected::controller();
     let prometheus = Prometheus::scraping(&[&controller.operations]);
     eventually("it is scraped", || (prometheus.query("sum(up)").unwrap() == [1.0]).then_some(()));
     let queries = page_of("controller-metrics.md").queries;
     assert!(queries.len() >= 8, "{queries:?}");
     for query in &queries {
         prometheus.query(query).unwrap_or_else(|error| panic!("{query}\n{error}"));
-        // What is compared has to be there, whether the alarm is raised or not.
+        // The measured value exists whether the alert fires or not.
         let measured = query.rsplit_once(" < ").or_else(|| query.rsplit_once(" > ")).unwrap().0;
-        eventually(&format!("{measured}\nfinds something that is a number"), || {
+        eventually(&format!("{measured}\nreturns a number"), || {
             let values = prometheus.query(measured).unwrap();
             (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
         });
     }
 }
 
-/// What promtool says against metrics of this text; empty if nothing.
+/// Returns promtool's messages about a metrics page, or nothing.
 fn lint(scrape: &str) -> String {
     let mut child = Command::new(tools::program("promtool").unwrap())
         .args(["check", "metrics"])
@@ -161,18 +162,18 @@ fn lint(scrape: &str) -> String {
         .unwrap();
     child.stdin.take().unwrap().write_all(scrape.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.success(), said.is_empty(), "{said}");
-    said
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.success(), messages.is_empty(), "{messages}");
+    messages
 }
 
 #[test]
 fn promtool_accepts_the_metrics() {
-    let (dev, webhook) = (Dev::start(&[TENANTS]), Webhook::start(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]));
     dev.inject("");
-    for scrape in [dev.scrape(), webhook.scrape(), Controller::start().scrape()] {
-        let said = lint(&scrape);
-        assert!(said.is_empty(), "{said}");
+    for scrape in [dev.scrape(), webhook.scrape(), Unconnected::controller().scrape()] {
+        let messages = lint(&scrape);
+        assert!(messages.is_empty(), "{messages}");
     }
-    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads what it is given");
+    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads its input");
 }

@@ -1,4 +1,4 @@
-//! The playground of `pillion dev`: its responses, by the real program; and [`page`], in a real browser.
+//! The playground of `pillion dev`: responses of the real program, and in [`page`] the page in a real browser.
 
 mod driver;
 mod page;
@@ -38,7 +38,7 @@ metadata: {name: web}
 spec: {containers: [{name: web, image: \"web:1\"}]}
 ";
 
-/// `pillion dev` with its playground, in the checkout.
+/// `pillion dev` with its playground, started in the repository.
 struct Dev {
     address: String,
     program: Program,
@@ -52,12 +52,12 @@ impl Dev {
     fn start_in(folder: &Path, more: &[&str]) -> Self {
         let ports = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
         let program = Program::start(&[&ports[..], more].concat(), folder);
-        let url = program.word_behind("Playground http://");
+        let url = program.word_after("Playground http://");
         let port = url.trim_end_matches('/').rsplit_once(':').unwrap().1.to_owned();
         Self { address: format!("127.0.0.1:{port}"), program }
     }
 
-    /// The page's address, with the `/` at its end.
+    /// Returns the page's address, with the trailing `/`.
     fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
@@ -71,7 +71,7 @@ impl Dev {
         send(&self.address, "POST /playground/run", &headers, body)
     }
 
-    /// Runs as the page does.
+    /// Sends a run request as the page does.
     fn run(&self, texts: &Value) -> Value {
         let origin = format!("origin: http://{}\r\nsec-fetch-site: same-origin\r\n", self.address);
         let answer = self.post(&format!("content-type: application/json\r\n{origin}"), texts.to_string().as_bytes());
@@ -84,7 +84,7 @@ fn texts(profile: &str, object: &str) -> Value {
     json!({"profile": profile, "object": object})
 }
 
-/// A command of the program, in a folder with these files.
+/// Runs a command of the program, in a folder with these files.
 fn pillion(arguments: &[&str], files: &[(&str, &str)]) -> String {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -96,7 +96,7 @@ fn pillion(arguments: &[&str], files: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn what_comes_of_texts_is_what_inject_and_explain_say_of_files() {
+fn playground_results_match_inject_and_explain() {
     let dev = Dev::start(&[]);
     let files = [("profile.yaml", PROFILE), ("object.yaml", POD)];
     let answer = dev.run(&texts(PROFILE, POD));
@@ -130,7 +130,7 @@ fn what_comes_of_texts_is_what_inject_and_explain_say_of_files() {
 }
 
 #[test]
-fn workloads_several_objects_namespaces_and_parameters_count() {
+fn runs_use_workloads_namespaces_and_parameters() {
     let dev = Dev::start(&[]);
     let template = "{metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: \"web:1\"}]}}";
     let object = format!(
@@ -148,10 +148,10 @@ fn workloads_several_objects_namespaces_and_parameters_count() {
     let of = |pod: &Value| pod["explanation"]["profiles"][0]["parameters"][0]["value"].clone();
     assert_eq!((of(&pods[0]), of(&pods[1])), (json!("debug"), json!("info")));
     assert_eq!(answer["result"]["patches"].as_array().unwrap().len(), 2);
-    // Nobody describes the namespace of the second one, and that is told where it stands.
-    let [told] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
+    // No file describes the second pod's namespace, and a diagnostic at that position says so.
+    let [diagnostic] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
     assert_eq!(
-        (&told["severity"], &told["file"], &told["line"]),
+        (&diagnostic["severity"], &diagnostic["file"], &diagnostic["line"]),
         (&json!("warning"), &json!("object.yaml"), &json!(8))
     );
 
@@ -163,7 +163,7 @@ fn workloads_several_objects_namespaces_and_parameters_count() {
         (&json!("not_opted_in"), &json!("opt_in_value_unknown"))
     );
 
-    // A profile may extend one of those that are shipped.
+    // A profile may extend a shipped one.
     let java = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/otel-java/profile.yaml"))
         .unwrap();
     let object = POD
@@ -174,7 +174,7 @@ fn workloads_several_objects_namespaces_and_parameters_count() {
 }
 
 #[test]
-fn mistakes_are_told_as_lint_tells_them() {
+fn playground_reports_mistakes_as_lint_does() {
     let dev = Dev::start(&[]);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
     let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -186,16 +186,20 @@ fn mistakes_are_told_as_lint_tells_them() {
         let linted: Vec<Value> = serde_json::from_str(&linted).unwrap();
         let answer = dev.run(&texts(&text, POD));
         assert_eq!(answer["result"], Value::Null);
-        let told: Vec<_> =
-            answer["diagnostics"].as_array().unwrap().iter().filter(|told| told["file"] == "profile.yaml").collect();
-        assert_eq!(told, linted.iter().collect::<Vec<_>>(), "{}", file.display());
-        mistakes += told.len();
+        let diagnostics: Vec<_> = answer["diagnostics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|diagnostic| diagnostic["file"] == "profile.yaml")
+            .collect();
+        assert_eq!(diagnostics, linted.iter().collect::<Vec<_>>(), "{}", file.display());
+        mistakes += diagnostics.len();
     }
     assert!(mistakes >= 60, "{mistakes}");
 }
 
 #[test]
-fn whatever_the_texts_are_there_is_an_answer_that_says_where() {
+fn any_input_gets_response_with_position() {
     let dev = Dev::start(&[]);
     let many = format!("{POD}---\n").repeat(51);
     let deep = format!("{}x{}", "{a: ".repeat(5_000), "}".repeat(5_000));
@@ -250,20 +254,20 @@ fn whatever_the_texts_are_there_is_an_answer_that_says_where() {
         ),
     ] {
         let answer = dev.run(&texts);
-        let told = answer["diagnostics"].as_array().unwrap();
+        let diagnostics = answer["diagnostics"].as_array().unwrap();
         if file.is_empty() {
             continue;
         }
-        assert!(answer["result"].is_null(), "{name}: there is a result");
+        assert!(answer["result"].is_null(), "{name}: the run has a result");
         let is_it = |one: &&Value| one["file"] == file && one["message"].as_str().unwrap().contains(part);
-        let found = told.iter().find(is_it).unwrap_or_else(|| panic!("{name}: {told:?}"));
+        let found = diagnostics.iter().find(is_it).unwrap_or_else(|| panic!("{name}: {diagnostics:?}"));
         if line.is_some() {
             assert_eq!(found["line"], json!(line), "{name}: {found}");
         }
     }
 }
 
-/// Texts whose run takes longer than any test waits: so many profiles, each with a loop in a loop, and so many pods.
+/// Returns inputs whose run takes longer than any test waits: many profiles with nested loops, and many pods.
 fn slow() -> Value {
     let numbers = (0..60).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
     let profiles = (0..100).map(|number| {
@@ -279,7 +283,7 @@ fn slow() -> Value {
 }
 
 impl Dev {
-    /// Begins two slow runs, which is as many as there are at one time.
+    /// Starts two slow runs, the maximum of concurrent runs.
     fn begin_slow(&self) -> [TcpStream; 2] {
         let before = self.program.cpu_ticks();
         let body = slow().to_string();
@@ -293,12 +297,13 @@ impl Dev {
             stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).unwrap();
             stream
         });
-        crate::support::eventually("they run", || (self.program.cpu_ticks() > before + 50).then_some(()));
+        crate::support::eventually("both runs have started", || (self.program.cpu_ticks() > before + 50).then_some(()));
         streams
     }
 }
 
-/// How long a run waits behind two that nobody waits for any more, and the end of the program behind two others.
+/// Measures how long a run waits after both clients of two slow runs disconnect, and how long the program takes to
+/// exit during two others.
 fn freed_and_ended() -> [Duration; 2] {
     let mut dev = Dev::start(&[]);
     drop(dev.begin_slow());
@@ -309,29 +314,29 @@ fn freed_and_ended() -> [Duration; 2] {
     let streams = dev.begin_slow();
     let began = Instant::now();
     dev.program.terminate();
-    assert!(dev.program.ended().success());
+    assert!(dev.program.wait_for_exit().success());
     let ended = began.elapsed();
     drop(streams);
     [freed, ended]
 }
 
 #[test]
-fn runs_end_when_nobody_waits_for_them_and_with_the_program() {
+fn abandoned_runs_stop() {
     const SOON: Duration = Duration::from_secs(6);
     let mut all = Vec::new();
-    // Once is enough: a machine that is busy may take its time with either.
+    // Retry until both are fast once, since a busy machine can delay either.
     loop {
         let took = freed_and_ended();
         if took.iter().all(|took| *took < SOON) {
             return;
         }
         all.push(took);
-        assert!(all.len() < 3, "runs that nobody waits for keep others out, or the end waits for them: {all:?}");
+        assert!(all.len() < 3, "abandoned runs delay other runs, or the exit: {all:?}");
     }
 }
 
 #[test]
-fn requests_that_the_page_would_not_send_are_refused() {
+fn foreign_requests_are_rejected() {
     let dev = Dev::start(&[]);
     let json_type = "content-type: application/json\r\n";
     let body = texts(PROFILE, POD).to_string();
@@ -356,7 +361,7 @@ fn requests_that_the_page_would_not_send_are_refused() {
     assert_eq!(dev.post(json_type, large.as_bytes()).status, 413);
     assert_eq!(send(&dev.address, "GET /playground/run", &format!("host: {}\r\n", dev.address), b"").status, 405);
 
-    // A name that somebody points at this machine is not this machine's.
+    // A foreign DNS name may resolve to this machine, so requests with such a host are rejected.
     for path in ["/", "/playground/playground.js", "/playground/examples", "/playground/example?id=shipped/nginx"] {
         for host in ["evil.example", "evil.example:80", "localhost.evil.example", "192.0.2.1"] {
             let answer = send(&dev.address, &format!("GET {path}"), &format!("host: {host}\r\n"), b"");
@@ -372,14 +377,14 @@ fn requests_that_the_page_would_not_send_are_refused() {
             );
         }
     }
-    // Probes and metrics are asked for by any name, as before.
+    // Probes and metrics accept any host name.
     for path in ["/livez", "/metrics"] {
         assert_eq!(send(&dev.address, &format!("GET {path}"), "host: evil.example\r\n", b"").status, 200);
     }
 }
 
 #[test]
-fn the_page_is_served_whole_and_with_a_strict_policy() {
+fn page_has_all_files_and_strict_policy() {
     let dev = Dev::start(&[]);
     let page = dev.get("/", "");
     for (path, media_type) in [
@@ -413,7 +418,7 @@ fn the_page_is_served_whole_and_with_a_strict_policy() {
 }
 
 #[test]
-fn profiles_to_start_from_are_those_on_disk_and_those_that_are_shipped() {
+fn examples_are_local_and_shipped_profiles() {
     let names = |dev: &Dev, group: &str| -> Vec<String> {
         let all = dev.get("/playground/examples", "").json();
         let of = all.as_array().unwrap().iter().filter(|one| one["group"] == group);
@@ -439,7 +444,7 @@ fn profiles_to_start_from_are_those_on_disk_and_those_that_are_shipped() {
             .unwrap()
             .contains("pillion.dev/profiles: logger")
     );
-    // What is on disk now is what is shown.
+    // The page shows the current content of the file.
     fs::write(folder.path().join("logger.yaml"), PROFILE.replace("logger:1.0", "logger:2.0")).unwrap();
     assert_eq!(names(&own, "here"), ["logger"]);
     assert!(
@@ -448,22 +453,22 @@ fn profiles_to_start_from_are_those_on_disk_and_those_that_are_shipped() {
 }
 
 #[test]
-fn there_is_no_playground_where_others_could_reach_it() {
+fn playground_is_absent_on_public_addresses() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "0.0.0.0:0"];
     let program = Program::start(&arguments, folder.path());
     let port =
-        program.word_behind("Metrics http://").trim_end_matches("/metrics").rsplit_once(':').unwrap().1.to_owned();
-    program.tells("No playground: ");
+        program.word_after("Metrics http://").trim_end_matches("/metrics").rsplit_once(':').unwrap().1.to_owned();
+    program.wait_for_output("No playground: ");
     let address = format!("127.0.0.1:{port}");
     assert_eq!(send(&address, "GET /", "host: localhost\r\n", b"").status, 404);
     assert_eq!(send(&address, "GET /livez", "host: localhost\r\n", b"").status, 200);
 }
 
-/// How long an answer may take.
+/// How long a response may take.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// An answer with its headers.
+/// A response with its headers.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -472,7 +477,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// A header's value.
+    /// Returns the value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let lines = self.headers.lines().filter_map(|line| line.split_once(':'));
         let mut found = lines.filter(|(found, _)| found.eq_ignore_ascii_case(name));
@@ -488,31 +493,31 @@ impl Answer {
     }
 }
 
-/// Sends a request; `headers` are lines with their ends, among them the host.
+/// Sends a request. `headers` are complete header lines with their line ends, including the host.
 pub(crate) fn send(address: &str, line: &str, headers: &str, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let length = if body.is_empty() { String::new() } else { format!("content-length: {}\r\n", body.len()) };
     let head = format!("{line} HTTP/1.1\r\n{headers}{length}connection: close\r\n\r\n");
-    // A server that has seen enough may answer and close before all is written.
+    // The server may respond and close before it has read everything.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     let (mut bytes, mut piece) = (Vec::new(), [0; 16 * 1024]);
-    // Not every server closes when it is asked to: an answer ends where it says that it ends.
+    // Some servers do not close the connection, so read until the announced length.
     while !is_whole(&bytes) {
         match stream.read(&mut piece) {
             Ok(0) | Err(_) => break,
             Ok(length) => bytes.extend_from_slice(&piece[..length]),
         }
     }
-    let end = end_of_head(&bytes).unwrap_or_else(|| panic!("no answer to {line}"));
+    let end = end_of_head(&bytes).unwrap_or_else(|| panic!("no response to {line}"));
     let headers = String::from_utf8(bytes[..end].to_vec()).unwrap();
     let status = headers.split_whitespace().nth(1).unwrap().parse().unwrap();
     let is_chunked = headers.to_ascii_lowercase().contains("transfer-encoding");
-    assert!(!is_chunked, "this client takes whole bodies only: {headers}");
+    assert!(!is_chunked, "this client supports no chunked bodies: {headers}");
     Answer { status, headers, body: bytes[end + 4..].to_vec() }
 }
 
-/// Where the head of an answer ends.
+/// Returns the offset of the end of the response's head.
 fn end_of_head(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|four| four == b"\r\n\r\n")
 }

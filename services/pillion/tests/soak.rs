@@ -1,7 +1,7 @@
-//! Twenty seconds (longer by `PILLION_SOAK_SECONDS`) of all that a replica meets in a year, at a few hundred requests a second:
-//! good reviews of all sizes and bad ones, clients that come and go and break off, new certificates, profiles that change,
-//! namespaces that come and go, scrapes. Every good review is answered right, and in the end the process is as large, and
-//! has as many files open, as it had after it had warmed up.
+//! Runs a replica under the conditions of a year, at some hundred requests per second, for twenty seconds
+//! (`PILLION_SOAK_SECONDS` overrides it). It gets valid reviews of all sizes and invalid ones, clients that connect,
+//! disconnect and break off, new certificates, changing profiles and namespaces, and scrapes. Every valid review must
+//! get the right response. At the end, memory use and open files must match those after the warm-up.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,17 +20,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::support::{Program, eventually, get, trusting};
+use crate::support::{Program, eventually, get, trusting_ca};
 
 const SECONDS: &str = "PILLION_SOAK_SECONDS";
 const DEFAULT_SECONDS: u64 = 20;
 pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
-/// How much more memory the last quarter may have than the second: so much of it, and so many bytes.
+/// How much more memory than the second quarter the last one may use: this fraction, plus this many bytes.
 const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
-/// How many more files may be open in the end than in the beginning: the connections to the API server vary by some.
+/// How many more files may be open at the end: the number of connections to the API server varies.
 const MORE_FILES: usize = 4;
-/// How many namespaces the API server may be asked for.
+/// The limit on namespace lookups at the API server.
 const LOOKUPS_A_SECOND: f64 = 10.0;
 pub(crate) const NAMESPACE: &str = "soak";
 
@@ -51,8 +51,8 @@ fn profile(generation: u32) -> String {
     .to_string()
 }
 
-/// What the cluster does meanwhile: profiles change, namespaces come and go; and the certificate is renewed.
-async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority: TestCa, folder: Rc<Path>) {
+/// Changes the cluster meanwhile: profiles, namespaces and the serving certificate.
+async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, ca: TestCa, folder: Rc<Path>) {
     for round in 2.. {
         if !target.goes_on() {
             break;
@@ -65,24 +65,25 @@ async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, authority:
             .await
             .unwrap();
         if round % 2 == 0 {
-            renew(&authority, &folder);
+            renew(&ca, &folder);
             target.count("certificates");
         }
         sleep_until(target.until.min(Instant::now() + Duration::from_secs(3))).await;
     }
 }
 
-/// Replaces key and certificate as the kubelet does: whole files. Read between the two they do not fit, and are read again.
-fn renew(authority: &TestCa, folder: &Path) {
+/// Replaces key and certificate by whole files, as the kubelet does. If the program reads between the two, they do
+/// not match, and it reads them again.
+fn renew(ca: &TestCa, folder: &Path) {
     let fresh = folder.join("fresh");
     std::fs::create_dir_all(&fresh).unwrap();
-    authority.serving_files(&fresh, "tls", &["localhost"]).unwrap();
+    ca.serving_files(&fresh, "tls", &["localhost"]).unwrap();
     for name in ["tls.key", "tls.crt"] {
         std::fs::rename(fresh.join(name), folder.join(name)).unwrap();
     }
 }
 
-/// What a process has at a moment.
+/// A measurement of a process.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     memory: usize,
@@ -131,7 +132,7 @@ fn median(mut values: Vec<usize>) -> usize {
     values[values.len() / 2]
 }
 
-/// A quarter of the samples, the first being 0: the median of their memory and the most files.
+/// Returns the median memory and the maximum of open files in a quarter of the samples, counted from 0.
 fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
     let length = samples.len() / 4;
     let part = &samples[which * length..(which + 1) * length];
@@ -139,32 +140,28 @@ fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
 }
 
 #[test]
-fn memory_and_files_stay_flat_and_every_answer_is_right() {
+fn soak_keeps_memory_files_and_responses_stable() {
     let seconds = std::env::var(SECONDS).map_or(DEFAULT_SECONDS, |text| text.parse().unwrap());
-    assert!(seconds >= 10, "{SECONDS}: there is nothing to see in {seconds} seconds");
+    assert!(seconds >= 10, "{SECONDS}: {seconds} seconds are too short");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, soak(seconds));
 }
 
-/// All that happens to the replica.
+/// Returns the tasks of all clients and changes.
 fn clients_and_changes(
     target: &Rc<Target>,
     control_plane: &Rc<ControlPlane>,
-    authority: TestCa,
+    ca: TestCa,
     folder: &Path,
 ) -> Vec<JoinHandle<()>> {
-    let mut tasks: Vec<_> = (1..=4).map(|client| tokio::task::spawn_local(good(Rc::clone(target), client))).collect();
-    tasks.push(tokio::task::spawn_local(bad(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(churn(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(abort(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(forged(Rc::clone(target))));
-    tasks.push(tokio::task::spawn_local(changes(
-        Rc::clone(target),
-        Rc::clone(control_plane),
-        authority,
-        folder.into(),
-    )));
+    let mut tasks: Vec<_> =
+        (1..=4).map(|client| tokio::task::spawn_local(send_valid_reviews(Rc::clone(target), client))).collect();
+    tasks.push(tokio::task::spawn_local(send_invalid_requests(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(open_and_close_connections(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(break_off_connections(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(send_forged_reviews(Rc::clone(target))));
+    tasks.push(tokio::task::spawn_local(changes(Rc::clone(target), Rc::clone(control_plane), ca, folder.into())));
     tasks
 }
 
@@ -185,8 +182,8 @@ async fn soak(seconds: u64) {
     control_plane.apply_yaml(&profile(1)).await.unwrap();
     control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "enabled")]).await.unwrap();
 
-    let authority = TestCa::new().unwrap();
-    authority.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
+    let ca = TestCa::new().unwrap();
+    ca.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
     let kubeconfig = control_plane.kubeconfig();
     let arguments = [
         "webhook",
@@ -204,14 +201,14 @@ async fn soak(seconds: u64) {
         "0",
     ];
     let mut replica = Program::start(&arguments, folder.path());
-    let address = replica.word_behind(" address=");
-    let operations = replica.word_behind("metrics_address=");
+    let address = replica.word_after(" address=");
+    let operations = replica.word_after("metrics_address=");
     eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
     sleep(Duration::from_secs(1)).await;
     let idle = Sample::of(replica.id());
 
-    let target = Rc::new(Target::new(address, &authority.bundle_pem(), seconds));
-    let tasks = clients_and_changes(&target, &control_plane, authority, folder.path());
+    let target = Rc::new(Target::new(address, &ca.bundle_pem(), seconds));
+    let tasks = clients_and_changes(&target, &control_plane, ca, folder.path());
     let samples = observe(Rc::clone(&target), replica.id(), operations.clone()).await;
     for task in tasks {
         task.await.unwrap();
@@ -259,21 +256,21 @@ async fn soak(seconds: u64) {
         assert!(target.counts.borrow().get(what).is_some_and(|count| *count > 1), "{what}: none");
     }
     let asked: f64 = ["found", "missing", "failed", "timed_out"].map(live_lookups(&scrape)).into_iter().sum();
-    println!("{asked} look-ups of namespaces, {} refused", live_lookups(&scrape)("refused"));
+    println!("{asked} namespace lookups, {} rejected", live_lookups(&scrape)("refused"));
     #[expect(clippy::cast_precision_loss, reason = "seconds of a test")]
     let most = LOOKUPS_A_SECOND * (seconds + 2) as f64;
-    assert!((1.0..=most).contains(&asked), "the API server was asked for {asked} namespaces");
+    assert!((1.0..=most).contains(&asked), "{asked} namespace lookups at the API server");
     let served = target.generation.get();
     assert!(replica.stderr().contains("a new serving certificate is served"), "{}", replica.stderr());
     println!("{served} generations of the profile");
 
     replica.terminate();
-    assert_eq!(replica.ended().code(), Some(0), "{}", replica.stderr());
+    assert_eq!(replica.wait_for_exit().code(), Some(0), "{}", replica.stderr());
 }
 
-/// How long anything may take that is not broken. The machine may be busy with other tests.
+/// How long a working operation may take, on a machine that also runs other tests.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A review of so many bytes and some.
+/// Returns a review of at least this many bytes.
 pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
     let object = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -293,11 +290,11 @@ pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
     })
 }
 
-/// The replica as its clients see it.
+/// The replica as its clients use it.
 pub(crate) struct Target {
     pub(crate) address: String,
     tls: TlsConnector,
-    /// The latest generation of the profile that was asked for.
+    /// The latest requested generation of the profile.
     pub(crate) generation: Cell<u32>,
     pub(crate) until: Instant,
     pub(crate) counts: RefCell<BTreeMap<&'static str, usize>>,
@@ -312,10 +309,10 @@ pub(crate) struct Answer {
 pub(crate) type Connection = TlsStream<TcpStream>;
 
 impl Target {
-    pub(crate) fn new(address: String, authority: &str, seconds: u64) -> Self {
+    pub(crate) fn new(address: String, ca: &str, seconds: u64) -> Self {
         Self {
             address,
-            tls: TlsConnector::from(trusting(authority.as_bytes())),
+            tls: TlsConnector::from(trusting_ca(ca.as_bytes())),
             generation: Cell::new(1),
             until: Instant::now() + Duration::from_secs(seconds),
             counts: RefCell::default(),
@@ -345,12 +342,12 @@ impl Target {
             body.len()
         );
         let ask = async {
-            // A connection may end at an answer that says so, and never otherwise.
+            // A connection may close only after a response that announces it.
             connection.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
             connection.flush().await.unwrap();
             read_answer(connection).await
         };
-        timeout(PATIENCE, ask).await.expect("no answer")
+        timeout(PATIENCE, ask).await.expect("no response")
     }
 }
 
@@ -362,7 +359,7 @@ async fn read_answer(connection: &mut Connection) -> Answer {
             break end;
         }
         let read = connection.read(&mut buffer).await.unwrap();
-        assert!(read > 0, "the connection ends before the answer");
+        assert!(read > 0, "the connection closed before the response");
         bytes.extend_from_slice(&buffer[..read]);
     };
     let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
@@ -370,13 +367,13 @@ async fn read_answer(connection: &mut Connection) -> Answer {
     let mut body = bytes[end + 4..].to_vec();
     while body.len() < length {
         let read = connection.read(&mut buffer).await.unwrap();
-        assert!(read > 0, "the connection ends within the answer");
+        assert!(read > 0, "the connection closed during the response");
         body.extend_from_slice(&buffer[..read]);
     }
     Answer { status: head[9..12].parse().unwrap(), closes: head.contains("connection: close"), body }
 }
 
-/// Whether the answer to the creation of a pod is the right one.
+/// Checks the response to the creation of a pod.
 pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     let text = String::from_utf8_lossy(&answer.body);
     assert_eq!(answer.status, 200, "{text}");
@@ -392,15 +389,15 @@ pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     assert!(patch.contains(&format!("pod-{number}/{NAMESPACE}")), "{patch}");
 }
 
-/// The API server's part: reviews of all sizes on connections that are kept.
-pub(crate) async fn good(target: Rc<Target>, client: usize) {
+/// Plays the API server: sends reviews of all sizes over persistent connections.
+pub(crate) async fn send_valid_reviews(target: Rc<Target>, client: usize) {
     const SIZES: [usize; 8] = [KIB, 2 * KIB, 4 * KIB, 6 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB];
     let mut connection = target.connect().await;
     let mut number = client * 1_000_000;
     while target.goes_on() {
         number += 1;
         let updates = number % 10 == 9;
-        // Large ones are rare.
+        // Few requests are large.
         let size = SIZES[if number.is_multiple_of(20) { 7 } else { number % 7 }];
         let body = review(number, if updates { "UPDATE" } else { "CREATE" }, size).to_string();
         let path = ["/mutate/enabled", "/mutate"][number % 2];
@@ -421,8 +418,8 @@ pub(crate) async fn good(target: Rc<Target>, client: usize) {
     }
 }
 
-/// Whatever is wrong, one after the other.
-pub(crate) async fn bad(target: Rc<Target>) {
+/// Sends invalid requests of every kind in turn.
+pub(crate) async fn send_invalid_requests(target: Rc<Target>) {
     let text = review(0, "CREATE", KIB).to_string();
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
     let cases: [(&str, &str, &str, u16); 8] = [
@@ -440,7 +437,7 @@ pub(crate) async fn bad(target: Rc<Target>) {
         if !target.goes_on() {
             break;
         }
-        // The one of 7 MiB is rare.
+        // The request of 7 MiB is rare.
         let (path, kind, body, status) = cases[if number % 100 == 0 { 7 } else { number % 7 }];
         let answer = target.ask(&mut connection, path, kind, body.as_bytes()).await;
         assert_eq!(answer.status, status, "{}", String::from_utf8_lossy(&answer.body));
@@ -452,8 +449,8 @@ pub(crate) async fn bad(target: Rc<Target>) {
     }
 }
 
-/// Clients that come for one request, or for none.
-pub(crate) async fn churn(target: Rc<Target>) {
+/// Connects for a single request, or for none.
+pub(crate) async fn open_and_close_connections(target: Rc<Target>) {
     for number in 9_000_000.. {
         if !target.goes_on() {
             break;
@@ -471,8 +468,9 @@ pub(crate) async fn churn(target: Rc<Target>) {
     }
 }
 
-/// Clients that break off: in a handshake, a head, a body, before the answer; and those that speak no TLS.
-pub(crate) async fn abort(target: Rc<Target>) {
+/// Breaks connections off: in the handshake, in the head, in the body and before the response. Also connects without
+/// TLS.
+pub(crate) async fn break_off_connections(target: Rc<Target>) {
     let body = review(0, "CREATE", 100 * KIB).to_string();
     let head = format!(
         "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -504,8 +502,8 @@ pub(crate) async fn abort(target: Rc<Target>) {
     }
 }
 
-/// Somebody who makes up namespaces: each is looked up at the API server, as far as that is bounded.
-pub(crate) async fn forged(target: Rc<Target>) {
+/// Sends reviews for made-up namespaces. The replica looks each up at the API server, within its rate limit.
+pub(crate) async fn send_forged_reviews(target: Rc<Target>) {
     let mut connection = target.connect().await;
     for number in 0.. {
         if !target.goes_on() {

@@ -1,6 +1,7 @@
-//! `pillion test` as a process: what passes is counted, and what is not as it was expected is shown place by place.
+//! `pillion test` as a process: it counts passed cases, and shows each difference from the expected result with its
+//! path.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +32,7 @@ object: {spec: {containers: [{name: web, image: \"web:1\"}]}}
 part: {spec: {containers: [{}, {image: \"helper:2\"}]}}
 ";
 
-/// Folders of profiles with their cases, by name.
+/// Returns a folder of profiles with their cases, by name.
 fn folders(folders: &[(&str, &str, &str)]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (name, profile, cases) in folders {
@@ -57,11 +58,11 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn every_case_of_the_shipped_profiles_is_as_it_says() {
+fn shipped_profiles_pass_their_cases() {
     let output = test(Path::new(PROFILES), &["."]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
-    // Advice would stand there.
+    // Warnings would be on standard error.
     assert_eq!(stderr(&output), "");
     assert!(!text.contains("no cases"), "a shipped profile has cases:\n{text}");
     let cases: usize = text.lines().last().unwrap().split(' ').next().unwrap().parse().unwrap();
@@ -69,7 +70,7 @@ fn every_case_of_the_shipped_profiles_is_as_it_says() {
 }
 
 #[test]
-fn what_is_as_it_was_expected_is_counted() {
+fn passed_cases_are_counted() {
     let root = folders(&[("a", PROFILE, CASES), ("more/b", PROFILE, "")]);
     let output = test(root.path(), &["."]);
     assert_eq!(stdout(&output), "./a       2 cases\n./more/b  no cases\n2 cases: 2 passed, 0 failed\n");
@@ -77,13 +78,13 @@ fn what_is_as_it_was_expected_is_counted() {
 }
 
 #[test]
-fn without_a_path_the_folder_profiles_is_tested() {
+fn default_path_is_folder_profiles() {
     let root = folders(&[("profiles/a", PROFILE, CASES)]);
     assert_eq!(stdout(&test(root.path(), &[])), "profiles/a  2 cases\n2 cases: 2 passed, 0 failed\n");
 }
 
 #[test]
-fn a_wrong_expectation_is_shown_place_by_place() {
+fn wrong_expectation_lists_each_difference() {
     let wrong = CASES.replace("image: \"helper:1\"}]}}\n---", "image: \"helper:3\", tty: true}]}}\n---");
     let root = folders(&[("a", PROFILE, &wrong)]);
     let output = test(root.path(), &["a"]);
@@ -105,7 +106,7 @@ a/tests/cases.yaml:1: a helper stands beside it
 }
 
 #[test]
-fn why_a_profile_was_left_out_is_told_where_it_was_expected() {
+fn missing_profile_is_reported_with_reason() {
     let cases = "name: one\nobject: {spec: {containers: [{name: helper, image: \"mine:1\"}]}}\npart: {spec: {containers: [{}, {}]}}\n";
     let output = test(folders(&[("a", PROFILE, cases)]).path(), &["a"]);
     let text = stdout(&output);
@@ -114,7 +115,7 @@ fn why_a_profile_was_left_out_is_told_where_it_was_expected() {
 }
 
 #[test]
-fn a_misspelled_field_is_shown_with_what_was_meant() {
+fn misspelled_field_has_suggestion() {
     let misspelled = CASES.replace("result:", "reslut:");
     let output = test(folders(&[("a", PROFILE, &misspelled)]).path(), &["a"]);
     let expected = "\
@@ -132,7 +133,7 @@ help: did you mean `result`?
 }
 
 #[test]
-fn a_case_that_cannot_be_run_says_why() {
+fn failing_case_setup_is_explained() {
     let cases =
         "name: one\nprofiles: [helpers]\nobject: {spec: {}}\nunchanged: true\n---\nname: two\nobject: {spec: {}}\n";
     let text = stdout(&test(folders(&[("a", PROFILE, cases)]).path(), &["a"]));
@@ -144,18 +145,18 @@ fn a_case_that_cannot_be_run_says_why() {
 }
 
 #[test]
-fn mistakes_in_profiles_are_shown_as_by_lint_and_only_those_of_what_is_tested() {
+fn only_tested_profiles_report_mistakes() {
     let broken = PROFILE.replace("template", "tempalte");
     let root = folders(&[("a", PROFILE, CASES), ("broken", &broken.replace("helper}", "broken}"), "")]);
     let output = test(root.path(), &["a"]);
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "its neighbour is no concern of its");
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "other folders do not affect it");
     let output = test(root.path(), &["."]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("did you mean `template`?"), "{}", stderr(&output));
 }
 
 #[test]
-fn a_profile_extends_one_of_a_neighbour_and_a_file_may_have_profiles_of_its_own() {
+fn profile_extends_neighbour_and_case_has_own_profiles() {
     let child = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: child}\n\
                  spec: {activation: Always, extends: {name: helper}, parameters: [{name: image, default: \"child:1\"}]}\n";
     let cases = "name: its own value\nobject: {spec: {containers: [{name: web, image: \"web:1\"}]}}\npart: {spec: {containers: [{}, {image: \"child:1\"}]}}\n";
@@ -174,7 +175,7 @@ fn a_profile_extends_one_of_a_neighbour_and_a_file_may_have_profiles_of_its_own(
 }
 
 #[test]
-fn cases_are_chosen_by_their_names() {
+fn cases_are_selected_by_name() {
     let root = folders(&[("a", PROFILE, CASES)]);
     let output = test(root.path(), &["a", "--filter", "BESIDE"]);
     assert_eq!(stdout(&output), "a  1 case\n1 case: 1 passed, 0 failed\n");
@@ -184,7 +185,7 @@ fn cases_are_chosen_by_their_names() {
 }
 
 #[test]
-fn programs_get_json() {
+fn json_output_is_complete() {
     let root = folders(&[("a", PROFILE, &CASES.replace("\"helper:2\"}]}}", "\"helper:4\"}]}}"))]);
     let output = test(root.path(), &["a", "-o", "json"]);
     assert_eq!(output.status.code(), Some(1));
@@ -202,13 +203,13 @@ fn programs_get_json() {
 }
 
 #[test]
-fn there_are_no_colours_where_there_is_no_terminal() {
+fn pipe_output_has_no_colours() {
     let output = test(folders(&[("a", PROFILE, &CASES.replace("helper:1\"}]}}", "x\"}]}}"))]).path(), &["."]);
     assert!(stdout(&output).contains("1 failed") && !stdout(&output).contains('\u{1b}'), "{}", stdout(&output));
 }
 
 #[test]
-fn a_path_without_profiles_is_an_error_of_its_own() {
+fn path_without_profiles_is_an_error() {
     let empty = tempfile::tempdir().unwrap();
     for (arguments, expected) in
         [(&["."][..], "there is no folder of profiles"), (&["nowhere"], "no such file"), (&[], "no such file")]
@@ -220,7 +221,7 @@ fn a_path_without_profiles_is_an_error_of_its_own() {
 }
 
 #[test]
-fn what_is_can_be_written_into_cases() {
+fn update_writes_actual_results() {
     let cases = "# kept\n\
         name: expects another image\n\
         object: {spec: {containers: [{name: web, image: \"web:1\"}]}}\n\
@@ -231,7 +232,7 @@ fn what_is_can_be_written_into_cases() {
     let file = root.path().join("helper/tests/cases.yaml");
     let output = test(root.path(), &["helper"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(fs::read_to_string(&file).unwrap(), cases, "nothing is written unless it is asked for");
+    assert_eq!(fs::read_to_string(&file).unwrap(), cases, "files change only with --update");
 
     let output = test(root.path(), &["helper", "--update"]);
     assert_eq!(stderr(&output), "updated: 2 cases\n");
@@ -247,7 +248,7 @@ fn what_is_can_be_written_into_cases() {
 }
 
 #[test]
-fn build_servers_get_what_they_read() {
+fn junit_output_is_valid() {
     let wrong = CASES.replace("helper:1", "helper:<&3>");
     let root = folders(&[("helper", PROFILE, &wrong)]);
     let output = test(root.path(), &["helper", "-o", "junit"]);

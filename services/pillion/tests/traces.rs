@@ -1,11 +1,7 @@
-//! Traces: what a real OpenTelemetry Collector gets of requests, and that a collector which is slow or not there costs
-//! nobody anything.
+//! Traces: the spans that a real OpenTelemetry Collector receives for requests. A slow or missing collector must not
+//! affect requests.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test says what is wrong by panicking, also in its helpers"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers fail by panicking")]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -14,23 +10,23 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::collector::FakeCollector;
-use crate::support::{Answer, Program, connect, eventually, get, patch, post_with};
+use crate::support::{DevEndpoint, Program, connect, eventually, get, patch};
 use pillion_testkit::TestCa;
 use serde_json::Value;
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// The parts of a request that is injected into, in their order.
+/// The child spans of an injected request, in their order.
 const PARTS: [&str; 6] = ["receive", "resolve", "match", "merge", "self-check", "serialise"];
 
-/// The OpenTelemetry Collector, which writes what it gets to a file.
+/// The OpenTelemetry Collector, which writes received spans to a file.
 struct Collector {
     process: Child,
     file: PathBuf,
     clear: SocketAddr,
     tls: SocketAddr,
-    authority: String,
+    ca: String,
     _folder: tempfile::TempDir,
 }
 
@@ -65,13 +61,13 @@ impl Collector {
             .unwrap();
         let told = || std::fs::read_to_string(at("log")).unwrap();
         eventually("the collector is ready", || told().contains("Everything is ready").then_some(()));
-        Self { process, file: at("spans.json").into(), clear, tls, authority: at("ca.crt"), _folder: folder }
+        Self { process, file: at("spans.json").into(), clear, tls, ca: at("ca.crt"), _folder: folder }
     }
 
-    /// All spans that have come, each with its resource.
+    /// Returns all received spans, each with its resource.
     fn spans(&self) -> Vec<Span> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
-        // The last line may still be written.
+        // The collector may still be writing the last line.
         let batches = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let mut spans = Vec::new();
         for batch in batches {
@@ -115,7 +111,7 @@ impl Span {
         self.text(key).parse().unwrap()
     }
 
-    /// An attribute as text; of a list, with commas.
+    /// Returns an attribute as text. The elements of a list are separated by commas.
     fn attribute(&self, key: &str) -> Option<String> {
         attribute(&self.span, key)
     }
@@ -137,7 +133,7 @@ fn attribute(of: &Value, key: &str) -> Option<String> {
     Some(text(&found["value"]))
 }
 
-/// Injects into all, and refuses who asks for the impossible.
+/// Profiles that inject into every pod, and reject pods with an invalid parameter.
 const PROFILES: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -154,12 +150,10 @@ spec:
   template: {metadata: {annotations: {example.com/number: \"${string(int('none'))}\"}}}
 ";
 
-/// `pillion dev` that sends its traces somewhere, and a request to it.
+/// `pillion dev` with an exporter of traces, and a request to it.
 struct Dev {
     program: Program,
-    url: String,
-    authority: PathBuf,
-    review: String,
+    endpoint: DevEndpoint,
     folder: tempfile::TempDir,
 }
 
@@ -174,51 +168,42 @@ impl Dev {
         let quiet = [("PILLION_LOG_LEVEL", "info")];
         let program =
             Program::start_with(&[&ports[..], &files, more].concat(), &[&quiet, variables].concat(), folder.path());
-        Self {
-            authority: program.word_behind("--cacert ").into(),
-            review: std::fs::read_to_string(program.word_behind("--data @")).unwrap(),
-            url: format!("https://{}", program.word_behind("https://")),
-            program,
-            folder,
-        }
-    }
-
-    fn post(&self, headers: &str, body: &str) -> Answer {
-        post_with(&self.url, &self.authority, headers, body)
+        Self { endpoint: DevEndpoint::of(&program), program, folder }
     }
 
     fn send(&self, headers: &str) {
-        assert!(patch(&self.post(headers, &self.review)).is_some());
+        assert!(patch(&self.endpoint.post(headers, &self.endpoint.review)).is_some());
     }
 
-    /// Sends what is denied.
+    /// Sends a request that gets rejected.
     fn send_denied(&self, headers: &str) {
-        let mut review: Value = serde_json::from_str(&self.review).unwrap();
+        let mut review: Value = serde_json::from_str(&self.endpoint.review).unwrap();
         review["request"]["object"]["metadata"]["annotations"]["pillion.dev/profiles"] = "impossible".into();
-        let answer = self.post(headers, &review.to_string());
+        let answer = self.endpoint.post(headers, &review.to_string());
         assert!(answer.body.contains("\"allowed\":false"), "{answer:?}");
     }
 
-    /// A connection that is used for many requests, as the API server's are.
+    /// Opens a connection for many requests, as the API server does.
     fn connection(&self) -> Connection {
-        let path = self.url.rsplit_once('/').unwrap().1;
+        let path = self.endpoint.url.rsplit_once('/').unwrap().1;
         let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
-        let request = format!("POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n{}", self.review.len(), self.review);
-        Connection { stream: connect(&self.url, &self.authority), request }
+        let request =
+            format!("POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n{}", self.endpoint.review.len(), self.endpoint.review);
+        Connection { stream: connect(&self.endpoint.url, &self.endpoint.ca), request }
     }
 
     fn metric(&self, name: &str) -> u64 {
-        let address = self.program.word_behind("http://");
+        let address = self.program.word_after("http://");
         let metrics = get(address.split('/').next().unwrap(), "/metrics").body;
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
         line.trim().parse().unwrap()
     }
 
-    /// Asks it to end; how long that takes.
+    /// Terminates the process, and returns how long it took.
     fn end(&mut self) -> Duration {
         let began = Instant::now();
         self.program.terminate();
-        assert_eq!(self.program.ended().code(), Some(0), "{}", self.program.stderr());
+        assert_eq!(self.program.wait_for_exit().code(), Some(0), "{}", self.program.stderr());
         began.elapsed()
     }
 }
@@ -229,7 +214,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// How long a request takes.
+    /// Sends a request, and returns how long it took.
     fn time(&mut self) -> Duration {
         let began = Instant::now();
         self.stream.write_all(self.request.as_bytes()).unwrap();
@@ -254,9 +239,9 @@ fn traceparent(flags: &str) -> String {
 }
 
 #[test]
-fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_each_part() {
+fn request_span_joins_trace_and_has_child_spans() {
     let collector = Collector::start();
-    // Nothing is traced but what the sender has decided to trace.
+    // The program traces only requests that the sender has sampled.
     let endpoint = format!("http://{}", collector.clear);
     let resource = [("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=web-0,k8s.namespace.name=pillion")];
     let mut dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "0"], &resource, "");
@@ -266,7 +251,7 @@ fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_eac
     for bad in ["nonsense".to_owned(), format!("00-{TRACE}-{PARENT}-01-{}", "x".repeat(8000))] {
         dev.send(&format!("traceparent: {bad}\r\n"));
     }
-    assert_eq!(dev.post(&traceparent("01"), "{}").status, 400);
+    assert_eq!(dev.endpoint.post(&traceparent("01"), "{}").status, 400);
     dev.end();
 
     let spans = collector.wait_for("admission", 2);
@@ -305,22 +290,26 @@ fn a_collector_gets_a_request_as_a_span_in_the_senders_trace_with_a_span_for_eac
         let of_it: Vec<_> = all.iter().filter(below).collect();
         let [span] = of_it.as_slice() else { panic!("not one {part}: {all:?}") };
         assert_eq!(span.text("traceId"), TRACE);
-        assert!(last <= span.time("startTimeUnixNano"), "{part} begins when what is before it has ended");
+        assert!(last <= span.time("startTimeUnixNano"), "{part} starts when the part before it has ended");
         last = span.time("endTimeUnixNano");
     }
     assert!(last <= injected.time("endTimeUnixNano"));
     assert_eq!(outcome("bad_request").attribute("reason").as_deref(), Some("no_review"));
     let below_bad = all.iter().filter(|span| span.text("parentSpanId") == outcome("bad_request").text("spanId"));
     assert_eq!(below_bad.map(|span| span.text("name")).collect::<Vec<_>>(), ["receive"]);
-    assert!(!dev.program.stderr().contains("admission{"), "the log is as without traces: {}", dev.program.stderr());
+    assert!(
+        !dev.program.stderr().contains("admission{"),
+        "the log is the same as without traces: {}",
+        dev.program.stderr()
+    );
 }
 
 #[test]
-fn over_tls_the_collector_is_known_by_its_authority_and_a_share_of_all_is_traced() {
+fn tls_collector_is_verified_and_ratio_applies() {
     let collector = Collector::start();
     let endpoint = format!("https://localhost:{}", collector.tls.port());
     let dev = Dev::start(
-        &["--otlp-endpoint", &endpoint, "--otlp-ca", &collector.authority],
+        &["--otlp-endpoint", &endpoint, "--otlp-ca", &collector.ca],
         &[("OTEL_SERVICE_NAME", "injector")],
         "traces: {ratio: 1}\n",
     );
@@ -329,18 +318,18 @@ fn over_tls_the_collector_is_known_by_its_authority_and_a_share_of_all_is_traced
     let span = collector.wait_for("admission", 1).remove(0);
     assert_eq!(attribute(&span.resource, "service.name").as_deref(), Some("injector"));
     assert_eq!(span.text("parentSpanId"), "");
-    eventually("they are counted", || (dev.metric("pillion_trace_spans_exported_total") == 7).then_some(()));
+    eventually("failed exports are counted", || (dev.metric("pillion_trace_spans_exported_total") == 7).then_some(()));
 
-    // Somebody who is trusted by nobody gets nothing, and that is told.
+    // A collector with an untrusted certificate receives nothing, and the program logs that.
     let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     dev.send("");
-    dev.program.tells("the collector of traces does not take them");
+    dev.program.wait_for_output("the collector of traces does not take them");
     let dropped = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
-    eventually("they are counted", || (dev.metric(dropped) == 7).then_some(()));
+    eventually("failed exports are counted", || (dev.metric(dropped) == 7).then_some(()));
 }
 
 #[test]
-fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
+fn failed_and_rejected_requests_are_traced_within_limit() {
     let collector = Collector::start();
     let endpoint = format!("http://{}", collector.clear);
     let policy =
@@ -361,17 +350,17 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     assert!(span.attribute("profiles").unwrap().contains("impossible") && !span.is_error(), "{span:?}");
     assert!(span.time("startTimeUnixNano") < span.time("endTimeUnixNano"));
 
-    // A body that stalls takes three quarters of the memory, and is given up for one that is complete.
-    let large = format!("{}{}", dev.review, " ".repeat(3 * 1024 * 1024 - dev.review.len()));
-    let mut slow = connect(&dev.url, &dev.authority);
-    let path = dev.url.rsplit_once('/').unwrap().1;
+    // An incomplete body holds three quarters of the memory. The replica drops it for a complete one.
+    let large = format!("{}{}", dev.endpoint.review, " ".repeat(3 * 1024 * 1024 - dev.endpoint.review.len()));
+    let mut slow = connect(&dev.endpoint.url, &dev.endpoint.ca);
+    let path = dev.endpoint.url.rsplit_once('/').unwrap().1;
     let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
     write!(slow, "POST /{path} HTTP/1.1\r\n{head}: {}\r\n\r\n", large.len()).unwrap();
     slow.write_all(large.get(1..).unwrap().as_bytes()).unwrap();
     slow.flush().unwrap();
     let taken = u64::try_from(large.len() - 1).unwrap();
-    eventually("the memory is taken", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
-    assert_eq!(dev.post("", large.get(..large.len() / 2).unwrap()).status, 200);
+    eventually("the memory is in use", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
+    assert_eq!(dev.endpoint.post("", large.get(..large.len() / 2).unwrap()).status, 200);
     drop(slow);
     let spans = collector.wait_for("admission", 2);
     let shed = spans.iter().find(|span| span.attribute("outcome").as_deref() == Some("shed")).unwrap();
@@ -386,13 +375,14 @@ fn what_fails_or_is_denied_is_traced_all_the_same_so_often_in_a_second() {
     let seconds = began.elapsed().as_secs() + 1;
     dev.end();
     let most = usize::try_from(3 * (seconds + 1)).unwrap();
-    let more = eventually("the last have come", || Some(collector.spans().len() - before).filter(|more| *more >= 3));
+    let more =
+        eventually("the last spans have arrived", || Some(collector.spans().len() - before).filter(|more| *more >= 3));
     assert!(more <= most, "{more} of 60 in {seconds} s");
-    assert!(collector.spans().iter().all(|span| span.text("name") == "admission"), "no parts");
+    assert!(collector.spans().iter().all(|span| span.text("name") == "admission"), "no child spans");
 }
 
 #[test]
-fn the_share_changes_with_the_file() {
+fn trace_ratio_follows_policy_file() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (collector, address) = FakeCollector::start(&runtime);
     let mut dev = Dev::start(&["--otlp-endpoint", &format!("http://{address}")], &[], "traces: {ratio: 0}\n");
@@ -401,15 +391,15 @@ fn the_share_changes_with_the_file() {
     let policy = std::fs::read_to_string(&file).unwrap().replace("ratio: 0", "ratio: 1");
     std::fs::write(dev.folder.path().join("fresh.yaml"), policy).unwrap();
     std::fs::rename(dev.folder.path().join("fresh.yaml"), &file).unwrap();
-    dev.program.tells("traces.ratio");
+    dev.program.wait_for_output("traces.ratio");
     dev.send("");
     dev.end();
-    eventually("the spans have come", || (collector.spans("serialise").len() == 1).then_some(()));
+    eventually("the spans have arrived", || (collector.spans("serialise").len() == 1).then_some(()));
     assert_eq!(collector.spans("admission").len(), 1);
 }
 
 #[test]
-fn headers_for_the_collector_come_from_the_environment_and_are_told_to_nobody() {
+fn collector_headers_come_from_environment_and_stay_secret() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (collector, address) = FakeCollector::start(&runtime);
     let headers = [("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hushhush")];
@@ -418,13 +408,13 @@ fn headers_for_the_collector_come_from_the_environment_and_are_told_to_nobody() 
     let dev = Dev::start(&arguments, &headers, "");
     dev.send("");
     let sent =
-        eventually("a batch has come", || Some(collector.header("authorization")).filter(|found| !found.is_empty()));
+        eventually("a batch has arrived", || Some(collector.header("authorization")).filter(|found| !found.is_empty()));
     assert!(sent.iter().all(|value| value == "Bearer hushhush"), "{sent:?}");
     assert!(!dev.program.stderr().contains("hushhush"), "{}", dev.program.stderr());
 }
 
 #[test]
-fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memory_than_its_queue() {
+fn silent_collector_slows_no_request_and_bounds_memory() {
     const REQUESTS: usize = 1_000;
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let plain = Dev::start(&[], &[], "");
@@ -435,17 +425,17 @@ fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memor
         times.sort();
         *times.get(times.len() * 99 / 100).unwrap()
     };
-    // In turns, so that a busy machine is busy for both.
+    // Alternate the requests, so that a busy machine affects both alike.
     let mut measure = || {
         let (without, with) = (0..REQUESTS).map(|_| (one.time(), other.time())).unzip();
         (p99(without), p99(with))
     };
     measure();
     let full = "pillion_trace_spans_dropped_total{reason=\"queue_full\"}";
-    // Seven spans a request; the queue and a batch that is being sent hold those of 366.
+    // A request has seven spans. The queue and the batch in flight hold those of 366 requests.
     eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
     let memory = traced.program.memory();
-    // Requests that wait for a collector do so every time; those that a busy machine holds up do not.
+    // Waiting for a collector would slow down every request. A busy machine delays only some of them.
     let is_slower = |(without, with): &(Duration, Duration)| *with >= *without * 2 + Duration::from_millis(5);
     let mut rounds = Vec::new();
     while rounds.len() < 5 && rounds.last().is_none_or(is_slower) {
@@ -461,12 +451,12 @@ fn a_collector_that_says_nothing_makes_no_request_slower_and_takes_no_more_memor
 }
 
 #[test]
-fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
+fn missing_collector_is_logged_once_without_delaying_exit() {
     let mut dev = Dev::start(&["--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "1"], &[], "");
     let failed = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
     for batch in 1..=2 {
         dev.send("");
-        eventually("they are dropped", || (dev.metric(failed) >= batch * 7).then_some(()));
+        eventually("spans are dropped", || (dev.metric(failed) >= batch * 7).then_some(()));
     }
     assert_eq!(dev.program.stderr().matches("does not take them").count(), 1, "{}", dev.program.stderr());
     let ended = dev.end();
@@ -474,22 +464,22 @@ fn a_collector_that_is_not_there_is_told_once_and_the_end_comes_in_time() {
 }
 
 #[test]
-fn a_system_that_trusts_nobody_is_told_to_name_the_collectors_authority() {
+fn missing_system_cas_suggest_collector_ca() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
     let ports = ["dev", "--profiles", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
     let arguments = [&ports[..], &["--otlp-endpoint", "https://127.0.0.1:1"]].concat();
-    // As in an image, where there is no list of authorities.
+    // As in an image without CA certificates.
     let nobody = [("SSL_CERT_FILE", "/dev/null"), ("SSL_CERT_DIR", "/dev/null")];
     let mut program = Program::start_with(&arguments, &nobody, folder.path());
-    assert_eq!(program.ended().code(), Some(1));
-    program.tells("no --otlp-ca says who vouches for it");
+    assert_eq!(program.wait_for_exit().code(), Some(1));
+    program.wait_for_output("no --otlp-ca says who vouches for it");
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_before_anything_is_started() {
+fn invalid_collector_address_fails_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = Program::start(&["dev", "--otlp-endpoint", "collector:4317"], folder.path());
-    assert_eq!(program.ended().code(), Some(2));
-    program.tells("expected a URL such as http://");
+    assert_eq!(program.wait_for_exit().code(), Some(2));
+    program.wait_for_output("expected a URL such as http://");
 }

@@ -1,6 +1,6 @@
-//! `pillion uninject` as a process: what `pillion inject` put into manifests comes out again.
+//! `pillion uninject` as a process: it removes the parts that `pillion inject` added to manifests.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ fn documents(text: &str) -> Vec<Json> {
 
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 
-/// A template that asks for the sidecar, and has what it adds to.
+/// Returns a pod template that requests the sidecar, and already has lists that injection extends.
 fn template() -> Json {
     json!({
         "metadata": {"labels": {"app": "web"}, "annotations": {ASK: "yes"}},
@@ -35,7 +35,7 @@ fn template() -> Json {
     })
 }
 
-/// All kinds that make pods, with what each needs.
+/// Returns a workload of each kind that creates pods, with its required fields.
 fn workloads() -> Vec<Json> {
     let of = |version: &str, kind: &str, spec: Json| json!({"apiVersion": version, "kind": kind, "metadata": {"name": "web"}, "spec": spec});
     let mut pod = template();
@@ -61,7 +61,7 @@ fn as_yaml(documents: &[Json]) -> String {
 }
 
 #[test]
-fn every_kind_of_workload_is_injected_and_is_then_as_it_was() {
+fn uninject_reverts_every_workload_kind() {
     let all = workloads();
     let list = json!({"apiVersion": "v1", "kind": "List", "items": workloads()});
     for input in [as_yaml(&all), as_yaml(&[list])] {
@@ -72,13 +72,13 @@ fn every_kind_of_workload_is_injected_and_is_then_as_it_was() {
         let back = pillion(&["uninject", "-f", "-"], &injected);
         assert!(back.status.success(), "{}", text(&back.stderr));
         assert_eq!(documents(&text(&back.stdout)), documents(&input));
-        let told = text(&back.stderr);
-        assert_eq!(told.matches(": uninjected\n  nginx at ").count(), all.len(), "{told}");
+        let message = text(&back.stderr);
+        assert_eq!(message.matches(": uninjected\n  nginx at ").count(), all.len(), "{message}");
     }
 }
 
 #[test]
-fn the_difference_is_shown_both_ways_and_without_colours_where_nobody_sees_them() {
+fn diff_shows_both_directions_without_colours() {
     let input = as_yaml(&workloads()[..1]);
     let diff = pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx", "-o", "diff"], &input);
     let shown = text(&diff.stdout);
@@ -96,14 +96,14 @@ fn the_difference_is_shown_both_ways_and_without_colours_where_nobody_sees_them(
 }
 
 #[test]
-fn a_terminal_sees_colours_unless_it_is_asked_for_none() {
+fn terminal_output_has_colours_unless_disabled() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("web.yaml");
     fs::write(&file, as_yaml(&workloads()[..1])).unwrap();
     let command =
         format!("{} inject -q -f {} -p profiles/nginx -o diff", env!("CARGO_BIN_EXE_pillion"), file.display());
     let run = |no_color: Option<&str>| {
-        // `script` is a terminal that writes what it is shown.
+        // `script` provides a terminal and prints what the terminal shows.
         let mut script = std::process::Command::new("script");
         script.args(["-qec", &command, "/dev/null"]).current_dir(root()).env("TERM", "xterm-256color");
         script.env_remove("NO_COLOR").env_remove("CI");
@@ -119,7 +119,7 @@ fn a_terminal_sees_colours_unless_it_is_asked_for_none() {
 }
 
 #[test]
-fn what_cannot_be_undone_is_said() {
+fn irreversible_changes_are_reported() {
     let input = as_yaml(&workloads()[..1]);
     let injected = text(&pillion(&["inject", "-q", "-f", "-", "-p", "profiles/nginx"], &input).stdout);
     let mut object = documents(&injected).remove(0);

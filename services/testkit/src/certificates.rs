@@ -49,11 +49,11 @@ impl TestCa {
         params.distinguished_name.push(DnType::CommonName, "pillion test leaf");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        // Without it, two certificates of one CA look alike to clients that follow the chain by key identifiers.
+        // Without this extension, clients that build chains by key identifier cannot tell the CA's certificates apart.
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().context("generating a leaf's key")?;
-        let leaf = params.signed_by(&key, &self.issuer).context("signing a leaf")?;
-        Ok((leaf.pem(), key.serialize_pem()))
+        let certificate = params.signed_by(&key, &self.issuer).context("signing a leaf")?;
+        Ok((certificate.pem(), key.serialize_pem()))
     }
 
     /// Writes [`TestCa::serving`] to `NAME.crt` and `NAME.key` in `dir`.
@@ -80,9 +80,9 @@ impl TestCa {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().context("generating a client's key")?;
-        let leaf = params.signed_by(&key, &self.issuer).context("signing a client's certificate")?;
+        let certificate = params.signed_by(&key, &self.issuer).context("signing a client's certificate")?;
         let files = TlsFiles { cert: dir.join(format!("{name}.crt")), key: dir.join(format!("{name}.key")) };
-        for (path, text) in [(&files.cert, leaf.pem()), (&files.key, key.serialize_pem())] {
+        for (path, text) in [(&files.cert, certificate.pem()), (&files.key, key.serialize_pem())] {
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(files)

@@ -1,8 +1,8 @@
 //! A real Kubernetes cluster of one node, for tests that need kubelets, a scheduler and Services with real addresses.
 //!
-//! It runs the programs of a control plane and of a node, from pinned Go modules and Debian's packages, in Linux
-//! namespaces (`cluster::node`). Tests use only that. For manual work, kind is supported too where a container engine
-//! is installed. Each cluster has a name and a folder; its parts are in the tools' cache (`cluster::parts`).
+//! It runs the programs of a control plane and of a node in Linux namespaces (`cluster::node`). They come from pinned
+//! Go modules and Debian packages. Tests use only this engine. For manual work, kind is supported too where a container
+//! engine is installed. Each cluster has a name and a folder; its parts are in the tools' cache (`cluster::parts`).
 
 use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ const START_LIMIT: Duration = Duration::from_mins(4);
 const COMMAND_LIMIT: Duration = Duration::from_mins(3);
 /// Marks the folder of a cluster that ends with its owner process.
 const OWNED: &str = "owned";
-/// An image that does nothing but answer probes if called with a port: `/pause [PORT]`.
+/// An image that only answers probes, on the port that is its argument: `/pause [PORT]`.
 pub const PAUSE_IMAGE: &str = "local.test/pause:1";
 
 /// A running cluster.
@@ -43,7 +43,7 @@ pub struct Cluster {
     name: String,
     home: PathBuf,
     parts: Parts,
-    /// The pipe's end that the owner holds open; closing it ends the cluster. `None`: the cluster has no owner.
+    /// The write end of the pipe that ends the cluster when it closes. `None`: the cluster has no owner.
     owner: Option<PipeWriter>,
     /// Prevents other processes from starting, ending or loading the cluster. The last field, so that it is dropped
     /// last.
@@ -60,8 +60,8 @@ pub fn pause(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds or fetches the parts of test clusters. It takes a quarter of an hour on two cores the first time, and nothing
-/// later.
+/// Builds or fetches the parts of test clusters. The first call takes a quarter of an hour on two cores; later calls
+/// build nothing.
 ///
 /// # Errors
 /// This machine cannot run a cluster, or a build fails.
@@ -70,11 +70,11 @@ pub fn build() -> anyhow::Result<()> {
 }
 
 impl Cluster {
-    /// Starts the cluster of this name, or resumes it with its data. It continues without an owner. Missing parts are
-    /// built or fetched, which takes a quarter of an hour the first time.
+    /// Starts the cluster with this name, or resumes it with its data. The cluster has no owner, so it outlives this
+    /// process. Builds or fetches missing parts, which takes a quarter of an hour the first time.
     ///
     /// # Errors
-    /// This machine cannot run a cluster, or it does not become ready; the error names its logs.
+    /// This machine cannot run a cluster, or the cluster does not become ready; the error names its logs.
     pub async fn up(name: &str) -> anyhow::Result<Self> {
         let (parts, home) = (parts::make()?, home_of(name)?);
         let lock = Lock::of(&home)?;
@@ -91,9 +91,9 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a new cluster that ends when it is dropped, or when its process ends in any way. It always uses the
-    /// project's own engine, and is named after this process, so there is one for each process. Clusters of owners that
-    /// died are removed.
+    /// Starts a new cluster that ends when it is dropped, or when its process ends in any way. Always uses the
+    /// project's own engine. The cluster is named after this process, so each process has at most one. Removes the
+    /// clusters of owners that have died.
     ///
     /// # Errors
     /// As [`Cluster::up`]; nothing is built or fetched.
@@ -112,10 +112,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Ends the cluster of this name and removes its data. Returns `false` if there is none.
+    /// Ends the cluster with this name and removes its data. Returns `false` if there is none.
     ///
     /// # Errors
-    /// Another process uses it, or its data cannot be removed.
+    /// Another process uses the cluster, or its data cannot be removed.
     pub fn down(name: &str) -> anyhow::Result<bool> {
         let home = home_of(name)?;
         if !home.exists() {
@@ -129,10 +129,10 @@ impl Cluster {
         Self { home, name: name.to_owned(), parts, owner: None, _lock: lock }.remove()
     }
 
-    /// Kills every process of the node at once, like a power cut, and starts it again with its data.
+    /// Kills every process of the node at once, like a power cut, and starts them again with the same data.
     ///
     /// # Errors
-    /// It does not become ready again.
+    /// The node does not become ready again.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         let stdin = match &mut self.owner {
             None => Stdio::null(),
@@ -181,7 +181,7 @@ impl Cluster {
         &self.home
     }
 
-    /// Returns a client of the administrator.
+    /// Returns a client that authenticates as the administrator.
     ///
     /// # Errors
     /// The kubeconfig is missing.
@@ -189,8 +189,8 @@ impl Cluster {
         self.client_as("", &[]).await
     }
 
-    /// Returns a client that impersonates `user` in `groups` (and in `system:authenticated`). If `user` is empty, it is
-    /// the administrator.
+    /// Returns a client that impersonates `user` in `groups` (and in `system:authenticated`). If `user` is empty, the
+    /// client is the administrator.
     ///
     /// # Errors
     /// As [`Cluster::client`].
@@ -217,7 +217,7 @@ impl Cluster {
             Engine::Kind { program, .. } => kind::start(program, &self.name, &self.kubeconfig())?,
             Engine::Own(own) => {
                 node::prepare(&self.home, &self.name, own)?;
-                // Ends the remains of a run that was killed.
+                // Ends leftover processes of a run that was killed.
                 node::stop(&self.home)?;
                 node::start(&self.home, stdin, self.owner.is_some())?;
             }
@@ -225,7 +225,7 @@ impl Cluster {
         self.wait().await
     }
 
-    /// Waits until the node is ready, and can run an image.
+    /// Waits until the node is ready and can run an image.
     async fn wait(&self) -> anyhow::Result<()> {
         let logs = self.home.join("log");
         eventually(START_LIMIT, "the cluster's node is ready", async || self.is_ready().await)
@@ -250,7 +250,7 @@ impl Cluster {
         let ready = conditions.iter().find(|each| each.type_ == "Ready").context("no condition")?;
         ensure!(ready.status == "True", "{}", ready.message.as_deref().unwrap_or_default());
         if let Engine::Own(_) = &self.parts.engine {
-            // A status from before a restart does not count.
+            // Ignores a status from before a restart.
             let beaten = ready.last_heartbeat_time.as_ref().context("no heartbeat")?;
             node::has_started_since(&self.home, &beaten.0.to_string())?;
         }
@@ -272,7 +272,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if self.owner.is_some() {
-            // Helps to debug a failing test.
+            // Prints the logs to help to debug a failing test.
             if std::thread::panicking() {
                 node::print_logs(&self.home);
             }
@@ -281,11 +281,11 @@ impl Drop for Cluster {
     }
 }
 
-/// Removes the clusters of processes that have ended. A running process holds the lock of its own.
+/// Removes the clusters of processes that have ended. A running process holds the lock of its own cluster.
 fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok).filter(|entry| entry.path().join(OWNED).exists()) {
-        // The next cluster does not need what cannot be removed.
+        // Ignored: a leftover that cannot be removed does not affect the next cluster.
         let _ = Cluster::end(entry.path(), &entry.file_name().to_string_lossy());
     }
 }
@@ -323,7 +323,7 @@ fn folder() -> anyhow::Result<PathBuf> {
 }
 
 fn home_of(name: &str) -> anyhow::Result<PathBuf> {
-    // The name is part of the names of a network link, a cgroup and, with kind, a container.
+    // The name becomes part of the names of a network link, a cgroup and, with kind, a container.
     let fits =
         (1..=8).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     ensure!(fits, "{name:?} is no name for a cluster; expected up to 8 lower-case letters and digits");

@@ -1,6 +1,6 @@
-//! Starts a real control plane: etcd and kube-apiserver, configured as in production wherever a webhook can notice.
+//! Starts a real control plane: etcd and kube-apiserver, configured as in production in all that a webhook can observe.
 //!
-//! It has no controller manager, scheduler or node. Pods are created and stay pending.
+//! It has no controller manager, scheduler or node, so pods stay pending.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ struct Ports {
 pub struct ControlPlane {
     settings: Settings,
     ca_pem: String,
-    // Dropped in this order: an API server that loses etcd fills the end of its log with errors.
+    // The API server is dropped first: without etcd it would fill the end of its log with errors.
     api_server: Option<Daemon>,
     /// `None` for a leased control plane, which belongs to another process.
     etcd: Option<Daemon>,
@@ -115,7 +115,7 @@ impl Builder {
         Ok(self)
     }
 
-    /// Sets the folder of data, keys and logs. Default: a folder in that of the test.
+    /// Sets the folder of data, keys and logs. Default: a folder inside the test's folder.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self
@@ -206,8 +206,8 @@ impl Settings {
         let second = namespace::SECOND_API_SERVER.to_string();
         let names = [&address, &second, "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
         ca.serving_files(&self.directory, "apiserver", &names)?;
-        // The API server also accepts a certificate as the public key of its tokens, so no other code for keys is
-        // needed.
+        // The API server also accepts a certificate as the public key of its tokens, so this reuses the certificate
+        // code.
         TestCa::new()?.serving_files(&self.directory, "service-accounts", &["service-accounts"])?;
         self.write("tokens.csv", &format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;
         Ok(ca.bundle_pem())
@@ -247,7 +247,7 @@ impl Settings {
             .arg("--authorization-mode=RBAC")
             // The API server must call webhooks at the endpoints' addresses: nothing routes Service addresses here.
             .arg("--enable-aggregator-routing=true")
-            // It waits for service accounts, which only a controller manager creates.
+            // This plugin waits for service accounts, which only a controller manager creates.
             .arg("--disable-admission-plugins=ServiceAccount")
             .arg("--service-cluster-ip-range=10.112.0.0/24")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
@@ -267,7 +267,7 @@ impl Settings {
 /// Removes proxies, ignores signals of the terminal, and reduces garbage collection.
 fn on_its_own(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
-    // Tests lack processor time, not memory, so garbage is collected only at this limit.
+    // Tests are limited by processor time and not by memory, so garbage is collected only at this limit.
     command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB");
     for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
         command.env_remove(variable);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn terminate_lets_it_end_by_its_own_code() {
+    async fn terminate_returns_programs_exit_code() {
         let dir = tempfile::tempdir().unwrap();
         let mut daemon = shell("trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done", dir.path());
         let log = daemon.log().to_owned();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_ends_it() {
+    fn drop_kills_process() {
         let dir = tempfile::tempdir().unwrap();
         let daemon = shell("exec sleep 60", dir.path());
         let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_the_end_of_the_file() {
+    fn tail_is_end_of_file() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("log"), "one\ntwo\nthree\n").unwrap();
         assert_eq!(tail(&dir.path().join("log"), 2), "two\nthree\n");

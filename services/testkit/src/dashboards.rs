@@ -1,4 +1,4 @@
-//! Renders Grafana's dashboards from the short text in `dashboards/source`. This module holds what all panels and
+//! Renders Grafana dashboards from the short sources in `dashboards/source`. This module contains what all panels and
 //! queries share.
 
 use serde::Deserialize;
@@ -41,12 +41,12 @@ pub struct Panel {
     kind: Kind,
     unit: String,
     width: Option<u64>,
-    /// Why its queries may return nothing without a cluster.
+    /// Why the panel's queries may return nothing without a cluster.
     pub idle: Option<String>,
-    /// Colours by the value from which they apply.
+    /// The colours, each with the lowest value at which it applies.
     #[serde(default)]
     thresholds: Vec<(Option<f64>, String)>,
-    /// Texts and colours of single values.
+    /// The text and colour of single values.
     #[serde(default)]
     mappings: std::collections::BTreeMap<String, (String, String)>,
     #[serde(default)]
@@ -78,7 +78,7 @@ impl Source {
     /// Parses a source.
     ///
     /// # Errors
-    /// The position of the mistake.
+    /// The source is invalid; the error names the position.
     pub fn read(text: &str) -> anyhow::Result<Self> {
         Ok(serde_saphyr::from_str(text)?)
     }
@@ -259,8 +259,8 @@ fn datasource() -> Value {
     json!({"type": "prometheus", "uid": "${datasource}"})
 }
 
-/// Returns a query with the dashboard's variables: each metric is restricted to the selected targets, and to Pillion's
-/// webhooks.
+/// Adds the dashboard's variables to a query: restricts each metric to the selected targets, and API server metrics to
+/// Pillion's webhooks.
 fn expression(text: &str, metric: &str) -> String {
     let ours = if metric.starts_with("apiserver_") {
         r#"job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#

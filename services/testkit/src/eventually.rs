@@ -6,15 +6,15 @@ use anyhow::anyhow;
 
 /// The pause between checks of something local, such as a file or a process.
 pub(crate) const POLL: Duration = Duration::from_millis(25);
-/// The first and the longest pause between attempts; each is half as long again as the one before. Most attempts call
-/// the API server, and many at once would delay what they wait for.
+/// The first and the longest pause between attempts; each is 1.5 times the previous one. Most attempts call the API
+/// server, and more of them would delay the awaited condition.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Retries until an attempt returns `Ok`, which is returned, or `limit` has passed.
+/// Retries until an attempt returns `Ok`, and returns its value, or until `limit` has passed.
 ///
-/// An attempt that fails gives its reason as an error; the last one is part of the final error. An attempt that hangs
-/// is cut off at the limit.
+/// A failed attempt returns its reason as an error; the last one is part of the final error. An attempt that hangs is
+/// cancelled at the limit.
 ///
 /// # Errors
 /// `what` did not become true within `limit`.
@@ -34,7 +34,7 @@ pub async fn eventually<T>(
             // Cut off at the deadline, which is checked below.
             Err(_) => {}
         }
-        // Checked after successful timeouts too: a timeout of zero lets an immediate attempt through.
+        // Checked after each failed attempt, so a limit of zero still permits one attempt.
         if Instant::now() >= deadline {
             return Err(last.context(format!("{what}: not within {limit:?}; last attempt")));
         }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn answers_with_the_first_success() {
+    async fn returns_first_success() {
         let mut attempts = 0;
         let value = eventually(Duration::from_secs(5), "three attempts", async || {
             attempts += 1;
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_that_hangs_is_cut_off() {
+    async fn hanging_attempt_is_cut_off() {
         let wait = eventually::<()>(Duration::from_millis(20), "an answer", std::future::pending);
         let error = format!("{:#}", wait.await.unwrap_err());
         assert!(error.contains("the first attempt did not come to an end"), "{error}");

@@ -1,6 +1,7 @@
-//! The accept stack of production without the product: TCP, rustls, hyper's automatic HTTP version, an axum router.
+//! An HTTPS server stack like production's, without the product: TCP, rustls, hyper's HTTP version detection, axum.
 //!
-//! Tests use it for webhooks of their own. The `floor` binary uses it to measure the least that such a server can cost.
+//! Tests use it for their own webhooks. The `floor` binary uses it to measure the lowest possible cost of such a
+//! server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,7 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, app: Router) {
             Some(_) = connections.join_next() => continue,
         };
         let Ok((stream, _)) = accepted else {
-            // Most likely no file descriptor is free, so an immediate retry would fail too.
+            // Usually no file descriptor is free, so an immediate retry would fail too.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };

@@ -1,5 +1,5 @@
-//! Builds images for the test cluster as archives that `ctr` and `kind` import: one layer, no registry and no builder.
-//! `tools/image.sh` makes them, as it makes those of a release.
+//! Builds images for the test cluster: archives with one layer that `ctr` and `kind` import. It needs no registry and
+//! no image builder. `tools/image.sh` writes them, as it does for a release.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ impl Image {
     /// Creates an image of this name (`HOST/NAME:TAG`), whose containers run the program `entrypoint`.
     ///
     /// # Errors
-    /// There is no folder for its files.
+    /// The folder for its files cannot be created.
     pub fn new(reference: impl Into<String>, entrypoint: impl Into<String>) -> anyhow::Result<Self> {
         let root = tempfile::tempdir().context("no folder for the image")?;
         Ok(Self { reference: reference.into(), entrypoint: entrypoint.into(), root })
@@ -93,7 +93,7 @@ pub fn renamed(archive: &Path, reference: &str, to: &Path) -> anyhow::Result<()>
         anyhow::Ok(std::fs::write(file, json.to_string())?)
     };
     change("index.json", "/manifests/0/annotations", names(reference))?;
-    // Docker's format, which is optional.
+    // Docker's format, which an archive may omit.
     if folder.path().join("manifest.json").exists() {
         change("manifest.json", "/0/RepoTags", json!([reference]))?;
     }
@@ -109,8 +109,8 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
-        ensure!(said.contains("not a dynamic executable"), "ldd {}: {said}", program.display());
+        let output = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
+        ensure!(output.contains("not a dynamic executable"), "ldd {}: {output}", program.display());
         return Ok(Vec::new());
     }
     ensure!(!text.contains("not found"), "a library of {} is missing:\n{text}", program.display());

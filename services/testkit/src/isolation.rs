@@ -1,14 +1,14 @@
 //! Runs a test in Linux namespaces of its own: user, network, process and mount. It needs no root.
 //!
 //! The test process starts a copy of itself with the name of the test, and waits for it. The copy is process 1 of a
-//! process namespace, so every process that it starts ends with it. Its network reaches nothing else: fixed addresses
-//! and ports never collide, no packet leaves, and tests run in parallel.
+//! process namespace, so every process that it starts ends with it. Its network is closed: fixed addresses and ports
+//! never collide, no packet leaves, and tests run in parallel.
 //!
 //! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that breaks
-//! or configures the control plane asks for a network of its own ([`Isolation::own_network`]).
+//! or configures the control plane requests a network of its own ([`Isolation::own_network`]).
 //!
-//! The loopback of the machine would not do: to a webhook on a loopback URL the API server speaks HTTP/2 over one
-//! connection, and it rejects loopback addresses as endpoints of a Service. Production differs in both.
+//! The machine's loopback would differ from production in two ways. The API server sends requests to a webhook on a
+//! loopback URL over one HTTP/2 connection. It also rejects loopback addresses as endpoints of a Service.
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Write as _};
@@ -77,14 +77,13 @@ impl Default for Isolation {
 }
 
 impl Isolation {
-    /// Creates settings with a limit of ten minutes: many times what a test needs, so that no test fails on a busy
-    /// machine.
+    /// Creates settings with a limit of ten minutes. Tests need far less, so none times out on a busy machine.
     pub fn new() -> Self {
         Self { time_limit: Duration::from_mins(10), has_own_network: false }
     }
 
-    /// Uses an empty network instead of one with a control plane. For a test that stops, pauses or configures the
-    /// control plane, or needs none; `_reason` documents which.
+    /// Uses an empty network instead of one with a control plane. For tests that stop, pause or configure the control
+    /// plane, or need none; `_reason` documents why.
     pub fn own_network(mut self, _reason: &'static str) -> Self {
         self.has_own_network = true;
         self
@@ -138,7 +137,7 @@ impl Isolation {
         shared::keep_if_asked().map_err(cannot_keep)?;
         match std::env::var(CALL) {
             Ok(wanted) if wanted == call => inside(self.time_limit, body),
-            // Another call of the same test; the selected one comes later.
+            // The copy runs another call of the same test, which comes later.
             Ok(_) => Ok(()),
             Err(_) => self.outside(test_name::<F>(), &call),
         }
@@ -214,7 +213,7 @@ impl Isolation {
             .env(DIRECTORY, directory)
             .env(CALL, call)
             .env(tools::ASSETS_VARIABLE, tools)
-            // Never written to: when it closes, the copy knows that this process has ended.
+            // This process never writes to it. When it closes, the copy knows that this process has ended.
             .stdin(Stdio::piped())
             .stdout(writer.try_clone().context("cannot make a pipe")?)
             .stderr(writer);
@@ -254,7 +253,7 @@ fn arguments(test: &str) -> [&str; 5] {
     ["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]
 }
 
-/// Reports why namespaces are not allowed, before a test fails in a less obvious way.
+/// Checks that this machine allows namespaces, and returns a clear error if not.
 fn probe() -> anyhow::Result<()> {
     let output = unshare().arg("true").stdin(Stdio::null()).output().context(HOW_TO_UNSHARE)?;
     if output.status.success() {
@@ -411,23 +410,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closure_names_the_test() {
+    fn closure_type_has_test_name() {
         assert_eq!(name_from_type("control_plane::serves::{{closure}}").as_deref(), Some("serves"));
         assert_eq!(name_from_type("testkit::a::b::serves::{{closure}}").as_deref(), Some("a::b::serves"));
     }
 
     #[test]
-    fn nested_frames_name_no_test() {
+    fn nested_closure_has_no_test_name() {
         assert_eq!(name_from_type("control_plane::body"), None);
         assert_eq!(name_from_type("control_plane::serves::{{closure}}::{{closure}}"), None);
     }
 
     #[test]
-    fn on_the_main_thread_the_closure_is_asked() {
+    fn main_thread_uses_closure_type() {
         fn ask<F>(_: F) -> Option<String> {
             name_from_type(std::any::type_name::<F>())
         }
-        let name = "isolation::tests::on_the_main_thread_the_closure_is_asked";
+        let name = "isolation::tests::main_thread_uses_closure_type";
         assert_eq!(ask(|| ()).as_deref(), Some(name));
         assert_eq!(std::thread::current().name().filter(|thread| *thread != "main").unwrap_or(name), name);
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// The identity of a kubeconfig.
 #[derive(Debug, Clone)]
 pub(crate) enum Identity<'a> {
-    /// The owner of the bearer token.
+    /// A bearer token.
     Token(&'a str),
     /// The token's owner, impersonating another user.
     Impersonation {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn client_libraries_read_it() {
+    fn client_libraries_read_kubeconfig() {
         let identity = Identity::Impersonation { token: "t", user: "alice", groups: &["devs"] };
         let text = render("https://10.0.0.1:6443", "the CA", &identity);
         let read = kube::config::Kubeconfig::from_yaml(&text).unwrap();

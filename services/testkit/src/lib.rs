@@ -1,6 +1,6 @@
 //! The real parts that tests run against: a kube-apiserver with its etcd, replicas of the real binary, certificates.
 //!
-//! A test of the control plane looks like this:
+//! A test with a control plane looks like this:
 //!
 //! ```no_run
 //! // #[test]
@@ -13,24 +13,22 @@
 //! }
 //! ```
 //!
-//! - [`tools`]: where `etcd`, `kube-apiserver` and `kubectl` come from.
-//! - [`namespace`]: a test in Linux namespaces of its own, without root; its addresses and its folder.
+//! - [`tools`]: finds or builds `etcd`, `kube-apiserver`, `kubectl` and other programs.
+//! - [`namespace`]: the Linux namespaces of a test, without root; its addresses and its folder.
 //! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
 //! - [`replica`]: replicas of webhook and controller as processes of the real binary.
-//! - [`moved_clock`]: the wall clock of single processes, put forward or back while they run.
-//! - [`controller_manager`]: the real controllers that make pods, where a test is about what owners do.
+//! - [`moved_clock`]: moves the wall clock of single processes forward or back while they run.
+//! - [`controller_manager`]: the real controllers that create pods, for tests of owner references.
 //! - [`mod@cluster`]: a real cluster of one node, where containers run; [`image`]: images for it.
-//! - [`registration`]: the Service, its endpoint slices and the webhook configuration that lead the API server to them.
-//! - [`certificates`]: a certificate authority for tests.
-//! - [`dashboards`]: Grafana's dashboards, rendered from `dashboards/source`.
-//! - [`daemon`]: a process with a log file that never outlives its owner.
-//! - [`eventually`](mod@eventually): bounded waiting for a condition.
-//! - [`https`]: the accept stack of production without the product: for webhooks inside a test and for the
-//!   benchmark's floor.
+//! - [`registration`]: the Service, its endpoint slices and the webhook configuration, for the API server.
+//! - [`certificates`]: a CA for tests.
+//! - [`dashboards`]: renders Grafana dashboards from `dashboards/source`.
+//! - [`daemon`]: a process with a log file that ends with its owner.
+//! - [`eventually`](mod@eventually): waits for a condition with a time limit.
+//! - [`https`]: an HTTPS server stack like production's, for webhooks inside a test and for the benchmark's baseline.
 //!
-//! Binaries: `control-plane up|down` (a control plane on this machine's loopback, to play with), `cluster up|down` (a real
-//! cluster of one node) and `floor` (the least
-//! that an HTTPS server of this kind can cost; benchmarks compare against it).
+//! Binaries: `control-plane up|down` (a control plane on this machine's loopback, for manual use), `cluster up|down` (a
+//! real cluster of one node) and `floor` (an HTTPS server with the lowest possible cost, as the benchmark's baseline).
 
 pub mod certificates;
 pub mod dashboards;
@@ -61,7 +59,7 @@ pub use namespace::Silence;
 pub use registration::{RegisteredService, register_service, register_webhook};
 pub use replica::{Replica, ReplicaSpec, Role};
 
-/// Whether tests use all cases instead of a sample: `PILLION_THOROUGH` is set, as in `just nightly`.
+/// Returns whether tests use all cases instead of a sample: `PILLION_THOROUGH` is set, as in `just nightly`.
 #[must_use]
 pub fn is_thorough() -> bool {
     std::env::var_os("PILLION_THOROUGH").is_some()

@@ -1,7 +1,7 @@
-/* The wall clock of one process, put forward or back while it runs: preloaded, it answers for the C library.
+/* Moves the wall clock of one process forward or back while it runs: preloaded, it replaces the C library's functions.
  *
- * By how many seconds stands in a file, as a number of eight octets, which is mapped: who writes it moves the clock of the
- * process at once. The monotonic clock is the machine's, as after a step of NTP. */
+ * The offset in seconds is an eight-byte number in a mapped file, so writing it moves the clock of the process at once.
+ * The monotonic clock stays the machine's, as after a step of NTP. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@ __attribute__((constructor)) static void map_file(void) {
     const char *path = getenv("PILLION_TEST_CLOCK");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     void *mapped = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *ahead, PROT_READ, MAP_SHARED, file, 0);
-    /* A test that believes that it moves a clock, and does not, would show nothing. */
+    /* Fails, since a test whose clock does not move would prove nothing. */
     if (mapped == MAP_FAILED) _exit(97);
     ahead = mapped;
     close(file);

@@ -1,8 +1,8 @@
 //! Moves the wall clock of single processes forward or back while they run.
 //!
 //! A test cannot set the machine's clock, and Linux has no namespace for the wall clock. So the process preloads a
-//! small library before the C library, which adds an offset from a file to the kernel's time. The program itself is
-//! unchanged. The C compiler that Rust links with builds the library.
+//! small library that adds an offset from a file to the kernel's time. The program itself is unchanged. Rust's linker
+//! driver (`cc`) builds the library.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -15,10 +15,10 @@ use anyhow::{Context, ensure};
 use crate::namespace;
 
 const SOURCE: &str = include_str!("moved_clock.c");
-/// The variable with the path of the offset's file.
+/// The environment variable with the path of the file that holds the offset.
 const FILE: &str = "PILLION_TEST_CLOCK";
 
-/// A clock with an offset to the machine's clock. Several processes can use it.
+/// A clock with an offset from the machine's clock. Several processes can use it.
 #[derive(Debug)]
 pub struct MovedClock {
     library: PathBuf,
@@ -51,7 +51,7 @@ impl MovedClock {
         vec![("LD_PRELOAD".to_owned(), text(&self.library)), (FILE.to_owned(), text(&self.path))]
     }
 
-    /// Sets the offset to the machine's clock, in seconds. Negative: behind it.
+    /// Sets the offset from the machine's clock, in seconds. A negative offset puts this clock behind.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -83,9 +83,9 @@ mod tests {
         isolated(|| async {
             let clock = MovedClock::new("one")?;
             let date = |environment: Vec<(String, String)>| -> anyhow::Result<i64> {
-                let told = Command::new("date").arg("+%s").envs(environment).output()?;
-                ensure!(told.status.success(), "{told:?}");
-                Ok(String::from_utf8(told.stdout)?.trim().parse()?)
+                let output = Command::new("date").arg("+%s").envs(environment).output()?;
+                ensure!(output.status.success(), "{output:?}");
+                Ok(String::from_utf8(output.stdout)?.trim().parse()?)
             };
             for ahead in [0, 1_000_000, -1_000_000] {
                 clock.ahead_by(ahead)?;

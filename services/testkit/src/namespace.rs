@@ -21,11 +21,11 @@ pub const fn replica_address(number: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 111, 1, number))
 }
 
-/// Set in the copy: the folder of the test.
+/// Set in the copy of the test process: the folder of the test.
 pub(crate) const DIRECTORY: &str = "PILLION_TEST_DIRECTORY";
 /// Set in the copy of a test with a leased control plane: the folder of the lease.
 pub(crate) const CONTROL_PLANE: &str = "PILLION_TEST_CONTROL_PLANE";
-/// The control plane's folder in that of a lease. `ControlPlane::start` attaches to it.
+/// The name of the control plane's folder inside a lease's folder. `ControlPlane::start` attaches to it.
 pub(crate) const LEASED_CONTROL_PLANE: &str = "control-plane";
 
 /// Returns the folder of the current isolated test, for logs, data and kubeconfigs. It is kept if the test fails and
@@ -68,20 +68,21 @@ pub(crate) fn set_up_addresses() -> anyhow::Result<()> {
     ip(&["address", "add", RANGE, "dev", "lo"])
 }
 
-/// Drops all packets to an address, like a node without power, until it is dropped itself.
+/// Drops all packets to an address until this value is dropped, as if the node had lost power.
 #[derive(Debug)]
 pub struct Silence {
     address: String,
 }
 
 impl Silence {
-    /// Routes the packets to an address of this network namespace to nowhere. A process that listens there must be
-    /// paused, since packets that it sends would arrive.
+    /// Routes the packets to an address of this network namespace to nowhere. Pause any process that listens there,
+    /// since packets that it sends still arrive.
     ///
     /// # Errors
     /// The route cannot be created.
     pub fn of(address: IpAddr) -> anyhow::Result<Self> {
-        // One end of a veth pair with an unused hardware address behind it: there is neither a reply nor an error.
+        // One end of a veth pair; the neighbour entry has an unused hardware address. Senders get neither a reply nor
+        // an error.
         if ip(&["link", "show", "nowhere"]).is_err() {
             ip(&["link", "add", "nowhere", "type", "veth", "peer", "name", "nobody"])?;
             ip(&["link", "set", "nobody", "up"])?;
@@ -96,7 +97,7 @@ impl Silence {
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        // The network namespace would remove it anyway.
+        // Ignored: the route disappears with the network namespace anyway.
         let _ = ip(&["route", "delete", &self.address, "table", "local"]);
     }
 }

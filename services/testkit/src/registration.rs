@@ -75,10 +75,10 @@ impl RegisteredService {
         Ok(())
     }
 
-    /// Removes a replica, as when its pod is deleted.
+    /// Removes a replica's endpoint, as when its pod is deleted.
     ///
     /// # Errors
-    /// It was never added.
+    /// The replica was never added.
     pub async fn remove(&self, replica: IpAddr) -> anyhow::Result<()> {
         self.slices
             .delete(&slice_name(replica), &DeleteParams::default())
@@ -90,11 +90,11 @@ impl RegisteredService {
 
 /// Creates or replaces a webhook configuration.
 ///
-/// The API server observes it, and endpoints, a moment later; await the first call with
+/// The API server notices the change, and new endpoints, a moment later. Retry the first request with
 /// [`eventually`](crate::eventually()).
 ///
 /// # Errors
-/// It has no name or the API server rejects it.
+/// The configuration has no name, or the API server rejects it.
 pub async fn register_webhook(client: &Client, configuration: &MutatingWebhookConfiguration) -> anyhow::Result<()> {
     let name = configuration.metadata.name.as_deref().context("a MutatingWebhookConfiguration without a name")?;
     Api::<MutatingWebhookConfiguration>::all(client.clone())

@@ -222,8 +222,7 @@ async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)
             let body = response.into_body().collect().await?.to_bytes();
             anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
         };
-        // The connection must be driven while the response is awaited. It lives longer than the response, or fails with
-        // it.
+        // Drives the connection while waiting for the response. The connection outlives the response, or fails with it.
         tokio::select! {
             answer = answer => answer,
             Err(error) = connection => Err(error.into()),

@@ -1,11 +1,10 @@
 //! Leases control planes to tests, one test at a time.
 //!
-//! Starting etcd and kube-apiserver takes longer than most tests. So a control plane outlives the test that started it:
-//! it runs in network namespaces of its own, which each test that leases it enters. After a test has passed, every key
-//! in etcd is reset to its value before the first test. A control plane whose test has failed is ended.
+//! Starting etcd and kube-apiserver takes longer than most tests. So a control plane outlives the test that started it.
+//! It runs in network namespaces of its own, and each test that leases it enters them. After a test has passed, every
+//! key in etcd is reset to its value before the first test. A control plane whose test has failed is ended.
 //!
-//! Two tests never use one control plane at the same time. There are as many control planes as tests that run in
-//! parallel.
+//! Two tests never use one control plane at the same time. There are as many control planes as parallel tests.
 //!
 //! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with
 //! the test runner.
@@ -101,7 +100,7 @@ impl Lease {
         Ok(command)
     }
 
-    /// Returns the control plane. It is reset if the test passed, else ended; its logs are copied to `logs`.
+    /// Returns the control plane. Resets it if the test passed, and ends it otherwise. Copies its logs to `logs`.
     pub(crate) fn give_back(self, passed: bool, logs: &Path) -> anyhow::Result<()> {
         if passed {
             return std::fs::write(self.folder.join(USED), "").context("cannot ask for a reset");
@@ -134,7 +133,7 @@ impl Lease {
         let _ = std::fs::remove_dir_all(&self.folder);
         std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
         let unshared = namespace::unshare();
-        // Its own session, so that a test runner that ends a test's process group does not end the control plane.
+        // A new session, so that a test runner that kills a test's process group does not end the control plane.
         let mut command = Command::new("setsid");
         command
             .args(["--fork", "sh", "-c", KEEPER])
@@ -156,7 +155,7 @@ impl Lease {
         ensure!(status.success(), "setsid failed ({status})");
         let deadline = Instant::now() + Duration::from_secs(10);
         while !self.is_kept() {
-            ensure!(Instant::now() < deadline, "the keeper of a control plane did not start: {}", self.said());
+            ensure!(Instant::now() < deadline, "the keeper of a control plane did not start: {}", self.output());
             std::thread::sleep(POLL);
         }
         Ok(())
@@ -169,13 +168,13 @@ impl Lease {
             if self.folder.join(READY).exists() && !self.folder.join(USED).exists() {
                 return Ok(());
             }
-            ensure!(self.is_kept(), "the keeper of a control plane has ended: {}", self.said());
-            ensure!(Instant::now() < deadline, "no control plane within {LIMIT:?}: {}", self.said());
+            ensure!(self.is_kept(), "the keeper of a control plane has ended: {}", self.output());
+            ensure!(Instant::now() < deadline, "no control plane within {LIMIT:?}: {}", self.output());
             std::thread::sleep(POLL);
         }
     }
 
-    fn said(&self) -> String {
+    fn output(&self) -> String {
         tail(&self.folder.join(LOG), 40)
     }
 }
@@ -243,7 +242,7 @@ pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     })
 }
 
-/// The content of etcd, by its JSON gateway, with keys and values in base64.
+/// The content of etcd, through its JSON gateway, with keys and values in base64.
 struct Keys {
     etcd: Client,
 }

@@ -1,5 +1,5 @@
-//! Finds the real programs: `tools/build.sh` builds them once from pinned Go modules into a cache outside the checkout.
-//! Those of the control plane may also come from `KUBEBUILDER_ASSETS`.
+//! Finds the real programs. `tools/build.sh` builds them once from pinned Go modules into a cache outside the checkout.
+//! The control plane's programs may also come from `KUBEBUILDER_ASSETS`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,12 +17,11 @@ pub const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 
 /// Returns the folder that contains `etcd`, `kube-apiserver` and `kubectl`.
 ///
-/// It takes milliseconds if they are built, and about ten minutes on two cores the first time. Meanwhile the script's
-/// progress goes to standard error, past the capture of the test harness.
+/// The first call builds them, which takes about ten minutes on two cores; later calls take milliseconds. During a
+/// build, the script's progress bypasses the test harness's output capture and goes to standard error.
 ///
-/// # Errors
-/// A program is missing from `KUBEBUILDER_ASSETS`, or the script failed; the error has its output, which suggests
-/// remedies if Go is missing.
+/// # Errors A program is missing from `KUBEBUILDER_ASSETS`, or the script failed. The error contains the script's
+/// output, which suggests remedies if Go is missing.
 pub fn dir() -> anyhow::Result<PathBuf> {
     let dir = built(&PROGRAMS)?;
     check(&dir)?;
@@ -43,10 +42,10 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the folder with these programs, if all of them are built; builds nothing.
+/// Returns the folder with these programs, without building any.
 ///
 /// # Errors
-/// The names of those that are missing.
+/// Some programs are not built; the error names them.
 pub(crate) fn built_before(programs: &[&str]) -> anyhow::Result<PathBuf> {
     let output = Command::new("bash")
         .arg(script())
@@ -66,7 +65,7 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh")
 }
 
-/// Returns the folder with these programs, and runs the script once for each process.
+/// Returns the folder with these programs. Runs the script at most once per process for each list.
 pub(crate) fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     // Held during the build, so that tests of one process do not start it concurrently.
@@ -106,14 +105,14 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
         .spawn()
         .with_context(|| format!("cannot run bash {}", script.display()))?;
 
-    let mut said = String::new();
+    let mut output = String::new();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {
             let line = line.context("reading what the build of the tools says")?;
             // Written directly, since the harness would show captured output only after the build.
             let _ = writeln!(std::io::stderr(), "tools: {line}");
-            said.push_str(&line);
-            said.push('\n');
+            output.push_str(&line);
+            output.push('\n');
         }
     }
     let mut printed = String::new();
@@ -122,7 +121,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     }
     let status = child.wait().context("waiting for the build of the tools")?;
     if !status.success() {
-        bail!("building the tools failed ({status}):\n{said}");
+        bail!("building the tools failed ({status}):\n{output}");
     }
     match printed.lines().last() {
         Some(dir) => Ok(PathBuf::from(dir)),
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failing_script_says_is_passed_on() {
+    fn error_contains_scripts_output() {
         let script = script("echo 'error: no go on the PATH' >&2; echo '  help: install Go' >&2; exit 2");
         let error = build(script.path(), &[]).unwrap_err().to_string();
         assert!(error.contains("no go on the PATH\n  help: install Go"), "{error}");

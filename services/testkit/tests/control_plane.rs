@@ -1,4 +1,4 @@
-//! The harness itself, with the real etcd, kube-apiserver and kubectl.
+//! Tests the harness itself, with the real etcd, kube-apiserver and kubectl.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn starts_and_serves() {
         let mut took = started.elapsed();
         println!("ready after {took:?}");
         if took > Duration::from_mins(1) {
-            // A machine that is busy may be slow once.
+            // Takes the best of several attempts, since a busy machine may be slow once.
             let started = Instant::now();
             drop(ControlPlane::builder().address(IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2))).start().await?);
             took = started.elapsed();
@@ -44,12 +44,12 @@ fn kubectl_applies_crds_and_reads_what_it_wrote() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.apply_crds(&[widgets()?]).await?;
-        let said = control_plane
+        let output = control_plane
             .apply_yaml(
                 "apiVersion: example.test/v1\nkind: Widget\nmetadata: {name: w, namespace: default}\nspec: {size: 7}\n",
             )
             .await?;
-        ensure!(said.contains("widget.example.test/w serverside-applied"), "{said}");
+        ensure!(output.contains("widget.example.test/w serverside-applied"), "{output}");
         let size = control_plane.kubectl_ok(&["get", "widget", "w", "-o", "jsonpath={.spec.size}"]).await?;
         ensure!(size == "7", "{size}");
 
@@ -77,7 +77,7 @@ fn rbac_applies_to_accounts_and_impersonation() {
                 other => bail!("without a role it should be forbidden: {other:?}"),
             }
         }
-        // The built-in roles such as `view` are put together by the controller manager and are empty here.
+        // The controller manager aggregates built-in roles such as `view`, so they are empty here.
         let role = ["create", "clusterrole", "reader", "--verb=list", "--resource=configmaps"];
         control_plane.kubectl_ok(&role).await?;
         let binding = [
@@ -123,10 +123,10 @@ fn second_api_server_shares_state_and_pauses() {
 
         second.process().pause()?;
         let answer = tokio::time::timeout(Duration::from_millis(500), there.get_opt("shared")).await;
-        ensure!(answer.is_err(), "an API server that is stopped answers: {answer:?}");
+        ensure!(answer.is_err(), "a stopped API server responds: {answer:?}");
         first.create_namespace("meanwhile", &[]).await?;
         second.process().resume()?;
-        eventually(SOON, "it answers again", async || {
+        eventually(SOON, "it responds again", async || {
             there.get_opt("meanwhile").await?.context("it does not know yet")
         })
         .await?;
@@ -135,7 +135,7 @@ fn second_api_server_shares_state_and_pauses() {
 }
 
 #[test]
-fn a_restarted_api_server_has_kept_everything() {
+fn restarted_api_server_keeps_objects() {
     Isolation::new().own_network("is about the control plane").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         control_plane.create_namespace("kept", &[]).await?;
@@ -143,12 +143,12 @@ fn a_restarted_api_server_has_kept_everything() {
         let uid = before.get("kept").await?.metadata.uid;
 
         control_plane.stop_api_server()?;
-        ensure!(before.get("kept").await.is_err(), "a killed API server answers");
+        ensure!(before.get("kept").await.is_err(), "a killed API server responds");
         ensure!(control_plane.stop_api_server().is_err());
         control_plane.start_api_server().await?;
 
         ensure!(Api::<Namespace>::all(control_plane.client()).get("kept").await?.metadata.uid == uid);
-        // A client of before finds its way back.
+        // A client from before the restart reconnects.
         let again = eventually(SOON, "the old client is served", async || Ok(before.get("kept").await?)).await?;
         ensure!(again.metadata.uid == uid);
         Ok(())
@@ -162,7 +162,7 @@ fn start_failure_shows_api_server_output() {
         let start = ControlPlane::builder().api_server_arg("--no-such-flag").start().await;
         let error = format!("{:#}", start.err().context("it started")?);
         ensure!(error.contains("unknown flag: --no-such-flag"), "{error}");
-        ensure!(started.elapsed() < Duration::from_mins(1), "it waited for the limit");
+        ensure!(started.elapsed() < Duration::from_mins(1), "the wait was not cut short");
         Ok(())
     });
 }

@@ -1,6 +1,6 @@
-//! What `just dist` writes, with a program that does nothing in place of the real one.
+//! Tests the output of `just dist`, with an empty program in place of the real one.
 
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,7 +49,7 @@ fn dist_keeps_folder_without_release() {
     assert!(folder.path().join("thesis.pdf").exists());
 }
 
-/// Compiles a static program that names a crate of the workspace, as panics do.
+/// Compiles a static program that contains the path of a workspace crate, as panic messages do.
 fn static_program(folder: &Path) -> PathBuf {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
     let (_, rest) = lock.split_once("name = \"serde\"\nversion = \"").unwrap();
@@ -113,7 +113,7 @@ fn dist_is_complete_and_reproducible() {
         assert!(!components.contains(&name), "{name} is not in the program");
     }
 
-    // The Containerfile makes the same image from the archive of the command line, but for /tmp.
+    // The Containerfile builds the same image from the archive of the CLI, except for /tmp.
     run("tar", &["-xf", &format!("{name}-image.tar"), "--one-top-level=layout"], &one);
     let layout = one.join("layout");
     let read = |path: &str| -> Value { serde_json::from_slice(&fs::read(layout.join(path)).unwrap()).unwrap() };

@@ -1,4 +1,4 @@
-//! The parts that tests are made of, and the merge compared with a real API server.
+//! Tests of the test harness, and of the merge against a real API server.
 
 mod control_plane;
 mod dist;

@@ -1,4 +1,4 @@
-//! Isolated tests: that they run once, inside, that they fail when they should, and that nothing outlives them.
+//! Isolated tests run once and inside, fail when they should, and leave no process behind.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 #[test]
 fn failure_keeps_logs_and_shows_tail() {
-    let outcome = Isolation::new().own_network("is about the namespaces").try_run(|| async {
+    let outcome = Isolation::new().own_network("tests the namespaces").try_run(|| async {
         let _control_plane = ControlPlane::start().await?;
         println!("said before the failure");
         bail!("on purpose")
@@ -27,10 +27,10 @@ fn failure_keeps_logs_and_shows_tail() {
 }
 
 #[test]
-fn a_test_that_passes_leaves_nothing() {
-    // A fixed place, since the copy shares no variable with this process.
+fn passed_test_leaves_nothing() {
+    // A fixed path, since the copy shares no variable with this process.
     let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folder-of-a-test-that-passed");
-    Isolation::new().own_network("is about the namespaces").run(|| async {
+    Isolation::new().own_network("tests the namespaces").run(|| async {
         let dir = namespace::directory()?;
         std::fs::write(dir.join("some.log"), "text")?;
         std::fs::write(&note, dir.as_os_str().as_encoded_bytes())?;
@@ -41,9 +41,9 @@ fn a_test_that_passes_leaves_nothing() {
 }
 
 #[test]
-fn a_panic_inside_is_a_failure() {
+fn panic_in_body_is_failure() {
     let failure = Isolation::new()
-        .own_network("is about the namespaces")
+        .own_network("tests the namespaces")
         .try_run(|| async {
             assert_eq!(1 + 1, 3, "arithmetic");
             Ok(())
@@ -57,7 +57,7 @@ fn a_panic_inside_is_a_failure() {
 fn hanging_body_and_its_children_are_ended() {
     let started = Instant::now();
     let failure = Isolation::new()
-        .own_network("is about the namespaces")
+        .own_network("tests the namespaces")
         .time_limit(Duration::from_millis(300))
         .try_run(|| async {
             std::process::Command::new("sleep").arg("1000").spawn()?;
@@ -65,7 +65,7 @@ fn hanging_body_and_its_children_are_ended() {
         })
         .unwrap_err();
     assert!(failure.message.contains("did not end within 300ms"), "{failure}");
-    // The sleeper holds the pipe of the output: if it lived on, this would wait for it.
+    // The sleeper holds the output pipe open, so a surviving sleeper would delay this line.
     assert!(started.elapsed() < Duration::from_mins(1));
     std::fs::remove_dir_all(failure.directory.unwrap()).unwrap();
 }
@@ -73,13 +73,13 @@ fn hanging_body_and_its_children_are_ended() {
 #[test]
 fn runs_both_bodies_of_one_test() {
     let note = |dir: &Path| dir.join("first-was-here");
-    Isolation::new().own_network("is about the namespaces").run(|| async {
+    Isolation::new().own_network("tests the namespaces").run(|| async {
         let dir = namespace::directory()?;
         std::fs::write(note(&dir), "")?;
         Ok(())
     });
     let second =
-        Isolation::new().own_network("is about the namespaces").try_run(|| async { bail!("the second") }).unwrap_err();
+        Isolation::new().own_network("tests the namespaces").try_run(|| async { bail!("the second") }).unwrap_err();
     assert!(second.message.contains("the second"), "{second}");
     let dir = second.directory.unwrap();
     assert!(!note(&dir).exists(), "the first body was run in the copy for the second");
@@ -88,7 +88,7 @@ fn runs_both_bodies_of_one_test() {
 
 #[test]
 fn exactly_the_range_is_local() {
-    Isolation::new().own_network("is about the namespaces").run(|| async {
+    Isolation::new().own_network("tests the namespaces").run(|| async {
         for address in [namespace::API_SERVER, replica_address(1), replica_address(250)] {
             TcpListener::bind((address, 8443)).await.with_context(|| format!("{address}"))?;
         }

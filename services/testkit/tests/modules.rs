@@ -1,7 +1,8 @@
-//! Checks that the modules of every crate form an acyclic graph that can be read in `lib.rs` or `main.rs` from top to bottom.
+//! Checks that the modules of every crate form an acyclic graph that can be read in `lib.rs` or `main.rs` from top to
+//! bottom.
 //!
-//! A top-level module uses only modules whose `mod` line stands above its own. Submodules of one folder may stand in any
-//! order, but they have no cycles. A parent and its submodules may use each other. Test code is exempt.
+//! A top-level module uses only modules whose `mod` line is above its own. Submodules of one folder may be in any
+//! order, but must have no cycles. A parent and its submodules may use each other. Test code is exempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-/// A module's path, or a path that source code names, from the root of the crate.
+/// A module's path, or a path in source code, from the root of the crate.
 type Names = Vec<String>;
 
 /// Returns the text of a source file, or none if there is no such file.
@@ -104,7 +105,7 @@ impl Crate {
     /// Returns the module that contains the item at a path; names that a module imports lead on to the item's own module.
     fn resolve(&self, path: &[String]) -> Names {
         let mut path = path.to_vec();
-        // The bound is for names that are imported in a circle.
+        // Limits the steps for names that import each other in a cycle.
         for _ in 0..16 {
             let depth = (0..path.len()).rev().find(|depth| path.get(..*depth).is_some_and(|p| self.0.contains_key(p)));
             let (module, rest) = path.split_at(depth.unwrap_or_default());
@@ -139,7 +140,7 @@ impl Crate {
         edges
     }
 
-    /// Returns what is wrong with the crate's modules, in words that say what to do.
+    /// Returns the problems with the crate's modules, each with its fix.
     fn findings(&self) -> Vec<String> {
         let mut findings = Vec::new();
         for (parent, module) in &self.0 {
@@ -184,7 +185,7 @@ fn sort<'a>(modules: &'a [String], edges: &Edges<'a>) -> Result<Vec<&'a str>, Ve
             order.push(next);
             continue;
         }
-        // Every module that is left uses another one, so this walk comes to a module that it has been at.
+        // Every remaining module uses another one, so this walk must revisit a module.
         let mut walk: Vec<(&str, &str)> = Vec::new();
         let mut at = left.next().and_then(needs);
         while let Some(edge) = at {
@@ -203,7 +204,7 @@ fn is_test(attribute: &Group) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// Returns what follows an item: its body, or its semicolon.
+/// Returns the tokens from an item's body or semicolon onwards.
 fn skip_item(item: &[TokenTree]) -> &[TokenTree] {
     let mut rest = item;
     let mut is_use = false;
@@ -219,7 +220,7 @@ fn skip_item(item: &[TokenTree]) -> &[TokenTree] {
     rest
 }
 
-/// Reads one path, or all paths of a tree after `use`, and returns the tokens behind it.
+/// Parses one path, or all paths of a tree after `use`, and returns the remaining tokens.
 fn read_paths<'a>(mut rest: &'a [TokenTree], prefix: &[String], found: &mut Vec<Found>) -> &'a [TokenTree] {
     let mut path = prefix.to_vec();
     while let [first, after @ ..] = rest {
@@ -256,7 +257,7 @@ fn read_paths<'a>(mut rest: &'a [TokenTree], prefix: &[String], found: &mut Vec<
     rest
 }
 
-/// Returns a path that the module `at` names as a path from the root of the crate.
+/// Converts a path in module `at` to a path from the root of the crate.
 fn from_root(at: &[String], path: &[String]) -> Names {
     let mut full = at.to_vec();
     for name in path {

@@ -1,12 +1,12 @@
-//! Kubernetes as the oracle of the merge: what the engine makes of a pod and a template is what a real kube-apiserver
-//! makes of them, by strategic merge and by server-side apply.
+//! Compares the engine's merge with a real kube-apiserver's: strategic merge and server-side apply must give the same
+//! result for a pod and a template.
 //!
-//! Pods are kept as `PodTemplate` objects, which hold the same fields and are not changed by what admission does with pods. Results
-//! are compared as the API server would keep them. `PILLION_ORACLE_CASES` and `PILLION_ORACLE_SEED` make longer and other
-//! runs.
+//! Pods are stored as `PodTemplate` objects, which have the same fields and which pod admission does not change.
+//! Results are compared after the API server has normalised them. `PILLION_ORACLE_CASES` sets the number of cases, and
+//! `PILLION_ORACLE_SEED` selects others.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
-#![allow(clippy::print_stdout, reason = "what a run has compared is worth reading")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
+#![allow(clippy::print_stdout, reason = "the test prints the numbers of comparisons")]
 
 mod cases;
 mod choices;
@@ -25,7 +25,7 @@ use anyhow::ensure;
 use pillion_testkit::{ControlPlane, Isolation, isolated};
 
 #[test]
-fn keyed_lists_are_those_of_the_api_server() {
+fn keyed_lists_match_api_server() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let openapi = openapi::OpenApi::fetch(&control_plane.client()).await?;
@@ -36,6 +36,6 @@ fn keyed_lists_are_those_of_the_api_server() {
 }
 
 #[test]
-fn the_merge_is_kubernetes_own() {
+fn merge_matches_kubernetes() {
     Isolation::new().time_limit(cases::time_limit()).run(cases::run);
 }

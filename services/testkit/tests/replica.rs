@@ -1,4 +1,4 @@
-//! Webhook replicas as processes, with a stand-in for the real binary.
+//! Tests webhook replicas as processes, with a stand-in for the real binary.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ fn early_replica_failure_shows_output() {
     Isolation::new().own_network("needs no control plane").run(|| async {
         let dir = namespace::directory()?;
         let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;
-        // `sh webhook --kubeconfig ...`: there is no script of that name.
+        // Runs `sh webhook --kubeconfig ...`, which fails because there is no script `webhook`.
         let spec = ReplicaSpec::new("/bin/sh", dir.join("none.kubeconfig"), tls);
         let error = Replica::start(&spec, replica_address(1)).await.unwrap_err().to_string();
         ensure!(error.contains("replica 10.111.1.1 ended (exit status: "), "{error}");
-        ensure!(error.contains("webhook"), "what the shell said is missing: {error}");
+        ensure!(error.contains("webhook"), "the shell's error is missing: {error}");
         Ok(())
     });
 }
@@ -36,7 +36,7 @@ fn replica_starts_responds_and_stops() {
             ensure!(metrics.contains(&format!("listens on {}:8443", replica.address())), "{metrics}");
             ensure!(replica.log_text()?.contains("hello"));
             ensure!(replica.terminate(SOON).await?.code() == Some(5));
-            ensure!(replica.get("/readyz").await.is_err(), "it answers after its end");
+            ensure!(replica.get("/readyz").await.is_err(), "it responds after its end");
         }
         Ok(())
     });

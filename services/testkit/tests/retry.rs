@@ -1,5 +1,5 @@
-//! A replica that turns requests away sends them to another one: the API server asks again, on a new connection, and
-//! whoever makes a pod notices a second at most.
+//! When a replica sheds load, the API server retries on a new connection and reaches another replica. Creating a pod
+//! takes at most a second longer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,13 +32,14 @@ const SHED: &str = "pillion_shed_total{reason=\"in_flight\"}";
 const ANSWERED: &str = "pillion_admission_requests_total{endpoint=\"required\",outcome=\"skipped\"}";
 
 #[test]
-fn what_one_replica_turns_away_another_answers() {
+fn shed_request_is_retried_on_another_replica() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();
         control_plane.create_namespace("tenant", &[("pillion.dev/injection", "required")]).await?;
         let ca = TestCa::new()?;
-        // The API server chooses an endpoint by chance and tries ten times. With three of four free, one pod in a million finds none.
+        // The API server picks a random endpoint and tries ten times. With three of four endpoints free, about one pod
+        // in a million reaches none.
         let addresses = [replica_address(1), replica_address(2), replica_address(3), replica_address(4)];
         let full = serve(&ca, &addresses[..1], 0).await?;
         let free = serve(&ca, &addresses[1..], 1024).await?;
@@ -51,7 +52,7 @@ fn what_one_replica_turns_away_another_answers() {
                 "metadata": {"name": name},
                 "spec": {"containers": [{"name": "app", "image": "app:1"}]},
             }))?;
-            // failurePolicy is Fail: a pod that is created was answered for.
+            // failurePolicy is Fail, so a replica has answered for every pod that is created.
             pods.create(&PostParams::default(), &pod).await?;
             Ok(())
         };
@@ -59,28 +60,28 @@ fn what_one_replica_turns_away_another_answers() {
         eventually(SOON, "the API server calls the webhook", async || {
             number += 1;
             create(format!("probe-{number}")).await?;
-            ensure!(value(&free, ANSWERED)? > 0.0, "created without a call");
+            ensure!(value(&free, ANSWERED)? > 0.0, "created without a webhook call");
             Ok(())
         })
         .await?;
 
         let (shed, answered) = (value(&full, SHED)?, value(&free, ANSWERED)?);
         let mut created = 0;
-        // All at once, so that there are new connections, of which about a quarter go to the one that turns all away. On a machine
-        // that is busy they may come one after the other, and chance may lead all of them to the others: then there are more.
+        // Concurrent requests open new connections, of which about a quarter reach the replica that sheds load. On a
+        // busy machine the requests may run one after another and all miss it, so the loop creates more pods.
         while created == 0 || (value(&full, SHED)? - shed < 1.0 && created < 10 * PODS) {
             try_join_all((created..created + PODS).map(|number| create(format!("pod-{number}")))).await?;
             created += PODS;
         }
         let (shed, answered) = (value(&full, SHED)? - shed, value(&free, ANSWERED)? - answered);
-        ensure!(shed >= 1.0, "nothing was turned away");
-        ensure!((answered - f64::from(u32::try_from(created)?)).abs() < 0.5, "{answered} answers for {created} pods");
-        ensure!(value(&full, ANSWERED)? < 0.5, "it answered after all");
+        ensure!(shed >= 1.0, "no request was shed");
+        ensure!((answered - f64::from(u32::try_from(created)?)).abs() < 0.5, "{answered} responses for {created} pods");
+        ensure!(value(&full, ANSWERED)? < 0.5, "the full replica responded");
         Ok(())
     });
 }
 
-/// A replica that listens on all `addresses` and answers at most `max_in_flight` requests at one time.
+/// Serves a replica that listens on all `addresses` and accepts at most `max_in_flight` concurrent requests.
 async fn serve(ca: &TestCa, addresses: &[IpAddr], max_in_flight: usize) -> Result<Arc<Registry>> {
     let mut registry = Registry::default();
     let metrics = Arc::new(Metrics::register(&mut registry));
@@ -105,7 +106,7 @@ async fn serve(ca: &TestCa, addresses: &[IpAddr], max_in_flight: usize) -> Resul
     Ok(Arc::new(registry))
 }
 
-/// The value of a series.
+/// Returns the value of a series.
 fn value(registry: &Registry, series: &str) -> Result<f64> {
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, registry)?;

@@ -1,6 +1,6 @@
-//! The way of production from the API server to a webhook: Service, endpoint slices, HTTP/1.1, failurePolicy Fail.
+//! Tests the production path from the API server to a webhook: Service, endpoint slices, HTTP/1.1, failurePolicy Fail.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "the helpers of a test are part of the test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,17 +47,18 @@ fn webhook_behind_service_patches_pod_over_http1() {
         let created = eventually(SOON, "a pod is created through the webhook", async || {
             number += 1;
             let pod = pods.create(&PostParams::default(), &pod(&format!("p{number}"))?).await?;
-            ensure!(label(&pod).is_some(), "it was created without a call");
+            ensure!(label(&pod).is_some(), "it was created without a webhook call");
             Ok(pod)
         })
         .await?;
         ensure!(seen.versions() == [Version::HTTP_11], "{:?}", seen.versions());
 
-        // What is stored is what the webhook made of it, and each replica says so by its own name.
+        // The stored pod has the webhook's label, which names the replica.
         let name = created.metadata.name.clone().context("a pod without a name")?;
         ensure!(label(&pods.get(&name).await?) == label(&created));
 
-        // A pooled connection outlives its endpoint; so it is the deletion of the pod that makes the other one serve.
+        // A pooled connection outlives its endpoint, so the other replica serves only after the first one's pod is
+        // deleted.
         service.set_ready(addresses[0], false).await?;
         service.remove(addresses[0]).await?;
         seen.hang_up(addresses[0]);
@@ -69,10 +70,10 @@ fn webhook_behind_service_patches_pod_over_http1() {
         })
         .await?;
 
-        // Without any endpoint, failurePolicy Fail refuses the pod.
+        // Without any endpoint, failurePolicy Fail rejects the pod.
         service.remove(addresses[1]).await?;
         seen.hang_up(addresses[1]);
-        eventually(SOON, "the pod is refused", async || {
+        eventually(SOON, "the pod is rejected", async || {
             number += 1;
             match pods.create(&PostParams::default(), &pod(&format!("p{number}"))?).await {
                 Err(kube::Error::Api(status)) if status.message.contains("failed calling webhook") => Ok(()),
@@ -83,7 +84,7 @@ fn webhook_behind_service_patches_pod_over_http1() {
     });
 }
 
-/// What the webhooks of a test have seen.
+/// The requests that the test's webhooks received.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     versions: Arc<Mutex<Vec<Version>>>,
@@ -97,7 +98,7 @@ impl Seen {
         versions
     }
 
-    /// Ends the webhook at an address with its connections, as a pod that is deleted.
+    /// Ends the webhook at an address and its connections, as when its pod is deleted.
     fn hang_up(&self, address: IpAddr) {
         self.servers.lock().unwrap().remove(&address).unwrap().abort();
     }

@@ -1,6 +1,7 @@
-//! The API server hangs, is killed, and comes back: no answer changes meanwhile, and what changes then is taken up soon.
+//! The API server hangs, is killed, and returns. Responses stay the same meanwhile, and later changes are applied
+//! soon.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 
@@ -45,11 +46,11 @@ metadata: {name: settings, namespace: team-a}
 data: {mode: fast}
 ";
 
-/// Longer than a look-up's answer is fresh.
-const OLD: Duration = Duration::from_secs(32);
+/// Longer than a cached lookup stays fresh.
+const STALE_AFTER: Duration = Duration::from_secs(32);
 const KINDS: [&str; 3] = ["clusterinjectionprofiles", "injectionprofiles", "namespaces"];
 
-/// Service accounts that are there, and one that is not.
+/// Returns reviews that use existing service accounts, and one that does not exist.
 fn reviews() -> Vec<Json> {
     let pod = |number: usize| {
         let account = ["builder", "plain", "nobody"][number % 3];
@@ -61,11 +62,11 @@ fn reviews() -> Vec<Json> {
     (0..100).map(|number| review(&format!("u-{number}"), "team-a", &pod(number))).collect()
 }
 
-/// Waits until the replica knows of each service account what the API server says. A look-up has a quarter of a second, and one
-/// that was in vain is no answer to compare others with.
-async fn all_are_known(rig: &Rig, direct: &Direct) -> Result<()> {
+/// Waits until the replica has looked up each service account. A lookup may take 250 ms, and the response after a
+/// failed one cannot be compared with others.
+async fn wait_until_cached(rig: &Rig, direct: &Direct) -> Result<()> {
     eventually(SOON, "every service account was looked up", async || {
-        answers(direct).await?;
+        responses(direct).await?;
         for (result, least) in [("found", 2.0), ("missing", 1.0)] {
             let series = format!("pillion_lookups_total{{what=\"service_account\",result=\"{result}\"}}");
             let count = metric(&rig.replicas[0], &series).await?;
@@ -76,8 +77,8 @@ async fn all_are_known(rig: &Rig, direct: &Direct) -> Result<()> {
     .await
 }
 
-/// All answers, and the longest time for one.
-async fn answers(direct: &Direct) -> Result<(Vec<String>, Duration)> {
+/// Returns all responses, and the longest time that one took.
+async fn responses(direct: &Direct) -> Result<(Vec<String>, Duration)> {
     let (mut all, mut longest) = (Vec::new(), Duration::ZERO);
     for review in reviews() {
         let began = Instant::now();
@@ -104,40 +105,40 @@ async fn staleness(rig: &Rig) -> Result<Vec<f64>> {
 }
 
 #[test]
-fn losing_the_api_server_changes_no_answer() {
+fn responses_survive_api_server_loss() {
     Isolation::new().own_network("stops the API server").run(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         let direct = Direct::to(&rig.replicas[0])?;
-        let known = eventually(SOON, "both profiles are at work", async || {
+        let known = eventually(SOON, "both profiles are active", async || {
             let answer = direct.answer("/mutate/enabled", &reviews()[0]).await?;
             let patch = patch_of(&answer)?;
             ensure!(patch.contains("role/x") && patch.contains("fast"), "{patch}");
             Ok(())
         });
         known.await?;
-        all_are_known(&rig, &direct).await?;
-        let (before, quick) = answers(&direct).await?;
+        wait_until_cached(&rig, &direct).await?;
+        let (before, quick) = responses(&direct).await?;
         let (lists_before, fresh) = (lists(&rig).await?, staleness(&rig).await?);
-        println!("with the API server: the longest of 100 answers {quick:?}, staleness {fresh:?}");
+        println!("with the API server: the longest of 100 responses {quick:?}, staleness {fresh:?}");
         ensure!(fresh.iter().all(|age| *age < 60.0), "{fresh:?}");
 
         rig.control_plane.api_server().unwrap().pause()?;
-        tokio::time::sleep(OLD).await;
-        let (hanging, slow) = answers(&direct).await?;
+        tokio::time::sleep(STALE_AFTER).await;
+        let (hanging, slow) = responses(&direct).await?;
         let old = staleness(&rig).await?;
-        println!("it hangs: the longest answer {slow:?}, staleness {old:?}");
-        ensure!(hanging == before, "an answer has changed while the API server hung");
+        println!("hanging: the longest response {slow:?}, staleness {old:?}");
+        ensure!(hanging == before, "a response has changed while the API server hung");
         ensure!(old.iter().all(|age| *age >= 30.0), "{old:?}");
 
         rig.control_plane.stop_api_server()?;
-        let (dead, slow) = answers(&direct).await?;
-        println!("it is dead: the longest answer {slow:?}, staleness {:?}", staleness(&rig).await?);
-        ensure!(dead == before, "an answer has changed when the API server was dead");
+        let (dead, slow) = responses(&direct).await?;
+        println!("stopped: the longest response {slow:?}, staleness {:?}", staleness(&rig).await?);
+        ensure!(dead == before, "a response has changed while the API server was stopped");
         let stale =
             metric(&rig.replicas[0], "pillion_lookups_total{what=\"service_account\",result=\"stale\"}").await?;
-        ensure!(stale >= 100.0, "{stale} old answers were served");
-        ensure!(rig.replicas[0].get("/readyz").await?.0 == 200, "it is not ready, though it answers");
+        ensure!(stale >= 100.0, "{stale} stale lookups were used");
+        ensure!(rig.replicas[0].get("/readyz").await?.0 == 200, "it is not ready, though it responds");
 
         let started = Instant::now();
         rig.control_plane.start_api_server().await?;
@@ -145,7 +146,7 @@ fn losing_the_api_server_changes_no_answer() {
         rig.control_plane.apply_yaml(&PROFILES.replace("example.com/settings:", "example.com/set:")).await?;
         rig.namespace("team-new", Some("enabled")).await?;
         let namespaces = rig.control_plane.kubectl_ok(&["get", "namespaces", "-o", "name"]).await?.lines().count();
-        let known = eventually(SOON, "what has changed is taken up", async || {
+        let known = eventually(SOON, "the changes are applied", async || {
             let patch = patch_of(&direct.answer("/mutate/enabled", &reviews()[0]).await?)?;
             ensure!(patch.contains("example.com~1set\"") || patch.contains("example.com/set\""), "{patch}");
             let known = metric(&rig.replicas[0], "pillion_cache_objects{kind=\"namespaces\"}").await?;
@@ -154,16 +155,16 @@ fn losing_the_api_server_changes_no_answer() {
         });
         known.await?;
         let took = back.elapsed();
-        // One of what does not change is heard of once, as soon as the API server listens, and then not for three quarters of a
-        // minute.
-        let ages = eventually(SOON, "all watches are heard of", async || {
+        // A watch of an object that does not change receives one event as soon as the API server listens, and then
+        // none for 45 seconds.
+        let ages = eventually(SOON, "all watches have received an event", async || {
             let ages = staleness(&rig).await?;
             let since = started.elapsed().as_secs_f64();
             ensure!(ages.iter().all(|age| *age < since), "{ages:?}, started {since} s ago");
             Ok(ages)
         });
         let (ages, lists_after) = (ages.await?, lists(&rig).await?);
-        println!("it is back: a profile and a namespace after {took:?}, all three watches after {:?}", back.elapsed());
+        println!("restarted: a profile and a namespace after {took:?}, all three watches after {:?}", back.elapsed());
         println!("lists {lists_before:?} -> {lists_after:?}, staleness {ages:?}");
         for (before, after) in lists_before.iter().zip(&lists_after) {
             ensure!(after - before <= 1.0, "more than one list of a kind: {lists_before:?} -> {lists_after:?}");

@@ -1,7 +1,7 @@
-//! The audit on the real API server: pods that were created while nobody called the webhook, before their namespace was
-//! opted in, before their profile was edited or deleted; each is found in time, with its cause.
+//! The audit with the real API server. Each test pod was created while no webhook was called, before its namespace
+//! opted in, or before its profile was edited or deleted. The audit finds each in time, with its cause.
 
-#![allow(clippy::print_stdout, reason = "how long it takes is what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints its durations")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,10 +32,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
 
-/// How long a finding may take.
+/// How long the audit may take to report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// For pods with one container, and a template that can be edited.
+/// A profile for pods with one container, whose template the test edits.
 const CONDITIONAL: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -46,7 +46,8 @@ spec:
   template: {metadata: {annotations: {example.com/single: '1'}}}
 ";
 
-/// The audit as the leader runs it, with all that it needs: revisions are published, and they are what it goes by.
+/// The audit as the leader runs it, with its inputs: the test also publishes revisions, which the audit compares
+/// with.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
     registry: Registry,
@@ -85,12 +86,12 @@ impl Audit {
         Ok(Self { audited, registry, stop })
     }
 
-    /// Waits until the findings are these: pod, profile, state, cause.
-    pub(crate) async fn finds(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
+    /// Waits until the findings are exactly these: pod, profile, state, cause.
+    pub(crate) async fn wait_for_findings(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
         let began = Instant::now();
         eventually(FOUND_WITHIN, what, async || {
             let report = Arc::clone(&self.audited.borrow().report);
-            let found: Vec<_> = report.findings.iter().map(told).collect();
+            let found: Vec<_> = report.findings.iter().map(fields_of).collect();
             ensure!(report.is_complete && found == expected, "found {found:?}, complete {}", report.is_complete);
             Ok(())
         })
@@ -100,7 +101,7 @@ impl Audit {
     }
 
     /// Waits until the first report is complete.
-    async fn is_complete(&self) -> Result<()> {
+    async fn wait_until_complete(&self) -> Result<()> {
         eventually(FOUND_WITHIN, "a complete report", async || {
             ensure!(self.audited.borrow().report.is_complete);
             Ok(())
@@ -108,8 +109,8 @@ impl Audit {
         .await
     }
 
-    /// Waits until a line is among the metrics: a report may be older than the last pods.
-    async fn shows(&self, line: &str) -> Result<()> {
+    /// Waits until a line is among the metrics. A report may be older than the last pods, so one read is not enough.
+    async fn wait_for_metric(&self, line: &str) -> Result<()> {
         eventually(FOUND_WITHIN, "the metrics", async || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
@@ -120,11 +121,11 @@ impl Audit {
     }
 }
 
-fn told(finding: &Finding) -> (&str, &str, State, Cause) {
+fn fields_of(finding: &Finding) -> (&str, &str, State, Cause) {
     (&finding.pod, &finding.profile, finding.state, finding.cause)
 }
 
-/// `pillion status`: whether it ended well, and what it printed.
+/// Runs `pillion status`. Returns its exit code, standard output and standard error.
 async fn status(control_plane: &ControlPlane, arguments: &[&str]) -> Result<(Option<i32>, String, String)> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(["status", "--pods", "--kubeconfig"])
@@ -158,8 +159,8 @@ fn labelled(name: &str, label: &str, value: &str) -> Json {
     pod
 }
 
-/// Times of objects are whole seconds, and within two of them nobody can say what came first.
-async fn a_while() {
+/// Waits longer than two seconds. Timestamps of objects are whole seconds, so closer events have no certain order.
+async fn wait_for_later_timestamp() {
     tokio::time::sleep(Duration::from_millis(3_200)).await;
 }
 
@@ -171,9 +172,9 @@ fn audit_finds_missed_pods_with_cause() {
         control_plane.apply_yaml(CONDITIONAL).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
         control_plane.create_namespace("team-b", &[]).await?;
-        a_while().await;
+        wait_for_later_timestamp().await;
         let audit = Audit::start(control_plane.client())?;
-        audit.is_complete().await?;
+        audit.wait_until_complete().await?;
         create(&control_plane, "team-a", &bare_pod("lost")).await?;
         create(&control_plane, "team-a", &labelled("out", "pillion.dev/inject", "false")).await?;
         let mut two = bare_pod("two");
@@ -185,19 +186,19 @@ fn audit_finds_missed_pods_with_cause() {
             ("lost", "nginx", State::Missing, Cause::WebhookAway),
             ("lost", "single", State::Missing, Cause::WebhookAway),
         ];
-        audit.finds("pods of the time without a webhook", &away).await?;
-        audit.shows("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2").await?;
-        audit.shows("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
-        audit.shows("pillion_controller_audit_pods{state=\"not_asked\"} 1").await?;
+        audit.wait_for_findings("pods created without a webhook", &away).await?;
+        audit.wait_for_metric("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2").await?;
+        audit.wait_for_metric("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
+        audit.wait_for_metric("pillion_controller_audit_pods{state=\"not_asked\"} 1").await?;
 
         // The namespace opts in after its pod was created.
-        a_while().await;
+        wait_for_later_timestamp().await;
         control_plane.kubectl_ok(&["label", "namespace", "team-b", "pillion.dev/injection=enabled"]).await?;
         let early = [
             ("early", "nginx", State::Missing, Cause::BeforeOptIn),
             ("early", "single", State::Missing, Cause::BeforeOptIn),
         ];
-        audit.finds("a pod from before its namespace opted in", &[away, early].concat()).await?;
+        audit.wait_for_findings("a pod from before its namespace opted in", &[away, early].concat()).await?;
 
         let (code, table, summary) = status(&control_plane, &[]).await?;
         ensure!(code == Some(1), "{code:?} {table} {summary}");
@@ -212,12 +213,12 @@ fn audit_finds_missed_pods_with_cause() {
 
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.delete("lost", &DeleteParams::default().grace_period(0)).await?;
-        audit.finds("a pod that goes is forgotten", &early).await
+        audit.wait_for_findings("a deleted pod is no finding", &early).await
     });
 }
 
 #[test]
-fn pods_whose_profile_has_changed_since_are_found() {
+fn audit_finds_pods_with_changed_profiles() {
     isolated(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], 1).await?;
         let control_plane = &rig.control_plane;
@@ -233,7 +234,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         .await?;
         let injected = rig.create("team-a", &bare_pod("web")).await?;
         ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()), "{injected}");
-        eventually(FOUND_WITHIN, "the pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pod matches its profiles", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 0, "{report:?}");
             Ok(())
@@ -245,9 +246,9 @@ fn pods_whose_profile_has_changed_since_are_found() {
 
         control_plane.apply_yaml(&CONDITIONAL.replace("'1'}", "'2'}")).await?;
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
-        audit.finds("a pod with an older revision", &outdated).await?;
+        audit.wait_for_findings("a pod with an older revision", &outdated).await?;
 
-        // Who pins the older one has what it asks for, and nobody is told of it.
+        // A pod that pins the older revision has what it asks for, so the audit reports nothing.
         let old = injected["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         let old: Json = serde_json::from_str(old)?;
         let mut entries = old["profiles"].as_array().into_iter().flatten();
@@ -255,8 +256,8 @@ fn pods_whose_profile_has_changed_since_are_found() {
         let pin = format!("single@{}", old.context("a revision")?);
         let mut pinning = bare_pod("pinning");
         pinning["metadata"]["annotations"]["pillion.dev/profiles"] = json!(pin);
-        // The replica has a quarter of a second to fetch it, and remembers it then.
-        eventually(SOON, "the pinned revision is at hand", async || {
+        // The replica has 250 ms to fetch the revision, and caches it afterwards.
+        eventually(SOON, "the pinned revision is cached", async || {
             let pod = rig.dry_run("team-a", &pinning).await?;
             ensure!(pod["metadata"]["annotations"]["example.com/single"] == "1", "{pod}");
             Ok(())
@@ -264,7 +265,7 @@ fn pods_whose_profile_has_changed_since_are_found() {
         .await?;
         let pinning = rig.create("team-a", &pinning).await?;
         ensure!(pinning["metadata"]["annotations"]["example.com/single"] == "1", "{pinning}");
-        eventually(FOUND_WITHIN, "the pinning pod is as its profiles say", async || {
+        eventually(FOUND_WITHIN, "the pinning pod matches its profiles", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 1, "{report:?}");
             Ok(())
@@ -274,15 +275,15 @@ fn pods_whose_profile_has_changed_since_are_found() {
         ensure!(table.lines().count() == 2 && !table.contains("pinning"), "{table}");
         rig.pods("team-a").delete("pinning", &DeleteParams::default().grace_period(0)).await?;
 
-        // A text that is not accepted is at nobody's work.
+        // A profile that is not accepted changes nothing for pods.
         control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
-        a_while().await;
-        audit.finds("the older revision, and nothing else", &outdated).await?;
+        wait_for_later_timestamp().await;
+        audit.wait_for_findings("the older revision, and nothing else", &outdated).await?;
         let (_, table, _) = status(control_plane, &[]).await?;
         ensure!(table.lines().count() == 2 && table.contains("outdated"), "{table}");
         control_plane.kubectl_ok(&["delete", "ciprof", "single"]).await?;
         let surplus = [("web", "single", State::Surplus, Cause::ProfileDeleted)];
-        audit.finds("a pod with a profile that is gone", &surplus).await?;
+        audit.wait_for_findings("a pod with a deleted profile", &surplus).await?;
         let counts = audit.audited.borrow().report.profiles["nginx"];
         ensure!((counts.injected, counts.missing) == (1, 0), "{counts:?}");
         Ok(())
@@ -295,13 +296,13 @@ fn audit_names_kill_switch_and_survives_outage() {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
-        // A replica that is never called, and counts as ready.
+        // Start a replica that is never called, and counts as ready.
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
         let replica = Replica::start(&spec, replica_address(1)).await?;
         register_service(&control_plane.client(), &[replica.address()]).await?;
-        // Nobody trusts its certificate, so nobody is answered.
+        // Its certificate is untrusted, so every call fails.
         let mut settings = Settings::new(NAMESPACE, TestCa::new()?.bundle_pem());
         settings.excluded_namespaces.push("team-b".to_owned());
         control_plane.create_namespace("team-b", &[("pillion.dev/injection", "enabled")]).await?;
@@ -309,21 +310,21 @@ fn audit_names_kill_switch_and_survives_outage() {
         let off = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": "disabled"},
             "metadata": {"name": "pillion", "namespace": NAMESPACE}});
         control_plane.apply_yaml(&off.to_string()).await?;
-        a_while().await;
+        wait_for_later_timestamp().await;
         let audit = Audit::start(control_plane.client())?;
-        audit.is_complete().await?;
+        audit.wait_until_complete().await?;
         create(&control_plane, "team-b", &bare_pod("excluded")).await?;
         create(&control_plane, "team-a", &bare_pod("lost")).await?;
         let lost = ("lost", "nginx", State::Missing, Cause::SwitchedOff);
-        audit.finds("switched off", &[lost]).await?;
+        audit.wait_for_findings("switched off", &[lost]).await?;
         let (code, table, _) = status(&control_plane, &[]).await?;
         ensure!(code == Some(1) && table.lines().count() == 2, "{table}");
         let (code, _, error) = status(&control_plane, &["-n", "team-b"]).await?;
         ensure!(code == Some(1) && error.contains("team-b is left alone"), "{error}");
 
-        // What was known stays while the API server is away, and goes on when it is back.
+        // The audit keeps its findings while the API server is down, and continues afterwards.
         control_plane.restart_api_server().await?;
         create(&control_plane, "team-a", &bare_pod("other")).await?;
-        audit.finds("after the API server was away", &[lost, ("other", "nginx", lost.2, lost.3)]).await
+        audit.wait_for_findings("after the API server was down", &[lost, ("other", "nginx", lost.2, lost.3)]).await
     });
 }

@@ -1,5 +1,5 @@
-//! Those of the bad inputs that get through an API server (by their numbers B1 to B70; the others are in
-//! `services/webhook/tests/bad_inputs/`): what is created in the end, or who refuses it.
+//! Those bad inputs (numbered B1 to B70) that pass an API server: which pod is created, or which component rejects
+//! it. The others are in `services/webhook/tests/bad_inputs/`.
 
 use anyhow::{Context, Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, is_untouched, names};
 
-/// Applied to every pod.
+/// A profile for every pod.
 const ALWAYS: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -22,11 +22,11 @@ spec:
 "#;
 
 enum Expected {
-    /// Created, with one container of ours.
+    /// The pod is created with one container of the profile.
     Injected,
-    /// Created as its author wrote it.
+    /// The pod is created as its author wrote it.
     Untouched,
-    /// Refused by the API server itself, which says this.
+    /// The API server itself rejects the pod, with this message.
     Refused(&'static str),
 }
 
@@ -94,7 +94,7 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
         ),
         ("B42 another namespace", pod(|pod| pod["metadata"]["namespace"] = json!("team-b")), Refused("namespace")),
         (
-            "B44 a mirror pod of somebody who is no node",
+            "B44 a mirror pod that no node created",
             pod(|pod| {
                 pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
                 pod["spec"]["nodeName"] = json!("node-1");
@@ -116,7 +116,7 @@ fn is_injected(pod: &Json) -> bool {
         && pod["metadata"]["annotations"]["example.com/status"] == "injected"
 }
 
-/// As JSON, for what no type holds: fields that nobody knows.
+/// Creates a pod from JSON, because typed structs cannot hold unknown fields.
 async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
     let path =
         format!("/api/v1/namespaces/team-a/pods?fieldValidation=Ignore{}", if dry_run { "&dryRun=All" } else { "" });
@@ -130,14 +130,14 @@ fn invalid_inputs_end_with_documented_results() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(ALWAYS).await?;
-        eventually(SOON, "the profile is at work", async || {
+        eventually(SOON, "the profile is active", async || {
             let created = create(&rig, &pod(|_| {}), true).await?;
             ensure!(is_injected(&created), "{created}");
             Ok(())
         })
         .await?;
         for (name, pod, expected) in cases() {
-            // B68: what a dry run shows is what is created.
+            // B68: a dry run shows the same pod as a creation.
             for dry_run in [true, false] {
                 let created = create(&rig, &pod, dry_run).await;
                 match (&expected, created) {

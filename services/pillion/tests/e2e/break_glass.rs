@@ -1,6 +1,7 @@
-//! `docs/break-glass.md`, command by command: the kill switch with live replicas, all else with every replica dead.
+//! Runs `docs/break-glass.md` command by command: the kill switch with live replicas, everything else with all
+//! replicas dead.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,12 +21,12 @@ use serde_json::json;
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
 
-/// Within which every replica has to know how the kill switch stands.
+/// The time in which every replica has to know the state of the kill switch.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
-/// A namespace that is refused its pods when nobody answers.
+/// A namespace whose pods are rejected when no replica responds.
 const SHOP: &str = "shop";
 
-/// The commands of the page, by the heading that they stand under.
+/// The commands of the page, each with the heading above it.
 struct Page {
     blocks: Vec<(String, String)>,
     run: usize,
@@ -51,7 +52,7 @@ impl Page {
         Ok(Self { blocks, run: 0 })
     }
 
-    /// Runs the next block, which stands under this heading, as a person would. What it prints.
+    /// Runs the next block as a person would, and checks that it is below this heading. Returns its output.
     async fn run(&mut self, control_plane: &ControlPlane, heading: &str) -> Result<String> {
         let (under, block) = self.blocks.get(self.run).context("the page has no more commands")?;
         ensure!(under == heading, "the next commands of the page are those of {under:?}, not of {heading:?}:\n{block}");
@@ -61,13 +62,13 @@ impl Page {
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
         let mut command = tokio::process::Command::new("sh");
         command.args(["-ec", block]).env("PATH", path).env("KUBECONFIG", control_plane.kubeconfig());
-        let said = command.output().await?;
-        let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
-        ensure!(said.status.success(), "{block}\n{out}{err}");
+        let output = command.output().await?;
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "{block}\n{out}{err}");
         Ok(out.into_owned())
     }
 
-    /// Passes over what stands under a heading.
+    /// Skips the blocks below a heading.
     fn skip(&mut self, heading: &str) {
         while self.blocks.get(self.run).is_some_and(|(under, _)| under == heading) {
             self.run += 1;
@@ -80,11 +81,11 @@ async fn ensure_switch(rig: &Rig) -> Result<()> {
     Ok(switch::ensure(&rig.control_plane.client(), &release).await.map(drop)?)
 }
 
-/// How long it takes until every replica says that it is so.
-async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
+/// Waits until every replica reports this state of the kill switch. Returns how long it took.
+async fn wait_for_switch_state(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     let began = Instant::now();
     for replica in replicas {
-        eventually(SOON, "the replica knows it", async || {
+        eventually(SOON, "the replica knows the state", async || {
             ensure!((metric(replica, "pillion_injection_disabled").await? > 0.5) == disabled);
             Ok(())
         })
@@ -93,25 +94,25 @@ async fn all_say(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// How long it took until every replica knew it, which may be once again if a busy machine was late: one that is too slow is so
-/// each time.
-async fn in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Duration> {
+/// Fails unless every replica learned the state in time. Repeats the measurement once, since a busy machine can cause
+/// a single delay.
+async fn expect_in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Duration> {
     let (before, after) = if disabled { ("enabled", "disabled") } else { ("disabled", "enabled") };
     for _ in 0..2 {
         if took < KNOWN_WITHIN {
             break;
         }
-        println!("known after {took:?}; once more");
-        say(rig, before).await?;
-        all_say(&rig.replicas, !disabled).await?;
-        say(rig, after).await?;
-        took = took.min(all_say(&rig.replicas, disabled).await?);
+        println!("known after {took:?}; trying again");
+        set_switch(rig, before).await?;
+        wait_for_switch_state(&rig.replicas, !disabled).await?;
+        set_switch(rig, after).await?;
+        took = took.min(wait_for_switch_state(&rig.replicas, disabled).await?);
     }
     ensure!(took < KNOWN_WITHIN, "{took:?}");
     Ok(took)
 }
 
-async fn say(rig: &Rig, word: &str) -> Result<()> {
+async fn set_switch(rig: &Rig, word: &str) -> Result<()> {
     let maps = Api::<ConfigMap>::namespaced(rig.control_plane.client(), NAMESPACE);
     let patch = json!({"data": {"injection": word}});
     maps.patch("pillion", &PatchParams::default(), &Patch::Merge(&patch)).await?;
@@ -124,26 +125,26 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         let release = ["--release", "pillion-system/pillion"];
         let mut rig = Rig::start_with(ControlPlane::builder(), &release, 3).await?;
         rig.namespace(SHOP, Some("required")).await?;
-        rig.is_called(SHOP).await?;
+        rig.wait_until_called(SHOP).await?;
         ensure_switch(&rig).await?;
         let mut page = Page::read()?;
 
         page.run(&rig.control_plane, "The kill switch").await?;
-        let known = in_time(&rig, true, all_say(&rig.replicas, true).await?).await?;
-        println!("switched off: known to three replicas after {known:?}");
+        let known = expect_in_time(&rig, true, wait_for_switch_state(&rig.replicas, true).await?).await?;
+        println!("disabled: known to three replicas after {known:?}");
         for number in 0..20 {
             let pod = rig.dry_run(SHOP, &bare_pod(&format!("p-{number}"))).await?;
             ensure!(is_untouched(&pod), "{pod}");
         }
-        eventually(SOON, "the log tells of it", async || {
+        eventually(SOON, "the log reports it", async || {
             let log = rig.replicas[0].log_text()?;
             ensure!(log.contains("injection is switched off") && log.contains("by=\"kubectl-patch\""), "{log}");
             Ok(())
         })
         .await?;
 
-        // What is not understood changes nothing, and neither does losing the API server.
-        say(&rig, "off").await?;
+        // An unknown value changes nothing, and neither does losing the API server.
+        set_switch(&rig, "off").await?;
         eventually(SOON, "a warning", async || {
             ensure!(rig.replicas[0].log_text()?.contains("neither enabled nor disabled"));
             Ok(())
@@ -154,22 +155,23 @@ fn kill_switch_stops_replicas_within_two_seconds() {
             Direct::to(&rig.replicas[0])?.answer("/mutate/required", &review("u-1", SHOP, &bare_pod("direct"))).await?;
         ensure!(answer.contains("\"allowed\":true") && !answer.contains("patch"), "{answer}");
         rig.control_plane.start_api_server().await?;
-        all_say(&rig.replicas, true).await?;
-        // Who was cut off makes a pause before it watches again, of seconds: how quick it is with a word is seen after that.
+        wait_for_switch_state(&rig.replicas, true).await?;
+        // A disconnected replica waits some seconds before it watches again. The test measures the delay of changes
+        // after that.
         for (word, disabled) in [("enabled", false), ("disabled", true)] {
-            say(&rig, word).await?;
-            all_say(&rig.replicas, disabled).await?;
+            set_switch(&rig, word).await?;
+            wait_for_switch_state(&rig.replicas, disabled).await?;
         }
 
-        // A replica that comes now knows it before it takes requests.
+        // A replica that starts now knows the state before it serves requests.
         let late = Replica::start(&rig.spec, replica_address(9)).await?;
         ensure!(metric(&late, "pillion_injection_disabled").await? > 0.5);
         let counted = metric(&rig.replicas[0], "pillion_decisions_total{outcome=\"skipped\",reason=\"switched_off\"}");
         ensure!(counted.await? >= 1.0);
 
         page.run(&rig.control_plane, "The kill switch").await?;
-        let known = in_time(&rig, false, all_say(&rig.replicas, false).await?).await?;
-        println!("switched on: known to three replicas after {known:?}");
+        let known = expect_in_time(&rig, false, wait_for_switch_state(&rig.replicas, false).await?).await?;
+        println!("enabled: known to three replicas after {known:?}");
         eventually(SOON, "injected again", async || {
             let names = names(&rig.dry_run(SHOP, &bare_pod("again")).await?);
             ensure!(names.contains(&"sidecar-nginx".to_owned()), "{names:?}");
@@ -177,24 +179,24 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         })
         .await?;
 
-        // Who takes the ConfigMap away takes the word back.
-        say(&rig, "disabled").await?;
-        all_say(&rig.replicas, true).await?;
+        // Deleting the ConfigMap enables injection again.
+        set_switch(&rig, "disabled").await?;
+        wait_for_switch_state(&rig.replicas, true).await?;
         let maps = Api::<ConfigMap>::namespaced(rig.control_plane.client(), NAMESPACE);
         maps.delete("pillion", &DeleteParams::default()).await?;
-        all_say(&rig.replicas, false).await?;
+        wait_for_switch_state(&rig.replicas, false).await?;
         Ok(())
     });
 }
 
-/// Whether a pod that is created now in the held namespace is not scheduled.
-async fn waits(rig: &Rig) -> Result<bool> {
+/// Returns whether a new pod in the held namespace gets a scheduling gate.
+async fn is_gated(rig: &Rig) -> Result<bool> {
     let pod = rig.dry_run("till", &bare_pod("now")).await?;
     Ok(pod.pointer("/spec/schedulingGates/0/name").is_some_and(|name| name == INJECTION_GATE))
 }
 
-/// Puts the policies of held namespaces in place, as a controller that is gone has left them.
-async fn held_pods_wait(rig: &Rig) -> Result<()> {
+/// Installs the policies of held namespaces, as a stopped controller leaves them.
+async fn install_held_policies(rig: &Rig) -> Result<()> {
     rig.namespace("till", Some("held")).await?;
     let settings = held::Settings::new("pillion", NAMESPACE);
     let policies = [
@@ -207,7 +209,7 @@ async fn held_pods_wait(rig: &Rig) -> Result<()> {
         rig.control_plane.apply_yaml(&policy.to_string()).await?;
     }
     eventually(SOON, "pods wait", async || {
-        ensure!(waits(rig).await?, "not gated");
+        ensure!(is_gated(rig).await?, "not gated");
         Ok(())
     })
     .await
@@ -218,7 +220,7 @@ fn break_glass_commands_work_without_replicas() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace(SHOP, Some("required")).await?;
-        rig.is_called(SHOP).await?;
+        rig.wait_until_called(SHOP).await?;
         ensure_switch(&rig).await?;
         for replica in &mut rig.replicas {
             replica.kill()?;
@@ -259,10 +261,10 @@ fn break_glass_commands_work_without_replicas() {
         created("disarmed").await?;
         let all = "mutatingwebhookconfigurations,validatingwebhookconfigurations";
         ensure!(cluster.kubectl_ok(&["get", all, "-o", "name"]).await?.is_empty());
-        held_pods_wait(&rig).await?;
+        install_held_policies(&rig).await?;
         page.run(cluster, "All of it").await?;
-        eventually(SOON, "nobody waits any more", async || {
-            ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !waits(&rig).await?);
+        eventually(SOON, "no pod waits any more", async || {
+            ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !is_gated(&rig).await?);
             Ok(())
         })
         .await?;
@@ -274,17 +276,17 @@ fn break_glass_commands_work_without_replicas() {
         page.run(cluster, "All of it").await?;
         ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#, "the guardrail does not wait");
 
-        let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
+        let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
         let configuration = pillion_api::webhook_configuration::mutating(&settings);
         pillion_testkit::register_webhook(&cluster.client(), &configuration).await?;
         refused().await?;
-        let said = page.run(cluster, "All of it").await?;
-        ensure!(said == "Fail", "{said}");
+        let output = page.run(cluster, "All of it").await?;
+        ensure!(output == "Fail", "{output}");
         page.run(cluster, "All of it").await?;
         ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;
         created("nobody is refused").await?;
-        // guardrails.rs shows what this word does.
+        // guardrails.rs tests the effect of this setting.
         page.run(cluster, "Refuse nobody, and inject whom you can").await?;
 
         ensure!(page.run(cluster, "Afterwards").await? == r#"{"records":"ignored","webhooks":"armed"}"#);

@@ -1,6 +1,6 @@
-//! The chart on a real API server, by the real helm: installed, upgraded and deleted. Nothing runs pods here, so the test is
-//! the kubelet: it starts the real program with the arguments, the policy files and the service accounts that stand in the
-//! cluster, and runs the jobs that helm waits for.
+//! The chart on a real API server, by the real helm: installed, upgraded and deleted. The test plays the kubelet,
+//! since no node runs pods here. It starts the real program with the arguments, policy files and service accounts
+//! from the cluster, and runs the jobs that helm waits for.
 
 use std::path::Path;
 use std::process::Output;
@@ -24,16 +24,16 @@ use crate::managed::controller;
 use crate::rbac::{kubeconfig, refusals};
 use crate::rig::{Rig, SOON, annotation, bare_pod};
 
-/// How long one call of helm may take.
+/// The timeout of one helm call.
 const HELM_LIMIT: Duration = Duration::from_secs(90);
-/// The first of the controllers' addresses.
+/// The last byte of the first controller's address.
 const CONTROLLERS: u8 = 101;
-/// A definition that an upgrade brings up to date, under the eyes of those who watch.
+/// A CRD that an upgrade updates while clients watch its objects.
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The heading of its first column, by which it is seen whether it was.
+/// The heading of its first column, which shows whether the CRD was updated.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
-/// What is installed, with waiting times for people who do not wait.
+/// Returns the values of the installation, with short waiting times.
 pub(crate) fn values(profiles: &Json) -> Json {
     json!({
         "profiles": profiles, "optIn": ["istio-injection=enabled"],
@@ -70,24 +70,24 @@ pub(crate) async fn helm_ok(control_plane: &ControlPlane, arguments: &[&str], va
     Ok(String::from_utf8(stdout)?)
 }
 
-/// Runs helm, which waits for a job, and the job.
+/// Runs helm, which waits for a job, and runs the job.
 pub(crate) async fn helm_with_job(
     control_plane: &ControlPlane,
     job: &str,
     arguments: &[&str],
     values: Option<&Json>,
 ) -> Result<String> {
-    let (said, ran) = tokio::join!(helm_ok(control_plane, arguments, values), run_job(control_plane, job));
-    let said = said?;
+    let (output, ran) = tokio::join!(helm_ok(control_plane, arguments, values), run_job(control_plane, job));
+    let output = output?;
     ran?;
-    Ok(said)
+    Ok(output)
 }
 
-/// Does what kubelet and the controller of jobs do: runs the pod's container with the pod's service account, and says that
-/// the job is complete.
+/// Acts as kubelet and job controller: runs the pod's container with the pod's service account, and marks the job as
+/// complete.
 async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
-    let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
+    let job = eventually(HELM_LIMIT, "the job exists", async || Ok(jobs.get(name).await?)).await?;
     let job = serde_json::to_value(job)?;
     let pod = &job["spec"]["template"]["spec"];
     let account = pod["serviceAccountName"].as_str().context("an account")?;
@@ -104,14 +104,14 @@ async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     end_job(&jobs, &job, ["SuccessCriteriaMet", "Complete"]).await
 }
 
-/// Lets the job of a hook fail.
+/// Marks the job of a hook as failed.
 async fn fail_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
-    let job = eventually(HELM_LIMIT, "the job is there", async || Ok(jobs.get(name).await?)).await?;
+    let job = eventually(HELM_LIMIT, "the job exists", async || Ok(jobs.get(name).await?)).await?;
     end_job(&jobs, &serde_json::to_value(job)?, ["FailureTarget", "Failed"]).await
 }
 
-/// Writes what the controller of jobs writes when a job ends.
+/// Writes the status that the job controller writes when a job ends.
 async fn end_job(jobs: &Api<Job>, job: &Json, conditions: [&str; 2]) -> Result<()> {
     let now = &job["metadata"]["creationTimestamp"];
     let conditions = conditions.map(|kind| json!({"type": kind, "status": "True", "lastTransitionTime": now}));
@@ -128,8 +128,8 @@ fn strings(list: &Json) -> Vec<String> {
     list.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
 }
 
-/// The arguments of a Deployment's container as they stand in the cluster, without where it listens, and with the policy
-/// file where it is here.
+/// Returns the container arguments of a Deployment in the cluster. Leaves out listen addresses, and replaces the path
+/// of the policy file by the local one.
 async fn arguments(control_plane: &ControlPlane, component: &str) -> Result<Vec<String>> {
     let name = format!("pillion-{component}");
     let deployments: Api<Deployment> = Api::namespaced(control_plane.client(), NAMESPACE);
@@ -147,13 +147,13 @@ async fn arguments(control_plane: &ControlPlane, component: &str) -> Result<Vec<
     all.retain(|argument| {
         !["--listen=", "--canary-listen=", "--metrics-listen="].iter().any(|flag| argument.starts_with(flag))
     });
-    ensure!(count - all.len() == 2, "where it listens: {all:?}");
+    ensure!(count - all.len() == 2, "the listen addresses: {all:?}");
     let config = all.iter_mut().find(|argument| argument.starts_with("--config=")).context("a policy file")?;
     *config = format!("--config={}", file.display());
     Ok(all)
 }
 
-/// Starts what the Deployments say.
+/// Starts the controllers and replicas of the Deployments.
 pub(crate) async fn run(control_plane: ControlPlane) -> Result<(Rig, Vec<Replica>)> {
     let service = register_service(&control_plane.client(), &[]).await?;
     let binary = env!("CARGO_BIN_EXE_pillion");
@@ -169,10 +169,10 @@ pub(crate) async fn run(control_plane: ControlPlane) -> Result<(Rig, Vec<Replica
     for replica in &replicas {
         service.set_ready(replica.address(), true).await?;
     }
-    Ok((Rig { control_plane, replicas, service, spec, serving_authority: String::new() }, controllers))
+    Ok((Rig { control_plane, replicas, service, spec, serving_ca: String::new() }, controllers))
 }
 
-/// What the definition's first column is called.
+/// Returns the heading of the CRD's first column.
 async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
     let definition = serde_json::to_value(definitions.get(DEFINITION).await?)?;
     Ok(definition.pointer(HEADING).and_then(Json::as_str).context("a column")?.to_owned())
@@ -185,14 +185,14 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         let client = control_plane.client();
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
 
-        // A dry run asks the API server about everything, and leaves nothing behind.
+        // A dry run makes the API server check everything, and stores nothing.
         control_plane.create_namespace(NAMESPACE, &[]).await?;
         helm_ok(&control_plane, &["install", "pillion", "--dry-run=server"], Some(&json!({}))).await?;
-        ensure!(definitions.list(&ListParams::default()).await?.items.is_empty(), "a dry run has installed something");
+        ensure!(definitions.list(&ListParams::default()).await?.items.is_empty(), "the dry run has installed objects");
 
         let installed = helm_ok(&control_plane, &["install", "pillion"], Some(&values(&json!(["nginx"])))).await?;
         ensure!(installed.contains("kubectl label namespace"), "{installed}");
-        // The definition is that of an older release.
+        // Store the CRD of an older release.
         let before = heading(&definitions).await?;
         let older: json_patch::Patch =
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
@@ -200,20 +200,20 @@ fn release_installs_injects_upgrades_and_uninstalls() {
 
         let (rig, controllers) = run(control_plane).await?;
         rig.namespace("team-a", Some("required")).await?;
-        rig.is_called("team-a").await?;
+        rig.wait_until_called("team-a").await?;
         rig.control_plane.create_namespace("mesh", &[("istio-injection", "enabled")]).await?;
-        rig.is_called("mesh").await?;
+        rig.wait_until_called("mesh").await?;
 
-        // An upgrade with one profile more, which also brings the definitions up to date, and by somebody who has scaled.
+        // The upgrade adds a profile and updates the CRDs, after an administrator scaled the Deployment.
         rig.control_plane
             .kubectl_ok(&["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"])
             .await?;
         let more = values(&json!({"nginx": {}, "annotate": {}}));
         helm_with_job(&rig.control_plane, "pillion-crds", &["upgrade", "pillion"], Some(&more)).await?;
-        ensure!(heading(&definitions).await? == before, "the definition is not as it was");
+        ensure!(heading(&definitions).await? == before, "the CRD has changed");
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
         let replicas = deployments.get("pillion-webhook").await?.spec.replicas;
-        ensure!(replicas == Some(5), "who scales by hand decides: {replicas:?}");
+        ensure!(replicas == Some(5), "manual scaling is preserved: {replicas:?}");
         eventually(SOON, "the new profile is served", async || {
             let mut pod = bare_pod("probe");
             pod["metadata"]["annotations"]["pillion.dev/profiles"] = "annotate".into();
@@ -227,15 +227,15 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ensure!(refusals(&log).is_empty(), "{:#?}", refusals(&log));
         }
 
-        // Everything of it dies, and the release is deleted.
+        // Stop all processes, then delete the release.
         let Rig { control_plane, replicas, .. } = rig;
         drop((replicas, controllers));
-        // A job that fails stays, for its log; its permissions do not.
+        // A failed job stays, so that its log can be read. Its RBAC permissions are deleted.
         let uninstall = ["uninstall", "pillion"];
-        let (said, failed) =
+        let (output, failed) =
             tokio::join!(helm(&control_plane, &uninstall, None), fail_job(&control_plane, "pillion-uninstall"));
         failed?;
-        ensure!(!said?.status.success());
+        ensure!(!output?.status.success());
         let left = control_plane
             .kubectl_ok(&[
                 "get",
@@ -251,7 +251,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
         ensure!(mutating.get_opt("pillion").await?.is_none() && validating.get_opt("pillion").await?.is_none());
-        ensure!(definitions.get_opt(DEFINITION).await?.is_some(), "definitions are kept");
+        ensure!(definitions.get_opt(DEFINITION).await?.is_some(), "CRDs are kept");
         let left = control_plane
             .kubectl_ok(&[
                 "get",
@@ -262,13 +262,13 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ])
             .await?;
         ensure!(left.is_empty(), "{left}");
-        // The API server learns by watching that nobody is to be called.
+        // The API server learns by its watch that it has no webhook to call.
         let create = ["--namespace", "team-a", "run", "app", "--image=app:1"];
         eventually(SOON, "a pod is created", async || control_plane.kubectl_ok(&create).await.map(drop)).await
     });
 }
 
-/// What a tenant stores.
+/// A profile that a tenant stores.
 const PROFILE: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -294,7 +294,7 @@ fn pod_creators_may_edit_namespaced_profiles() {
         ));
         let profiles: Api<kube::api::DynamicObject> = Api::namespaced_with(tenant, "team-a", &kind);
         let parameters = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
-        eventually(SOON, "the policy is at work", async || {
+        eventually(SOON, "the policy is active", async || {
             let error = profiles.create(&parameters, &profile).await.err().context("it was stored")?.to_string();
             ensure!(error.contains("only who may create pods in team-a may store one there"), "{error}");
             Ok(())
@@ -304,7 +304,7 @@ fn pod_creators_may_edit_namespaced_profiles() {
             .kubectl_ok(&["create", "role", "pods", "-n", "team-a", "--verb=create", "--resource=pods"])
             .await?;
         control_plane.kubectl_ok(&[&bind[..], &["pods", "--role=pods"]].concat()).await?;
-        eventually(SOON, "the role is at work", async || Ok(profiles.create(&parameters, &profile).await.map(drop)?))
+        eventually(SOON, "the role is active", async || Ok(profiles.create(&parameters, &profile).await.map(drop)?))
             .await
     });
 }

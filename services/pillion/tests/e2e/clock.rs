@@ -1,10 +1,10 @@
-//! A clock that jumps: nothing is hurried, nothing is skipped, and no certificate is made that is not valid yet for the API
-//! server, whose clock is the one that counts.
+//! Clocks that jump: no step of the rotation is rushed or skipped. No certificate is issued that is not yet valid by
+//! the API server's clock, which is authoritative.
 //!
-//! The controllers and replicas are the real program as processes, and it is their clocks that are moved
-//! ([`pillion_testkit::moved_clock`]): with nothing in the program for the test's sake, everything in it that asks what time it is
-//! is tested, the TLS library too. A proxy that changes the `Date` of the API server's answers would show the comparison
-//! alone. When all of Pillion goes by a moved clock, that is the same as an API server whose own clock is wrong.
+//! Controllers and replicas are processes of the real program, and the test moves their clocks
+//! ([`pillion_testkit::moved_clock`]). So the program needs no hooks for this test, and every use of the time is
+//! tested, the TLS library's too. A proxy that changes the `Date` header of API responses would test only the
+//! comparison of clocks. Moving all clocks of Pillion is equivalent to a wrong clock of the API server.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -24,27 +24,28 @@ use pillion_testkit::{ControlPlane, Isolation, MovedClock, Replica, eventually, 
 use serde_json::json;
 
 use crate::direct::metric;
-use crate::load::{Load, tell};
+use crate::load::{Load, print_figures};
 use crate::managed::{Managed, QUICK, RELEASE, controller};
 use crate::rig::{PATIENCE, quickest};
-use crate::rolling::nothing_is_lost;
+use crate::rolling::expect_no_loss;
 use crate::rotation::{Damage, LIMIT, RATE, Write};
 
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
-/// Turns of the rotation in which nothing happens: it is not only late. There is one a second.
-const TURNS: u32 = 3;
+/// Rounds of the rotation in which nothing may happen, to show that a step is not merely late. The leader makes one a
+/// second.
+const ROUNDS: u32 = 3;
 
-/// Within which a bundle has to be right again.
+/// The time in which the leader has to restore a CA bundle.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The first of the controllers that go by moved clocks, and of the replicas.
+/// The last bytes of the addresses of the first controller, and of the first replica, with a moved clock.
 const CONTROLLERS: u8 = 121;
 const REPLICAS: u8 = 21;
 
 impl Managed {
-    /// Has other controllers take over, each by a clock of its own.
-    async fn controllers_by(&mut self, clocks: &[&MovedClock]) -> Result<()> {
+    /// Replaces the controllers by new ones, each with its own clock.
+    async fn replace_controllers(&mut self, clocks: &[&MovedClock]) -> Result<()> {
         let before = std::mem::take(&mut self.controllers);
         for (number, clock) in (CONTROLLERS..).zip(clocks) {
             let mut spec = self.spec.clone();
@@ -54,11 +55,11 @@ impl Managed {
         for mut before in before {
             before.terminate(PATIENCE).await?;
         }
-        eventually(PATIENCE, "one of them leads", async || self.leading().await.map(drop)).await
+        eventually(PATIENCE, "one of the controllers leads", async || self.wait_for_leader().await.map(drop)).await
     }
 
-    /// Has other replicas answer, by this clock.
-    async fn replicas_by(&mut self, clock: &MovedClock, count: u8) -> Result<()> {
+    /// Replaces the replicas by new ones with this clock.
+    async fn replace_replicas(&mut self, clock: &MovedClock, count: u8) -> Result<()> {
         let mut spec = self.rig.spec.clone();
         spec.env.extend(clock.environment());
         let mut replicas = Vec::new();
@@ -73,55 +74,63 @@ impl Managed {
         Ok(())
     }
 
-    /// Who leads, and that it tells how far its rotation is.
-    async fn leading(&self) -> Result<&Replica> {
+    /// Returns the leader, once it reports the state of its rotation.
+    async fn wait_for_leader(&self) -> Result<&Replica> {
         let leader = self.leader().await?;
-        let leading = self.controllers.iter().find(|running| running.address() == leader);
-        let leading = leading.with_context(|| format!("{leader} leads, and is none of ours"))?;
-        ensure!(metric(leading, "pillion_controller_rotation_last_look_seconds").await? > 0.0, "no turn yet");
-        Ok(leading)
+        let leader_replica = self.controllers.iter().find(|running| running.address() == leader);
+        let leader_replica = leader_replica.with_context(|| format!("{leader} leads, and is none of ours"))?;
+        ensure!(metric(leader_replica, "pillion_controller_rotation_last_look_seconds").await? > 0.0, "no round yet");
+        Ok(leader_replica)
     }
 
-    /// Which of the controllers leads.
-    async fn leads(&self) -> Result<usize> {
-        let leader = self.leading().await?.address();
+    /// Returns the index of the controller that leads.
+    async fn leader_index(&self) -> Result<usize> {
+        let leader = self.wait_for_leader().await?.address();
         self.controllers.iter().position(|running| running.address() == leader).context("it is one of them")
     }
 
-    /// Waits until the leader tells that its clock is so much ahead, and that it waits for nothing else.
-    async fn differs(&self, ahead: i64) -> Result<()> {
-        eventually(PATIENCE, "the leader tells that the clocks differ", async || {
-            let leading = self.leading().await?;
+    /// Waits until the leader reports that its clock is ahead by this much, and that it waits for nothing else.
+    async fn wait_for_clock_difference(&self, ahead: i64) -> Result<()> {
+        eventually(PATIENCE, "the leader reports different clocks", async || {
+            let leader_replica = self.wait_for_leader().await?;
             #[expect(clippy::cast_precision_loss, reason = "seconds")]
-            let told = metric(leading, "pillion_controller_clock_difference_seconds").await? - ahead as f64;
-            ensure!(told.abs() < 5.0, "{told} s from {ahead} s");
-            ensure!(metric(leading, "pillion_controller_clock_agrees").await? < 0.5, "they agree, it says");
+            let difference =
+                metric(leader_replica, "pillion_controller_clock_difference_seconds").await? - ahead as f64;
+            ensure!(difference.abs() < 5.0, "{difference} s from {ahead} s");
+            ensure!(metric(leader_replica, "pillion_controller_clock_agrees").await? < 0.5, "it reports equal clocks");
             ensure!(
-                metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? > 0.5,
-                "it goes on"
+                metric(leader_replica, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? > 0.5,
+                "it continues"
             );
             Ok(())
         })
         .await
     }
 
-    /// Waits until the leader tells that the clocks agree.
-    async fn agrees(&self) -> Result<()> {
-        eventually(PATIENCE, "the leader tells that the clocks agree", async || {
-            let leading = self.leading().await?;
-            ensure!(metric(leading, "pillion_controller_clock_agrees").await? > 0.5, "they do not, it says");
-            ensure!(metric(leading, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? < 0.5, "blocked");
+    /// Waits until the leader reports that the clocks agree.
+    async fn wait_for_clock_agreement(&self) -> Result<()> {
+        eventually(PATIENCE, "the leader reports equal clocks", async || {
+            let leader_replica = self.wait_for_leader().await?;
+            ensure!(
+                metric(leader_replica, "pillion_controller_clock_agrees").await? > 0.5,
+                "it reports different clocks"
+            );
+            ensure!(
+                metric(leader_replica, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? < 0.5,
+                "blocked"
+            );
             Ok(())
         })
         .await
     }
 
-    /// Waits for some turns of the rotation.
-    async fn turns(&self) -> Result<()> {
+    /// Waits for some rounds of the rotation.
+    async fn wait_for_rounds(&self) -> Result<()> {
         let mut last = 0.0;
-        for _ in 0..TURNS {
-            last = eventually(PATIENCE, "there is a turn", async || {
-                let look = metric(self.leading().await?, "pillion_controller_rotation_last_look_seconds").await?;
+        for _ in 0..ROUNDS {
+            last = eventually(PATIENCE, "the rotation makes a round", async || {
+                let look =
+                    metric(self.wait_for_leader().await?, "pillion_controller_rotation_last_look_seconds").await?;
                 ensure!((look - last).abs() > 0.5, "none since {last}");
                 Ok(look)
             })
@@ -130,8 +139,8 @@ impl Managed {
         Ok(())
     }
 
-    /// Which versions of both Secrets there are.
-    async fn versions(&self) -> Result<[Option<String>; 2]> {
+    /// Returns the resource versions of both Secrets.
+    async fn secret_versions(&self) -> Result<[Option<String>; 2]> {
         let mut versions = [None, None];
         for (version, name) in versions.iter_mut().zip(["authority", "serving"]) {
             let secret = self.secrets().get_opt(&format!("{RELEASE}-{name}")).await?;
@@ -140,8 +149,9 @@ impl Managed {
         Ok(versions)
     }
 
-    /// The leaf that is to be served, which has to be valid by the machine's clock: the API server's.
-    async fn valid_leaf(&self) -> Result<ValidCertificate> {
+    /// Returns the serving certificate in the Secret. Fails unless it is valid by the machine's clock, which is the
+    /// API server's.
+    async fn valid_certificate(&self) -> Result<ValidCertificate> {
         let release = Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
         let secret = self.secrets().get(&format!("{RELEASE}-serving")).await?;
         let now = Timestamp::now();
@@ -150,9 +160,9 @@ impl Managed {
         Ok(fit)
     }
 
-    /// Empties a bundle; how long it takes until it is there again.
-    async fn repairs_a_bundle(&self) -> Result<Duration> {
-        // That of an entry for which the load has no pods: those of a moment without a bundle would be lost.
+    /// Empties a CA bundle. Returns how long the leader took to restore it.
+    async fn measure_bundle_repair(&self) -> Result<Duration> {
+        // Choose an entry that the load does not use, since its pods would fail while the bundle is empty.
         let entries = self.configurations().get(RELEASE).await?.webhooks.context("entries")?;
         let of_load = ["enabled.pillion.dev", "required.pillion.dev"];
         let place =
@@ -160,11 +170,11 @@ impl Managed {
         let path = format!("/webhooks/{place}/clientConfig/caBundle");
         let emptied: json_patch::Patch = serde_json::from_value(json!([{"op": "replace", "path": path, "value": ""}]))?;
         let (parameters, emptied) = (PatchParams::default(), Patch::<()>::Json(emptied));
-        quickest(REPAIRED_WITHIN, "the bundle emptied", async || {
+        quickest(REPAIRED_WITHIN, "the CA bundle emptied", async || {
             let began = Instant::now();
             self.configurations().patch(RELEASE, &parameters, &emptied).await?;
-            eventually(PATIENCE, "the bundle is there again", async || {
-                ensure!(self.trusted().await? == 1);
+            eventually(PATIENCE, "the CA bundle is restored", async || {
+                ensure!(self.trusted_cas().await? == 1);
                 Ok(())
             })
             .await?;
@@ -173,13 +183,13 @@ impl Managed {
         .await
     }
 
-    /// Which of the leader's phases it is, once it is this one, and that it stays so for so long.
-    async fn stays(&self, phase: &str, long: Duration) -> Result<()> {
+    /// Waits until the leader is in this phase, and checks that it stays there for this time.
+    async fn expect_phase_stays(&self, phase: &str, long: Duration) -> Result<()> {
         let since = Instant::now();
         while since.elapsed() < long {
             let (now, _) = self.rotation().await?;
             ensure!(now == phase, "{now} after {:?}", since.elapsed());
-            self.valid_leaf().await?;
+            self.valid_certificate().await?;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Ok(())
@@ -191,62 +201,63 @@ fn clock_jump_changes_nothing_and_recovers() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let (controllers, replicas) = (MovedClock::new("controllers")?, MovedClock::new("replicas")?);
-        managed.controllers_by(&[&controllers, &controllers]).await?;
-        managed.replicas_by(&replicas, 3).await?;
-        let active = managed.is_stable(1, LIMIT).await?;
-        managed.agrees().await?;
+        managed.replace_controllers(&[&controllers, &controllers]).await?;
+        managed.replace_replicas(&replicas, 3).await?;
+        let active = managed.wait_until_stable(1, LIMIT).await?;
+        managed.wait_for_clock_agreement().await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
-        let before = managed.versions().await?;
-        // The leaf is due; the authority is; both have ended; nothing is valid yet; there is not even an authority.
+        let before = managed.secret_versions().await?;
+        // The serving certificate is due; the CA is due; both have expired; nothing is valid yet; not even the CA
+        // existed.
         let jumps = [5 * DAY, 200 * DAY, 3 * 365 * DAY, -5 * HOUR, -300 * DAY];
         let all_jumps = jumps.into_iter().flat_map(|ahead| [(ahead, false), (ahead, true)]);
-        // Each is a quarter of a minute: a day's run makes every third.
+        // Each jump takes about 15 seconds, so the daily run does every third.
         let jumps: Vec<_> = all_jumps.step_by(if is_thorough() { 1 } else { 3 }).collect();
         for &(ahead, all) in &jumps {
             controllers.ahead_by(ahead)?;
-            // With the replicas', it is the API server's clock that is wrong.
+            // If the replicas' clocks move too, the API server's clock is the wrong one.
             replicas.ahead_by(if all { ahead } else { 0 })?;
-            managed.differs(ahead).await?;
-            managed.turns().await?;
-            load.answers(60).await?;
+            managed.wait_for_clock_difference(ahead).await?;
+            managed.wait_for_rounds().await?;
+            load.wait_for_responses(60).await?;
             controllers.ahead_by(0)?;
             replicas.ahead_by(0)?;
-            managed.agrees().await?;
-            managed.turns().await?;
-            let after = managed.versions().await?;
+            managed.wait_for_clock_agreement().await?;
+            managed.wait_for_rounds().await?;
+            let after = managed.secret_versions().await?;
             ensure!(after == before, "{ahead} s ahead: {after:?} instead of {before:?}");
         }
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
         let about = ListParams::default().fields("reason=ClocksDiffer");
-        eventually(PATIENCE, "Events tell of it", async || {
-            let told: BTreeSet<_> =
+        eventually(PATIENCE, "an Event reports it", async || {
+            let difference: BTreeSet<_> =
                 events.list(&about).await?.items.into_iter().filter_map(|event| event.type_).collect();
-            ensure!(told == BTreeSet::from(["Normal".to_owned(), "Warning".to_owned()]), "{told:?}");
+            ensure!(difference == BTreeSet::from(["Normal".to_owned(), "Warning".to_owned()]), "{difference:?}");
             Ok(())
         })
         .await?;
-        // Whoever led then.
-        let told: String = managed.controllers.iter().map(Replica::log_text).collect::<Result<_>>()?;
+        // Read the logs of all controllers, since any of them may have led.
+        let difference: String = managed.controllers.iter().map(Replica::log_text).collect::<Result<_>>()?;
         for line in ["this clock and the API server's differ by minutes", "certificates are as they should be"] {
-            ensure!(told.contains(line), "{line:?} is not in the log");
+            ensure!(difference.contains(line), "{line:?} is not in the log");
         }
 
-        // What is asked for and what is lost waits, and whom to trust is told whatever the time.
+        // Requested and lost certificates wait, but the leader publishes CA bundles whatever the time.
         controllers.ahead_by(5 * DAY)?;
-        managed.differs(5 * DAY).await?;
+        managed.wait_for_clock_difference(5 * DAY).await?;
         managed.rotate()?;
-        managed.damage(Damage::LeafDeleted).await?;
-        let repaired = managed.repairs_a_bundle().await?;
-        managed.turns().await?;
-        let [record, leaf] = managed.versions().await?;
-        ensure!(record == before[0] && leaf.is_none(), "{record:?}, {leaf:?} while the clocks differ");
+        managed.damage(Damage::CertificateDeleted).await?;
+        let repaired = managed.measure_bundle_repair().await?;
+        managed.wait_for_rounds().await?;
+        let [record, serving] = managed.secret_versions().await?;
+        ensure!(record == before[0] && serving.is_none(), "{record:?}, {serving:?} while the clocks differ");
         controllers.ahead_by(0)?;
-        let rotated = managed.is_stable(active + 1, LIMIT).await?;
-        ensure!(rotated == active + 1 && managed.leaf().await? == rotated, "authority {rotated}");
-        managed.valid_leaf().await?;
-        let outcomes = load.stop().await?;
-        tell(&format!("{} jumps; a bundle repaired meanwhile in {repaired:.0?}; {outcomes}", jumps.len() + 1));
-        nothing_is_lost(&outcomes)
+        let rotated = managed.wait_until_stable(active + 1, LIMIT).await?;
+        ensure!(rotated == active + 1 && managed.serving_ca().await? == rotated, "authority {rotated}");
+        managed.valid_certificate().await?;
+        let results = load.stop().await?;
+        print_figures(&format!("{} jumps; a bundle repaired meanwhile in {repaired:.0?}; {results}", jumps.len() + 1));
+        expect_no_loss(&results)
     });
 }
 
@@ -255,98 +266,98 @@ fn rotation_survives_clock_jump_after_each_write() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 1).await?;
         let clock = MovedClock::new("controllers")?;
-        managed.controllers_by(&[&clock, &clock]).await?;
-        let mut active = managed.is_stable(1, LIMIT).await?;
+        managed.replace_controllers(&[&clock, &clock]).await?;
+        let mut active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let mut took = Vec::new();
         let jumps = [10 * DAY, -5 * HOUR, 400 * DAY];
         let cases: Vec<_> = if is_thorough() {
             jumps.into_iter().flat_map(|ahead| Write::ALL.map(|write| (ahead, write))).collect()
         } else {
-            // Each write once, and each jump with every third of them.
+            // The daily run combines each write with one of the jumps.
             jumps.into_iter().cycle().zip(Write::ALL).collect()
         };
         for (ahead, write) in cases {
             let next = active + 1;
             managed.rotate()?;
-            managed.sees(write, next).await?;
+            managed.wait_for_write(write, next).await?;
             clock.ahead_by(ahead)?;
             let jumped = Instant::now();
             while jumped.elapsed() < Duration::from_millis(1_500) {
-                managed.valid_leaf().await.with_context(|| format!("{ahead} s ahead after {write:?}"))?;
+                managed.valid_certificate().await.with_context(|| format!("{ahead} s ahead after {write:?}"))?;
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             clock.ahead_by(0)?;
             let right = Instant::now();
-            active = managed.is_stable(next, LIMIT).await.with_context(|| format!("{ahead} s, {write:?}"))?;
+            active = managed.wait_until_stable(next, LIMIT).await.with_context(|| format!("{ahead} s, {write:?}"))?;
             took.push(right.elapsed());
-            ensure!(active == next, "{ahead} s ahead after {write:?}: authority {active} instead of {next}");
-            ensure!(managed.leaf().await? == active && managed.trusted().await? == 1, "{ahead} s, {write:?}");
+            ensure!(active == next, "{ahead} s ahead after {write:?}: CA {active} instead of {next}");
+            ensure!(managed.serving_ca().await? == active && managed.trusted_cas().await? == 1, "{ahead} s, {write:?}");
         }
-        load.answers(100).await?;
-        let outcomes = load.stop().await?;
+        load.wait_for_responses(100).await?;
+        let results = load.stop().await?;
         let longest = took.iter().max().copied().unwrap_or_default();
-        tell(&format!("{} jumps in a rotation, through at most {longest:.1?} after: {outcomes}", took.len()));
-        nothing_is_lost(&outcomes)
+        print_figures(&format!("{} jumps in a rotation, through at most {longest:.1?} after: {results}", took.len()));
+        expect_no_loss(&results)
     });
 }
 
 #[test]
-fn a_clock_that_jumps_ahead_shortens_no_wait() {
+fn clock_jump_ahead_shortens_no_wait() {
     let overlap = Duration::from_secs(10);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 10s").replace("Timeout: 5s", "Timeout: 60s");
     Isolation::new().own_network("runs a second API server").run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clock = MovedClock::new("controllers")?;
-        managed.controllers_by(&[&clock, &clock]).await?;
+        managed.replace_controllers(&[&clock, &clock]).await?;
         let mut second = managed.rig.control_plane.second_api_server().await?;
-        let active = managed.is_stable(1, LIMIT).await?;
+        let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         second.process().pause()?;
         managed.rotate()?;
-        managed.sees(Write::Bundle(2), active + 1).await?;
+        managed.wait_for_write(Write::Bundle(2), active + 1).await?;
         clock.ahead_by(HOUR)?;
-        managed.stays("expanded", Duration::from_secs(4)).await?;
+        managed.expect_phase_stays("expanded", Duration::from_secs(4)).await?;
         clock.ahead_by(0)?;
         second.process().resume()?;
 
-        managed.sees(Write::Record("soaking"), active + 1).await?;
+        managed.wait_for_write(Write::Record("soaking"), active + 1).await?;
         let soaking = Instant::now();
         for ahead in [2 * DAY, -DAY] {
             clock.ahead_by(ahead)?;
-            managed.differs(ahead).await?;
-            managed.stays("soaking", Duration::from_secs(2)).await?;
+            managed.wait_for_clock_difference(ahead).await?;
+            managed.expect_phase_stays("soaking", Duration::from_secs(2)).await?;
         }
         clock.ahead_by(0)?;
-        managed.is_stable(active + 1, LIMIT).await?;
+        managed.wait_until_stable(active + 1, LIMIT).await?;
         let soaked = soaking.elapsed();
         ensure!(soaked + Duration::from_secs(1) > overlap, "it soaked for {soaked:?}");
-        let outcomes = load.stop().await?;
-        tell(&format!("soaked for {soaked:.1?} of {overlap:?}: {outcomes}"));
-        nothing_is_lost(&outcomes)
+        let results = load.stop().await?;
+        print_figures(&format!("soaked for {soaked:.1?} of {overlap:?}: {results}"));
+        expect_no_loss(&results)
     });
 }
 
 #[test]
 fn wrong_initial_clock_creates_no_certificates() {
     Isolation::new().run(|| async {
-        let mut managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, 0, 0).await?;
+        let mut managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, 0, 0).await?;
         let clock = MovedClock::new("controllers")?;
         for ahead in [3 * DAY, -HOUR] {
             clock.ahead_by(ahead)?;
             if managed.controllers.is_empty() {
-                managed.controllers_by(&[&clock, &clock]).await?;
+                managed.replace_controllers(&[&clock, &clock]).await?;
             }
-            managed.differs(ahead).await?;
-            managed.turns().await?;
-            ensure!(managed.versions().await? == [None, None], "{:?}", managed.versions().await?);
+            managed.wait_for_clock_difference(ahead).await?;
+            managed.wait_for_rounds().await?;
+            ensure!(managed.secret_versions().await? == [None, None], "{:?}", managed.secret_versions().await?);
         }
         clock.ahead_by(0)?;
-        managed.is_stable(1, LIMIT).await?;
-        managed.replicas_by(&clock, 2).await?;
+        managed.wait_until_stable(1, LIMIT).await?;
+        managed.replace_replicas(&clock, 2).await?;
         managed.rig.namespace("team-a", Some("enabled")).await?;
-        managed.rig.is_called("team-a").await?;
-        managed.valid_leaf().await?;
+        managed.rig.wait_until_called("team-a").await?;
+        managed.valid_certificate().await?;
         ensure!(managed.rotation().await? == (rotation::Phase::Stable.to_string(), 1));
         Ok(())
     });
@@ -359,44 +370,44 @@ fn clock_of_former_leader_shortens_no_wait() {
     Isolation::new().own_network("runs a second API server").run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clocks = [MovedClock::new("first")?, MovedClock::new("second")?];
-        managed.controllers_by(&[&clocks[0], &clocks[1]]).await?;
+        managed.replace_controllers(&[&clocks[0], &clocks[1]]).await?;
         let mut second = managed.rig.control_plane.second_api_server().await?;
-        let active = managed.is_stable(1, LIMIT).await?;
+        let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
-        let place = managed.leads().await?;
-        // So little that the clocks agree, and more than either wait takes.
+        let place = managed.leader_index().await?;
+        // So small a difference counts as agreement, but is longer than either wait.
         clocks[place].ahead_by(-240)?;
-        managed.agrees().await?;
-        // Not before: an API server that hangs leaves the endpoints after five seconds at the earliest, and the next leader is to
-        // find it there.
+        managed.wait_for_clock_agreement().await?;
+        // Not earlier: a hanging API server leaves the endpoints after at least five seconds, and the next leader
+        // must still find it there.
         second.process().pause()?;
         managed.rotate()?;
-        managed.sees(Write::Bundle(2), active + 1).await?;
+        managed.wait_for_write(Write::Bundle(2), active + 1).await?;
         managed.controllers[place].kill()?;
-        eventually(PATIENCE, "the other one leads", async || {
-            let leads = managed.leads().await?;
+        eventually(PATIENCE, "the other controller leads", async || {
+            let leads = managed.leader_index().await?;
             ensure!(leads != place);
             Ok(())
         })
         .await?;
-        managed.stays("expanded", Duration::from_secs(5)).await?;
+        managed.expect_phase_stays("expanded", Duration::from_secs(5)).await?;
 
-        // The first one comes back with the right time, after the second has begun the soak with the wrong one.
+        // The first controller returns with the right time, after the second began the soak with a wrong one.
         clocks[place].ahead_by(0)?;
         clocks[1 - place].ahead_by(-240)?;
         second.process().resume()?;
-        managed.sees(Write::Record("soaking"), active + 1).await?;
+        managed.wait_for_write(Write::Record("soaking"), active + 1).await?;
         let soaking = Instant::now();
         managed.controllers[1 - place].kill()?;
         let mut spec = managed.spec.clone();
         spec.env.extend(clocks[place].environment());
         let back = managed.controllers[place].address();
         managed.controllers[place] = controller(&spec, back).await?;
-        managed.is_stable(active + 1, LIMIT).await?;
+        managed.wait_until_stable(active + 1, LIMIT).await?;
         let soaked = soaking.elapsed();
         ensure!(soaked + Duration::from_secs(2) > overlap, "it soaked for {soaked:?}");
-        let outcomes = load.stop().await?;
-        tell(&format!("soaked for {soaked:.1?} of {overlap:?}: {outcomes}"));
-        nothing_is_lost(&outcomes)
+        let results = load.stop().await?;
+        print_figures(&format!("soaked for {soaked:.1?} of {overlap:?}: {results}"));
+        expect_no_loss(&results)
     });
 }

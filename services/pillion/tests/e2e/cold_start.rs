@@ -1,6 +1,6 @@
-//! How long a replica takes until it is ready, with an empty cluster and with a full one, and what memory it has then.
+//! How long a replica takes to become ready, and its memory use then, with an empty and with a full cluster.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,14 @@ use serde_json::{Value as Json, json};
 use crate::direct::{memory, metric};
 use crate::rig::{TRIES, quickest};
 
-/// `PILLION_TEST_NAMESPACES` says another number; `just nightly` makes 10,000, for which the figures are promised.
+/// Number of namespaces. `PILLION_TEST_NAMESPACES` overrides it. `just nightly` uses 10,000, for which the docs
+/// promise figures.
 const NAMESPACES: usize = 2_000;
 
-/// Profiles.
+/// Number of profiles.
 const PROFILES: usize = 2_000;
 
-/// Bars for a machine that has other things to do; the figures that are promised are 1 and 3 seconds, on one that has not.
+/// Limits for a busy machine. The docs promise 1 and 3 seconds on an idle one.
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
 const FULL_LIMIT: Duration = Duration::from_secs(15);
 const CHANGE_LIMIT: Duration = Duration::from_secs(5);
@@ -54,7 +55,7 @@ async fn make(control_plane: &ControlPlane, count: usize) -> Result<()> {
     stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
 }
 
-/// A profile of 1.5 KB with three expressions.
+/// Returns a profile of 1.5 KB with three expressions.
 fn profile(number: usize) -> Json {
     let name = format!("agent-{number:04}");
     json!({
@@ -103,7 +104,7 @@ async fn make_profiles(control_plane: &ControlPlane, count: usize) -> Result<()>
     stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
 }
 
-/// Changes one profile among all, to this order; how long it took until the replica had published it, as seen every 25 ms.
+/// Changes the order of one profile. Returns how long the replica took to publish it, checked every 25 ms.
 async fn change_one(control_plane: &ControlPlane, replica: &Replica, order: i32) -> Result<Duration> {
     let api: Api<DynamicObject> =
         Api::all_with(control_plane.client(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
@@ -118,7 +119,7 @@ async fn change_one(control_plane: &ControlPlane, replica: &Replica, order: i32)
     .await
 }
 
-/// Ticks of the processor that a process has used, a hundredth of a second each.
+/// Returns the processor time that a process has used. The kernel counts in ticks of 10 ms.
 fn processor_time(pid: u32) -> Result<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -126,7 +127,7 @@ fn processor_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
 }
 
-/// Starts a replica; how long it took until it was ready.
+/// Starts a replica. Returns how long it took to become ready.
 async fn start(what: &str, spec: &ReplicaSpec, number: u8) -> Result<(Replica, Duration)> {
     let began = Instant::now();
     let mut replica = Replica::start(spec, replica_address(number)).await?;
@@ -141,7 +142,7 @@ async fn start(what: &str, spec: &ReplicaSpec, number: u8) -> Result<(Replica, D
     Ok((replica, took))
 }
 
-/// The same within a limit. A busy machine may be late once: who is too slow is so each time.
+/// Starts a replica within a limit. Retries, since a busy machine can cause a single delay.
 async fn start_within(limit: Duration, what: &str, spec: &ReplicaSpec, number: u8) -> Result<Replica> {
     let mut shortest = Duration::MAX;
     for _ in 0..TRIES {
@@ -171,7 +172,7 @@ fn replica_starts_quickly_with_many_namespaces() {
         drop(start_within(EMPTY_LIMIT, "an empty cluster", &spec, 1).await?);
         let began = Instant::now();
         make(&control_plane, count).await?;
-        println!("{count} namespaces were made in {:?}", began.elapsed());
+        println!("{count} namespaces were created in {:?}", began.elapsed());
         let replica = start_within(FULL_LIMIT, &format!("{count} namespaces"), &spec, 2).await?;
         let known = metric(&replica, "pillion_cache_objects{kind=\"namespaces\"}").await?;
         ensure!(known >= f64::from(u32::try_from(count)?), "{known} namespaces are known");
@@ -183,7 +184,7 @@ fn replica_starts_quickly_with_many_namespaces() {
         let broken = metric(&replica, "pillion_broken_profiles").await?;
         ensure!(broken < 1.0, "{broken} profiles are broken");
         let mut order = 6;
-        quickest(CHANGE_LIMIT, "a profile's change is served", async || {
+        quickest(CHANGE_LIMIT, "a changed profile is served", async || {
             order += 1;
             change_one(&control_plane, &replica, order).await
         })

@@ -1,7 +1,7 @@
-//! The webhook configurations against whoever changes them: what the keeper finds, undoes and leaves alone, at a real API
-//! server. No replica is needed for that.
+//! The webhook configurations and other writers, with a real API server: which changes the controller finds, reverts
+//! and leaves alone. No replica is needed.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 mod kept;
 
@@ -30,13 +30,13 @@ use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::sync::watch;
 
-use self::kept::{Kept, release};
+use self::kept::{KeptControlPlane, release};
 use crate::rig::{SOON, TRIES, base64, quickest};
 
-/// Within which what is wrong has to be right again.
+/// The time in which the controller has to revert a wrong change.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long it takes until something holds, looked at all the time.
+/// Polls without pause until a check holds. Returns how long that took.
 async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duration> {
     let began = Instant::now();
     loop {
@@ -48,20 +48,21 @@ async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duratio
     }
 }
 
-/// Everything that there can be, for one authority.
-fn target(release: &Release, authority: &TestCa, epoch: u64) -> Target {
+/// Returns a target that uses every option, for one CA.
+fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
     let settings =
         pillion_api::webhook_configuration::Settings { canary: true, validates_profiles: true, ..settings_of(release) };
     let rules = Rules::default();
-    // The longest name of an entry that namespaces' own profiles cause, and one that is never refused.
+    // An operation that namespaces' own profiles can require, with the longest name of an entry, and one that is
+    // never rejected.
     let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
     let own = calls.map(|(resource, operation)| ((resource.to_owned(), operation), ["team-a".to_owned()].into()));
     let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own: own.into() }, ..rules };
-    Target::new(settings, rules, authority.bundle_pem().into_bytes(), epoch)
+    Target::new(settings, rules, ca.bundle_pem().into_bytes(), epoch)
 }
 
-/// Repairs without pauses.
-fn at_once() -> Settings {
+/// Returns settings without pauses between repairs.
+fn without_pauses() -> Settings {
     let mut settings = Settings::default();
     settings.at_once = 1000;
     settings
@@ -72,7 +73,7 @@ fn drift_is_corrected_within_a_second() {
     isolated(|| async {
         let (ours, foreign) = (TestCa::new()?, TestCa::new()?);
         let target = target(&release()?, &ours, 7);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let bundle = "/webhooks/0/clientConfig/caBundle";
         let (stranger, both) =
             (base64(foreign.bundle_pem()), base64(format!("{}{}", ours.bundle_pem(), foreign.bundle_pem())));
@@ -84,7 +85,7 @@ fn drift_is_corrected_within_a_second() {
         });
         let wide = json!([{"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"], "resources": ["*/*"]}]);
         let changes = [
-            ("the bundle emptied", json!([{"op": "remove", "path": bundle}]), "ca_bundle_empty"),
+            ("the CA bundle emptied", json!([{"op": "remove", "path": bundle}]), "ca_bundle_empty"),
             (
                 "the bundle replaced by junk",
                 json!([{"op": "replace", "path": bundle, "value": junk}]),
@@ -127,8 +128,9 @@ fn drift_is_corrected_within_a_second() {
                 let before = kept.repairs("mutating", drift);
                 let vandals = kept.patch(patch).await.with_context(|| format!("{what}: {patch}"))?;
                 took(what, async || {
-                    kept.is_as(&target).await?;
-                    // The version that the vandal wrote is not the one that is there: so this one was seen, and undone.
+                    kept.expect_matches(&target).await?;
+                    // The live version differs from the one that the other writer wrote, so the controller saw that
+                    // one and reverted it.
                     let now = kept.live().await?.mutating.context("there")?.metadata.resource_version;
                     let is_undone = kept.repairs("mutating", drift) > before;
                     ensure!(now != vandals.metadata.resource_version && is_undone, "{what}");
@@ -146,7 +148,7 @@ fn drift_is_corrected_within_a_second() {
                     _ => drop(kept.validating().delete("pillion", &DeleteParams::default()).await?),
                 }
                 took(what, async || {
-                    kept.is_as(&target).await?;
+                    kept.expect_matches(&target).await?;
                     ensure!(kept.repairs(which, "missing") > before, "{what}");
                     Ok(())
                 })
@@ -167,8 +169,9 @@ fn persistent_drift_is_paced_and_reported() {
         let mut settings = Settings::default();
         (settings.first_pause, settings.longest_pause) = (Duration::from_millis(300), Duration::from_millis(1200));
         let target = target(&release()?, &TestCa::new()?, 1);
-        let kept = Kept::filled(settings, &target).await?;
-        // 0, 0, 0, 300, 600 and 1200 ms, then each 1200 ms: no more than 3 + 2 + 4 in six seconds, and one more to spare.
+        let kept = KeptControlPlane::filled(settings, &target).await?;
+        // Pauses are 0, 0, 0, 300, 600 and 1200 ms, then always 1200 ms. Six seconds have at most 3 + 2 + 4 repairs;
+        // allow one more.
         let (began, mut written) = (Instant::now(), 0);
         while began.elapsed() < Duration::from_secs(6) {
             kept.patch(&json!([{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}])).await.ok();
@@ -179,55 +182,52 @@ fn persistent_drift_is_paced_and_reported() {
         println!("{written} changes, {repairs} repairs in {lasted:?}");
         let most = 6.0 + (lasted.as_secs_f64() - 0.9) / 1.2;
         ensure!((6.0..=most).contains(&repairs), "{repairs} in {lasted:?}");
-        eventually(SOON, "it is told of", async || {
+        eventually(SOON, "the log reports it", async || {
             ensure!(kept.metric("pillion_controller_configuration_contested") == Some(1.0));
             Ok(())
         })
         .await?;
-        eventually(SOON, "right again after the fight", async || kept.is_as(&target).await).await?;
+        eventually(SOON, "restored after the contention", async || kept.expect_matches(&target).await).await?;
         kept.end().await
     });
 }
 
 #[test]
-fn who_is_behind_loses_by_conflict() {
+fn stale_leader_loses_by_conflict() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
-        let (client, release, authority) = (control_plane.client(), release()?, TestCa::new()?);
+        let (client, release, ca) = (control_plane.client(), release()?, TestCa::new()?);
         let nothing = observe(&client, &release, false).await?;
         ensure!(nothing.configuration(&|_| None) == Configuration::Absent);
 
-        // Both read that there is none; the one of the earlier epoch comes late.
+        // Both read that there is no configuration. The writer of the earlier epoch comes second.
         let claimed = claim(&client, &release, &nothing, 5).await?;
         ensure!(matches!(claim(&client, &release, &nothing, 4).await, Err(WriteError::Changed)));
         ensure!(observe(&client, &release, false).await?.configuration(&|_| None) == Configuration::Empty { epoch: 5 });
-        // It was claimed for a later epoch since it was read.
+        // A later epoch claimed the configuration after this was read.
         let later = claim(&client, &release, &claimed, 9).await?;
         ensure!(matches!(
-            write(&client, &release, &claimed, &target(&release, &authority, 5)).await,
+            write(&client, &release, &claimed, &target(&release, &ca, 5)).await,
             Err(WriteError::Changed)
         ));
-        // Nor does it help to read it again.
+        // Reading it again does not help.
         let read = observe(&client, &release, false).await?;
-        let behind = write(&client, &release, &read, &target(&release, &authority, 8)).await;
+        let behind = write(&client, &release, &read, &target(&release, &ca, 8)).await;
         ensure!(matches!(behind, Err(WriteError::Behind { live: 9, ours: 8 })), "{behind:?}");
         ensure!(matches!(claim(&client, &release, &read, 8).await, Err(WriteError::Behind { .. })));
 
-        let written = write(&client, &release, &later, &target(&release, &authority, 9)).await?;
+        let written = write(&client, &release, &later, &target(&release, &ca, 9)).await?;
         let know = |_: &[u8]| Some(Generation(1));
         let Configuration::Present(bundle) = written.configuration(&know) else { bail!("{written:?}") };
         ensure!(bundle.uniform && bundle.epoch == 9 && bundle.authorities.len() == 1 && !bundle.unknown, "{bundle:?}");
         ensure!(matches!(claim(&client, &release, &written, 10).await, Err(WriteError::NotEmpty)));
-        ensure!(matches!(
-            write(&client, &release, &later, &target(&release, &authority, 9)).await,
-            Err(WriteError::Changed)
-        ));
-        let mut empty = target(&release, &authority, 9);
+        ensure!(matches!(write(&client, &release, &later, &target(&release, &ca, 9)).await, Err(WriteError::Changed)));
+        let mut empty = target(&release, &ca, 9);
         empty.settings.ca_bundle.clear();
         ensure!(matches!(write(&client, &release, &written, &empty).await, Err(WriteError::NoAuthority)));
 
-        // Who wrote something is known by the name that the client gave itself.
+        // The field manager names the client that wrote a field.
         let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
         let ignore: json_patch::Patch = serde_json::from_value(json!([
             {"op": "replace", "path": "/webhooks/1/failurePolicy", "value": "Ignore"},
@@ -237,10 +237,10 @@ fn who_is_behind_loses_by_conflict() {
         let writer = |entry| entry_manager(&edited, entry, &["f:failurePolicy"]);
         ensure!(writer("required.pillion.dev").as_deref() == Some("vandal"), "{:?}", edited.managed_fields);
 
-        // Labels and annotations of others stay, and nothing validating is left where nothing validates.
+        // Others' labels and annotations stay. The validating configuration is deleted when no entry validates.
         let labelled = json!({"metadata": {"labels": {"team": "platform"}, "annotations": {"a": "b"}}});
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
-        let mut quiet = target(&release, &authority, 10);
+        let mut quiet = target(&release, &ca, 10);
         (quiet.settings.validates_profiles, quiet.settings.canary) = (false, false);
         quiet.rules.validated = Validated::default();
         let read = observe(&client, &release, false).await?;
@@ -250,10 +250,10 @@ fn who_is_behind_loses_by_conflict() {
         ensure!(metadata.labels.context("labels")?["team"] == "platform");
         ensure!(metadata.annotations.context("annotations")?["a"] == "b");
 
-        // Another release of the same name keeps its hands off, and so does its uninstalling.
+        // Another release of the same name changes nothing, and neither does uninstalling it.
         let other = Release::new("pillion", "elsewhere", "cluster.local")?;
         let read = observe(&client, &other, false).await?;
-        let refused = write(&client, &other, &read, &target(&other, &authority, 99)).await;
+        let refused = write(&client, &other, &read, &target(&other, &ca, 99)).await;
         ensure!(
             matches!(&refused, Err(WriteError::OtherRelease(owner)) if owner == "pillion-system/pillion"),
             "{refused:?}"
@@ -269,7 +269,7 @@ fn who_is_behind_loses_by_conflict() {
 fn deleted_switch_is_recreated_without_effect() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let mut kept = Kept::filled(at_once(), &target).await?;
+        let mut kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let maps = Api::<ConfigMap>::namespaced(kept.control_plane.client(), NAMESPACE);
         let mut quickest = Duration::MAX;
         for _ in 0..TRIES {
@@ -281,22 +281,22 @@ fn deleted_switch_is_recreated_without_effect() {
                 Ok(())
             })
             .await?;
-            println!("the switch deleted: there again after {after:?}");
+            println!("the switch deleted: recreated after {after:?}");
             quickest = quickest.min(after);
             if quickest < REPAIRED_WITHIN {
                 break;
             }
-            // One is made in a minute, unless it is another's term.
-            kept = kept.again(at_once(), &target).await?;
+            // A keeper recreates the ConfigMap at most once a minute, so another try needs a new term.
+            kept = kept.next_term(without_pauses(), &target).await?;
         }
         ensure!(quickest < REPAIRED_WITHIN, "{quickest:?}");
-        kept.is_as(&target).await?;
+        kept.expect_matches(&target).await?;
         ensure!(kept.metric("pillion_controller_configuration_disarmed") == Some(0.0));
         kept.end().await
     });
 }
 
-/// Whom an object says that it belongs to: kinds and ids.
+/// Returns the kinds and UIDs of an object's owners.
 fn owners(metadata: ObjectMeta) -> Vec<(String, String)> {
     metadata.owner_references.unwrap_or_default().into_iter().map(|owner| (owner.kind, owner.uid)).collect()
 }
@@ -305,7 +305,7 @@ fn owners(metadata: ObjectMeta) -> Vec<(String, String)> {
 fn owner_references_follow_recreated_namespace() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let client = kept.control_plane.client();
         let leading =
             LeaderContext { client: client.clone(), release: Arc::clone(&kept.release), stop: kept.stop.clone() };
@@ -325,8 +325,8 @@ fn owner_references_follow_recreated_namespace() {
             }
             Ok(())
         };
-        eventually(SOON, "all belong to the namespace", are_its_own).await?;
-        // As if it had been deleted and made again, a moment before Kubernetes looks for what belonged to it.
+        eventually(SOON, "all objects have the namespace as their owner", are_its_own).await?;
+        // Simulate an owner that was deleted and recreated, before the garbage collector looks for its dependents.
         let gone = json!([{"op": "replace", "path": "/metadata/ownerReferences/0/uid", "value": "gone"}]);
         let gone: json_patch::Patch = serde_json::from_value(gone)?;
         bindings.patch("pillion-held", &PatchParams::default(), &Patch::<()>::Json(gone)).await?;
@@ -335,19 +335,19 @@ fn owner_references_follow_recreated_namespace() {
             {"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"},
         ]))
         .await?;
-        eventually(SOON, "all belong to the namespace that is there", are_its_own).await?;
-        kept.is_as(&target).await?;
+        eventually(SOON, "all objects have the current namespace as their owner", are_its_own).await?;
+        kept.expect_matches(&target).await?;
         kept.end().await?;
-        tokio::time::timeout(SOON, policies).await.context("the policies' task does not end")??;
+        tokio::time::timeout(SOON, policies).await.context("the policies' task has not stopped")??;
         Ok(())
     });
 }
 
 #[test]
-fn what_nobody_confirms_stays_empty() {
+fn unconfirmed_configuration_stays_empty() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         kept.confirmed.store(false, Ordering::SeqCst);
         kept.mutating().delete("pillion", &DeleteParams::default()).await?;
         eventually(SOON, "claimed", async || {
@@ -359,7 +359,7 @@ fn what_nobody_confirms_stays_empty() {
         tokio::time::sleep(Duration::from_millis(1200)).await;
         ensure!(kept.live().await?.configuration(&|_| None) == Configuration::Empty { epoch: 3 });
         kept.confirmed.store(true, Ordering::SeqCst);
-        eventually(SOON, "filled", async || kept.is_as(&target).await).await?;
+        eventually(SOON, "filled", async || kept.expect_matches(&target).await).await?;
         kept.end().await
     });
 }
@@ -368,7 +368,7 @@ fn what_nobody_confirms_stays_empty() {
 fn disarmed_webhooks_stay_deleted_until_armed() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
-        let kept = Kept::filled(at_once(), &target).await?;
+        let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let gone = async || -> Result<()> {
             let live = kept.live().await?;
             ensure!(live.mutating.is_none() && live.validating.is_none() && live.disarmed, "{live:?}");
@@ -376,12 +376,12 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         };
         let once = async || -> Result<Duration> {
             kept.mark("armed").await?;
-            eventually(SOON, "both are there", async || kept.is_as(&target).await).await?;
+            eventually(SOON, "both configurations exist", async || kept.expect_matches(&target).await).await?;
             kept.mark("disarmed").await?;
             took("gone", async || gone().await).await
         };
         quickest(REPAIRED_WITHIN, "disarmed", once).await?;
-        // A word that is not understood changes nothing.
+        // An unknown value changes nothing.
         kept.mark("dissarmed").await?;
         tokio::time::sleep(Duration::from_millis(500)).await;
         ensure!(kept.live().await?.mutating.is_none());
@@ -391,24 +391,25 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         ensure!(matches!(refused, Err(WriteError::Disarmed)), "{refused:?}");
 
         kept.mark("armed").await?;
-        eventually(SOON, "back", async || kept.is_as(&target).await).await?;
-        // What `pillion uninstall` does, while a controller is alive.
+        eventually(SOON, "back", async || kept.expect_matches(&target).await).await?;
+        // Run `pillion uninstall` while a controller runs.
         let accounts = Api::<ServiceAccount>::namespaced(kept.control_plane.client(), NAMESPACE);
         let account = serde_json::from_value(json!({"metadata": {"name": "pillion-controller"}}))?;
         let account = accounts.create(&PostParams::default(), &account).await?;
         let kubeconfig = kept.control_plane.kubeconfig();
-        let said = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
             .args(["uninstall", "--release", "pillion-system/pillion", "--kubeconfig"])
             .arg(kubeconfig)
             .output()
             .await?;
-        ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
-        // A keeper that was slow to see the word has put them back, and takes them away.
-        eventually(SOON, "gone for good", gone).await?;
-        let text = String::from_utf8_lossy(&said.stdout);
+        // A keeper that sees the value late may recreate the configurations once, and deletes them again.
+        eventually(SOON, "deleted permanently", gone).await?;
+        let text = String::from_utf8_lossy(&output.stdout);
         ensure!(text.contains("goes with the service account pillion-controller"), "{text}");
-        // With that account it goes, when nobody is left who could put them back: who installs it again finds no word against it.
+        // The ConfigMap is deleted with that service account, when no controller is left. So a later installation
+        // starts without it.
         let maps = Api::<ConfigMap>::namespaced(kept.control_plane.client(), NAMESPACE);
         let owners = maps.get("pillion").await?.metadata.owner_references.unwrap_or_default();
         let owners: Vec<_> = owners.into_iter().map(|owner| (owner.kind, Some(owner.uid))).collect();

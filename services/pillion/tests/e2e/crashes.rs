@@ -1,9 +1,10 @@
-//! Replicas that are killed, hang, or lose their node while pods are created: what was in flight on them can fail, and nothing else for long.
+//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail,
+//! and all others only for a short time.
 //!
-//! What kubelet and the endpoint slice controller would do is done here, as late as they would. A killed container's
-//! address stays, and connections to it are refused at once; kubelet sees its end within a second, and the slice says so.
-//! Until then the API server also opens connections to that address: it picks an endpoint at random, and does not try
-//! another one. So there are pods that were cut, and pods that were turned away; both are over when the slice is up to date.
+//! The test plays kubelet and the endpoint slice controller, with the same delays. After a container is killed, its
+//! address stays and refuses connections. Kubelet sees the end within a second, and then the slice is updated. Until
+//! then the API server also opens connections to that address: it picks an endpoint at random, and does not try
+//! another. So some pods are cut off, and some are refused. Both end when the slice is up to date.
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -11,120 +12,122 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use pillion_testkit::{Isolation, Replica, Silence};
 
-use crate::load::{Created, Ended, Level, Load, Outcomes, count_from, tell};
+use crate::load::{Creation, CreationResult, FailureMode, Load, LoadResults, count_from, print_figures};
 use crate::rig::Rig;
 
 const REPLICAS: u8 = 3;
-/// Times that a replica is killed, unless `PILLION_KILLS` says otherwise.
+/// How often a replica is killed. `PILLION_KILLS` overrides it.
 const KILLS: u64 = 2;
-/// Pods between two faults.
-const BETWEEN: u64 = 120;
-/// By how much later after a batch of pods was sent each kill comes than the one before.
+/// Number of pods between two faults.
+const PODS_BETWEEN: u64 = 120;
+/// Each kill follows a batch of pods by this much more than the kill before.
 const STEP: Duration = Duration::from_millis(3);
-/// How long kubelet takes to see that a container has ended.
-const END_IS_SEEN: Duration = Duration::from_secs(1);
-/// How long it takes to see by its probes that one does not answer, and then to kill it.
-const HANG_IS_SEEN: Duration = Duration::from_secs(3);
-/// How long the node controller takes to see that a node is silent, forty seconds in most clusters: what is lost
-/// is in proportion.
-const SILENCE_IS_SEEN: Duration = Duration::from_secs(12);
-/// How long the API server takes to learn of a slice that was written.
-const SLICE_IS_SEEN: Duration = Duration::from_secs(1);
-/// Idle connections that an API server keeps to a webhook, and so what one replica has in flight of it for long.
+/// How long kubelet takes to notice that a container has ended.
+const END_DETECTION: Duration = Duration::from_secs(1);
+/// How long kubelet's probes take to notice that a container hangs. Kubelet kills it after the same time again.
+const HANG_DETECTION: Duration = Duration::from_secs(3);
+/// How long the node controller takes to notice a silent node. In most clusters it takes 40 seconds, with
+/// proportionally more lost pods.
+const SILENCE_DETECTION: Duration = Duration::from_secs(12);
+/// How long the API server takes to receive a changed slice.
+const SLICE_PROPAGATION: Duration = Duration::from_secs(1);
+/// Idle connections that an API server keeps to a webhook: the number of requests that one replica can have in flight
+/// for long.
 const POOL: usize = 25;
 
-/// What a replica suffered.
+/// The kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// SIGKILL, and started again before anybody saw it: the slice says all the while that it is ready.
+enum FaultKind {
+    /// SIGKILL, and an immediate restart, before the slice changes: it lists the replica as ready throughout.
     Restarted,
     /// SIGKILL.
     Killed,
-    /// SIGSTOP, and SIGKILL later.
+    /// SIGSTOP, followed by SIGKILL.
     Hung,
-    /// Its node has no power: neither answers nor refusals come from its address.
+    /// The node has no power: its address sends neither responses nor resets.
     Silent,
 }
 
 #[derive(Debug)]
-struct Fault {
-    kind: Kind,
+struct ReplicaFault {
+    kind: FaultKind,
     at: Instant,
-    /// When the signal had done its work.
-    done: Instant,
-    /// What is sent later is not to fail any more.
-    over: Instant,
+    /// When the signal took effect.
+    effective: Instant,
+    /// Requests sent after this time must not fail.
+    recovered: Instant,
 }
 
-/// What a fault did.
-struct Damage<'o> {
-    fault: &'o Fault,
-    lost: Vec<&'o Created>,
+/// The effect of a fault.
+struct FaultEffect<'o> {
+    fault: &'o ReplicaFault,
+    lost: Vec<&'o Creation>,
 }
 
-impl Fault {
-    /// Kills a replica, and starts it again once that is seen.
+impl ReplicaFault {
+    /// Kills a replica, and starts it again once kubelet notices.
     async fn kill(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
         rig.replicas[victim].kill()?;
-        let done = Instant::now();
-        tokio::time::sleep(END_IS_SEEN).await;
+        let effective = Instant::now();
+        tokio::time::sleep(END_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        let seen = Instant::now() + SLICE_IS_SEEN;
+        let seen = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
-        // An API server that is late to see it, on a busy machine, is turned away until one is there again.
-        let over = seen.max(Instant::now());
-        Ok(Self { kind: Kind::Killed, at, done, over })
+        // On a busy machine the API server may learn of the change late. Its requests are refused until the replica
+        // is back.
+        let recovered = seen.max(Instant::now());
+        Ok(Self { kind: FaultKind::Killed, at, effective, recovered })
     }
 
-    /// Kills a replica, which is started again at once.
+    /// Kills a replica and restarts it immediately.
     async fn restart(rig: &mut Rig, victim: usize) -> Result<Self> {
         let at = Instant::now();
         rig.replicas[victim].kill()?;
-        let done = Instant::now();
+        let effective = Instant::now();
         restart(rig, victim).await?;
-        let over = Instant::now() + SLICE_IS_SEEN;
-        Ok(Self { kind: Kind::Restarted, at, done, over })
+        let recovered = Instant::now() + SLICE_PROPAGATION;
+        Ok(Self { kind: FaultKind::Restarted, at, effective, recovered })
     }
 
-    /// Stops one where it stands; its probes fail, it is taken out, and killed when it still does not answer.
+    /// Stops a replica. Its probes fail, so it leaves the slice, and kubelet kills it when it still does not respond.
     async fn hang(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
         rig.replicas[victim].process().pause()?;
-        let done = Instant::now();
-        tokio::time::sleep(HANG_IS_SEEN).await;
+        let effective = Instant::now();
+        tokio::time::sleep(HANG_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        tokio::time::sleep(HANG_IS_SEEN).await;
+        tokio::time::sleep(HANG_DETECTION).await;
         rig.replicas[victim].kill()?;
-        // With it go the connections that were idle when it stopped, on each of which one pod could have waited.
-        let over = Instant::now() + SLICE_IS_SEEN;
+        // The idle connections are lost too. One pod could have waited on each of them.
+        let recovered = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
-        Ok(Self { kind: Kind::Hung, at, done, over })
+        Ok(Self { kind: FaultKind::Hung, at, effective, recovered })
     }
 
-    /// Has its node lose power; the slice says so when the node controller has seen it.
+    /// Cuts the power of a replica's node. The slice changes when the node controller notices.
     async fn silence(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
         let silence = Silence::of(address)?;
         rig.replicas[victim].process().pause()?;
-        let done = Instant::now();
-        tokio::time::sleep(SILENCE_IS_SEEN).await;
+        let effective = Instant::now();
+        tokio::time::sleep(SILENCE_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        // Connections that were idle when the power went are tried again, one pod each, until their packets are given up.
-        let over = Instant::now() + SLICE_IS_SEEN;
-        tokio::time::sleep(HANG_IS_SEEN).await;
+        // The API server reuses the idle connections, one pod each, until TCP gives up their packets.
+        let recovered = Instant::now() + SLICE_PROPAGATION;
+        tokio::time::sleep(HANG_DETECTION).await;
         drop(silence);
         rig.replicas[victim].kill()?;
         restart(rig, victim).await?;
-        Ok(Self { kind: Kind::Silent, at, done, over })
+        Ok(Self { kind: FaultKind::Silent, at, effective, recovered })
     }
 
-    fn damage<'o>(&'o self, outcomes: &'o Outcomes) -> Damage<'o> {
-        let met = |created: &&Created| self.at <= created.sent + created.took && created.sent <= self.over;
-        Damage { fault: self, lost: outcomes.lost().into_iter().filter(met).collect() }
+    fn effect<'o>(&'o self, results: &'o LoadResults) -> FaultEffect<'o> {
+        let met = |created: &&Creation| self.at <= created.sent + created.took && created.sent <= self.recovered;
+        FaultEffect { fault: self, lost: results.lost().into_iter().filter(met).collect() }
     }
 }
 
@@ -134,53 +137,53 @@ async fn restart(rig: &mut Rig, victim: usize) -> Result<()> {
     rig.service.set_ready(address, true).await
 }
 
-impl Damage<'_> {
-    fn of_level(&self, level: Level) -> usize {
-        self.lost.iter().filter(|created| created.level == level).count()
+impl FaultEffect<'_> {
+    fn count_in(&self, failure_mode: FailureMode) -> usize {
+        self.lost.iter().filter(|created| created.failure_mode == failure_mode).count()
     }
 
-    /// Those that were on their way when it happened.
-    fn cut(&self) -> usize {
-        self.lost.iter().filter(|created| created.sent <= self.fault.done).count()
+    /// Returns the number of requests that were in flight at the fault.
+    fn in_flight_count(&self) -> usize {
+        self.lost.iter().filter(|created| created.sent <= self.fault.effective).count()
     }
 
-    /// How long after the fault the last one was sent that failed.
-    fn last(&self) -> Duration {
+    /// Returns how long after the fault the last failing request was sent.
+    fn last_failure_delay(&self) -> Duration {
         self.lost.iter().map(|created| created.sent.saturating_duration_since(self.fault.at)).max().unwrap_or_default()
     }
 
     fn check(&self) -> Result<()> {
-        // A refused pod is one that is required; a pod without its sidecar is one that is not.
+        // Only required pods may be rejected, and only other pods may lack their sidecar.
         for created in &self.lost {
-            let as_labelled = match (&created.ended, created.level) {
-                (Ended::Failed(why), Level::Required) => {
-                    // It was cut, turned away, or waited in vain: the webhook has given no answer.
-                    why.contains("failed to call webhook: Post") && why.contains("required.pillion.dev")
+            let as_labelled = match (&created.result, created.failure_mode) {
+                (CreationResult::Failed(message), FailureMode::Required) => {
+                    // The request was cut off, refused, or timed out, so the webhook has sent no response.
+                    message.contains("failed to call webhook: Post") && message.contains("required.pillion.dev")
                 }
-                (Ended::NotInjected, Level::Enabled) => true,
+                (CreationResult::NotInjected, FailureMode::Enabled) => true,
                 _ => false,
             };
             ensure!(as_labelled, "{created:?}");
         }
         let kind = self.fault.kind;
-        ensure!(self.cut() <= POOL, "{} pods were in flight on what was {kind:?}", self.cut());
+        ensure!(self.in_flight_count() <= POOL, "{} pods were in flight on what was {kind:?}", self.in_flight_count());
         Ok(())
     }
 }
 
-impl Display for Damage<'_> {
+impl Display for FaultEffect<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fault { kind, at, over, .. } = self.fault;
+        let ReplicaFault { kind, at, recovered, .. } = self.fault;
         write!(
             f,
             "{kind:?}: {} lost ({} failed, {} not injected), {} of them in flight at that moment, the last one sent {:.2?} later \
              (allowed: {:.2?})",
             self.lost.len(),
-            self.of_level(Level::Required),
-            self.of_level(Level::Enabled),
-            self.cut(),
-            self.last(),
-            over.duration_since(*at),
+            self.count_in(FailureMode::Required),
+            self.count_in(FailureMode::Enabled),
+            self.in_flight_count(),
+            self.last_failure_delay(),
+            recovered.duration_since(*at),
         )
     }
 }
@@ -195,30 +198,30 @@ fn dying_replica_loses_only_own_requests() {
         let mut faults = Vec::new();
         let victims = (0..usize::from(REPLICAS)).cycle().zip((0..6).cycle());
         for ((victim, steps), _) in victims.zip(0..kills) {
-            load.answers(BETWEEN).await?;
-            // At another moment of the pods' way each time.
-            load.amid_a_batch(STEP * steps).await;
-            faults.push(Fault::kill(&mut rig, victim).await?);
-            load.answers(BETWEEN).await?;
-            load.amid_a_batch(STEP * steps).await;
-            faults.push(Fault::restart(&mut rig, victim).await?);
+            load.wait_for_responses(PODS_BETWEEN).await?;
+            // Each kill comes at a different moment of a pod's creation.
+            load.wait_for_batch(STEP * steps).await;
+            faults.push(ReplicaFault::kill(&mut rig, victim).await?);
+            load.wait_for_responses(PODS_BETWEEN).await?;
+            load.wait_for_batch(STEP * steps).await;
+            faults.push(ReplicaFault::restart(&mut rig, victim).await?);
         }
-        load.answers(BETWEEN).await?;
-        faults.push(Fault::hang(&mut rig, 0).await?);
-        load.answers(BETWEEN).await?;
-        let outcomes = load.stop().await?;
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        faults.push(ReplicaFault::hang(&mut rig, 0).await?);
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        let results = load.stop().await?;
 
-        tell(&format!("of {REPLICAS} replicas, one after the other: {outcomes}"));
-        let damages: Vec<_> = faults.iter().map(|fault| fault.damage(&outcomes)).collect();
-        for damage in &damages {
-            tell(&format!("  {damage}"));
+        print_figures(&format!("of {REPLICAS} replicas, one after the other: {results}"));
+        let effects: Vec<_> = faults.iter().map(|fault| fault.effect(&results)).collect();
+        for effect in &effects {
+            print_figures(&format!("  {effect}"));
         }
-        damages.iter().try_for_each(Damage::check)?;
-        let accounted: usize = damages.iter().map(|damage| damage.lost.len()).sum();
-        let lost = outcomes.lost();
+        effects.iter().try_for_each(FaultEffect::check)?;
+        let accounted: usize = effects.iter().map(|effect| effect.lost.len()).sum();
+        let lost = results.lost();
         let unaccounted =
-            lost.iter().find(|created| damages.iter().all(|d| !d.lost.iter().any(|one| one.sent == created.sent)));
-        ensure!(unaccounted.is_none() && accounted == lost.len(), "lost to no fault: {unaccounted:?}");
+            lost.iter().find(|created| effects.iter().all(|d| !d.lost.iter().any(|one| one.sent == created.sent)));
+        ensure!(unaccounted.is_none() && accounted == lost.len(), "lost without a fault: {unaccounted:?}");
         Ok(())
     });
 }
@@ -228,15 +231,15 @@ fn silent_node_costs_its_share_of_calls() {
     Isolation::new().run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let load = Load::start(&rig).await?;
-        load.answers(BETWEEN).await?;
-        let fault = Fault::silence(&mut rig, 0).await?;
-        load.answers(BETWEEN).await?;
-        let outcomes = load.stop().await?;
-        let damage = fault.damage(&outcomes);
-        tell(&format!("a node of {REPLICAS} without power: {outcomes}"));
-        tell(&format!("  {damage}"));
-        damage.check()?;
-        ensure!(damage.lost.len() == outcomes.lost().len(), "{damage}");
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        let fault = ReplicaFault::silence(&mut rig, 0).await?;
+        load.wait_for_responses(PODS_BETWEEN).await?;
+        let results = load.stop().await?;
+        let effect = fault.effect(&results);
+        print_figures(&format!("a node of {REPLICAS} without power: {results}"));
+        print_figures(&format!("  {effect}"));
+        effect.check()?;
+        ensure!(effect.lost.len() == results.lost().len(), "{effect}");
         Ok(())
     });
 }

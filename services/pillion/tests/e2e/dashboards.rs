@@ -1,7 +1,7 @@
-//! The dashboards and the alerts on a cluster with everything in it: the API server's view is not empty either, and what
-//! really happens fires what it should. Windows of minutes are seconds here, and nothing is waited for before an alert fires.
+//! The dashboards and alerts on a complete cluster: panels about the API server have data too, and real faults fire
+//! the right alerts. Windows are seconds instead of minutes, and alerts have no `for` duration.
 
-#![allow(clippy::print_stdout, reason = "what fires is what it is about")]
+#![allow(clippy::print_stdout, reason = "the test prints the alerts that fire")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,12 +21,12 @@ use crate::prometheus::Prometheus;
 use crate::rig::{REJECTED, SOON, bare_pod};
 use crate::rotation::Damage;
 
-/// How long an alert may take: several windows.
+/// How long an alert may take to fire: several windows.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
-/// Dashboards about what is off here.
-const NOT_HERE: [&str; 1] = ["tenants"];
-/// What does not fire in a cluster in which all is well.
-const QUIET: [&str; 27] = [
+/// Dashboards about features that are disabled here.
+const SKIPPED: [&str; 1] = ["tenants"];
+/// Alerts that must not fire in a healthy cluster.
+const INACTIVE_ALERTS: [&str; 27] = [
     "PillionAuditIncomplete",
     "PillionCacheStale",
     "PillionCallsFail",
@@ -55,14 +55,15 @@ const QUIET: [&str; 27] = [
     "PillionShedding",
     "PillionSwitchedOff",
 ];
-/// Commands of runbooks with a name to be filled in.
-const NEEDS_MORE: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
-/// What fires from the beginning, since the authority lives for a month only.
-const OF_AN_AUTHORITY: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
-/// What fires when requests are not decided.
-const OF_NO_ANSWER: [&str; 3] = ["PillionErrorBudgetBurnsFast", "PillionErrorBudgetBurnsSlowly", "PillionShedding"];
-/// What fires when certificates are not renewed.
-const OF_A_LEAF: [&str; 2] = ["PillionLeafExpiresSoon", "PillionLeafExpiring"];
+/// Commands of runbooks that have a placeholder for a name.
+const PLACEHOLDERS: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
+/// Alerts that fire from the start, since the CA is valid for a month only.
+const FOR_EXPIRING_CA: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
+/// Alerts that fire when requests get no decision.
+const FOR_UNDECIDED_REQUESTS: [&str; 3] =
+    ["PillionErrorBudgetBurnsFast", "PillionErrorBudgetBurnsSlowly", "PillionShedding"];
+/// Alerts that fire when certificates are not renewed.
+const FOR_EXPIRING_CERTIFICATE: [&str; 2] = ["PillionLeafExpiresSoon", "PillionLeafExpiring"];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dashboards").join(name)
@@ -81,7 +82,7 @@ fn texts(name: &str, ending: &str) -> Result<Vec<(String, String)>> {
     Ok(texts)
 }
 
-/// The rules with windows of seconds.
+/// Returns the rules with windows of seconds.
 fn scaled(rules: &str) -> String {
     let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with("        for: ")).collect();
     let mut text = lines.join("\n") + "\n";
@@ -91,7 +92,7 @@ fn scaled(rules: &str) -> String {
     text
 }
 
-/// Scrapes everything that is there, the API server too.
+/// Starts a Prometheus that scrapes all components and the API server.
 async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     let control_plane = &managed.rig.control_plane;
     let jsonpath = "jsonpath={.users[0].user.token}";
@@ -104,7 +105,7 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     let rules = texts("rules", "yaml")?.into_iter().map(|(name, text)| (format!("rules-{name}"), scaled(&text)));
     let rules: Vec<_> = rules.collect();
     let files: Vec<_> = rules.iter().map(|(name, text)| (&**name, &**text)).collect();
-    // What an API server tells is long: it has more than a second for it.
+    // The API server's metrics are long, so its scrape has a longer timeout.
     let config = format!(
         "rule_files: ['rules-*.yaml']\n\
          scrape_configs:\n\
@@ -119,8 +120,8 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     Ok(Prometheus::with(&config, &files))
 }
 
-/// Waits until these alerts fire, and none of those.
-async fn fires(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
+/// Waits until the wanted alerts fire. Fails if one of the others does.
+async fn wait_for_alerts(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
     let began = std::time::Instant::now();
     eventually(FIRES_WITHIN, what, async || {
         let firing = prometheus.firing();
@@ -135,7 +136,7 @@ async fn fires(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&
     Ok(())
 }
 
-/// As a person does it.
+/// Changes the ConfigMap with kubectl.
 async fn set(managed: &Managed, data: &str) -> Result<()> {
     let patch = format!(r#"{{"data":{data}}}"#);
     let arguments =
@@ -144,13 +145,13 @@ async fn set(managed: &Managed, data: &str) -> Result<()> {
     Ok(())
 }
 
-/// Changes the webhook configuration, and waits until it is as before.
-async fn contend(managed: &Managed) -> Result<()> {
+/// Changes the webhook configuration, and waits until it is restored.
+async fn change_configuration(managed: &Managed) -> Result<()> {
     const THEIRS: i32 = 11;
     let patch = format!(r#"[{{"op":"replace","path":"/webhooks/0/timeoutSeconds","value":{THEIRS}}}]"#);
     let arguments = ["patch", "mutatingwebhookconfiguration", "pillion", "--type", "json", "--patch", &patch];
     managed.rig.control_plane.kubectl_ok(&arguments).await?;
-    eventually(SOON, "it is repaired", async || {
+    eventually(SOON, "it is restored", async || {
         let entries = managed.configurations().get("pillion").await?.webhooks.unwrap_or_default();
         ensure!(entries.iter().all(|entry| entry.timeout_seconds != Some(THEIRS)));
         Ok(())
@@ -158,8 +159,8 @@ async fn contend(managed: &Managed) -> Result<()> {
     .await
 }
 
-/// Runs every command of the runbooks, again until it succeeds: some delete what the controllers make anew a moment later, and
-/// the next ones look at that. How many there were.
+/// Runs every command of the runbooks. Retries each until it succeeds, since some delete objects that the controllers
+/// recreate and that later commands read. Returns the number of commands.
 async fn run_runbooks(managed: &Managed) -> Result<usize> {
     let kubectl = tools::program("kubectl")?;
     let pillion = Path::new(env!("CARGO_BIN_EXE_pillion")).parent().context("a folder")?;
@@ -170,18 +171,18 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
     for (name, text) in texts("../docs/runbooks", "md")? {
         let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split_once("\n```"));
         for line in blocks.flat_map(|(block, _)| block.lines()) {
-            if NEEDS_MORE.iter().any(|word| line.contains(word)) || !run.insert(line.to_owned()) {
+            if PLACEHOLDERS.iter().any(|word| line.contains(word)) || !run.insert(line.to_owned()) {
                 continue;
             }
             eventually(2 * FIRES_WITHIN, &name, async || {
                 let mut command = tokio::process::Command::new("sh");
                 command.args(["-ec", line]).env("PATH", &path).kill_on_drop(true);
                 command.env("KUBECONFIG", &kubeconfig).env("PILLION_KUBECONFIG", &kubeconfig);
-                let said = command.output().await?;
-                // That there is a finding is an answer too.
-                let has_findings = line.starts_with("pillion status") && said.status.code() == Some(1);
-                let is_told = said.status.success() || has_findings;
-                ensure!(is_told, "{line}\n{}", String::from_utf8_lossy(&said.stderr));
+                let output = command.output().await?;
+                // `pillion status` exits with 1 if it has findings, which is a valid result here.
+                let has_findings = line.starts_with("pillion status") && output.status.code() == Some(1);
+                let is_told = output.status.success() || has_findings;
+                ensure!(is_told, "{line}\n{}", String::from_utf8_lossy(&output.stderr));
                 Ok(())
             })
             .await?;
@@ -190,11 +191,11 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
     Ok(run.len())
 }
 
-/// Creates pods that a profile makes invalid until the alert about them fires.
-async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
+/// Creates pods that a profile makes invalid, until the alert about them fires.
+async fn expect_rejected_pods_alert(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
     let kubectl = &managed.rig.control_plane;
     kubectl.apply_yaml(REJECTED).await?;
-    // A replica that does not serve it yet lets the pod through.
+    // A replica that does not serve the profile yet lets the pod pass.
     let rejected = async |number: usize| {
         let mut pod = bare_pod(&format!("rejected-{number}"));
         pod["metadata"]["annotations"]["pillion.dev/profiles"] = "rejected".into();
@@ -214,11 +215,11 @@ async fn rejected_pods_fire(managed: &Managed, prometheus: &Prometheus) -> Resul
     Ok(())
 }
 
-/// Each query of each panel finds a number, while a pod is created a moment.
-async fn no_panel_is_empty(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
+/// Checks that each query of each panel returns a number, while the test creates pods continuously.
+async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
     for (name, text) in texts("", "json")? {
-        if NOT_HERE.iter().any(|other| name.starts_with(other)) {
+        if SKIPPED.iter().any(|other| name.starts_with(other)) {
             continue;
         }
         let dashboard: Json = serde_json::from_str(&text)?;
@@ -243,7 +244,7 @@ async fn no_panel_is_empty(managed: &Managed, prometheus: &Prometheus) -> Result
 }
 
 #[test]
-fn what_really_happens_fires_what_it_should() {
+fn real_faults_fire_expected_alerts() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
         let policy =
             QUICK.replace("  interval: 1s\n", "  interval: 1s\n  authorityLifetime: 700h\n  rotateAfter: 350h\n");
@@ -252,108 +253,129 @@ fn what_really_happens_fires_what_it_should() {
         managed.rig.namespace("shop", Some("required")).await?;
         managed.rig.create("team-a", &bare_pod("first")).await?;
         let prometheus = start_prometheus(&managed).await?;
-        eventually(FIRES_WITHIN, "all is scraped", async || {
+        eventually(FIRES_WITHIN, "all targets are scraped", async || {
             let up = prometheus.query("sum(up)").map_err(anyhow::Error::msg)?;
             ensure!(up == [5.0], "{up:?}");
             Ok(())
         })
         .await?;
 
-        fires(&prometheus, "an authority that lives for a month", &OF_AN_AUTHORITY, &QUIET).await?;
-        let asked = no_panel_is_empty(&managed, &prometheus).await?;
+        wait_for_alerts(&prometheus, "a CA that is valid for a month", &FOR_EXPIRING_CA, &INACTIVE_ALERTS).await?;
+        let asked = expect_data_in_panels(&managed, &prometheus).await?;
         println!("{asked} queries of panels, each with a number");
         ensure!(asked > 100, "{asked} queries");
-        fires(&prometheus, "after load", &OF_AN_AUTHORITY, &QUIET).await?;
+        wait_for_alerts(&prometheus, "after load", &FOR_EXPIRING_CA, &INACTIVE_ALERTS).await?;
 
         let commands = run_runbooks(&managed).await?;
         println!("{commands} commands of runbooks");
         ensure!(commands > 20, "{commands} commands");
-        fires(
+        wait_for_alerts(
             &prometheus,
             "after the runbooks' commands",
-            &OF_AN_AUTHORITY,
+            &FOR_EXPIRING_CA,
             &["PillionDisarmed", "PillionSwitchedOff"],
         )
         .await?;
 
-        rejected_pods_fire(&managed, &prometheus).await?;
+        expect_rejected_pods_alert(&managed, &prometheus).await?;
 
         set(&managed, r#"{"injection":"disabled"}"#).await?;
-        fires(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
+        wait_for_alerts(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
         set(&managed, r#"{"injection":"enabled"}"#).await?;
-        fires(&prometheus, "it is not any more", &[], &["PillionSwitchedOff"]).await?;
+        wait_for_alerts(&prometheus, "it is not set any more", &[], &["PillionSwitchedOff"]).await?;
         set(&managed, r#"{"webhooks":"disarmed"}"#).await?;
-        fires(&prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
+        wait_for_alerts(&prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
         set(&managed, r#"{"webhooks":"armed"}"#).await?;
-        fires(&prometheus, "armed", &[], &["PillionDisarmed"]).await?;
-        managed.rig.is_called("team-a").await?;
+        wait_for_alerts(&prometheus, "armed", &[], &["PillionDisarmed"]).await?;
+        managed.rig.wait_until_called("team-a").await?;
 
-        // What comes next does not fire yet.
+        // The alerts of the next faults do not fire yet.
         let next =
             ["PillionConfigurationContested", "PillionLeafNotLoaded", "PillionHandshakesFail", "PillionShedding"];
-        fires(&prometheus, "armed for a while", &[], &next).await?;
+        wait_for_alerts(&prometheus, "enabled for a while", &[], &next).await?;
         for round in 0..7 {
-            contend(&managed).await.with_context(|| format!("round {round}"))?;
+            change_configuration(&managed).await.with_context(|| format!("round {round}"))?;
         }
-        fires(&prometheus, "another one writes the configuration", &["PillionConfigurationContested"], &[]).await?;
-        managed.damage(Damage::LeafJunk).await?;
-        fires(&prometheus, "the certificate is junk", &["PillionLeafNotLoaded"], &[]).await?;
+        wait_for_alerts(
+            &prometheus,
+            "another client writes the configuration",
+            &["PillionConfigurationContested"],
+            &[],
+        )
+        .await?;
+        managed.damage(Damage::CertificateInvalid).await?;
+        wait_for_alerts(&prometheus, "the certificate is invalid", &["PillionLeafNotLoaded"], &[]).await?;
         let replica = &managed.rig.replicas[0];
         for _ in 0..20 {
             let mut stream = TcpStream::connect((replica.address(), WEBHOOK_PORT))?;
             stream.write_all(b"no TLS at all\r\n\r\n")?;
         }
-        fires(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
+        wait_for_alerts(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
         let (direct, in_no_time) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
-        // The client asks again and again when it is turned away; that is not waited for. It is time enough to connect.
+        // The client retries rejected requests. The test does not wait for that, and only leaves enough time to
+        // connect.
         let turned_away = async || {
             let answer = direct.answer("/mutate/enabled?timeout=1us", &in_no_time);
             ensure!(
                 !matches!(tokio::time::timeout(Duration::from_secs(1), answer).await, Ok(Ok(_))),
-                "decided in no time"
+                "decided after the deadline"
             );
             Ok(())
         };
         for _ in 0..5 {
             turned_away().await?;
         }
-        fires(&prometheus, "requests are turned away", &OF_NO_ANSWER, &[]).await?;
+        wait_for_alerts(&prometheus, "requests are shed", &FOR_UNDECIDED_REQUESTS, &[]).await?;
 
         managed.rig.replicas[0].kill()?;
-        fires(&prometheus, "a replica is dead", &["PillionRedundancyLost", "PillionNotScraped"], &["PillionDown"])
-            .await?;
+        wait_for_alerts(
+            &prometheus,
+            "one replica is stopped",
+            &["PillionRedundancyLost", "PillionNotScraped"],
+            &["PillionDown"],
+        )
+        .await?;
         managed.rig.replicas[1].kill()?;
-        fires(&prometheus, "both are", &["PillionDown", "PillionEndpointUnfit"], &["PillionRedundancyLost"]).await?;
+        wait_for_alerts(
+            &prometheus,
+            "both replicas are stopped",
+            &["PillionDown", "PillionEndpointUnfit"],
+            &["PillionRedundancyLost"],
+        )
+        .await?;
         let (open, refused) = (bare_pod("open"), bare_pod("refused"));
         managed.rig.create("team-a", &open).await?;
-        ensure!(managed.rig.create("shop", &refused).await.is_err(), "nobody answers, and the namespace is required");
-        // A counter that comes up by its first event is a rate at its second.
+        ensure!(
+            managed.rig.create("shop", &refused).await.is_err(),
+            "no replica responds, and the namespace is required"
+        );
+        // A counter that starts with its first event has a rate only after the second.
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
-        fires(&prometheus, "a pod is created without an answer", &wanted, &[]).await?;
+        wait_for_alerts(&prometheus, "a pod is created without a response", &wanted, &[]).await?;
         ensure!(managed.rig.create("shop", &refused).await.is_err());
-        fires(&prometheus, "and one is refused", &["PillionCallsFail"], &[]).await?;
+        wait_for_alerts(&prometheus, "a pod is rejected", &["PillionCallsFail"], &[]).await?;
 
         managed.rotate()?;
-        fires(&prometheus, "a rotation cannot go on", &["PillionRotationBlocked"], &[]).await?;
+        wait_for_alerts(&prometheus, "a rotation cannot continue", &["PillionRotationBlocked"], &[]).await?;
         managed.rig.namespace("till", Some("held")).await?;
         managed.rig.create("till", &bare_pod("waits")).await?;
-        fires(&prometheus, "a pod waits that nobody makes again", &["PillionPodsHeld"], &[]).await?;
+        wait_for_alerts(&prometheus, "a pod waits that no controller recreates", &["PillionPodsHeld"], &[]).await?;
 
         for mut controller in managed.controllers.drain(..) {
             controller.kill()?;
         }
-        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await
+        wait_for_alerts(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await
     });
 }
 
 #[test]
-fn a_certificate_that_nobody_renews_is_told() {
+fn expiring_certificate_fires_alerts() {
     Isolation::new().run(|| async {
         let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  leafLifetime: 40s\n");
         ensure!(policy != QUICK);
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 1, 1).await?;
         let prometheus = start_prometheus(&managed).await?;
-        // It is renewed once at the least.
+        // The certificate is renewed at least once.
         eventually(FIRES_WITHIN, "a second certificate", async || {
             let changes =
                 prometheus.query("changes(pillion_leaf_not_after_seconds[1m])").map_err(anyhow::Error::msg)?;
@@ -361,9 +383,10 @@ fn a_certificate_that_nobody_renews_is_told() {
             Ok(())
         })
         .await?;
-        fires(&prometheus, "a certificate that is renewed", &["PillionRedundancyLost"], &OF_A_LEAF).await?;
+        wait_for_alerts(&prometheus, "a renewed certificate", &["PillionRedundancyLost"], &FOR_EXPIRING_CERTIFICATE)
+            .await?;
         managed.controllers[0].kill()?;
-        fires(&prometheus, "nobody leads", &["PillionNoLeader"], &[]).await?;
-        fires(&prometheus, "nobody renews it", &OF_A_LEAF, &["PillionDown"]).await
+        wait_for_alerts(&prometheus, "no controller leads", &["PillionNoLeader"], &[]).await?;
+        wait_for_alerts(&prometheus, "no controller renews it", &FOR_EXPIRING_CERTIFICATE, &["PillionDown"]).await
     });
 }

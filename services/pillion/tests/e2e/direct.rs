@@ -1,4 +1,5 @@
-//! Reviews that are sent to a replica directly, for when there is no API server to send them, and what it tells of itself.
+//! Reviews that a test sends to a replica directly, without an API server, and readers of the replica's metrics and
+//! memory.
 
 use anyhow::{Context, Result};
 use axum::http::Request;
@@ -17,12 +18,12 @@ impl Direct {
     pub(crate) fn to(replica: &Replica) -> Result<Self> {
         let mut config = Config::new(format!("https://{}:{WEBHOOK_PORT}", replica.address()).parse()?);
         config.tls_server_name = Some(SERVER_NAME.to_owned());
-        // Who it is, is not what these tests are about.
+        // These tests do not check the server's certificate.
         config.accept_invalid_certs = true;
         Ok(Self { client: Client::try_from(config)? })
     }
 
-    /// The answer, as it comes.
+    /// Returns the body of the response.
     pub(crate) async fn answer(&self, path: &str, review: &Json) -> Result<String> {
         let request =
             Request::post(path).header("content-type", "application/json").body(review.to_string().into_bytes());
@@ -30,7 +31,7 @@ impl Direct {
     }
 }
 
-/// The review of a pod's creation.
+/// Returns the review of a pod's creation.
 pub(crate) fn review(uid: &str, namespace: &str, pod: &Json) -> Json {
     let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
     let resource = json!({"group": "", "version": "v1", "resource": "pods"});
@@ -40,14 +41,14 @@ pub(crate) fn review(uid: &str, namespace: &str, pod: &Json) -> Json {
         "oldObject": null, "dryRun": false, "options": null}})
 }
 
-/// The value of a series.
+/// Returns the value of a series.
 pub(crate) async fn metric(replica: &Replica, series: &str) -> Result<f64> {
     let text = replica.metrics_text().await?;
     let value = text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
     value.with_context(|| format!("no series {series}"))
 }
 
-/// The value of a line of `/proc/PID/status`, in KiB.
+/// Returns the value of a line of `/proc/PID/status`, in KiB.
 pub(crate) fn memory(pid: u32, line: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let value =

@@ -1,4 +1,4 @@
-//! The installation under the doctor's eyes: nothing is found where nothing is wrong, and what is wrong is named by its code.
+//! `pillion doctor` on an installation: it finds nothing in a healthy one, and names each fault by its code.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, TestCa, eventually, isolated, register_webhook};
 
-use crate::explain::{Answer, BROKEN, asking, finds, pillion};
+use crate::explain::{BROKEN, CommandResult, expect_finding, pillion, requesting_pod};
 use crate::managed::{Managed, QUICK};
 use crate::rig::{PATIENCE, Rig};
 
@@ -22,14 +22,14 @@ fn doctor_reports_only_real_problems() {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 2, 1).await?;
         let control_plane = &managed.rig.control_plane;
         let well = eventually(PATIENCE, "nothing is wrong", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            ensure!(answer.code == Some(0), "{:#}", answer.json);
-            Ok(answer)
+            let result = pillion(control_plane, &["doctor"]).await?;
+            ensure!(result.code == Some(0), "{:#}", result.json);
+            Ok(result)
         })
         .await?;
         ensure!(well.codes().is_empty(), "{:#}", well.json);
-        // That nothing is wrong does not say that the rotation is through.
-        eventually(PATIENCE, "the status tells of all", async || {
+        // A healthy installation may still have a rotation in progress.
+        eventually(PATIENCE, "the status is complete", async || {
             let status = pillion(control_plane, &["status"]).await?;
             let lines: BTreeMap<_, _> = status.json["installation"]
                 .as_array()
@@ -46,30 +46,30 @@ fn doctor_reports_only_real_problems() {
             Ok(())
         })
         .await?;
-        // A profile of which the controller says that it was not accepted.
+        // The controller reports that this profile is not accepted.
         control_plane.apply_yaml(BROKEN).await?;
         eventually(PATIENCE, "the profile is not ready", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            ensure!(answer.names("profile_not_ready")?["object"]["name"] == "broken", "{:#}", answer.json);
-            answer.says("profile_not_ready", "Accepted")
+            let result = pillion(control_plane, &["doctor"]).await?;
+            ensure!(result.names("profile_not_ready")?["object"]["name"] == "broken", "{:#}", result.json);
+            result.says("profile_not_ready", "Accepted")
         })
         .await?;
-        managed.rig.create("team-a", &asking("hopeful", "broken")).await?;
-        finds(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
+        managed.rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;
+        expect_finding(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
         control_plane.kubectl_ok(&["delete", "ciprof", "broken"]).await?;
-        // Labels that look like the one that opts in.
+        // Labels that resemble the opt-in label.
         managed.rig.namespace("typo", None).await?;
         managed.rig.label_namespace("typo", "pillion.dev/injecion", "enabled").await?;
         managed.rig.namespace("wordy", Some("yes")).await?;
-        // A role that was taken away.
+        // A deleted RBAC binding.
         control_plane.kubectl_ok(&["delete", "clusterrolebinding", "pillion-webhook"]).await?;
-        // The API server, which is asked about rights, learns of it by watching.
-        eventually(PATIENCE, "all three are named", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
+        // The API server, which `doctor` asks about permissions, learns of it by its watch.
+        eventually(PATIENCE, "all three faults are reported", async || {
+            let result = pillion(control_plane, &["doctor"]).await?;
             for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "right_missing"] {
-                answer.names(code)?;
+                result.names(code)?;
             }
-            ensure!(answer.code == Some(1), "{:?}", answer.code);
+            ensure!(result.code == Some(1), "{:?}", result.code);
             Ok(())
         })
         .await
@@ -84,48 +84,48 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         let register = async |settings: &Settings| {
             register_webhook(&control_plane.client(), &webhook_configuration::mutating(settings)).await
         };
-        let right = Settings::new(NAMESPACE, rig.serving_authority.clone());
-        // 20: a replica that is listed and cannot be reached.
+        let right = Settings::new(NAMESPACE, rig.serving_ca.clone());
+        // 20: a replica is listed and cannot be reached.
         let nobody = replica_address(77);
         rig.service.set_ready(nobody, true).await?;
-        let answer = pillion(control_plane, &["doctor"]).await?;
-        answer.says("replica_unreachable", "10.111.1.77:8443")?;
+        let result = pillion(control_plane, &["doctor"]).await?;
+        result.says("replica_unreachable", "10.111.1.77:8443")?;
         rig.service.remove(nobody).await?;
-        // The others have to answer within a time that a busy machine may not have.
-        eventually(PATIENCE, "all are reached", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            ensure!(!answer.codes().contains(&"replica_unreachable"), "{:#}", answer.json);
+        // The others must respond in time, which a busy machine may delay.
+        eventually(PATIENCE, "all replicas are reached", async || {
+            let result = pillion(control_plane, &["doctor"]).await?;
+            ensure!(!result.codes().contains(&"replica_unreachable"), "{:#}", result.json);
             Ok(())
         })
         .await?;
 
-        // 19: the bundle is another authority's.
+        // 19: the CA bundle is of another CA.
         rig.namespace("team-b", Some("required")).await?;
         register(&Settings::new(NAMESPACE, TestCa::new()?.bundle_pem())).await?;
-        eventually(PATIENCE, "the doctor names the bundle", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
-            answer.names("ca_bundle_mismatch")?;
-            answer.says("canary_failed", "x509")
+        eventually(PATIENCE, "the doctor reports the CA bundle", async || {
+            let result = pillion(control_plane, &["doctor"]).await?;
+            result.names("ca_bundle_mismatch")?;
+            result.says("canary_failed", "x509")
         })
         .await?;
         register(&right).await?;
-        eventually(PATIENCE, "it is right again", async || {
-            let answer = pillion(control_plane, &["doctor"]).await?;
+        eventually(PATIENCE, "it is restored", async || {
+            let result = pillion(control_plane, &["doctor"]).await?;
             ensure!(
-                !answer.codes().iter().any(|code| code.starts_with("ca") || code.starts_with("replica")),
+                !result.codes().iter().any(|code| code.starts_with("ca") || code.starts_with("replica")),
                 "{:#}",
-                answer.json
+                result.json
             );
             Ok(())
         })
         .await?;
-        // Nobody is called at all.
+        // Without configurations, the API server calls no webhook.
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("pillion", &DeleteParams::default())
             .await?;
-        let answer = pillion(control_plane, &["doctor"]).await?;
-        answer.names("not_registered")?;
-        finds(&rig, "team-a", "namespace/team-a", "not_registered").await?;
+        let result = pillion(control_plane, &["doctor"]).await?;
+        result.names("not_registered")?;
+        expect_finding(&rig, "team-a", "namespace/team-a", "not_registered").await?;
         let slices = Api::<EndpointSlice>::namespaced(control_plane.client(), NAMESPACE);
         slices.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         pillion(control_plane, &["doctor"]).await?.names("no_ready_replica")?;
@@ -151,10 +151,10 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         ensure!(!text.contains('\u{1b}'), "colours are for terminals: {text:?}");
         let output = run(&["explain", "service/web"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
-        // The definitions are not there: the doctor says so.
+        // Without the CRDs, the doctor reports them as missing.
         let output = run(&["doctor", "-o", "json"]).await?;
-        let answer = Answer { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
-        answer.names("definition_missing")?;
+        let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
+        result.names("definition_missing")?;
         let output = run(&["explain", "namespace/default", "--kubeconfig", "/nowhere"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
         Ok(())

@@ -1,5 +1,5 @@
-//! "Why was my pod not injected?": each reason is planted on the real API server, and `pillion explain` or `pillion doctor`
-//! names it by its code and says what to do about it.
+//! "Why was my pod not injected?" Each cause is set up on the real API server. `pillion explain` or `pillion doctor`
+//! names it by its code and suggests a remedy.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -16,9 +16,9 @@ use serde_json::{Value as Json, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::rig::{ASK, Rig, SOON, bare_pod, base64, is_untouched, names};
+use crate::rig::{REQUEST_ANNOTATION, Rig, SOON, bare_pod, base64, is_untouched, names};
 
-/// Profiles that each leave some pods out.
+/// Profiles that each exclude some pods.
 pub(crate) const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -65,7 +65,7 @@ spec:
   template: {metadata: {annotations: {example.com/regional: "1"}}}
 "#;
 
-/// One that cannot be compiled.
+/// A profile that does not compile.
 pub(crate) const BROKEN: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -75,14 +75,14 @@ spec:
   template: {metadata: {annotations: {example.com/broken: "1"}}}
 "#;
 
-/// What a command printed and how it ended.
-pub(crate) struct Answer {
+/// The output of a command and its exit code.
+pub(crate) struct CommandResult {
     pub(crate) code: Option<i32>,
     pub(crate) json: Json,
 }
 
-impl Answer {
-    /// Fails unless this is among the findings, with a message and a remedy.
+impl CommandResult {
+    /// Fails unless the findings have this code, with a message and a remedy.
     pub(crate) fn names(&self, code: &str) -> Result<&Json> {
         let findings = self.json["findings"].as_array().context("findings")?;
         let found = findings.iter().find(|finding| finding["code"] == code);
@@ -94,7 +94,7 @@ impl Answer {
         Ok(found)
     }
 
-    /// Fails unless this is among the findings, and its message has this text.
+    /// Fails unless the findings have this code, with this text in the message.
     pub(crate) fn says(&self, code: &str, text: &str) -> Result<()> {
         let found = self.names(code)?;
         ensure!(found["message"].as_str().is_some_and(|message| message.contains(text)), "no {text:?} in {found}");
@@ -105,7 +105,7 @@ impl Answer {
         self.json["findings"].as_array().into_iter().flatten().filter_map(|finding| finding["code"].as_str()).collect()
     }
 
-    /// The codes of what keeps something from working, each once.
+    /// Returns the distinct codes of findings that are errors.
     fn errors(&self) -> BTreeSet<&str> {
         let findings = self.json["findings"].as_array().into_iter().flatten();
         let errors = findings.filter(|finding| finding["severity"] == "error");
@@ -113,8 +113,8 @@ impl Answer {
     }
 }
 
-/// Runs a command of the program, which prints JSON.
-pub(crate) async fn pillion(control_plane: &ControlPlane, arguments: &[&str]) -> Result<Answer> {
+/// Runs a command that prints JSON.
+pub(crate) async fn pillion(control_plane: &ControlPlane, arguments: &[&str]) -> Result<CommandResult> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(arguments)
         .args(["-o", "json", "--kubeconfig"])
@@ -123,46 +123,46 @@ pub(crate) async fn pillion(control_plane: &ControlPlane, arguments: &[&str]) ->
         .await?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let json = serde_json::from_str(&stdout).with_context(|| format!("{arguments:?}: {stdout}{stderr}"))?;
-    Ok(Answer { code: output.status.code(), json })
+    Ok(CommandResult { code: output.status.code(), json })
 }
 
-async fn explain(rig: &Rig, namespace: &str, object: &str) -> Result<Answer> {
+async fn explain(rig: &Rig, namespace: &str, object: &str) -> Result<CommandResult> {
     pillion(&rig.control_plane, &["explain", object, "-n", namespace]).await
 }
 
-/// Fails unless an explanation of an object names a reason with its remedy, and no other error.
-pub(crate) async fn finds(rig: &Rig, namespace: &str, object: &str, code: &str) -> Result<Answer> {
-    finds_beside(rig, namespace, object, code, &[]).await
+/// Fails unless the explanation of an object has this code, with a remedy, and no other error.
+pub(crate) async fn expect_finding(rig: &Rig, namespace: &str, object: &str, code: &str) -> Result<CommandResult> {
+    expect_finding_among(rig, namespace, object, code, &[]).await
 }
 
-/// The same where these are errors too: of another mistake, or of the namespace's other pods.
-pub(crate) async fn finds_beside(
+/// Does the same, but allows these other errors: of another mistake, or of the namespace's other pods.
+pub(crate) async fn expect_finding_among(
     rig: &Rig,
     namespace: &str,
     object: &str,
     code: &str,
     others: &[&str],
-) -> Result<Answer> {
-    let answer = explain(rig, namespace, object).await?;
-    answer.names(code).with_context(|| format!("{namespace} {object}"))?;
-    let mut errors = answer.errors();
+) -> Result<CommandResult> {
+    let result = explain(rig, namespace, object).await?;
+    result.names(code).with_context(|| format!("{namespace} {object}"))?;
+    let mut errors = result.errors();
     errors.remove(code);
-    ensure!(errors == others.iter().copied().collect(), "{namespace} {object}: {errors:?} in {:#}", answer.json);
-    Ok(answer)
+    ensure!(errors == others.iter().copied().collect(), "{namespace} {object}: {errors:?} in {:#}", result.json);
+    Ok(result)
 }
 
-/// Waits until a profile is served that puts this annotation on pods.
-async fn is_served(rig: &Rig, profile: &str, key: &str, value: &str) -> Result<()> {
+/// Waits until a profile is served that adds this annotation to pods.
+async fn wait_until_annotation_added(rig: &Rig, profile: &str, key: &str, value: &str) -> Result<()> {
     eventually(SOON, "the profile is served", async || {
-        let pod = rig.dry_run("team-a", &asking("probe", profile)).await?;
+        let pod = rig.dry_run("team-a", &requesting_pod("probe", profile)).await?;
         ensure!(pod["metadata"]["annotations"][key] == value, "{pod}");
         Ok(())
     })
     .await
 }
 
-/// A pod that asks for a profile by its name.
-pub(crate) fn asking(name: &str, profile: &str) -> Json {
+/// Returns a pod that requests a profile by name.
+pub(crate) fn requesting_pod(name: &str, profile: &str) -> Json {
     let mut pod = bare_pod(name);
     pod["metadata"]["annotations"] = json!({"pillion.dev/profiles": profile});
     pod
@@ -179,11 +179,12 @@ fn explain_names_author_namespace_and_profile_causes() {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
         control_plane.apply_yaml(PROFILES).await?;
-        is_served(&rig, "limited", "example.com/limited", "9000").await?;
+        wait_until_annotation_added(&rig, "limited", "example.com/limited", "9000").await?;
 
-        // A pod as it should be: what was changed, by whom, with which values and from where.
-        let set =
-            with(asking("fine", "limited"), |pod| pod["metadata"]["annotations"]["example.com/port"] = json!("8080"));
+        // A correct pod: the explanation lists its changes, with profiles, values and their sources.
+        let set = with(requesting_pod("fine", "limited"), |pod| {
+            pod["metadata"]["annotations"]["example.com/port"] = json!("8080")
+        });
         rig.create("team-a", &set).await?;
         let fine = explain(&rig, "team-a", "pod/fine").await?;
         ensure!(fine.code == Some(0) && fine.json["verdict"] == "injected", "{:#}", fine.json);
@@ -206,37 +207,42 @@ fn explain_names_author_namespace_and_profile_causes() {
         // 1: the namespace has no label.
         rig.namespace("plain", None).await?;
         rig.create("plain", &bare_pod("web")).await?;
-        let answer = finds(&rig, "plain", "web", "not_opted_in").await?;
-        ensure!(answer.code == Some(1) && answer.json["verdict"] == "notInjected", "{:#}", answer.json);
-        ensure!(answer.codes() == ["not_opted_in"], "{:#}", answer.json);
-        // Profiles that are served are not told as ones that are not.
-        let profiles = answer.json["profiles"].as_array().context("profiles")?;
+        let result = expect_finding(&rig, "plain", "web", "not_opted_in").await?;
+        ensure!(result.code == Some(1) && result.json["verdict"] == "notInjected", "{:#}", result.json);
+        ensure!(result.codes() == ["not_opted_in"], "{:#}", result.json);
+        // The explanation does not report served profiles as not ready.
+        let profiles = result.json["profiles"].as_array().context("profiles")?;
         let is_right = |profile: &Json| profile["outcome"] == "not_matched" && profile["reason"] == "not_opted_in";
-        ensure!(profiles.len() > 1 && profiles.iter().all(is_right), "{:#}", answer.json);
-        finds(&rig, "plain", "namespace/plain", "not_opted_in").await?;
-        // ... or one that only looks like it.
+        ensure!(profiles.len() > 1 && profiles.iter().all(is_right), "{:#}", result.json);
+        expect_finding(&rig, "plain", "namespace/plain", "not_opted_in").await?;
+        // A label resembles the opt-in label.
         rig.label_namespace("plain", "pillion.dev/injecton", "enabled").await?;
-        finds(&rig, "plain", "web", "opt_in_label_misspelt").await?;
+        expect_finding(&rig, "plain", "web", "opt_in_label_misspelt").await?;
         rig.namespace("wordy", Some("true")).await?;
-        finds(&rig, "wordy", "namespace/wordy", "opt_in_value_unknown").await?;
+        expect_finding(&rig, "wordy", "namespace/wordy", "opt_in_value_unknown").await?;
 
         // 2: the pod opts out.
         let out = with(bare_pod("out"), |pod| pod["metadata"]["labels"] = json!({"pillion.dev/inject": "false"}));
         rig.create("team-a", &out).await?;
-        finds(&rig, "team-a", "pod/out", "opted_out").await?;
+        expect_finding(&rig, "team-a", "pod/out", "opted_out").await?;
 
         // 3: the annotation is on the Deployment.
         let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment",
-            "metadata": {"name": "web", "namespace": "team-a", "annotations": {ASK: "yes"}},
+            "metadata": {"name": "web", "namespace": "team-a", "annotations": {REQUEST_ANNOTATION: "yes"}},
             "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": {
                 "metadata": {"labels": {"app": "web"}},
                 "spec": {"serviceAccountName": "nobody", "containers": [{"name": "web", "image": "web:1"}]}}}});
         control_plane.apply_yaml(&deployment.to_string()).await?;
-        let answer =
-            finds_beside(&rig, "team-a", "deployment/web", "annotation_on_workload", &["service_account_missing"])
-                .await?;
-        ensure!(answer.json["verdict"] == "wouldNotBeInjected", "{:#}", answer.json);
-        // ... also for one of its pods.
+        let result = expect_finding_among(
+            &rig,
+            "team-a",
+            "deployment/web",
+            "annotation_on_workload",
+            &["service_account_missing"],
+        )
+        .await?;
+        ensure!(result.json["verdict"] == "wouldNotBeInjected", "{:#}", result.json);
+        // `explain` also finds it for a pod of the Deployment.
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "web-1", "namespace": "team-a",
             "ownerReferences": [owner(control_plane, "deployment", "web").await?]}, "spec": deployment["spec"]});
         control_plane.apply_yaml(&set.to_string()).await?;
@@ -244,63 +250,64 @@ fn explain_names_author_namespace_and_profile_causes() {
             "ownerReferences": [owner(control_plane, "replicaset", "web-1").await?]},
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}});
         rig.create("team-a", &pod).await?;
-        finds(&rig, "team-a", "pod/web-1-a", "annotation_on_workload").await?;
-        let answer = explain(&rig, "team-a", "deploy/web").await?;
-        ensure!(answer.json["pods"][0]["object"]["name"] == "web-1-a", "{:#}", answer.json["pods"]);
+        expect_finding(&rig, "team-a", "pod/web-1-a", "annotation_on_workload").await?;
+        let result = explain(&rig, "team-a", "deploy/web").await?;
+        ensure!(result.json["pods"][0]["object"]["name"] == "web-1-a", "{:#}", result.json["pods"]);
 
         // 16: the service account is missing.
-        let account = answer.names("service_account_missing")?;
+        let account = result.names("service_account_missing")?;
         ensure!(account["object"]["name"] == "nobody", "{account}");
 
-        // 4: a namespace of the system's.
+        // 4: a system namespace.
         rig.create("kube-system", &bare_pod("web")).await?;
-        finds(&rig, "kube-system", "web", "system_namespace").await?;
+        expect_finding(&rig, "kube-system", "web", "system_namespace").await?;
 
-        what_profiles_say(&rig).await?;
-        let answer = finds(&rig, "team-a", "pod/gone", "not_found").await?;
-        ensure!(answer.code == Some(1), "{:?}", answer.code);
+        check_profile_causes(&rig).await?;
+        let result = expect_finding(&rig, "team-a", "pod/gone", "not_found").await?;
+        ensure!(result.code == Some(1), "{:?}", result.code);
         Ok(())
     });
 }
 
-/// What profiles and their readiness keep from pods that ask for them.
-async fn what_profiles_say(rig: &Rig) -> Result<()> {
+/// Checks causes in profiles, and in their readiness.
+async fn check_profile_causes(rig: &Rig) -> Result<()> {
     let control_plane = &rig.control_plane;
-    // 5: selectors, of the pod and of the namespace.
-    rig.create("team-a", &asking("untiered", "selective")).await?;
-    finds(rig, "team-a", "untiered", "object_selector").await?;
-    rig.create("team-a", &asking("abroad", "regional")).await?;
-    let answer = finds(rig, "team-a", "abroad", "namespace_selector").await?;
-    ensure!(answer.names("namespace_selector")?["profile"] == "regional", "{:#}", answer.json);
+    // 5: the selectors of the pod and of the namespace do not match.
+    rig.create("team-a", &requesting_pod("untiered", "selective")).await?;
+    expect_finding(rig, "team-a", "untiered", "object_selector").await?;
+    rig.create("team-a", &requesting_pod("abroad", "regional")).await?;
+    let result = expect_finding(rig, "team-a", "abroad", "namespace_selector").await?;
+    ensure!(result.names("namespace_selector")?["profile"] == "regional", "{:#}", result.json);
 
     // 6: a condition is false, or cannot be evaluated.
-    let two = with(asking("two", "single"), |pod| {
+    let two = with(requesting_pod("two", "single"), |pod| {
         pod["spec"]["containers"] = json!([{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]);
     });
     rig.create("team-a", &two).await?;
-    let answer = finds(rig, "team-a", "two", "match_condition").await?;
-    answer.says("match_condition", "one-container")?;
-    rig.create("team-a", &asking("teamless", "failing")).await?;
-    finds(rig, "team-a", "teamless", "expression_failed").await?;
+    let result = expect_finding(rig, "team-a", "two", "match_condition").await?;
+    result.says("match_condition", "one-container")?;
+    rig.create("team-a", &requesting_pod("teamless", "failing")).await?;
+    expect_finding(rig, "team-a", "teamless", "expression_failed").await?;
 
     // 8: a parameter is wrong.
-    let low = with(asking("low", "limited"), |pod| pod["metadata"]["annotations"]["example.com/port"] = json!("80"));
+    let low =
+        with(requesting_pod("low", "limited"), |pod| pod["metadata"]["annotations"]["example.com/port"] = json!("80"));
     rig.create("team-a", &low).await?;
-    let answer = finds(rig, "team-a", "low", "invalid_parameter").await?;
-    answer.says("invalid_parameter", "example.com/port")?;
+    let result = expect_finding(rig, "team-a", "low", "invalid_parameter").await?;
+    result.says("invalid_parameter", "example.com/port")?;
 
-    // 13: a guard against the host's network.
-    let host = with(asking("host", "guarded"), |pod| pod["spec"]["hostNetwork"] = json!(true));
+    // 13: a guardrail against the host network.
+    let host = with(requesting_pod("host", "guarded"), |pod| pod["spec"]["hostNetwork"] = json!(true));
     rig.create("team-a", &host).await?;
-    finds(rig, "team-a", "host", "host_network").await?;
+    expect_finding(rig, "team-a", "host", "host_network").await?;
 
-    // 18: a name is taken.
+    // 18: the name of a container is in use.
     let taken = with(bare_pod("taken"), |pod| {
         pod["spec"]["containers"] = json!([{"name": "sidecar-nginx", "image": "mine:1"}]);
     });
     rig.create("team-a", &taken).await?;
-    let answer = finds(rig, "team-a", "taken", "name_taken").await?;
-    answer.says("name_taken", "sidecar-nginx")?;
+    let result = expect_finding(rig, "team-a", "taken", "name_taken").await?;
+    result.says("name_taken", "sidecar-nginx")?;
 
     // 12: a mirror pod.
     let mirror = with(bare_pod("static-node-1"), |pod| {
@@ -309,17 +316,17 @@ async fn what_profiles_say(rig: &Rig) -> Result<()> {
     });
     rig.create("plain", &mirror).await?;
     rig.label_namespace("plain", "pillion.dev/injection", "enabled").await?;
-    finds(rig, "plain", "static-node-1", "mirror_pod").await?;
+    expect_finding(rig, "plain", "static-node-1", "mirror_pod").await?;
 
-    // 7: the profile is not ready. A cluster without a controller has no conditions; its text tells all the same.
+    // 7: the profile is not ready. Without a controller it has no conditions, but `explain` reads its spec.
     control_plane.apply_yaml(BROKEN).await?;
-    rig.create("team-a", &asking("hopeful", "broken")).await?;
-    let answer = finds(rig, "team-a", "hopeful", "profile_not_ready").await?;
-    ensure!(!answer.codes().contains(&"unknown_profile"), "{:?}", answer.codes());
-    rig.create("team-a", &asking("misled", "no-such")).await?;
-    finds(rig, "team-a", "misled", "unknown_profile").await?;
-    rig.create("team-a", &asking("silent", "-nginx")).await?;
-    finds(rig, "team-a", "silent", "not_requested").await?;
+    rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;
+    let result = expect_finding(rig, "team-a", "hopeful", "profile_not_ready").await?;
+    ensure!(!result.codes().contains(&"unknown_profile"), "{:?}", result.codes());
+    rig.create("team-a", &requesting_pod("misled", "no-such")).await?;
+    expect_finding(rig, "team-a", "misled", "unknown_profile").await?;
+    rig.create("team-a", &requesting_pod("silent", "-nginx")).await?;
+    expect_finding(rig, "team-a", "silent", "not_requested").await?;
     Ok(())
 }
 
@@ -337,7 +344,7 @@ fn explain_names_missing_permissions_and_still_answers() {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
         control_plane.apply_yaml(OWN).await?;
-        is_served(&rig, "ours", "example.com/ours", "1").await?;
+        wait_until_annotation_added(&rig, "ours", "example.com/ours", "1").await?;
         let role = ["-n", "team-a", "create", "role", "reader", "--verb=get,list"];
         let resources = "--resource=pods,serviceaccounts,injectionprofiles.pillion.dev";
         control_plane.kubectl_ok(&[&role[..], &[resources]].concat()).await?;
@@ -345,10 +352,10 @@ fn explain_names_missing_permissions_and_still_answers() {
             .kubectl_ok(&["-n", "team-a", "create", "rolebinding", "reader", "--role=reader", "--user=tenant"])
             .await?;
         let look = ["get", "pods", "-n", "team-a", "--as=tenant"];
-        eventually(SOON, "the role is at work", async || control_plane.kubectl_ok(&look).await).await?;
-        let both = with(asking("both", "ours,nginx"), |pod| pod["metadata"]["labels"] = json!({"app": "web"}));
+        eventually(SOON, "the role is active", async || control_plane.kubectl_ok(&look).await).await?;
+        let both = with(requesting_pod("both", "ours,nginx"), |pod| pod["metadata"]["labels"] = json!({"app": "web"}));
         rig.create("team-a", &both).await?;
-        rig.create("team-a", &asking("misled", "our")).await?;
+        rig.create("team-a", &requesting_pod("misled", "our")).await?;
         let kubeconfig = control_plane.kubeconfig_as("tenant", &[])?;
         for (pod, expected) in [("both", None), ("misled", Some("our"))] {
             let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
@@ -356,12 +363,12 @@ fn explain_names_missing_permissions_and_still_answers() {
                 .arg(&kubeconfig)
                 .output()
                 .await?;
-            let answer = Answer { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
-            answer.says("unreadable", "forbidden")?;
-            // What is not known is not made up.
-            ensure!(!answer.codes().contains(&"surplus_profile"), "{:#}", answer.json);
+            let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
+            result.says("unreadable", "forbidden")?;
+            // `explain` reports no orphaned profile without evidence.
+            ensure!(!result.codes().contains(&"surplus_profile"), "{:#}", result.json);
             if expected.is_none() {
-                ensure!(answer.json["verdict"] == "injected", "{:#}", answer.json);
+                ensure!(result.json["verdict"] == "injected", "{:#}", result.json);
             }
         }
         Ok(())
@@ -374,19 +381,19 @@ async fn owner(control_plane: &ControlPlane, kind: &str, name: &str) -> Result<J
     Ok(json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": uid, "controller": true}))
 }
 
-/// A webhook of somebody else's, which takes Pillion's container away and keeps the last review of a dry run.
-struct Other {
+/// A foreign webhook that removes Pillion's container and keeps the last review of a dry run.
+struct ForeignWebhook {
     seen: Arc<Mutex<Option<Json>>>,
     serving: JoinHandle<()>,
 }
 
-impl Drop for Other {
+impl Drop for ForeignWebhook {
     fn drop(&mut self) {
         self.serving.abort();
     }
 }
 
-impl Other {
+impl ForeignWebhook {
     async fn start(control_plane: &ControlPlane) -> Result<Self> {
         let address = replica_address(90);
         let ca = TestCa::new()?;
@@ -395,7 +402,7 @@ impl Other {
         let listener = TcpListener::bind((address, 9443)).await?;
         let seen: Arc<Mutex<Option<Json>>> = Arc::default();
         let keep = Arc::clone(&seen);
-        let answer = async move |body: Bytes| {
+        let respond = async move |body: Bytes| {
             let review: Json = serde_json::from_slice(&body).unwrap();
             let containers = review["request"]["object"]["spec"]["containers"].as_array().cloned().unwrap_or_default();
             let place = containers.iter().position(|container| container["name"] == "sidecar-nginx");
@@ -408,10 +415,10 @@ impl Other {
             }
             let response = json!({"uid": review["request"]["uid"], "allowed": true,
                 "patchType": "JSONPatch", "patch": base64(json!(patch).to_string())});
-            let answer = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
-            ([("content-type", "application/json")], answer.to_string())
+            let result = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+            ([("content-type", "application/json")], result.to_string())
         };
-        let serving = tokio::spawn(https::serve(listener, tls, Router::new().route("/remove", post(answer))));
+        let serving = tokio::spawn(https::serve(listener, tls, Router::new().route("/remove", post(respond))));
         let configuration: MutatingWebhookConfiguration = serde_json::from_value(json!({
             "metadata": {"name": "zealous"},
             "webhooks": [{
@@ -432,15 +439,15 @@ fn explain_names_foreign_changes_and_rejections() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
-        // 15: the pod carries an older revision.
+        // 15: the pod has an older revision.
         let old = rig.create("team-a", &bare_pod("old")).await?;
         ensure!(names(&old).contains(&"sidecar-nginx".to_owned()), "{old}");
         control_plane.apply_yaml(&crate::rig::NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
-        let answer = finds(&rig, "team-a", "old", "outdated_revision").await?;
-        ensure!(answer.json["verdict"] == "injected" && answer.code == Some(1), "{:#}", answer.json);
+        let result = expect_finding(&rig, "team-a", "old", "outdated_revision").await?;
+        ensure!(result.json["verdict"] == "injected" && result.code == Some(1), "{:#}", result.json);
 
-        // 9: another webhook takes away what was injected.
-        let other = Other::start(control_plane).await?;
+        // 9: another webhook removes the injected container.
+        let foreign = ForeignWebhook::start(control_plane).await?;
         eventually(SOON, "the other webhook is called", async || {
             let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
             ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "{pod}");
@@ -449,28 +456,28 @@ fn explain_names_foreign_changes_and_rejections() {
         .await?;
         let robbed = rig.create("team-a", &bare_pod("robbed")).await?;
         ensure!(!names(&robbed).contains(&"sidecar-nginx".to_owned()), "{robbed}");
-        let answer = finds(&rig, "team-a", "robbed", "removed_after_injection").await?;
-        answer.says("removed_after_injection", "zealous.example.test")?;
-        answer.says("removed_after_injection", "/spec/containers/sidecar-nginx")?;
-        ensure!(answer.json["verdict"] == "partlyInjected", "{:#}", answer.json);
+        let result = expect_finding(&rig, "team-a", "robbed", "removed_after_injection").await?;
+        result.says("removed_after_injection", "zealous.example.test")?;
+        result.says("removed_after_injection", "/spec/containers/sidecar-nginx")?;
+        ensure!(result.json["verdict"] == "partlyInjected", "{:#}", result.json);
 
-        // 14: a dry run, as the API server sent it.
-        let review = other.seen.lock().unwrap().clone().context("a review")?;
+        // 14: a dry run with the review that the API server sent.
+        let review = foreign.seen.lock().unwrap().clone().context("a review")?;
         let file = control_plane.directory().join("review.json");
         std::fs::write(&file, review.to_string())?;
         let file = file.to_str().context("a path")?;
-        let answer = pillion(control_plane, &["explain", "--review", file]).await?;
-        answer.names("dry_run")?;
+        let result = pillion(control_plane, &["explain", "--review", file]).await?;
+        result.names("dry_run")?;
         let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
-        let answer = pillion(control_plane, &["explain", "--review", file, "-p", profile]).await?;
-        answer.names("dry_run")?;
-        ensure!(answer.json["object"]["namespace"] == "team-a", "{:#}", answer.json);
-        let answer = pillion(control_plane, &["doctor"]).await?;
-        answer.names("other_injector")?;
-        answer.names("canary_failed")?;
+        let result = pillion(control_plane, &["explain", "--review", file, "-p", profile]).await?;
+        result.names("dry_run")?;
+        ensure!(result.json["object"]["namespace"] == "team-a", "{:#}", result.json);
+        let result = pillion(control_plane, &["doctor"]).await?;
+        result.names("other_injector")?;
+        result.names("canary_failed")?;
 
-        // A condition that somebody wrote into Pillion's own entry.
-        drop(other);
+        // A match condition that another client added to Pillion's entry.
+        drop(foreign);
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("zealous", &kube::api::DeleteParams::default())
             .await?;
@@ -491,7 +498,7 @@ fn explain_names_foreign_changes_and_rejections() {
                 .await?;
                 rig.create("team-a", &bare_pod("left")).await?;
             }
-            finds(&rig, "team-a", "left", code).await?;
+            expect_finding(&rig, "team-a", "left", code).await?;
         }
         Ok(())
     });

@@ -1,4 +1,5 @@
-//! What was otherwise when a pod was created: the label, the profile, the switch, and whether anybody answered.
+//! Causes in the past: the label, the profile or the switch changed after a pod's creation, or no replica responded
+//! to it.
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
@@ -7,14 +8,14 @@ use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{Replica, eventually, isolated};
 use serde_json::json;
 
-use crate::explain::{PROFILES, asking, finds, finds_beside, pillion};
+use crate::explain::{PROFILES, expect_finding, expect_finding_among, pillion, requesting_pod};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched};
 
-/// Times of objects are whole seconds, and within two of them nobody can say what came first: waits until what comes now is
-/// later for sure.
-async fn is_past(time: Timestamp) -> Result<()> {
-    eventually(SOON, "a time is past for whoever compares seconds", async || {
-        ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "it is not yet");
+/// Waits until new timestamps are certain to be later. Timestamps of objects are whole seconds, so within two of them
+/// the order is unknown.
+async fn wait_until_past(time: Timestamp) -> Result<()> {
+    eventually(SOON, "two seconds have passed", async || {
+        ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "not yet");
         Ok(())
     })
     .await
@@ -26,40 +27,40 @@ fn explain_names_changes_since_creation() {
         let mut rig = Rig::start(1).await?;
         rig.namespace("late", None).await?;
         rig.create("late", &bare_pod("early")).await?;
-        is_past(Timestamp::now()).await?;
+        wait_until_past(Timestamp::now()).await?;
         // 11: created before the label.
         rig.label_namespace("late", "pillion.dev/injection", "enabled").await?;
-        let answer = finds(&rig, "late", "early", "created_before_opt_in").await?;
-        ensure!(answer.codes() == ["created_before_opt_in"], "{:?}", answer.codes());
-        // ... and before the profile.
-        rig.create("team-a", &asking("eager", "single")).await?;
-        is_past(Timestamp::now()).await?;
+        let result = expect_finding(&rig, "late", "early", "created_before_opt_in").await?;
+        ensure!(result.codes() == ["created_before_opt_in"], "{:?}", result.codes());
+        // 11: created before the profile.
+        rig.create("team-a", &requesting_pod("eager", "single")).await?;
+        wait_until_past(Timestamp::now()).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
-        finds(&rig, "team-a", "eager", "created_before_profile").await?;
+        expect_finding(&rig, "team-a", "eager", "created_before_profile").await?;
 
-        // 17: the switch is off.
+        // 17: the kill switch is off.
         let map = |word: &str| {
             json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": word},
                 "metadata": {"name": "pillion", "namespace": NAMESPACE}})
             .to_string()
         };
         rig.control_plane.apply_yaml(&map("disabled")).await?;
-        // The namespace's pod is what it was, and is told of beside.
+        // `explain` also reports the namespace's other pod, which has not changed.
         let others = ["created_before_profile"];
-        let answer = finds_beside(&rig, "team-a", "namespace/team-a", "switched_off", &others).await?;
+        let result = expect_finding_among(&rig, "team-a", "namespace/team-a", "switched_off", &others).await?;
         ensure!(
-            answer.names("switched_off")?["remedy"].as_str().unwrap().contains("kubectl -n pillion-system"),
+            result.names("switched_off")?["remedy"].as_str().unwrap().contains("kubectl -n pillion-system"),
             "{:#}",
-            answer.json
+            result.json
         );
         pillion(&rig.control_plane, &["doctor"]).await?.names("switched_off")?;
         rig.control_plane.apply_yaml(&map("enabled")).await?;
 
-        // 10: created while nobody answered. Another replica comes, and the pod is as it was.
-        is_past(Timestamp::now()).await?;
+        // 10: created while no replica responded. A new replica does not change the pod.
+        wait_until_past(Timestamp::now()).await?;
         rig.replicas[0].kill()?;
         rig.service.set_ready(replica_address(1), false).await?;
-        eventually(SOON, "a pod is created without", async || {
+        eventually(SOON, "a pod is created without the sidecar", async || {
             let pod = rig.dry_run("team-a", &bare_pod("lost")).await?;
             ensure!(is_untouched(&pod), "{pod}");
             Ok(())
@@ -67,18 +68,18 @@ fn explain_names_changes_since_creation() {
         .await?;
         let lost = rig.create("team-a", &bare_pod("lost")).await?;
         ensure!(is_untouched(&lost), "{lost}");
-        let answer = finds(&rig, "team-a", "lost", "webhook_away").await?;
-        answer.says("webhook_away", "no replica is ready")?;
+        let result = expect_finding(&rig, "team-a", "lost", "webhook_away").await?;
+        result.says("webhook_away", "no replica is ready")?;
         pillion(&rig.control_plane, &["doctor"]).await?.names("no_ready_replica")?;
-        is_past(Timestamp::now()).await?;
+        wait_until_past(Timestamp::now()).await?;
         let replica = Replica::start(&rig.spec, replica_address(2)).await?;
         rig.service.set_ready(replica.address(), true).await?;
         rig.replicas = vec![replica];
-        rig.is_called("team-a").await?;
-        let answer = finds(&rig, "team-a", "lost", "unexplained").await?;
-        ensure!(answer.codes() == ["unexplained"], "{:#}", answer.json);
-        answer.says("unexplained", "endpoints have changed")?;
-        ensure!(answer.json["profiles"][0]["outcome"] == "applied", "{:#}", answer.json);
+        rig.wait_until_called("team-a").await?;
+        let result = expect_finding(&rig, "team-a", "lost", "unexplained").await?;
+        ensure!(result.codes() == ["unexplained"], "{:#}", result.json);
+        result.says("unexplained", "endpoints have changed")?;
+        ensure!(result.json["profiles"][0]["outcome"] == "applied", "{:#}", result.json);
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! Exported policies on a real API server decide as the engine does: the same objects are let pass and refused, with the
+//! Exported policies on a real API server decide as the engine does: they allow and reject the same objects, with the
 //! same status.
 
 mod cases;
@@ -16,17 +16,17 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_testkit::{ControlPlane, eventually, isolated};
 use serde_json::{Value as Json, json};
 
-use self::cases::{Case, Doing, cases, namespaces, profiles};
+use self::cases::{Case, Operation, cases, namespaces, profiles};
 
 const SOON: Duration = Duration::from_mins(1);
 
-/// What the API server says: allowed or the status and message of its refusal.
-async fn ask(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>> {
+/// Sends a test case to the API server. Returns the status and message of a rejection, or nothing.
+async fn send(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>> {
     let (name, collection) = (name(case), format!("/api/v1/namespaces/{}/configmaps", case.namespace));
-    let (method, path, body) = match case.doing {
-        Doing::Create => (Method::POST, collection, case.object.to_string()),
-        Doing::Update => (Method::PUT, format!("{collection}/{name}"), case.object.to_string()),
-        Doing::Delete => (Method::DELETE, format!("{collection}/{name}"), String::new()),
+    let (method, path, body) = match case.operation {
+        Operation::Create => (Method::POST, collection, case.object.to_string()),
+        Operation::Update => (Method::PUT, format!("{collection}/{name}"), case.object.to_string()),
+        Operation::Delete => (Method::DELETE, format!("{collection}/{name}"), String::new()),
     };
     let request = Request::builder().method(method).uri(format!("{path}?dryRun=All"));
     let request = request.header("content-type", "application/json").body(body.into_bytes())?;
@@ -37,29 +37,29 @@ async fn ask(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>
     }
 }
 
-/// The same for many at once, over few connections: making one for each takes longer than all answers.
-async fn ask_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
-    futures::stream::iter(cases.iter().map(|case| ask(client, case))).buffered(16).try_collect().await
+/// Sends many test cases concurrently over few connections: opening one for each takes longer than all responses.
+async fn send_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
+    futures::stream::iter(cases.iter().map(|case| send(client, case))).buffered(16).try_collect().await
 }
 
 fn name(case: &Case) -> &str {
-    let object = if case.doing == Doing::Delete { &case.old } else { &case.object };
+    let object = if case.operation == Operation::Delete { &case.old } else { &case.object };
     object["metadata"]["name"].as_str().unwrap()
 }
 
-/// What the engine says of the same.
+/// Returns the engine's decision about a test case.
 fn decide(
     snapshot: &Snapshot,
     namespace: &str,
     resource: &str,
-    doing: Doing,
+    operation: Operation,
     object: &Json,
     old: &Json,
 ) -> Result<Option<(u16, String)>> {
-    let operation = match doing {
-        Doing::Create => "CREATE",
-        Doing::Update => "UPDATE",
-        Doing::Delete => "DELETE",
+    let operation = match operation {
+        Operation::Create => "CREATE",
+        Operation::Update => "UPDATE",
+        Operation::Delete => "DELETE",
     };
     let body = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -88,13 +88,13 @@ fn snapshot(profiles: Vec<(&'static str, Json)>) -> Snapshot {
     });
     namespaces().iter().fold(Snapshot::new(ProfileSet::new(compiled)), |snapshot, (name, labels, annotations)| {
         let mut labels = pairs(labels);
-        // As the API server labels every namespace.
+        // The API server adds this label to every namespace.
         labels.push(("kubernetes.io/metadata.name".to_owned(), (*name).to_owned()));
         snapshot.with_namespace(name, Some(Namespace::new(labels, pairs(annotations))))
     })
 }
 
-/// A cluster with the namespaces, the exported policies, and the objects that are updated and deleted.
+/// Starts a cluster with the namespaces, the exported policies, and the objects to update and delete.
 async fn start(cases: &[Case], profiles: Vec<(&'static str, Json)>) -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();
@@ -102,7 +102,7 @@ async fn start(cases: &[Case], profiles: Vec<(&'static str, Json)>) -> Result<Co
         objects.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels, "annotations": annotations}}));
     }
     let mut names = std::collections::BTreeSet::new();
-    for case in cases.iter().filter(|case| case.doing != Doing::Create && names.insert(name(case).to_owned())) {
+    for case in cases.iter().filter(|case| case.operation != Operation::Create && names.insert(name(case).to_owned())) {
         objects.push(case.old.clone());
     }
     plane.apply_yaml(&json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string()).await?;
@@ -128,34 +128,34 @@ fn exported_policies_decide_as_the_engine_does() {
         let (cases, snapshot) = (cases(), snapshot(profiles()));
         let plane = start(&cases, profiles()).await?;
         let client = plane.client();
-        // The API server reads policies anew now and then: the last one of them is at work when it refuses.
+        // The API server reloads policies periodically. A policy is active once it rejects an object.
         let mut awaited: Vec<&str> =
             vec!["plain", "old", "deleted", "strict", "computed", "asked", "forced", "elsewhere"];
-        eventually(SOON, "the policies are at work", async || {
+        eventually(SOON, "the policies are active", async || {
             let awaiting: Vec<_> = cases.iter().filter(|case| awaited.contains(&case.profile)).collect();
-            for (case, answer) in awaiting.iter().zip(ask_all(&client, &awaiting).await?) {
+            for (case, answer) in awaiting.iter().zip(send_all(&client, &awaiting).await?) {
                 awaited.retain(|name| answer.is_none() || *name != case.profile);
             }
-            ensure!(awaited.is_empty(), "{awaited:?} refuse nothing");
+            ensure!(awaited.is_empty(), "{awaited:?} reject nothing");
             Ok(())
         })
         .await?;
         let (mut refused, mut differences) = (0, Vec::new());
         let all: Vec<_> = cases.iter().collect();
-        for (case, theirs) in cases.iter().zip(ask_all(&client, &all).await?) {
-            let ours = decide(&snapshot, case.namespace, "configmaps", case.doing, &case.object, &case.old)?;
+        for (case, theirs) in cases.iter().zip(send_all(&client, &all).await?) {
+            let ours = decide(&snapshot, case.namespace, "configmaps", case.operation, &case.object, &case.old)?;
             refused += usize::from(theirs.is_some());
             if theirs.as_ref().map(|(code, _)| code) != ours.as_ref().map(|(code, _)| code) {
-                let (profile, doing, namespace) = (case.profile, case.doing, case.namespace);
+                let (profile, operation, namespace) = (case.profile, case.operation, case.namespace);
                 differences.push(format!(
-                    "{profile}: {doing:?} in {namespace} of {} (was {})\n  there {theirs:?}\n  here  {ours:?}",
+                    "{profile}: {operation:?} in {namespace} of {} (was {})\n  there {theirs:?}\n  here  {ours:?}",
                     case.object, case.old
                 ));
             }
         }
         ensure!(differences.is_empty(), "{} of {}:\n{}", differences.len(), cases.len(), differences.join("\n"));
         ensure!(cases.len() > 1_000 && refused > 200 && refused < cases.len() / 2, "{refused} of {}", cases.len());
-        println!("{} cases, {refused} refused", cases.len());
+        println!("{} cases, {refused} rejected", cases.len());
 
         for (containers, passes) in [
             (json!([{"name": "a", "image": "i"}]), true),
@@ -169,14 +169,14 @@ fn exported_policies_decide_as_the_engine_does() {
             let request =
                 Request::post(path).header("content-type", "application/json").body(pod.to_string().into_bytes())?;
             let theirs = plane.client().request_text(request).await;
-            let ours = decide(&snapshot, "team-a", "pods", Doing::Create, &pod, &Json::Null)?;
+            let ours = decide(&snapshot, "team-a", "pods", Operation::Create, &pod, &Json::Null)?;
             ensure!(theirs.is_ok() == passes && ours.is_none() == passes, "{pod}: {theirs:?}, {ours:?}");
         }
         Ok(())
     });
 }
 
-/// With other labels to opt in by, the first that a namespace has decides, as it does for the webhooks.
+/// With custom opt-in labels, the first label of a namespace decides, as for the webhooks.
 #[test]
 fn exported_policies_use_given_labels() {
     isolated(|| async {
@@ -210,13 +210,14 @@ fn exported_policies_use_given_labels() {
             .output()?;
         ensure!(exported.status.code() == Some(0), "{}", String::from_utf8_lossy(&exported.stderr));
         plane.apply_yaml(std::str::from_utf8(&exported.stdout)?).await?;
-        // The API server reads policies anew now and then, and namespaces from a cache.
-        eventually(SOON, "the policy holds where a namespace is opted in, and nowhere else", async || {
+        // The API server reloads policies periodically, and reads namespaces from a cache.
+        eventually(SOON, "the policy applies only to namespaces that opt in", async || {
             for (name, labels) in &namespaces {
                 let ours = Namespace::new(labels.iter().copied(), []).opting_in_by(&opt_in).level().is_some();
                 let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fresh"}});
-                let (namespace, doing) = (*name, Doing::Create);
-                let theirs = ask(&client, &Case { profile: "p", namespace, doing, object, old: Json::Null }).await?;
+                let (namespace, operation) = (*name, Operation::Create);
+                let theirs =
+                    send(&client, &Case { profile: "p", namespace, operation, object, old: Json::Null }).await?;
                 ensure!(theirs.is_some() == ours, "{name}: {theirs:?}");
             }
             Ok(())
@@ -225,7 +226,7 @@ fn exported_policies_use_given_labels() {
     });
 }
 
-/// Profiles that add labels and annotations.
+/// Returns profiles that add labels and annotations.
 fn additions() -> Vec<(&'static str, Json)> {
     let maps = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE"]});
     let template = json!({"metadata": {
@@ -244,7 +245,7 @@ fn additions() -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// The labels and annotations of an object, without the record.
+/// Returns the labels and annotations of an object, without the injection record.
 fn keys(object: &Json) -> Json {
     let mut annotations = object["metadata"]["annotations"].clone();
     if let Some(annotations) = annotations.as_object_mut() {
@@ -277,14 +278,14 @@ fn exported_mutations_add_what_the_engine_adds() {
                 }
             }
         }
-        let ask = async |namespace: &str, object: &Json| -> Result<Json> {
+        let send = async |namespace: &str, object: &Json| -> Result<Json> {
             let request = Request::post(format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All"));
             let request = request.header("content-type", "application/json").body(object.to_string().into_bytes())?;
             Ok(serde_json::from_str(&plane.client().request_text(request).await?)?)
         };
-        eventually(SOON, "both policies are at work", async || {
+        eventually(SOON, "both policies are active", async || {
             let object = json!({"metadata": {"name": "probe", "annotations": {"example.com/add": "1"}}});
-            let made = ask("team-a", &object).await?;
+            let made = send("team-a", &object).await?;
             let (labels, annotations) = (&made["metadata"]["labels"], &made["metadata"]["annotations"]);
             ensure!(labels["tier"] == "back" && annotations["asked"] == "yes", "not yet: {made}");
             Ok(())
@@ -297,10 +298,10 @@ fn exported_mutations_add_what_the_engine_adds() {
                 if let Some(patch) = inject(&snapshot, namespace, object)? {
                     json_patch::patch(&mut ours, &serde_json::from_slice::<json_patch::Patch>(&patch)?)?;
                 }
-                let theirs = ask(namespace, object).await?;
+                let theirs = send(namespace, object).await?;
                 ensure!(
                     keys(&theirs) == keys(&ours),
-                    "{object} in {namespace}\n there {}\n here  {}",
+                    "{object} in {namespace}\n API server {}\n engine     {}",
                     keys(&theirs),
                     keys(&ours)
                 );
@@ -312,7 +313,7 @@ fn exported_mutations_add_what_the_engine_adds() {
     });
 }
 
-/// The engine's patch of an object that is created.
+/// Returns the engine's patch for the creation of an object.
 fn inject(snapshot: &Snapshot, namespace: &str, object: &Json) -> Result<Option<Vec<u8>>> {
     let body = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",

@@ -1,5 +1,5 @@
-//! What the export takes for native gives on a real API server what it gives here: every example of the language's page
-//! that it would export.
+//! Functions that the export treats as native give the same results on a real API server. The test evaluates every
+//! exportable example in the language reference.
 
 use std::fmt::Write as _;
 
@@ -13,22 +13,23 @@ use crate::rig::SOON;
 
 const PAGE: &str = include_str!("../../../../docs/expressions.md");
 
-/// The names that the examples read. There, they are fields of an object that holds any JSON.
+/// The names that the examples read. On the API server they are fields of an object that holds any JSON.
 const NAMES: [&str; 3] = ["object", "container", "params"];
 
-/// Examples that the API server refuses to compile, because it knows types that an expression here need not have: whoever
-/// applies the policy is told.
+/// Examples that the API server does not compile, because its types are stricter. Applying such a policy returns an
+/// error.
 const TYPED: [&str; 2] =
     ["1 == 1.0 && 1 < 1.5 && [1, 2u] == [1.0, 2]", "optional.none().or(optional.ofNonZeroValue(0)).orValue('y')"];
 
-/// What goes through a map, whose members come in the order of the object here and in any order there.
+/// Prefix of an example that maps over an object's members. They keep the object's order here, and have any order on
+/// the API server.
 const UNORDERED: &str = "object.data.params.tags.map(";
 
 fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
     PAGE.split("\n```").skip(1).step_by(2).filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
 }
 
-/// An expression with its names moved into the data of the object.
+/// Replaces the names in an expression by fields of the object's data.
 fn moved(source: &str) -> String {
     let mut text = String::new();
     let mut rest = source;
@@ -50,7 +51,7 @@ fn moved(source: &str) -> String {
     text
 }
 
-/// The examples that would be exported, with what they give.
+/// Returns the exportable examples, with their results.
 fn examples() -> Vec<(String, Json)> {
     let scope = NAMES.into_iter().fold(Scope::new(), Scope::with);
     let mut examples = Vec::new();
@@ -77,7 +78,7 @@ fn native_functions_match_api_server_results() {
             .iter()
             .enumerate()
             .map(|(index, (source, expected))| {
-                // A quantity is text only once it stands in an object.
+                // A quantity becomes a string only in an object.
                 if let (true, Some(text)) = (source.starts_with("quantity("), expected.as_str()) {
                     return json!({"expression": format!("{source} == quantity('{text}')"), "message": source});
                 }
@@ -86,7 +87,7 @@ fn native_functions_match_api_server_results() {
                     let same = format!("size({list}) == size({other}) && {list}.all(x, x in {other})");
                     return json!({"expression": same, "message": format!("{index}: {source}")});
                 }
-                // An optional is what it holds.
+                // Compare an optional with its value.
                 let value = format!("dyn({source})");
                 let same = format!("{value} == object.data.expected[{index}]");
                 let held = format!("dyn(optional.of(object.data.expected[{index}])) == {value}");
@@ -112,12 +113,13 @@ fn native_functions_match_api_server_results() {
         };
         let mut data = world;
         data["expected"] = examples.iter().map(|(_, expected)| expected.clone()).collect();
-        // Both policies refuse once both are at work: one for what is not as expected, one for the canary.
+        // Each policy rejects an object once it is active: one by its `canary` field, the other by an unexpected
+        // result.
         for (field, value) in [("canary", json!(true)), ("expected", json!(vec!["none"; examples.len()]))] {
             let mut wrong = data.clone();
             wrong[field] = value;
-            eventually(SOON, "the policies are at work", async || {
-                ensure!(create(&wrong).await.is_err(), "{field} is let pass");
+            eventually(SOON, "the policies are active", async || {
+                ensure!(create(&wrong).await.is_err(), "{field} is not rejected");
                 Ok(())
             })
             .await?;

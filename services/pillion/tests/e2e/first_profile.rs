@@ -1,8 +1,8 @@
-//! The pages for the first day, followed by their letter: `docs/install.md` by an administrator, `docs/tutorial.md` and
-//! `docs/tenancy.md` by who has the role `edit` in a namespace and nothing else. Files and commands are taken out of the
-//! pages, so they cannot drift; nothing runs pods here, so what needs a kubelet is left out by name.
+//! Follows the pages for the first day literally: `docs/install.md` as an administrator, and `docs/tutorial.md` and
+//! `docs/tenancy.md` as a user who only has the role `edit` in a namespace. The test reads files and commands from
+//! the pages, so they cannot drift. No node runs pods here, so a list names the skipped commands.
 
-#![allow(clippy::print_stdout, reason = "how long the pages take is what they promise")]
+#![allow(clippy::print_stdout, reason = "the pages document their durations")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,29 +17,30 @@ use crate::chart::{run, values};
 use crate::direct::{Direct, review};
 use crate::rig::{SOON, bare_pod, names};
 
-/// How long one command may take, and what it is to print may be on its way.
-const PRINTED: Duration = Duration::from_mins(2);
-/// Those that make pods of a Deployment, and put the release's rights into Kubernetes' own roles.
+/// How long one command may take, including the delay until its expected output appears.
+const OUTPUT_LIMIT: Duration = Duration::from_mins(2);
+/// The controllers that create the pods of a Deployment, and that aggregate the release's permissions into
+/// Kubernetes' roles.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
-/// Commands that are for clusters with nodes, or that end with Ctrl-C: `tests/dev.rs` has those.
-const NOT_HERE: [&str; 3] =
+/// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` has those.
+const SKIPPED: [&str; 3] =
     ["kubectl logs ", "kubectl --namespace pillion-system rollout status ", "pillion dev -p shipper "];
-/// What stands in a page for what is different each time.
-const ANYTHING: char = '…';
+/// The placeholder of a page for output that differs each time.
+const PLACEHOLDER: char = '…';
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What one fenced block of a page is for.
+/// The purpose of a fenced block.
 enum Step {
-    /// A file, by its name.
+    /// A file: its name and content.
     File(String, String),
-    /// Commands, and what the last of them prints.
+    /// Commands, and the output of the last one.
     Commands(Vec<String>, Option<String>),
 }
 
-/// A page, and the folder in which it is followed.
+/// A page, and the folder in which the test follows it.
 struct Page {
     steps: Vec<(String, Step)>,
     folder: TempDir,
@@ -77,8 +78,8 @@ impl Page {
         Ok(Self { steps, folder })
     }
 
-    /// Follows the page as this user: all up to a heading or to commands that begin so, or to the end. How many commands
-    /// were run.
+    /// Follows the page as this user, up to a heading, up to commands that start so, or to the end. Returns the
+    /// number of commands.
     async fn follow(&mut self, until: Option<&str>, kubeconfig: &Path) -> Result<usize> {
         let ends = |(heading, step): &(String, Step)| {
             let begins = |until: &str| match step {
@@ -104,20 +105,18 @@ impl Page {
                 Ok(0)
             }
             Step::Commands(commands, printed) => {
-                let commands: Vec<_> = commands
-                    .iter()
-                    .filter(|command| !NOT_HERE.iter().any(|begin| command.starts_with(begin)))
-                    .collect();
+                let commands: Vec<_> =
+                    commands.iter().filter(|command| !SKIPPED.iter().any(|begin| command.starts_with(begin))).collect();
                 let Some((last, before)) = commands.split_last() else { return Ok(0) };
                 for command in before {
-                    self.succeeds(command, kubeconfig).await?;
+                    self.run_successfully(command, kubeconfig).await?;
                 }
                 match printed {
-                    None => self.succeeds(last, kubeconfig).await?,
+                    None => self.run_successfully(last, kubeconfig).await?,
                     Some(expected) => {
-                        eventually(PRINTED, &format!("{heading}: $ {last}"), async || {
-                            let said = self.run(last, kubeconfig).await?.text;
-                            ensure!(is_like(&said, &expected), "printed:\n{said}\ninstead of:\n{expected}");
+                        eventually(OUTPUT_LIMIT, &format!("{heading}: $ {last}"), async || {
+                            let output = self.run(last, kubeconfig).await?.text;
+                            ensure!(is_like(&output, &expected), "printed:\n{output}\ninstead of:\n{expected}");
                             Ok(())
                         })
                         .await?;
@@ -128,15 +127,15 @@ impl Page {
         }
     }
 
-    /// Runs a command that has to succeed. What only looks may look again: what it sees may be on its way.
-    async fn succeeds(&self, command: &str, kubeconfig: &Path) -> Result<()> {
+    /// Runs a command that has to succeed. Retries commands that only read, since a change may not be visible yet.
+    async fn run_successfully(&self, command: &str, kubeconfig: &Path) -> Result<()> {
         if !command.starts_with("pillion ") {
             return self.run(command, kubeconfig).await?.succeeded(command);
         }
-        eventually(PRINTED, command, async || self.run(command, kubeconfig).await?.succeeded(command)).await
+        eventually(OUTPUT_LIMIT, command, async || self.run(command, kubeconfig).await?.succeeded(command)).await
     }
 
-    async fn run(&self, command: &str, kubeconfig: &Path) -> Result<Said> {
+    async fn run(&self, command: &str, kubeconfig: &Path) -> Result<CommandOutput> {
         let mut folders = vec![Path::new(env!("CARGO_BIN_EXE_pillion")).to_owned()];
         for tool in ["kubectl", "helm"] {
             folders.push(tools::program(tool)?);
@@ -148,36 +147,36 @@ impl Page {
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             shell.env(variable, self.folder.path().join("helm"));
         }
-        let said = tokio::time::timeout(PRINTED, shell.kill_on_drop(true).output()).await;
-        let said = said.with_context(|| format!("{command} did not end"))??;
-        let text = [said.stdout, said.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        Ok(Said { succeeded: said.status.success(), text })
+        let output = tokio::time::timeout(OUTPUT_LIMIT, shell.kill_on_drop(true).output()).await;
+        let output = output.with_context(|| format!("{command} did not end"))??;
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        Ok(CommandOutput { succeeded: output.status.success(), text })
     }
 }
 
-/// What a command came to.
-struct Said {
+/// The result of a command.
+struct CommandOutput {
     succeeded: bool,
     text: String,
 }
 
-impl Said {
+impl CommandOutput {
     fn succeeded(&self, command: &str) -> Result<()> {
         ensure!(self.succeeded, "$ {command}\n{}", self.text);
         Ok(())
     }
 }
 
-/// Whether a text is what a page says, but for widths of columns and for what is different each time.
-fn is_like(said: &str, expected: &str) -> bool {
+/// Returns whether an output matches the page, except for column widths and placeholders.
+fn is_like(output: &str, expected: &str) -> bool {
     let words = |text: &str| text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    let (said, expected): (Vec<String>, Vec<String>) = (words(said.trim_end()), words(expected.trim_end()));
-    said.len() == expected.len() && said.iter().zip(&expected).all(|(said, expected)| is_line(said, expected))
+    let (output, expected): (Vec<String>, Vec<String>) = (words(output.trim_end()), words(expected.trim_end()));
+    output.len() == expected.len() && output.iter().zip(&expected).all(|(output, expected)| is_line(output, expected))
 }
 
-fn is_line(said: &str, expected: &str) -> bool {
-    let mut parts = expected.split(ANYTHING);
-    let Some(mut rest) = said.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+fn is_line(output: &str, expected: &str) -> bool {
+    let mut parts = expected.split(PLACEHOLDER);
+    let Some(mut rest) = output.strip_prefix(parts.next().unwrap_or_default()) else { return false };
     let parts: Vec<_> = parts.collect();
     let Some((last, between)) = parts.split_last() else { return rest.is_empty() };
     for part in between {
@@ -189,7 +188,7 @@ fn is_line(said: &str, expected: &str) -> bool {
 
 #[test]
 fn lines_match_except_for_variable_parts() {
-    for (said, expected, like) in [
+    for (output, expected, like) in [
         ("a b", "a b", true),
         ("a b c", "a b", false),
         ("web-5d9-x 1 7s", "web-… 1 …", true),
@@ -198,7 +197,7 @@ fn lines_match_except_for_variable_parts() {
         ("a   b\nc", "a b\nc", true),
         ("a\nb", "a", false),
     ] {
-        assert_eq!(is_like(said, expected), like, "{said:?} {expected:?}");
+        assert_eq!(is_like(output, expected), like, "{output:?} {expected:?}");
     }
 }
 
@@ -212,7 +211,7 @@ fn first_day_pages_work_as_written() {
         let mut install = Page::read("install.md")?;
         for (_, step) in &mut install.steps {
             if let Step::Commands(commands, _) = step {
-                // Nobody waits here as long as people do.
+                // The test uses shorter waiting times than people need.
                 let quick = |command: &mut String| command.push_str(" --values quick.yaml");
                 commands.iter_mut().filter(|command| command.starts_with("helm install ")).for_each(quick);
             }
@@ -223,7 +222,7 @@ fn first_day_pages_work_as_written() {
         ensure!(install.follow(Some("4. Look at it"), &administrator).await? == 1, "one command installs it");
         let (rig, processes) = run(control_plane).await?;
         let before = install.follow(Some("kubectl apply "), &administrator).await?;
-        rig.is_called("trial").await?;
+        rig.wait_until_called("trial").await?;
         let commands = before + install.follow(Some("6. Dashboards and alerts"), &administrator).await?;
         ensure!(commands > 6, "{commands} commands");
 
@@ -232,20 +231,20 @@ fn first_day_pages_work_as_written() {
         tutorial.follow(Some("9. In a cluster"), &administrator).await?;
         tutorial.step(&administrator).await?;
         let tenant = rig.control_plane.kubeconfig_as("tenant", &[])?;
-        // The API server learns of rights in less time than a person takes for the next line, too.
+        // The API server learns of permissions before a person would type the next command.
         eventually(SOON, "the tenant may store profiles", async || {
             let ask = ["auth", "can-i", "create", "injectionprofiles.pillion.dev", "-n", "shop", "--as", "tenant"];
             rig.control_plane.kubectl_ok(&ask).await.map(drop)
         })
         .await?;
         let before = tutorial.follow(Some("kubectl patch "), &tenant).await?;
-        // Replicas fetch what was published, in less time than a person takes for the next line.
+        // Replicas fetch published revisions before a person would type the next command.
         eventually(SOON, "the profile is served", async || {
             let mut pod = bare_pod("probe");
             pod["metadata"]["annotations"] = json!({"shop.example.com/ship-logs": "yes"});
             let names = names(&rig.dry_run("shop", &pod).await?);
             ensure!(names == ["app", "shipper"], "{names:?}");
-            // Each of them: the pod of the next line is made once, and any may be asked about it.
+            // Check each replica: the next command creates its pod once, and the API server may call any of them.
             for replica in &rig.replicas {
                 let answer = Direct::to(replica)?.answer("/mutate/enabled", &review("u", "shop", &pod)).await?;
                 ensure!(answer.contains("\"patch\""), "{}: {answer}", replica.address());

@@ -1,4 +1,4 @@
-//! Pods that come within milliseconds of their namespace, or while it is being deleted.
+//! Pods that are created milliseconds after their namespace, or while it is being deleted.
 
 use std::time::Instant;
 
@@ -8,8 +8,9 @@ use pillion_testkit::{Replica, eventually, isolated};
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// Look-ups that were in vain so far: there was no answer in a quarter of a second, or there had been ten in this one already.
-async fn in_vain(replica: &Replica) -> Result<f64> {
+/// Returns the number of failed lookups: those without a response in 250 ms, and those above the limit of ten in that
+/// time.
+async fn failed_lookups(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {
         count += metric(replica, &format!("pillion_live_lookups_total{{result=\"{result}\"}}")).await?;
@@ -21,36 +22,37 @@ async fn in_vain(replica: &Replica) -> Result<f64> {
 fn namespace_is_known_until_deleted() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
-        // As the API server does it: it looks itself, and names the level by the path.
+        // The API server looks the namespace up itself, and puts the failure mode into the path.
         for number in 0..20 {
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("enabled")).await?;
             let pod = rig.dry_run(&name, &bare_pod("first")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "{name}: {pod}");
         }
-        // Without a level in the path it is for the replica to find out. Whether the watch or a look-up was first, is luck.
+        // Without a failure mode in the path, the replica reads the namespace. Either the watch or a lookup may
+        // deliver it first.
         let direct = Direct::to(&rig.replicas[0])?;
         let injects = async |direct: &Direct, name: &str| -> Result<bool> {
             let answer = direct.answer("/mutate", &review("u", name, &bare_pod("first"))).await?;
             Ok(answer.contains("\"patch\""))
         };
-        // A look-up that was in vain is luck, too: then another namespace shows it.
+        // A lookup may fail by chance. Then the test tries another namespace.
         let (began, mut tried, mut known) = (Instant::now(), 0, 0);
         while known < 20 {
             ensure!(began.elapsed() < SOON, "{known} of {tried} were known");
-            let (name, before) = (format!("unseen-{tried}"), in_vain(&rig.replicas[0]).await?);
+            let (name, before) = (format!("unseen-{tried}"), failed_lookups(&rig.replicas[0]).await?);
             rig.namespace(&name, Some("enabled")).await?;
             if injects(&direct, &name).await? {
                 known += 1;
             } else {
-                ensure!(in_vain(&rig.replicas[0]).await? > before, "{name}");
+                ensure!(failed_lookups(&rig.replicas[0]).await? > before, "{name}");
             }
             tried += 1;
         }
-        let is_injected = eventually(SOON, "it was asked for", async || {
+        let is_injected = eventually(SOON, "it was looked up", async || {
             let is_injected = injects(&direct, "nowhere").await?;
             let missing = metric(&rig.replicas[0], "pillion_live_lookups_total{result=\"missing\"}").await?;
-            ensure!(is_injected || missing >= 1.0, "it was not asked for");
+            ensure!(is_injected || missing >= 1.0, "it was not looked up");
             Ok(is_injected)
         })
         .await?;
@@ -59,7 +61,7 @@ fn namespace_is_known_until_deleted() {
         rig.namespace("labelled-later", None).await?;
         ensure!(!injects(&direct, "labelled-later").await?);
         rig.label_namespace("labelled-later", "pillion.dev/injection", "enabled").await?;
-        let known = eventually(SOON, "the label is seen", async || {
+        let known = eventually(SOON, "the label is observed", async || {
             ensure!(injects(&direct, "labelled-later").await?, "not yet");
             let pod = rig.dry_run("labelled-later", &bare_pod("first")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "{pod}");
@@ -67,11 +69,11 @@ fn namespace_is_known_until_deleted() {
         });
         known.await?;
 
-        // Nobody runs controllers here, so it stays as it is: going.
+        // No namespace controller runs, so the namespace stays in phase `Terminating`.
         rig.control_plane.kubectl_ok(&["delete", "namespace", "fresh-0", "--wait=false"]).await?;
         let phase = ["get", "namespace", "fresh-0", "-o", "jsonpath={.status.phase}"];
         ensure!(rig.control_plane.kubectl_ok(&phase).await? == "Terminating");
-        ensure!(injects(&direct, "fresh-0").await?, "one that is being deleted is still known");
+        ensure!(injects(&direct, "fresh-0").await?, "a terminating namespace is still known");
         rig.replicas[0].process().terminate()?;
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! The guardrails that the chart puts into the API server, each as somebody meets it whom it is for: a tenant with the role
-//! `admin` who writes a secret into a profile, and whoever creates pods where nobody decides about them.
+//! The chart's guardrails in the API server, as their users meet them: a tenant with the role `admin` who writes a
+//! secret into a profile, and a pod author while no replica decides about pods.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ use serde_json::{Value as Json, json};
 use crate::chart::{helm_ok, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
 
-/// Those that aggregate roles, as `admin` needs it, and check the types of policies.
+/// The controllers that aggregate roles, for `admin`, and that check the types of policies.
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
 
-/// What a text is refused with that holds a secret, before what was found.
-const SECRET: &str = "what a profile says can be read by whoever may read profiles, and";
-/// What is to be done about it.
-const HELP: &str = "that with valueFrom.secretKeyRef";
+/// The start of the message that rejects a profile with a secret. The matching text follows.
+const REJECTION: &str = "what a profile says can be read by whoever may read profiles, and";
+/// The end of the message: the remedy.
+const REMEDY: &str = "that with valueFrom.secretKeyRef";
 
 pub(crate) fn dry_run() -> PostParams {
     PostParams { dry_run: true, ..PostParams::default() }
@@ -40,7 +40,7 @@ fn profile(spec: &Json) -> Result<DynamicObject> {
     }))?)
 }
 
-/// A template that adds a container with this environment.
+/// Returns a template that adds a container with this environment.
 fn with_env(env: &Json) -> Json {
     json!({"template": {"spec": {"containers": [{"name": "side", "image": "side:1", "env": env}]}}})
 }
@@ -49,12 +49,12 @@ fn with_value(name: &str, value: &str) -> Json {
     with_env(&json!([{"name": name, "value": value}]))
 }
 
-/// A text with a template that has nothing to do with what is tried.
-fn beside(field: &str, value: &Json) -> Json {
+/// Returns a spec with this field, and a template that the guardrail ignores.
+fn with_harmless_template(field: &str, value: &Json) -> Json {
     json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
 }
 
-/// Names of variables whose value is a secret, whatever it is.
+/// Names of variables whose every value counts as a secret.
 const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_PASS",
     "SMTP_PASS",
@@ -72,7 +72,8 @@ const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_CREDENTIALS",
 ];
 
-/// What holds a secret, each with what has to be named. Tokens are put together here, so that none stands in this file.
+/// Returns specs with a secret, each with the text that the message must name. Tokens are assembled here, so that
+/// this file contains none.
 fn secrets() -> Vec<(Json, &'static str)> {
     let github = format!("ghp_{}", "a1".repeat(18));
     let jwt = format!("eyJ{}.eyJ{}.sig", "hbGciOiJIUzI1NiJ9", "zdWIiOiJhbm9uIn0");
@@ -92,15 +93,18 @@ fn secrets() -> Vec<(Json, &'static str)> {
         (with_value("HARMLESS", &github), "the environment variable HARMLESS"),
         (with_value("HARMLESS", &jwt), "the environment variable HARMLESS"),
         (
-            beside("parameters", &json!([{"name": "password", "type": "string", "default": "hunter22"}])),
+            with_harmless_template(
+                "parameters",
+                &json!([{"name": "password", "type": "string", "default": "hunter22"}]),
+            ),
             "the default of the parameter password",
         ),
         (
-            beside("parameters", &json!([{"name": "harmless", "type": "string", "default": pem}])),
+            with_harmless_template("parameters", &json!([{"name": "harmless", "type": "string", "default": pem}])),
             "the default of the parameter harmless",
         ),
         (
-            beside("variables", &json!([{"name": "harmless", "expression": format!("'{github}'")}])),
+            with_harmless_template("variables", &json!([{"name": "harmless", "expression": format!("'{github}'")}])),
             "the variable harmless",
         ),
         (
@@ -124,7 +128,7 @@ fn secrets() -> Vec<(Json, &'static str)> {
     all
 }
 
-/// What looks like one at first, or cannot be looked at, and may be stored.
+/// Returns specs that may be stored: their text resembles a secret, or cannot be checked.
 fn no_secrets() -> Vec<Json> {
     let referred = json!([{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]);
     let mut all = vec![
@@ -132,7 +136,7 @@ fn no_secrets() -> Vec<Json> {
         with_env(&json!("${[]}")),
         json!({"template": {"metadata": "${object.metadata}", "spec": {"containers": {"$value": "${[]}"}}}}),
         json!({"template": {"metadata": {"annotations": {"url": "https://example.com/a?b=c@d"}}}}),
-        beside(
+        with_harmless_template(
             "parameters",
             &json!([
                 {"name": "secretName", "type": "string", "default": "db"},
@@ -181,7 +185,7 @@ fn no_secrets() -> Vec<Json> {
     all
 }
 
-/// The texts that cost the API server most: as much as a profile may hold, in few strings and in many.
+/// Returns the specs that cost the API server most: profiles of the maximum size, with few strings and with many.
 fn largest() -> Vec<Json> {
     let env: Vec<_> =
         (0..30).map(|n| json!({"name": format!("A_TOKEN_{n}"), "value": format!("/{}", "v".repeat(120))})).collect();
@@ -197,7 +201,7 @@ fn largest() -> Vec<Json> {
     ]
 }
 
-/// Waits until the types of the policies of a release are checked, and says what is wrong with them.
+/// Waits until Kubernetes has checked the types of a release's policies. Returns the warnings.
 async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     eventually(PATIENCE, "types are checked", async || {
@@ -205,7 +209,7 @@ async fn type_warnings(client: &Client) -> Result<Vec<String>> {
         for policy in policies.list(&ListParams::default()).await?.items {
             let (name, seen) = (policy.metadata.name.context("a name")?, policy.metadata.generation);
             let status = policy.status.with_context(|| format!("{name} has no status"))?;
-            ensure!(status.observed_generation == seen, "{name} was not looked at");
+            ensure!(status.observed_generation == seen, "{name} is not checked yet");
             let found = status.type_checking.with_context(|| format!("{name} is not checked"))?;
             let found = found.expression_warnings.unwrap_or_default().into_iter();
             warnings.extend(found.map(|warning| format!("{name} {}: {}", warning.field_ref, warning.warning)));
@@ -215,7 +219,7 @@ async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     .await
 }
 
-/// A policy that asks for a field that there is not, to see that somebody would say so.
+/// A policy that uses a missing field, to show that the type check reports errors.
 const WRONG: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -228,7 +232,7 @@ spec:
 
 #[test]
 #[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
-fn a_tenant_stores_profiles_and_no_secrets() {
+fn tenant_stores_profiles_without_secrets() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;
@@ -250,7 +254,7 @@ fn a_tenant_stores_profiles_and_no_secrets() {
 
         let tenant = profiles(client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?);
         let secrets = secrets();
-        eventually(SOON, "the policy is at work, and the role", async || {
+        eventually(SOON, "the policy and the role are active", async || {
             let (spec, found) = &secrets[0];
             let error = tenant.create(&dry_run(), &profile(spec)?).await.err().context("it was stored")?.to_string();
             ensure!(error.contains(found), "{error}");
@@ -260,7 +264,7 @@ fn a_tenant_stores_profiles_and_no_secrets() {
         for (spec, found) in &secrets {
             let stored = tenant.create(&dry_run(), &profile(spec)?).await;
             let error = stored.err().with_context(|| format!("it was stored: {spec}"))?.to_string();
-            ensure!(error.contains(SECRET) && error.contains(found) && error.contains(HELP), "{spec}: {error}");
+            ensure!(error.contains(REJECTION) && error.contains(found) && error.contains(REMEDY), "{spec}: {error}");
         }
         let (allowed, largest) = (no_secrets(), largest());
         for spec in allowed.iter().chain(&largest) {
@@ -268,21 +272,22 @@ fn a_tenant_stores_profiles_and_no_secrets() {
             ensure!(stored.is_ok(), "{}: {stored:?}", spec.to_string().chars().take(300).collect::<String>());
         }
 
-        // One that is stored cannot become one that holds a secret, and what others write into its metadata is no matter.
+        // An update may not add a secret to a stored profile. Other writers may change its metadata.
         let mut stored = tenant.create(&PostParams::default(), &profile(&with_value("A", "b"))?).await?;
         stored.data["spec"] = secrets[0].0.clone();
         let error =
             tenant.replace("own", &PostParams::default(), &stored).await.err().context("it was changed")?.to_string();
-        ensure!(error.contains(SECRET), "{error}");
+        ensure!(error.contains(REJECTION), "{error}");
 
-        // What is shipped is looked at as if a tenant wrote it: whatever else is wrong with it then, this is not.
+        // Check the shipped profiles as if a tenant wrote them. The API server may reject them for another reason,
+        // but not for a secret.
         let mut shipped = 0;
         for folder in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles"))? {
             let Ok(text) = std::fs::read_to_string(folder?.path().join("profile.yaml")) else { continue };
             for document in serde_saphyr::from_multiple::<Json>(&text)? {
                 shipped += 1;
                 let answer = tenant.create(&dry_run(), &profile(&document["spec"])?).await;
-                let is_refused = answer.as_ref().err().is_some_and(|error| error.to_string().contains(SECRET));
+                let is_refused = answer.as_ref().err().is_some_and(|error| error.to_string().contains(REJECTION));
                 ensure!(!is_refused, "{}: {answer:?}", document["metadata"]["name"]);
             }
         }
@@ -296,12 +301,12 @@ fn a_tenant_stores_profiles_and_no_secrets() {
     });
 }
 
-/// Why a test has API servers of its own. docs/guardrails.md has the details.
-pub(crate) const AS_NEW: &str = "an API server that had policies with parameters reads no new parameters";
+/// Why a test needs its own API servers. docs/guardrails.md has the details.
+pub(crate) const NEEDS_NEW_API_SERVER: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
 
-/// A pod that asks for nothing.
+/// Returns a pod without annotations.
 pub(crate) fn plain() -> Json {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"},
         "spec": {"containers": [{"name": "app", "image": "app:1"}]}})
@@ -318,9 +323,9 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
     Ok(created.err().with_context(|| format!("a pod was created in {namespace}"))?.to_string())
 }
 
-/// Waits until pods that nobody decided about are refused, and says how.
-async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
-    eventually(SOON, "pods are refused", async || {
+/// Waits until the API server rejects pods without a decision. Returns the message.
+async fn wait_for_rejection(rig: &Rig, namespace: &str) -> Result<String> {
+    eventually(SOON, "pods are rejected", async || {
         let error = refusal(rig, namespace, &plain()).await?;
         ensure!(error.contains("nobody decided about this one"), "{error}");
         Ok(error)
@@ -331,21 +336,21 @@ async fn refused(rig: &Rig, namespace: &str) -> Result<String> {
 async fn created(rig: &Rig, namespace: &str, why: &str) -> Result<()> {
     eventually(SOON, why, async || {
         let pod = rig.dry_run(namespace, &plain()).await?;
-        ensure!(pod["metadata"]["annotations"].get(RECORD).is_none(), "somebody decided: {pod}");
+        ensure!(pod["metadata"]["annotations"].get(RECORD).is_none(), "a webhook decided: {pod}");
         Ok(())
     })
     .await
 }
 
-/// Writes a word into the ConfigMap of the kill switch, or takes it out.
-async fn say(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
+/// Writes a value into the ConfigMap of the kill switch, or removes it.
+async fn set_switch(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
     let patch = json!({"data": {key: word}}).to_string();
     let arguments = ["-n", NAMESPACE, "patch", "configmap", "pillion", "--type=merge", "-p", &patch];
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Runs what a refusal says is to be run.
-async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
+/// Runs the command that the message suggests.
+async fn run_suggested_command(rig: &Rig, error: &str) -> Result<()> {
     let (_, command) = error.split_once("for now: kubectl ").context("a command")?;
     let (before, patch) = command.split_once(" -p '").context("a patch")?;
     let (patch, _) = patch.split_once('\'').context("the end of the patch")?;
@@ -353,8 +358,8 @@ async fn run_the_help(rig: &Rig, error: &str) -> Result<()> {
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Nobody else is refused, and no node its mirrors.
-async fn others_are_left_alone(rig: &Rig) -> Result<()> {
+/// Checks that the policy rejects no pods of other namespaces, and no mirror pods.
+async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     for namespace in [NAMESPACE, "left-alone", "kube-public", "both", "team-b", "nobodys"] {
         created(rig, namespace, namespace).await?;
     }
@@ -366,42 +371,42 @@ async fn others_are_left_alone(rig: &Rig) -> Result<()> {
     mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
     mirror["spec"]["nodeName"] = json!("n1");
     let mirrors: Api<Pod> = Api::namespaced(node, "team-a");
-    eventually(SOON, "a mirror pod", async || {
+    eventually(SOON, "a mirror pod is permitted", async || {
         Ok(mirrors.create(&dry_run(), &serde_json::from_value(mirror.clone())?).await.map(drop)?)
     })
     .await?;
     let claimed = refusal(rig, "team-a", &mirror).await?;
-    ensure!(claimed.contains("nobody decided"), "only a node has mirrors: {claimed}");
+    ensure!(claimed.contains("nobody decided"), "only a node may create mirror pods: {claimed}");
     Ok(())
 }
 
-/// The ways out: the one that the refusal says, and each of break-glass.
-async fn each_way_out_is_one(rig: &Rig, error: &str) -> Result<()> {
-    run_the_help(rig, error).await?;
+/// Checks each remedy: the one in the message, and those in `docs/break-glass.md`.
+async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
+    run_suggested_command(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;
-    say(rig, "records", Some("enforced")).await?;
-    refused(rig, "team-a").await?;
-    say(rig, "webhooks", Some("Disarmed ")).await?;
+    set_switch(rig, "records", Some("enforced")).await?;
+    wait_for_rejection(rig, "team-a").await?;
+    set_switch(rig, "webhooks", Some("Disarmed ")).await?;
     created(rig, "team-a", "disarmed").await?;
-    say(rig, "webhooks", Some("armed")).await?;
-    refused(rig, "team-a").await?;
-    say(rig, "injection", Some("of")).await?;
+    set_switch(rig, "webhooks", Some("armed")).await?;
+    wait_for_rejection(rig, "team-a").await?;
+    set_switch(rig, "injection", Some("of")).await?;
     created(rig, "team-a", "a word that leaves replicas as they were, perhaps switched off").await?;
-    say(rig, "injection", None).await?;
-    refused(rig, "team-a").await?;
+    set_switch(rig, "injection", None).await?;
+    wait_for_rejection(rig, "team-a").await?;
     rig.label_namespace("team-a", "pillion.dev/injection", "disabled").await?;
     created(rig, "team-a", "the label").await?;
     rig.label_namespace("team-a", "pillion.dev/injection", "required").await?;
-    refused(rig, "team-a").await?;
+    wait_for_rejection(rig, "team-a").await?;
     rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "delete", "configmap", "pillion"]).await?;
     created(rig, "team-a", "the ConfigMap is gone, as with the release's namespace").await?;
     Ok(())
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn required_namespace_rejects_undecided_pods() {
-    Isolation::new().own_network(AS_NEW).run(|| async {
+    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "required")]).await?;
         let required = [("pillion.dev/injection", "required")];
@@ -425,7 +430,7 @@ fn required_namespace_rejects_undecided_pods() {
         values["excludedNamespaces"] = json!(["left-alone"]);
         helm_ok(&control_plane, &["install", "pillion"], Some(&values)).await?;
 
-        // Nobody is called yet, and nobody is refused: pods are created while a release begins.
+        // While a release starts, the API server calls no webhook and rejects no pod.
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         let mut early = 0;
         for _ in 0..20 {
@@ -442,11 +447,11 @@ fn required_namespace_rejects_undecided_pods() {
             Ok(())
         })
         .await?;
-        ensure!(refusals == 0, "{refusals} of {early} pods were refused while it began");
-        rig.is_called("mesh").await?;
-        rig.all_serve(1).await?;
+        ensure!(refusals == 0, "{refusals} of {early} pods were rejected while the release started");
+        rig.wait_until_called("mesh").await?;
+        rig.wait_until_served(1).await?;
 
-        // Whatever is decided, it is noted down, and the pod is created.
+        // The webhook records every decision, so the policy accepts the pod.
         for namespace in ["team-a", "mesh"] {
             let mut pod = plain();
             pod["metadata"]["name"] = json!("decided");
@@ -456,12 +461,12 @@ fn required_namespace_rejects_undecided_pods() {
         let injected = rig.create("team-a", &bare_pod("injected")).await?;
         ensure!(injected["metadata"]["annotations"][RECORD].as_str().is_some_and(|record| record.contains("nginx")));
         created(&rig, "both", "what Pillion's own label says comes first").await?;
-        eventually(PATIENCE, "the ConfigMap is there", async || {
+        eventually(PATIENCE, "the ConfigMap exists", async || {
             rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "get", "configmap", "pillion"]).await.map(drop)
         })
         .await?;
         let by_the_author = "here the author of the pod wrote it: take it out of the manifest";
-        eventually(SOON, "a forged record is refused", async || {
+        eventually(SOON, "a forged record is rejected", async || {
             let error = refusal(&rig, "team-a", &forged()).await?;
             ensure!(error.contains(by_the_author), "{error}");
             Ok(())
@@ -469,13 +474,13 @@ fn required_namespace_rejects_undecided_pods() {
         .await?;
         rig.dry_run("team-b", &forged()).await?;
 
-        // The kill switch: replicas leave pods as they are, and so does the policy.
-        say(&rig, "injection", Some("disabled")).await?;
+        // With the kill switch off, replicas do not change pods, and the policy accepts them.
+        set_switch(&rig, "injection", Some("disabled")).await?;
         created(&rig, "team-a", "the kill switch").await?;
-        say(&rig, "injection", Some("enabled")).await?;
-        rig.is_called("team-a").await?;
+        set_switch(&rig, "injection", Some("enabled")).await?;
+        rig.wait_until_called("team-a").await?;
 
-        // Everybody dies. First the configuration lets pods pass, then it is gone.
+        // All processes stop. First the configuration still exists and lets pods pass, then it is deleted.
         for process in controllers.iter_mut().chain(&mut rig.replicas) {
             process.kill()?;
         }
@@ -485,15 +490,15 @@ fn required_namespace_rejects_undecided_pods() {
         let ignoring = ignoring.context(command)?.replace(r#""failurePolicy": "Fail""#, r#""failurePolicy": "Ignore""#);
         let replaced = rig.control_plane.kubectl_with_input(&["replace", "-f", "-"], &ignoring).await?;
         ensure!(replaced.status.success(), "{}", String::from_utf8_lossy(&replaced.stderr));
-        refused(&rig, "team-a").await?;
+        wait_for_rejection(&rig, "team-a").await?;
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(rig.control_plane.client());
         configurations.delete("pillion", &DeleteParams::default()).await?;
-        let error = refused(&rig, "team-a").await?;
-        refused(&rig, "mesh").await?;
+        let error = wait_for_rejection(&rig, "team-a").await?;
+        wait_for_rejection(&rig, "mesh").await?;
         ensure!(refusal(&rig, "team-a", &forged()).await?.contains(by_the_author));
 
-        others_are_left_alone(&rig).await?;
-        each_way_out_is_one(&rig, &error).await?;
+        expect_others_accepted(&rig).await?;
+        check_each_remedy(&rig, &error).await?;
         println!("guardrails: {early} pods while the release began, none refused; six ways not to be refused");
         Ok(())
     });

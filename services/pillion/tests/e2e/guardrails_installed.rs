@@ -1,5 +1,5 @@
-//! The policies that keep records and revisions from being forged, as helm puts them into a cluster: for each label that opts
-//! in, and over a release that had none.
+//! The policies that protect records and revisions from forgery, as helm installs them: for each opt-in label, and as
+//! an upgrade of a release without them.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
 use serde_json::{Value as Json, json};
 
 use crate::chart::helm_ok;
-use crate::guardrails::{AS_NEW, dry_run, plain};
+use crate::guardrails::{NEEDS_NEW_API_SERVER, dry_run, plain};
 use crate::rig::SOON;
 
-/// A cluster with the chart and these values.
+/// Starts a cluster with the chart and these values.
 async fn installed(values: &Json) -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
     control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -26,7 +26,7 @@ async fn installed(values: &Json) -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// The names of the policies' bindings and by which labels they are for a namespace, for labels of several kinds.
+/// For opt-in labels of several kinds, each policy has a binding per label, with the matching namespace selector.
 #[test]
 fn required_labels_have_policy_bindings() {
     isolated(|| async {
@@ -61,7 +61,7 @@ fn required_labels_have_policy_bindings() {
     });
 }
 
-/// What a tenant has whose role allows everything in a namespace.
+/// A role that permits everything in a namespace.
 const EVERYTHING: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -80,7 +80,7 @@ metadata: {name: own, namespace: team-a}
 spec: {template: {metadata: {labels: {a: b}}}}
 ";
 
-/// Writes, without storing it, a revision of a profile and the status that publishes it.
+/// Tries to write a revision of a profile, and the status that publishes it, as dry runs.
 async fn writes(client: &Client, revision: &ProfileRevision) -> [kube::Result<()>; 2] {
     let revisions: Api<ProfileRevision> = Api::namespaced(client.clone(), "team-a");
     let profiles: Api<InjectionProfile> = Api::namespaced(client.clone(), "team-a");
@@ -104,7 +104,7 @@ fn only_the_controller_writes_revisions_and_status() {
             "spec": {"profile": "own", "revision": "0123456789", "bounds": "Parent", "ancestors": ["guard"], "text": "{}"},
         }))?;
         let tenant = client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?;
-        eventually(SOON, "the policy is at work", async || {
+        eventually(SOON, "the policy is active", async || {
             for written in writes(&tenant, &forged).await {
                 let error = written.err().context("the tenant wrote it")?.to_string();
                 ensure!(error.contains("only the controller of Pillion writes"), "{error}");
@@ -117,7 +117,7 @@ fn only_the_controller_writes_revisions_and_status() {
         for written in writes(&controller, &forged).await {
             written.context("the controller")?;
         }
-        // What other controllers write into a revision's metadata is no matter, and its labels are.
+        // Other controllers may change a revision's metadata, except for its labels.
         let stored: Api<ProfileRevision> = Api::namespaced(control_plane.client(), "team-a");
         stored.create(&PostParams::default(), &forged).await?;
         let revisions: Api<ProfileRevision> = Api::namespaced(tenant, "team-a");
@@ -130,11 +130,11 @@ fn only_the_controller_writes_revisions_and_status() {
     });
 }
 
-/// The record of a container that its author wrote.
+/// The forged record of a container that the pod author wrote.
 const FORGED: &str =
     r#"{"version":1,"profiles":[{"profile":"sidecar","revision":"0123456789","added":["/spec/containers/app"]}]}"#;
 
-/// Whether any owner of a field is noted down, and whether the record has one.
+/// Returns whether managedFields has any field owners, and whether the record has one.
 fn owners(pod: &Pod) -> (bool, bool) {
     let entries = pod.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
     let is_record = |fields: &FieldsV1| fields.0.pointer("/f:metadata/f:annotations/f:pillion.dev~1injected").is_some();
@@ -143,7 +143,7 @@ fn owners(pod: &Pod) -> (bool, bool) {
 
 #[test]
 fn stored_records_cannot_be_forged() {
-    Isolation::new().own_network(AS_NEW).run(|| async {
+    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
         control_plane.create_namespace("team-a", &[]).await?;
@@ -151,7 +151,8 @@ fn stored_records_cannot_be_forged() {
         let pod: Pod = serde_json::from_value(plain())?;
         pods.create(&PostParams::default(), &pod).await?;
         let record = |text: &str| Patch::Merge(json!({"metadata": {"annotations": {"pillion.dev/injected": text}}}));
-        // A client that updates an object writes its managedFields too: a record that the author wrote has no owner any more.
+        // A client that updates an object also writes its managedFields, so a record by the author has no owner any
+        // more.
         let forged = pods.patch("plain", &PatchParams::default(), &record(FORGED)).await?;
         ensure!(owners(&forged) == (true, true), "{forged:?}");
         let mut stripped = forged;
@@ -162,12 +163,12 @@ fn stored_records_cannot_be_forged() {
             }
         }
         let stripped = pods.replace("plain", &PostParams::default(), &stripped).await?;
-        ensure!(owners(&stripped) == (true, false), "it can be seen who wrote the record: {stripped:?}");
+        ensure!(owners(&stripped) == (true, false), "the record has a field owner: {stripped:?}");
 
         let required = ["label", "namespace", "team-a", "pillion.dev/injection=required"];
         control_plane.kubectl_ok(&required).await?;
         let changed = FORGED.replace("app", "other");
-        eventually(SOON, "the policy is at work", async || {
+        eventually(SOON, "the policy is active", async || {
             let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
             let error = pods.patch("plain", &parameters, &record(&changed)).await.err();
             let error = error.context("a record was forged")?.to_string();
@@ -176,7 +177,7 @@ fn stored_records_cannot_be_forged() {
         })
         .await?;
         let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-        pods.patch("plain", &PatchParams::default(), &label).await.context("the record stays as it is")?;
+        pods.patch("plain", &PatchParams::default(), &label).await.context("the record is unchanged")?;
         let removed = Patch::Merge(json!({"metadata": {"annotations": {"pillion.dev/injected": null}}}));
         pods.patch("plain", &PatchParams::default(), &removed).await.context("the record is removed")?;
         let again = pods.patch("plain", &PatchParams::default(), &record(FORGED)).await;
@@ -185,35 +186,35 @@ fn stored_records_cannot_be_forged() {
     });
 }
 
-/// Replicas that were there before write no records yet, and the ConfigMap of the kill switch is there already.
+/// Older replicas write no records yet, and the ConfigMap of the kill switch exists already.
 #[test]
 fn upgrade_that_adds_records_rejects_no_pod() {
-    Isolation::new().own_network(AS_NEW).run(|| async {
+    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}, "guardrails": {"records": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         let pod: Pod = serde_json::from_value(plain())?;
-        // One that is at work as soon as the policy is, to know when it would be.
+        // Another policy becomes active together with the release's, and shows when that happens.
         let with = json!({"crds": {"upgrade": false}});
-        let said = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
-        ensure!(said.contains("the\nnext upgrade begins with that"), "{said}");
+        let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
+        ensure!(output.contains("the\nnext upgrade begins with that"), "{output}");
         let marker = MARKER.replace("NAMESPACE", NAMESPACE);
         control_plane.apply_yaml(&marker).await?;
         let mut with_label = pod.clone();
         with_label.metadata.labels = Some([("marked".to_owned(), "yes".to_owned())].into());
-        eventually(SOON, "policies of now are at work", async || {
+        eventually(SOON, "the new policies are active", async || {
             pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
-            let error = pods.create(&dry_run(), &with_label).await.err().context("not yet at work")?.to_string();
+            let error = pods.create(&dry_run(), &with_label).await.err().context("not active yet")?.to_string();
             ensure!(error.contains("marked pods"), "{error}");
             Ok(())
         })
         .await?;
         pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
 
-        let said = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
-        ensure!(!said.contains("next upgrade begins"), "{said}");
-        eventually(SOON, "the next upgrade asks for records", async || {
+        let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
+        ensure!(!output.contains("next upgrade begins"), "{output}");
+        eventually(SOON, "the next upgrade requires records", async || {
             let error = pods.create(&dry_run(), &pod).await.err().context("a pod was created")?.to_string();
             ensure!(error.contains("nobody decided about this one"), "{error}");
             Ok(())
@@ -222,7 +223,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
     });
 }
 
-/// A policy beside the release's, of the same kind.
+/// Another policy of the same kind as the release's.
 const MARKER: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -244,7 +245,7 @@ spec:
   validationActions: [Deny]
 ";
 
-/// Keys that are the same but for what cannot stand in a name.
+/// Label keys that differ only in characters that object names cannot have.
 #[test]
 fn similar_labels_have_separate_bindings() {
     isolated(|| async {

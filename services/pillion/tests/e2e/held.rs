@@ -1,6 +1,7 @@
-//! `held` namespaces with Pillion as it is installed: with every replica dead no pod is refused, and none can be scheduled
-//! without its sidecar; once they are back, the controller has all of them made anew, also if its leader dies meanwhile. Pods
-//! are made by the real controllers, and controllers and replicas may do what their service accounts may.
+//! `held` namespaces with Pillion as installed. While every replica is down, no pod is rejected, and none is
+//! scheduled without its sidecar. After the replicas return, the controller has all waiting pods recreated, even if
+//! its leader dies meanwhile. The real Kubernetes controllers create the pods. Pillion's processes have only the
+//! permissions of their service accounts.
 
 mod cluster;
 
@@ -17,18 +18,18 @@ use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControllerManager, Isolation, eventually};
 use serde_json::{Value as Json, json};
 
-use self::cluster::{Cluster, Creations, Scheduler, TILL, bind, gates, is_gated, is_injected};
-use crate::load::tell;
+use self::cluster::{Cluster, Creations, HELD_NAMESPACE, Scheduler, bind, gates, is_gated, is_injected};
+use crate::load::print_figures;
 use crate::managed::RELEASE;
-use crate::rig::{ASK, PATIENCE, SOON, bare_pod, names};
+use crate::rig::{PATIENCE, REQUEST_ANNOTATION, SOON, bare_pod, names};
 
-/// Pods that were created while nobody answered are injected so soon after somebody does.
+/// The time after recovery in which pods from the outage must be injected.
 const RECOVERY: Duration = Duration::from_secs(30);
 
 fn owner(pod: &Json) -> String {
     let owner = &pod["metadata"]["ownerReferences"][0];
     let name = owner["name"].as_str().unwrap_or("nobody");
-    // A ReplicaSet is called after its Deployment.
+    // The name of a ReplicaSet starts with the name of its Deployment.
     name.split_once('-').map_or(name, |(name, _)| name).to_owned()
 }
 
@@ -49,17 +50,18 @@ fn template(extra: &Json) -> Json {
     for (key, value) in extra.as_object().unwrap() {
         spec[key] = value.clone();
     }
-    json!({"metadata": {"labels": {"app": "x"}, "annotations": {ASK: "yes"}}, "spec": spec})
+    json!({"metadata": {"labels": {"app": "x"}, "annotations": {REQUEST_ANNOTATION: "yes"}}, "spec": spec})
 }
 
-/// One of each owner that makes pods. The Job `once` fails for good if one of its pods is counted as failed.
+/// Returns a workload of each kind that creates pods. The Job `once` fails permanently if one of its pods counts as
+/// failed.
 fn workloads() -> String {
     let selector = json!({"matchLabels": {"app": "x"}});
     let plain = template(&json!({}));
     let never = template(&json!({"restartPolicy": "Never"}));
-    let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": TILL}, "spec": spec});
+    let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": HELD_NAMESPACE}, "spec": spec});
     let with = |name: &str, mut spec: Json| {
-        // Each with labels of its own, as owners by label must have.
+        // Each workload needs its own labels, since these kinds find their pods by label.
         if spec["selector"].is_object() {
             spec["selector"]["matchLabels"]["app"] = json!(name);
         }
@@ -100,10 +102,10 @@ fn workloads() -> String {
     objects.map(|object| object.to_string()).join("\n---\n")
 }
 
-/// Replicas of each Deployment: more than are released at once.
+/// Replicas of each Deployment: more than the controller releases in one batch.
 const WEB: usize = 60;
 
-/// What there is to be of each owner's.
+/// The expected number of pods for each workload.
 const EXPECTED: [(&str, usize); 9] = [
     ("agent", 2),
     ("db", 2),
@@ -116,12 +118,12 @@ const EXPECTED: [(&str, usize); 9] = [
     ("web", WEB),
 ];
 
-/// A Deployment whose pods are being created when the replicas die.
+/// Returns a Deployment whose pods are being created when the replicas die.
 fn deployment(name: &str) -> Json {
     let mut template = template(&json!({}));
     template["metadata"]["labels"]["app"] = json!(name);
     let spec = json!({"replicas": WEB, "selector": {"matchLabels": {"app": name}}, "template": template});
-    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": TILL}, "spec": spec})
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": HELD_NAMESPACE}, "spec": spec})
 }
 
 #[test]
@@ -139,21 +141,22 @@ fn held_pods_wait_until_replicas_recover() {
         // All replicas die while pods are being created.
         cluster.rig().control_plane.apply_yaml(&deployment("early").to_string()).await?;
         eventually(PATIENCE, "the first pods are injected", async || {
-            // Not as the scheduler has seen it, which is behind while it binds: some have to be made yet.
+            // Read the pods from the API server: the scheduler's view lags while it binds. Some pods must still be
+            // missing.
             let injected = cluster.pods().await?.iter().filter(|pod| is_injected(pod)).count();
             ensure!(injected >= 10, "{injected} so far");
             Ok(())
         })
         .await?;
-        cluster.lose_every_replica().await?;
+        cluster.kill_replicas().await?;
 
-        // Everything is created, and everything waits.
+        // The API server creates all pods, and all of them wait.
         cluster.rig().control_plane.apply_yaml(&workloads()).await?;
-        cluster.rig().create(TILL, &bare_pod("bare")).await?;
-        let jobs: Api<Job> = Api::namespaced(client.clone(), TILL);
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
+        let jobs: Api<Job> = Api::namespaced(client.clone(), HELD_NAMESPACE);
         let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
         jobs.patch("later", &PatchParams::default(), &resume).await?;
-        let all = eventually(PATIENCE, "all pods are there", async || {
+        let all = eventually(PATIENCE, "all pods exist", async || {
             let pods = cluster.pods().await?;
             let found = count_by_owner(&pods);
             ensure!(found == counts(&EXPECTED), "{found:?}");
@@ -162,72 +165,73 @@ fn held_pods_wait_until_replicas_recover() {
         .await?;
         let (waiting, before): (Vec<Json>, Vec<Json>) = all.into_iter().partition(is_gated);
         ensure!(before.iter().all(|pod| is_injected(pod) && owner(pod) == "early"), "{:?}", count_by_owner(&before));
-        ensure!(before.len() < WEB, "the replicas died when all pods were there");
-        ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "nobody was there to inject");
+        ensure!(before.len() < WEB, "the replicas stopped after all pods were created");
+        ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "no replica injected");
 
-        // Not even somebody who binds one by hand makes it run.
+        // Not even an explicit binding makes a gated pod run.
         let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
-        eventually(SOON, "the controller knows of them", async || {
+        eventually(SOON, "the controller counts them", async || {
             ensure!(cluster.metric("pillion_controller_held_pods{owner=\"job\"}").await? == 5, "not yet");
             Ok(())
         })
         .await?;
-        // Nothing is touched while nobody answers.
+        // The controller changes no pod while no replica responds.
         let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
-        ensure!(ids(&still) == ids(&waiting), "pods were replaced while nobody answered");
+        ensure!(ids(&still) == ids(&waiting), "pods were replaced while no replica responded");
 
-        // As a controller leaves a Job's pod that ends between its two steps.
+        // Simulate a Job controller that stopped between the two steps of ending a pod.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
         let name = indexed["metadata"]["name"].as_str().context("a name")?;
-        cluster.rig().patch(TILL, name, &json!({"metadata": {"finalizers": null}})).await?;
+        cluster.rig().patch(HELD_NAMESPACE, name, &json!({"metadata": {"finalizers": null}})).await?;
 
         cluster.start_replicas_again().await?;
         let began = Instant::now();
-        let release = the_leader_dies_in_the_middle_of_the_release(&mut cluster, began).await?;
+        let release = kill_leader_during_release(&mut cluster, began).await?;
 
-        // None was refused to its owner, and none that was injected before was touched.
-        let events: Api<Event> = Api::namespaced(client.clone(), TILL);
+        // No pod was rejected, and no injected pod was replaced.
+        let events: Api<Event> = Api::namespaced(client.clone(), HELD_NAMESPACE);
         let refused = events.list(&ListParams::default().fields("reason=FailedCreate")).await?;
-        ensure!(refused.items.is_empty(), "creations that were refused: {:?}", refused.items);
+        ensure!(refused.items.is_empty(), "rejected creations: {:?}", refused.items);
         let now = ids(&cluster.pods().await?);
         ensure!(ids(&before).iter().all(|id| now.contains(id)), "a pod with its sidecar was replaced");
-        tell(&format!(
+        print_figures(&format!(
             "{} pods: {} injected before all three replicas died, {} waited. {release}",
             before.len() + waiting.len(),
             before.len(),
             waiting.len(),
         ));
 
-        jobs_go_on(&cluster).await?;
-        what_nobody_makes_again_waits(&cluster).await?;
+        expect_jobs_complete(&cluster).await?;
+        expect_pod_without_owner_waits(&cluster).await?;
 
-        // In none of its states could any pod run without, and no creation failed meanwhile.
+        // No pod could ever run without its sidecar, and no creation failed meanwhile.
         let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
-        tell(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
-        stored.nobody_is_lost()?;
-        dry.nobody_is_lost()?;
+        print_figures(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
+        stored.expect_no_loss()?;
+        dry.expect_no_loss()?;
         ensure!(!dry.injected.is_empty() && !dry.waited.is_empty(), "{dry}");
-        cluster.nobody_was_forbidden()
+        cluster.expect_no_forbidden_requests()
     });
 }
 
-/// How a release went whose leader died. It ends when all pods with an owner are injected.
-async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
+/// Kills the leader during the release of waiting pods. Ends when all pods with an owner are injected, and returns a
+/// report.
+async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
     let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
-    let by_the_first = eventually(RECOVERY, "the release has begun", async || {
+    let by_the_first = eventually(RECOVERY, "the release has started", async || {
         let count = cluster.metric(released).await?;
         ensure!(count >= 20, "{count} so far");
         Ok(count)
     })
     .await?;
     let (began_after, leader) = (began.elapsed(), cluster.managed.leader().await?);
-    cluster.lose_the_leader().await?;
+    cluster.kill_leader().await?;
     let left = cluster.pods().await?.iter().filter(|pod| is_gated(pod)).count();
-    ensure!(left > 10, "the leader died when all was done: {left} wait");
+    ensure!(left > 10, "the leader stopped after the release: {left} wait");
     eventually(RECOVERY.saturating_sub(began.elapsed()), "all pods with an owner are injected", async || {
         let pods = cluster.pods().await?;
-        cluster.end_what_was_cut_off(&pods).await?;
+        cluster.delete_terminating_pods(&pods).await?;
         let found = count_by_owner(&pods);
         ensure!(found == counts(&EXPECTED), "{found:?}");
         let without: Vec<_> = pods.iter().filter(|pod| owner(pod) != "nobody" && !is_injected(pod)).collect();
@@ -237,18 +241,18 @@ async fn the_leader_dies_in_the_middle_of_the_release(cluster: &mut Cluster, beg
     .await?;
     let through = began.elapsed();
     let next = cluster.managed.leader().await?;
-    ensure!(next != leader, "{leader} leads still");
+    ensure!(next != leader, "{leader} still leads");
     let by_the_next = cluster.metric(released).await?;
-    ensure!(by_the_next > 0, "somebody else made them anew");
+    ensure!(by_the_next > 0, "another leader recreated them");
     Ok(format!(
         "The release began {began_after:.1?} after recovery, its leader died after {by_the_first} pods with {left} still \
          waiting, the next made {by_the_next} anew, and all were injected {through:.1?} after recovery"
     ))
 }
 
-/// No Job counts what was never run, and each goes on to its end.
-async fn jobs_go_on(cluster: &Cluster) -> Result<()> {
-    let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
+/// Checks that no Job counts a pod that never ran, and that each Job completes.
+async fn expect_jobs_complete(cluster: &Cluster) -> Result<()> {
+    let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
     for name in ["once", "indexed", "strict", "later"] {
         let status = jobs.get(name).await?.status.unwrap_or_default();
         ensure!(status.failed.unwrap_or(0) == 0, "{name}: {status:?}");
@@ -268,12 +272,12 @@ async fn jobs_go_on(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// What nobody makes again is told of, waits, and is injected when a person does as the page says.
-async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
-    let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), TILL);
-    let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
+/// Checks that a pod without an owner is reported, waits, and is injected when a person follows the page.
+async fn expect_pod_without_owner_waits(cluster: &Cluster) -> Result<()> {
+    let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
+    let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
     ensure!(is_gated(&bare), "{bare}");
-    eventually(SOON, "the bare pod is told of", async || {
+    eventually(SOON, "the pod without an owner is reported", async || {
         let told = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
         ensure!(told.items.iter().any(|event| event.involved_object.name.as_deref() == Some("bare")), "not yet");
         Ok(())
@@ -282,7 +286,7 @@ async fn what_nobody_makes_again_waits(cluster: &Cluster) -> Result<()> {
     let listed = cluster.page("# Which pods wait").await?;
     ensure!(listed.contains("bare") && !listed.contains("web-"), "{listed}");
     cluster.page("# A pod without an owner").await?;
-    let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
+    let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
     ensure!(is_injected(&bare), "{bare}");
     Ok(())
 }
@@ -291,13 +295,13 @@ fn ids(pods: &[Json]) -> Vec<String> {
     pods.iter().map(|pod| pod["metadata"]["uid"].to_string()).collect()
 }
 
-/// What a kubelet says of pods whose containers have ended well.
+/// Writes the status that a kubelet writes for pods whose containers succeeded.
 async fn finish_jobs(cluster: &Cluster) -> Result<()> {
     for pod in cluster.pods().await? {
         if pod["metadata"]["ownerReferences"][0]["kind"] == "Job" {
             let name = pod["metadata"]["name"].as_str().context("a name")?;
             let status = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
-            cluster.rig().pods(TILL).patch_status(name, &PatchParams::default(), &status).await?;
+            cluster.rig().pods(HELD_NAMESPACE).patch_status(name, &PatchParams::default(), &status).await?;
         }
     }
     Ok(())
@@ -308,46 +312,46 @@ fn gate_stays_until_label_is_removed() {
     Isolation::new().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
         let client = cluster.rig().control_plane.client();
-        let pods: Api<Pod> = cluster.rig().pods(TILL);
+        let pods: Api<Pod> = cluster.rig().pods(HELD_NAMESPACE);
 
-        // While replicas answer, gates of others stay, and a pod that names its node is injected.
+        // While replicas respond, foreign gates stay, and a pod with a `nodeName` is injected.
         let mut pod = bare_pod("others");
         pod["spec"]["schedulingGates"] = json!([{"name": "a"}, {"name": INJECTION_GATE}, {"name": "b"}]);
-        let created = cluster.rig().create(TILL, &pod).await?;
+        let created = cluster.rig().create(HELD_NAMESPACE, &pod).await?;
         ensure!(gates(&created) == ["a", "b"] && names(&created).len() == 2, "{created}");
         let mut bound = bare_pod("bound");
         bound["spec"]["nodeName"] = json!("one");
-        ensure!(is_injected(&cluster.rig().create(TILL, &bound).await?));
+        ensure!(is_injected(&cluster.rig().create(HELD_NAMESPACE, &bound).await?));
         let unasked = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unasked"},
                              "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
-        let unasked = cluster.rig().create(TILL, &unasked).await?;
-        ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "nothing asks for it: {unasked}");
+        let unasked = cluster.rig().create(HELD_NAMESPACE, &unasked).await?;
+        ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "the pod does not request it: {unasked}");
 
-        cluster.lose_every_replica().await?;
+        cluster.kill_replicas().await?;
         let mut forged = bare_pod("forged");
         forged["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":1,\"profiles\":[]}");
-        ensure!(is_gated(&cluster.rig().create(TILL, &forged).await?), "whatever its author writes into it");
-        cluster.rig().create(TILL, &bare_pod("bare")).await?;
+        ensure!(is_gated(&cluster.rig().create(HELD_NAMESPACE, &forged).await?), "whatever its author writes into it");
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
         bound["metadata"]["name"] = json!("bound-too");
-        let refused = cluster.rig().create(TILL, &bound).await;
+        let refused = cluster.rig().create(HELD_NAMESPACE, &bound).await;
         ensure!(refused.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{refused:?}");
 
-        // A kubelet's mirror of a pod that runs already; and anybody else who calls a pod so.
+        // A kubelet's mirror of a static pod, and a pod that another client only names like one.
         let mut mirror = bound.clone();
         mirror["metadata"] = json!({"name": "mirror", "annotations": {"kubernetes.io/config.mirror": "hash"}});
         let kubelet = cluster.rig().control_plane.client_as("system:node:one", &["system:masters"]).await?;
         let create = |client, pod: &Json| {
             let (pod, parameters) = (serde_json::from_value::<Pod>(pod.clone()), PostParams::default());
-            async move { anyhow::Ok(Api::<Pod>::namespaced(client, TILL).create(&parameters, &pod?).await?) }
+            async move { anyhow::Ok(Api::<Pod>::namespaced(client, HELD_NAMESPACE).create(&parameters, &pod?).await?) }
         };
-        ensure!(create(client.clone(), &mirror).await.is_err(), "anybody gets by with the annotation");
+        ensure!(create(client.clone(), &mirror).await.is_err(), "the annotation bypasses the gate");
         let mirror = serde_json::to_value(create(kubelet, &mirror).await?)?;
         ensure!(gates(&mirror).is_empty(), "{mirror}");
 
-        // Nobody takes it away, not even an administrator; anything else may be changed.
+        // No client may remove the gate, not even an administrator. Other fields may change.
         let without = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
-        // It is another policy than the one by which pods are gated, and each is learned of on its own.
-        eventually(SOON, "the gate is guarded", async || {
+        // A separate policy protects the gate, and the API server loads each policy on its own.
+        eventually(SOON, "the gate is protected", async || {
             let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
             tried.err().context("it could be taken away").map(drop)
         })
@@ -355,9 +359,9 @@ fn gate_stays_until_label_is_removed() {
         let error = pods.patch("bare", &PatchParams::default(), &without).await.err().context("it was taken away")?;
         ensure!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error}");
         ensure!(error.to_string().contains("is taken away by Pillion alone"), "{error}");
-        cluster.rig().patch(TILL, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
+        cluster.rig().patch(HELD_NAMESPACE, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
 
-        // What others make of the policies does not last.
+        // The controller reverts changes to the policies.
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
         bindings.delete("pillion-held", &DeleteParams::default()).await?;
         let policies: Api<MutatingAdmissionPolicy> = Api::all(client.clone());
@@ -365,7 +369,7 @@ fn gate_stays_until_label_is_removed() {
         let strategic = Patch::Strategic(never);
         policies.patch("pillion-held", &PatchParams::apply("somebody"), &strategic).await?;
         let began = Instant::now();
-        eventually(SOON, "the policies are as they were", async || {
+        eventually(SOON, "the policies are restored", async || {
             bindings.get("pillion-held").await?;
             let conditions = policies.get("pillion-held").await?.spec.unwrap_or_default().match_conditions;
             let names: Vec<_> = conditions.into_iter().flatten().map(|condition| condition.name).collect();
@@ -375,9 +379,9 @@ fn gate_stays_until_label_is_removed() {
         .await?;
         eprintln!("the policies were repaired after {:?}", began.elapsed());
 
-        // The label off, with every replica dead: pods run without, at once.
+        // Removing the label, with every replica down, lets pods run without the sidecar at once.
         cluster.page("# Free a namespace").await?;
-        eventually(PATIENCE, "the pods are let go", async || {
+        eventually(PATIENCE, "the pods are released", async || {
             for name in ["bare", "forged"] {
                 let pod = serde_json::to_value(pods.get(name).await?)?;
                 ensure!(gates(&pod).is_empty(), "{name} waits");
@@ -386,16 +390,16 @@ fn gate_stays_until_label_is_removed() {
         })
         .await?;
 
-        // The same without a controller.
-        cluster.rig().label_namespace(TILL, "pillion.dev/injection", "held").await?;
-        cluster.gates_pods().await?;
-        cluster.lose_the_leader().await?;
-        cluster.rig().create(TILL, &bare_pod("stuck")).await?;
+        // The same works without a controller.
+        cluster.rig().label_namespace(HELD_NAMESPACE, "pillion.dev/injection", "held").await?;
+        cluster.wait_until_pods_gated().await?;
+        cluster.kill_leader().await?;
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("stuck")).await?;
         cluster.page("# Free a namespace").await?;
-        eventually(PATIENCE, "the page's command frees them", async || {
+        eventually(PATIENCE, "the page's command releases the pods", async || {
             cluster.page("# Take the gate off").await?;
-            let pod = serde_json::to_value(cluster.rig().pods(TILL).get("stuck").await?)?;
-            ensure!(gates(&pod).is_empty(), "it waits");
+            let pod = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("stuck").await?)?;
+            ensure!(gates(&pod).is_empty(), "the pod waits");
             Ok(())
         })
         .await?;
@@ -403,11 +407,11 @@ fn gate_stays_until_label_is_removed() {
     });
 }
 
-/// Moves the kill switch, as a person does.
+/// Sets the kill switch, as a person does.
 async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.rig().control_plane.client(), NAMESPACE);
-    // It is made once API servers reach replicas, or after half a minute.
-    eventually(Duration::from_mins(1), "the switch is there", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
+    // The controller creates the ConfigMap once API servers reach replicas, or after 30 seconds.
+    eventually(Duration::from_mins(1), "the ConfigMap exists", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
     let patch = Patch::Merge(json!({"data": {"injection": word}}));
     maps.patch(RELEASE, &PatchParams::default(), &patch).await?;
     Ok(())
@@ -417,25 +421,25 @@ async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
 fn disabling_held_removes_policies_and_gates() {
     Isolation::new().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
-        cluster.lose_every_replica().await?;
-        cluster.rig().create(TILL, &bare_pod("bare")).await?;
+        cluster.kill_replicas().await?;
+        cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
         switch(&cluster, "disabled").await?;
-        eventually(PATIENCE, "nobody waits and nothing is left", async || {
-            let bare = serde_json::to_value(cluster.rig().pods(TILL).get("bare").await?)?;
-            ensure!(gates(&bare).is_empty(), "it waits");
+        eventually(PATIENCE, "no pod waits and no policy is left", async || {
+            let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
+            ensure!(gates(&bare).is_empty(), "the pod waits");
             let kinds = "mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,\
                          validatingadmissionpolicybindings";
             let left = cluster.rig().control_plane.kubectl_ok(&["get", kinds, "-o", "name"]).await?;
             ensure!(!left.contains(RELEASE), "{left}");
-            let fresh = cluster.rig().dry_run(TILL, &bare_pod("fresh")).await?;
-            ensure!(gates(&fresh).is_empty(), "the API server adds the gate still");
+            let fresh = cluster.rig().dry_run(HELD_NAMESPACE, &bare_pod("fresh")).await?;
+            ensure!(gates(&fresh).is_empty(), "the API server still adds the gate");
             ensure!(cluster.metric("pillion_controller_held_policies{state=\"off\"}").await? == 1);
             Ok(())
         })
         .await?;
-        // And on again: pods wait, for nobody answers still.
+        // When the switch is on again, pods wait, since still no replica responds.
         switch(&cluster, "enabled").await?;
-        cluster.gates_pods().await?;
-        cluster.nobody_was_forbidden()
+        cluster.wait_until_pods_gated().await?;
+        cluster.expect_no_forbidden_requests()
     });
 }

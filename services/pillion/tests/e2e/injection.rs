@@ -1,13 +1,16 @@
-//! Pods through the API server: who gets the sidecar, and who stays as they were.
+//! Pods created through the API server: which get the sidecar, and which stay unchanged, also without replicas.
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{Isolation, eventually, isolated};
 use serde_json::{Value as Json, json};
 
-use crate::rig::{ASK, Rig, SOON, STATUS, annotation, bare_pod, deployment_pod, is_untouched, job_pod, names};
+use crate::rig::{
+    REQUEST_ANNOTATION, Rig, SOON, STATUS_ANNOTATION, annotation, bare_pod, deployment_pod, is_untouched, job_pod,
+    names,
+};
 use crate::rolling::injected_by;
 
-/// Asserts that a pod has all that the profile says, and all that its author wrote.
+/// Asserts that a pod has all parts of the profile, and all containers of its author.
 fn assert_injected(pod: &Json, own: &[&str]) {
     let mut expected: Vec<_> = own.iter().map(|name| (*name).to_owned()).collect();
     expected.push("sidecar-nginx".to_owned());
@@ -19,7 +22,7 @@ fn assert_injected(pod: &Json, own: &[&str]) {
     let volumes = pod["spec"]["volumes"].as_array().unwrap();
     let volume = volumes.iter().find(|volume| volume["name"] == "nginx-conf").unwrap();
     assert_eq!(volume["configMap"]["name"], "nginx-configmap");
-    assert_eq!(annotation(pod, STATUS), Some("injected"));
+    assert_eq!(annotation(pod, STATUS_ANNOTATION), Some("injected"));
     let record: Json = serde_json::from_str(annotation(pod, "pillion.dev/injected").unwrap()).unwrap();
     assert_eq!(record["profiles"][0]["profile"], "nginx");
 }
@@ -34,13 +37,13 @@ fn pods_of_every_origin_get_their_sidecar() {
         assert_injected(&bare, &["app"]);
         assert_eq!(annotation(&bare, "example.com/kept"), Some("as it is"));
 
-        // An update calls nobody and changes nothing else, on a pod that is injected and on one that is not.
+        // An update calls no webhook and changes nothing else, both for an injected pod and for another one.
         let mut unasked = bare_pod("unasked");
         unasked["metadata"]["annotations"] = json!({});
         let plain = rig.create("team-a", &unasked).await?;
         ensure!(is_untouched(&plain), "{plain}");
         for (name, before) in [("bare", &bare), ("unasked", &plain)] {
-            let label = json!({"metadata": {"labels": {"new": "label"}, "annotations": {ASK: "yes"}}});
+            let label = json!({"metadata": {"labels": {"new": "label"}, "annotations": {REQUEST_ANNOTATION: "yes"}}});
             let after = rig.patch("team-a", name, &label).await?;
             assert_eq!(after["metadata"]["labels"]["new"], "label");
             assert_eq!(after["spec"], before["spec"], "{name}");
@@ -59,7 +62,7 @@ fn pods_without_opt_in_stay_unchanged() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("plain", None).await?;
-        // Opted in by somebody who should not have: excluded by name all the same.
+        // System namespaces stay excluded by name even if they opt in by mistake.
         rig.label_namespace("kube-system", "pillion.dev/injection", "enabled").await?;
         rig.label_namespace("kube-public", "pillion.dev/injection", "required").await?;
         for pod in [bare_pod("bare"), deployment_pod(), job_pod()] {
@@ -92,11 +95,11 @@ fn dry_run_shows_sidecar_and_stores_nothing() {
 }
 
 #[test]
-fn a_namespace_made_a_moment_ago_is_known() {
+fn new_namespace_is_known_at_once() {
     isolated(|| async {
         let rig = Rig::start(2).await?;
         for number in 0..10 {
-            // The API server itself learns of a namespace's labels by watching; of a new namespace it asks live.
+            // The API server learns of label changes by its watch, but reads a new namespace directly.
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("required")).await?;
             assert_injected(&rig.dry_run(&name, &bare_pod("first")).await?, &["app"]);
@@ -105,8 +108,8 @@ fn a_namespace_made_a_moment_ago_is_known() {
     });
 }
 
-/// From Kubernetes 1.37 on, the API server chooses a replica for each request (`WebhookRoundTripLoadBalancing`). Before, it
-/// keeps its connection to one of them.
+/// Since Kubernetes 1.37 the API server chooses a replica for each request (`WebhookRoundTripLoadBalancing`). Older
+/// ones keep their connection to one replica.
 #[test]
 fn api_server_spreads_requests_over_replicas() {
     isolated(|| async {
@@ -130,8 +133,8 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// What the API server hands to the webhook a second time, and to us when the pod is read back: managedFields do not
-/// name what admission added. The whole trust in records rests on it.
+/// Checks that managedFields does not name injected parts, when the API server calls the webhook again and when the
+/// pod is read. The protection of records depends on that.
 #[test]
 fn managed_fields_exclude_injected_parts() {
     isolated(|| async {
@@ -141,7 +144,7 @@ fn managed_fields_exclude_injected_parts() {
         ensure!(managed.contains("example.com/kept"), "{managed}");
         ensure!(!managed.contains("pillion.dev/injected") && !managed.contains("sidecar-nginx"), "{managed}");
 
-        // A pod that is copied carries the record of the one it was copied from: that is not believed.
+        // A copied pod has the record of its original, which the webhook does not trust.
         let mut copy = bare_pod("copy");
         let record = &pod["metadata"]["annotations"]["pillion.dev/injected"];
         copy["metadata"]["annotations"]["pillion.dev/injected"] = record.clone();
@@ -164,29 +167,66 @@ spec:
       - {name: agent, image: 'agent:1', restartPolicy: Always, resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {cpu: '3', memory: 128Mi}}}
 ";
 
-/// The API server rejects a pod whose containers request more than `spec.resources` does, or may use more.
+/// The API server rejects a pod whose containers request more than `spec.resources`, or have higher limits.
 #[test]
-fn pod_with_resources_of_its_own_is_accepted() {
+fn pod_with_pod_level_resources_is_accepted() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let resources = json!({"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "64Mi"}});
         rig.control_plane.apply_yaml(SIDECAR_WITH_RESOURCES).await?;
-        for level in ["enabled", "required"] {
-            rig.namespace(level, Some(level)).await?;
-            rig.label_namespace(level, "agent", "yes").await?;
+        for failure_mode in ["enabled", "required"] {
+            rig.namespace(failure_mode, Some(failure_mode)).await?;
+            rig.label_namespace(failure_mode, "agent", "yes").await?;
             let mut pod = bare_pod("whole");
             pod["spec"]["resources"] = resources.clone();
             pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1", "memory": "64Mi"}});
             let made = eventually(SOON, "the sidecar is injected", async || {
-                let made = rig.dry_run(level, &pod).await?;
+                let made = rig.dry_run(failure_mode, &pod).await?;
                 ensure!(made["spec"]["initContainers"][0]["name"] == "agent", "{made}");
                 Ok(made)
             })
             .await?;
             let grown =
                 json!({"requests": {"cpu": "1100m", "memory": "128Mi"}, "limits": {"cpu": "5", "memory": "192Mi"}});
-            assert_eq!(made["spec"]["resources"], grown, "{level}");
+            assert_eq!(made["spec"]["resources"], grown, "{failure_mode}");
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn failure_modes_hold_without_replicas() {
+    isolated(|| async {
+        let mut rig = Rig::start(1).await?;
+        rig.namespace("strict", Some("required")).await?;
+        rig.wait_until_called("strict").await?;
+        let injected = rig.create("strict", &bare_pod("before")).await?;
+        ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()));
+
+        rig.replicas[0].kill()?;
+        let created = rig.create("team-a", &bare_pod("without")).await?;
+        ensure!(is_untouched(&created), "{created}");
+        let refused = rig.create("strict", &bare_pod("refused")).await.unwrap_err().to_string();
+        ensure!(refused.contains("required.pillion.dev"), "{refused}");
+        // The namespace's owner can recover alone: removing the label stops the calls even with every replica down.
+        rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
+        eventually(SOON, "the label was taken away", async || rig.create("strict", &bare_pod("after")).await.map(drop))
+            .await
+    });
+}
+
+#[test]
+fn responses_survive_api_server_restart() {
+    Isolation::new().own_network("restarts the API server").run(|| async {
+        let mut rig = Rig::start(1).await?;
+        rig.control_plane.restart_api_server().await?;
+        eventually(SOON, "pods are injected again", async || {
+            let names = names(&rig.dry_run("team-a", &bare_pod("probe")).await?);
+            ensure!(names.contains(&"sidecar-nginx".to_owned()), "{names:?}");
+            Ok(())
+        })
+        .await?;
+        ensure!(rig.replicas[0].get("/readyz").await?.0.is_success());
         Ok(())
     });
 }

@@ -1,5 +1,5 @@
-//! The load test that creates pods through the API server, with the real k6, as load-tests/README.md says: by a service
-//! account that may do nothing else. It has to find that all is well, and that a pod without its sidecar is not.
+//! The load test that creates pods through the API server, with the real k6 as in load-tests/README.md, by a service
+//! account with no other permission. The run must pass for injected pods, and fail for a pod without its sidecar.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -15,7 +15,7 @@ use tokio::process::Command;
 use crate::managed::{Managed, QUICK};
 use crate::rig::PATIENCE;
 
-/// The exit code of k6 when a threshold is broken.
+/// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
 const NAMESPACES: &str = "3";
 /// How long a run may take.
@@ -48,13 +48,13 @@ fn k6_creates_and_checks_pods() {
         ensure!(kept.status == Some(0), "{kept:?}");
         ensure!(stored(cluster).await?.is_empty(), "the run has left {}", stored(cluster).await?);
 
-        // Who is opted out is created without: nothing is refused, and still it is no good run.
+        // In a namespace that opted out, pods are created without a sidecar. No request fails, but the run must.
         cluster.kubectl_ok(&["label", "namespace", "load-test-1", "pillion.dev/injection-"]).await?;
         let missed = k6.run(&[]).await?;
         ensure!(missed.status == Some(THRESHOLD_BROKEN) && missed.count("without_sidecar")? > 0, "{missed:?}");
         ensure!(missed.count("failed")? == 0, "{missed:?}");
 
-        // Nobody in particular may not create pods, and is told of each.
+        // A user without permission cannot create pods, and the run reports each rejection.
         let refused = k6.run(&[("KUBERNETES_TOKEN", "nonsense"), ("DURATION", "1s")]).await?;
         ensure!(refused.status == Some(THRESHOLD_BROKEN) && refused.count("failed")? > 0, "{refused:?}");
         Ok(())
@@ -65,14 +65,14 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../load-tests")
 }
 
-/// What a script prints for so many namespaces.
+/// Returns the output of a script for this number of namespaces.
 async fn printed(script: &str) -> Result<String> {
     let output = Command::new(scripts().join(script)).arg(NAMESPACES).output().await.context("bash")?;
     ensure!(output.status.success(), "{output:?}");
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Waits until the profile of the load tests is served, in each of their namespaces.
+/// Waits until the replicas serve the load tests' profile in each of their namespaces.
 async fn is_injected(cluster: &ControlPlane) -> Result<()> {
     let count: u32 = NAMESPACES.parse()?;
     for number in 0..count {
@@ -89,45 +89,45 @@ async fn is_injected(cluster: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// The names of pods that the load tests left behind.
+/// Returns the names of remaining pods of the load tests.
 async fn stored(cluster: &ControlPlane) -> Result<String> {
     cluster.kubectl_ok(&["get", "pods", "-A", "-l", "example.com/load-test=true", "-o", "name"]).await
 }
 
-/// How the script is called.
+/// The environment of a k6 run.
 struct K6 {
     folder: PathBuf,
     url: String,
     token: String,
 }
 
-/// How it ended.
+/// The result of a run.
 #[derive(Debug)]
 struct Run {
     status: Option<i32>,
     figures: Json,
-    #[expect(dead_code, reason = "it is told when an expectation is not met")]
+    #[expect(dead_code, reason = "a failed expectation is reported")]
     output: Output,
 }
 
 impl K6 {
-    /// With what the README reads from a kubeconfig.
+    /// Reads the settings from a kubeconfig, as the README does.
     async fn of(cluster: &ControlPlane) -> Result<Self> {
         let config = async |raw: &[&str], path: &str| {
             let output = format!("jsonpath={{.clusters[0].cluster.{path}}}");
             cluster.kubectl_ok(&[&["config", "view", "--minify"], raw, &["-o", &output]].concat()).await
         };
         let url = config(&[], "server").await?;
-        let authority = config(&["--raw"], "certificate-authority-data").await?;
+        let ca = config(&["--raw"], "certificate-authority-data").await?;
         let folder = cluster.directory().join("k6");
         std::fs::create_dir_all(&folder)?;
-        std::fs::write(folder.join("api-server.crt"), STANDARD.decode(authority.trim())?)?;
+        std::fs::write(folder.join("api-server.crt"), STANDARD.decode(ca.trim())?)?;
         let token = cluster.kubectl_ok(&["-n", "load-test-plain", "create", "token", "load-test"]).await?;
         Ok(Self { folder, url: url.trim().to_owned(), token: token.trim().to_owned() })
     }
 
-    /// Runs it for a moment, at times that a machine can bear which runs other tests as well: as a pod that cannot be sent in
-    /// time breaks a threshold, there are few a second.
+    /// Runs the load test for a moment. Its rate is low, since a late request breaks a threshold and other tests
+    /// share the machine.
     async fn run(&self, settings: &[(&str, &str)]) -> Result<Run> {
         let summary = self.folder.join("figures.json");
         let _ = std::fs::remove_file(&summary);

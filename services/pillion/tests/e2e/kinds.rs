@@ -1,7 +1,7 @@
-//! Shipped profiles that are about more than a sidecar, on a real API server whose webhook configuration the controller
-//! made of them: custom resources and claims get defaults, quotas are met, and what is not allowed is refused.
+//! Shipped profiles for other kinds than sidecars, on a real API server whose webhook configuration the controller
+//! wrote from them. Custom resources and claims get defaults, quotas are met, and forbidden values are rejected.
 
-#![allow(clippy::panic, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::panic, reason = "helpers of tests fail by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use serde_json::{Value as Json, json};
 use crate::managed::{Managed, QUICK};
 use crate::rig::{SOON, refusal};
 
-/// Game servers as their controller's chart defines them, without what only that controller needs.
+/// The CRD of game servers from their controller's chart, reduced to the fields that matter here.
 const GAME_SERVERS: &str = "
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -38,7 +38,7 @@ spec:
           status: {type: object, x-kubernetes-preserve-unknown-fields: true}
 ";
 
-/// What the one who installs `resource-defaults` allows the replicas to read.
+/// The additional permissions of replicas that `resource-defaults` requires.
 const QUOTA_READERS: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -52,7 +52,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pillion-
 subjects: [{kind: ServiceAccount, name: pillion-webhook, namespace: pillion-system}]
 ";
 
-/// A file of a shipped profile.
+/// Returns a file of a shipped profile.
 fn shipped(folder: &str, file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles").join(folder).join(file);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -95,7 +95,7 @@ fn custom_resources_are_defaulted_and_validated() {
                 "spec": {"ports": ports, "template": {"spec": {"containers": [{"name": "game", "image": "game:1"}]}}},
             })
         };
-        // Once the controller has accepted the profile, its resource is among the webhooks' rules.
+        // After the controller accepts the profile, the webhook rules include its resource.
         let mut attempt = 0;
         let made = eventually(SOON, "a game server gets its defaults", async || {
             attempt += 1;
@@ -113,7 +113,7 @@ fn custom_resources_are_defaulted_and_validated() {
         ensure!(made["metadata"]["finalizers"] == json!(["agones.dev/controller"]), "{made}");
 
         let wrong = server("wrong", json!([{"portPolicy": "Static", "containerPort": 1}]));
-        let status = eventually(SOON, "a port that cannot be is refused", async || {
+        let status = eventually(SOON, "an invalid port is rejected", async || {
             let mut wrong = wrong.clone();
             attempt += 1;
             wrong["metadata"]["name"] = json!(format!("wrong-{attempt}"));
@@ -134,23 +134,23 @@ fn quota_profile_sets_missing_requests() {
         control_plane.apply_yaml(QUOTA_READERS).await?;
         let quota = "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: q, namespace: team-a}\nspec: {hard: {requests.cpu: '1', limits.memory: 2Gi}}\n";
         control_plane.apply_yaml(quota).await?;
-        // What its controller would write.
+        // The status that the quota controller would write.
         let status = r#"{"status":{"hard":{"requests.cpu":"1","limits.memory":"2Gi"},"used":{"requests.cpu":"0","limits.memory":"0"}}}"#;
         let patch = ["patch", "quota", "q", "-n", "team-a", "--subresource=status", "--type=merge", "-p", status];
         control_plane.kubectl_ok(&patch).await?;
         let pods = objects(control_plane, &json!({"version": "v1", "kind": "Pod", "plural": "pods"}), "team-a");
-        let refused = eventually(SOON, "a pod that says nothing is refused", async || {
+        let refused = eventually(SOON, "a pod without resources is rejected", async || {
             refusal(create(&pods, &pod("before", &json!({}))).await)
         });
-        let told = refused.await?;
-        ensure!(told["message"].as_str().unwrap().contains("must specify"), "{told}");
+        let message = refused.await?;
+        ensure!(message["message"].as_str().unwrap().contains("must specify"), "{message}");
 
         control_plane.apply_yaml(&shipped("resource-defaults", "profile.yaml")).await?;
         let made =
-            eventually(SOON, "with the profile it is accepted", async || create(&pods, &pod("with", &json!({}))).await)
+            eventually(SOON, "the completed pod is accepted", async || create(&pods, &pod("with", &json!({}))).await)
                 .await?;
         let resources = &made["spec"]["containers"][0]["resources"];
-        // The API server takes a limit for the request that is not said.
+        // The API server uses a limit as the missing request.
         ensure!(
             resources == &json!({"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}),
             "{made}"
@@ -167,7 +167,7 @@ fn claims_get_storage_class_of_namespace() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
-        // The API server's own admission sets the default class before any webhook is asked.
+        // The API server's own admission sets the default class before it calls webhooks.
         let standard = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\n\
             metadata: {name: standard, annotations: {storageclass.kubernetes.io/is-default-class: 'true'}}\nprovisioner: example.com/none\n";
         control_plane.apply_yaml(standard).await?;
@@ -183,7 +183,7 @@ fn claims_get_storage_class_of_namespace() {
             json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec})
         };
         let mut attempt = 0;
-        eventually(SOON, "a claim that names no class gets the namespace's", async || {
+        eventually(SOON, "a claim without a class gets the namespace's", async || {
             attempt += 1;
             let made = create(&claims, &claim(&format!("data-{attempt}"), None)).await?;
             ensure!(made["spec"]["storageClassName"] == "fast", "{made}");
@@ -192,7 +192,7 @@ fn claims_get_storage_class_of_namespace() {
         .await?;
         for class in ["slow", "", "standard"] {
             let made = create(&claims, &claim(&format!("own-{class}x"), Some(class))).await?;
-            ensure!(made["spec"]["storageClassName"] == class, "what the author says stays: {made}");
+            ensure!(made["spec"]["storageClassName"] == class, "the author's value stays: {made}");
         }
         Ok(())
     });
@@ -226,14 +226,14 @@ fn annotations_are_added_without_environment_variables() {
                 .iter()
                 .enumerate()
         {
-            let status = eventually(SOON, "environment variables are refused", async || {
+            let status = eventually(SOON, "environment variables are rejected", async || {
                 attempt += 1;
                 refusal(create(&pods, &pod(&format!("env-{number}-{attempt}"), more)).await)
             })
             .await?;
             ensure!(status["code"] == 402 && status["details"]["causes"][0]["field"] == "spec.containers", "{status}");
         }
-        // An init container and an ephemeral one are no way round.
+        // Init containers and ephemeral containers are checked too.
         let mut first = pod("first", &json!({}));
         first["spec"]["initContainers"] =
             json!([{"name": "first", "image": "first:1", "env": [{"name": "A", "value": "b"}]}]);
@@ -246,14 +246,14 @@ fn annotations_are_added_without_environment_variables() {
                 .body(patch.into_bytes())?;
             Ok::<_, anyhow::Error>(control_plane.client().request_text(request).await?)
         };
-        // A profile of its own, which may be known later than the one that was waited for.
-        let told = eventually(SOON, "an ephemeral container with a variable is refused", async || {
+        // Another profile handles ephemeral containers, and may be active later than the first.
+        let message = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
             attempt += 1;
             let answer = look_into(&format!("sneak-{attempt}"), json!([{"name": "A", "value": "b"}])).await;
             answer.err().map(|error| format!("{error:#}")).context("an ephemeral container with a variable was let in")
         })
         .await?;
-        ensure!(told.contains("ephemeral containers may not set env"), "{told}");
+        ensure!(message.contains("ephemeral containers may not set env"), "{message}");
         look_into("look", json!([])).await.context("an ephemeral container without variables")?;
         Ok(())
     });
@@ -266,7 +266,7 @@ fn reserved_namespaces_reject_other_creators() {
         control_plane.apply_yaml(&shipped("reserved-namespaces", "policy.yaml")).await?;
         control_plane.create_namespace("platform", &[("pillion.dev/reserved", "true")]).await?;
         control_plane.create_namespace("free", &[]).await?;
-        // Everybody may, by RBAC: it is the policy that says no.
+        // RBAC permits it to every user, so only the policy can reject it.
         let everybody = "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: everybody}\n\
             roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}\n\
             subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: 'system:authenticated'}]\n";
@@ -284,7 +284,7 @@ fn reserved_namespaces_reject_other_creators() {
                     let mut object = json!({"apiVersion": resource.api_version, "kind": kind});
                     object.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
                     let mut attempt = 0;
-                    // Policies and rights are known a moment after they are created.
+                    // Policies and permissions become active a moment after their creation.
                     eventually(SOON, &format!("{user} and a {kind} in {namespace}"), async || {
                         attempt += 1;
                         object["metadata"] = json!({"name": format!("{user}-{attempt}")});
@@ -293,8 +293,8 @@ fn reserved_namespaces_reject_other_creators() {
                             return created.map(drop);
                         }
                         let status = refusal(created)?;
-                        let told = status["message"].as_str().context("a message")?;
-                        ensure!(told.contains("namespace platform is reserved for the platform"), "{told}");
+                        let message = status["message"].as_str().context("a message")?;
+                        ensure!(message.contains("namespace platform is reserved for the platform"), "{message}");
                         ensure!(status["code"] == 403, "{status}");
                         Ok(())
                     })

@@ -1,5 +1,5 @@
-//! What a term of a leader begins with: lists of all pods, namespaces and profiles. The API server gives them from its watch
-//! cache, page by page, so that etcd is asked for nothing, however large the cluster is.
+//! The lists of all pods, namespaces and profiles that start a leader's term. The API server serves them from its
+//! watch cache, page by page. So they cause no etcd requests, however large the cluster is.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;
@@ -9,11 +9,11 @@ use kube::api::{ListParams, ObjectMeta, PartialObjectMeta, PostParams};
 use pillion_testkit::{ControlPlane, Isolation};
 
 const NAMESPACES: usize = 7;
-/// Objects of one page: there are several.
-const A_PAGE: u32 = 2;
+/// Objects on one page. The lists have several pages.
+const PAGE_SIZE: u32 = 2;
 
-/// How many lists of pods and namespaces the API server has asked etcd for.
-async fn asked_of_etcd(plane: &ControlPlane) -> Result<f64> {
+/// Returns how many lists of pods and namespaces the API server has read from etcd.
+async fn etcd_list_count(plane: &ControlPlane) -> Result<f64> {
     let metrics = plane.client().request_text(Request::get("/metrics").body(Vec::new())?).await?;
     let is_list = |line: &&str| {
         line.starts_with("etcd_request_duration_seconds_count{")
@@ -24,12 +24,12 @@ async fn asked_of_etcd(plane: &ControlPlane) -> Result<f64> {
     metrics.lines().filter(is_list).map(count).sum()
 }
 
-/// Lists all objects of a kind as the watches do: by pages, with what was written last.
+/// Lists all objects of a kind as the watches do: in pages, and up to date. Returns the numbers of objects and pages.
 async fn list<K>(api: Api<K>) -> Result<(usize, usize)>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
-    let (mut found, mut pages, mut parameters) = (0, 0, ListParams::default().limit(A_PAGE));
+    let (mut found, mut pages, mut parameters) = (0, 0, ListParams::default().limit(PAGE_SIZE));
     loop {
         let page = api.list(&parameters).await?;
         (found, pages) = (found + page.items.len(), pages + 1);
@@ -42,20 +42,20 @@ where
 
 #[test]
 fn leader_lists_come_from_watch_cache() {
-    Isolation::new().own_network("it is counted what the API server asks of etcd").run(|| async {
+    Isolation::new().own_network("the API server counts its etcd requests").run(|| async {
         let plane = ControlPlane::builder().start().await?;
         let namespaces = Api::<Namespace>::all(plane.client());
         for number in 0..NAMESPACES {
             let metadata = ObjectMeta { name: Some(format!("team-{number}")), ..ObjectMeta::default() };
             namespaces.create(&PostParams::default(), &Namespace { metadata, ..Namespace::default() }).await?;
         }
-        let before = asked_of_etcd(&plane).await?;
+        let before = etcd_list_count(&plane).await?;
         ensure!(before > 0.0, "the caches themselves were filled from etcd");
         let (found, pages) = list(Api::<PartialObjectMeta<Namespace>>::all(plane.client())).await?;
         ensure!(found >= NAMESPACES && pages > 2, "{found} namespaces in {pages} pages");
         list(Api::<PartialObjectMeta<Pod>>::all(plane.client())).await?;
-        let after = asked_of_etcd(&plane).await?;
-        ensure!(after <= before, "etcd was asked for {} lists", after - before);
+        let after = etcd_list_count(&plane).await?;
+        ensure!(after <= before, "etcd served {} lists", after - before);
         Ok(())
     });
 }

@@ -1,7 +1,7 @@
-//! Pods created at a steady rate, whatever happens to the webhook meanwhile, and every answer looked at.
+//! Creates pods at a steady rate, whatever happens to the webhook, and checks every response.
 //!
-//! They are server-side dry runs: the API server does everything but the write, so that etcd is not what is measured, and
-//! a run of minutes leaves no hundred thousand pods behind.
+//! Creations are server-side dry runs: the API server does everything except the write. So the test does not measure
+//! etcd, and a run of minutes leaves no hundred thousand pods behind.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -23,27 +23,27 @@ use tokio_util::task::TaskTracker;
 
 use crate::rig::{Rig, annotation, deployment_pod, names};
 
-/// Pods a second, unless `PILLION_RATE` says otherwise.
+/// Pods per second. `PILLION_RATE` overrides it.
 const RATE: u64 = 30;
-/// Pods that are created at once, as by the controller of a ReplicaSet: so the API server holds more connections than one
-/// pod after the other would need, and most of them are idle at any time.
+/// Pods created together, as a ReplicaSet's controller does. So the API server holds more connections than sequential
+/// creations would need, and most of them are idle.
 const BATCH: u64 = 10;
-/// Creations at one time. One more waits: a machine that is too slow for the rate makes fewer, and not all of them too late.
+/// The maximum of concurrent creations. A slow machine then creates fewer pods, instead of delaying all of them.
 const IN_FLIGHT: usize = 30;
-/// How long one creation may take: more than any timeout on its way.
+/// How long one creation may take: longer than any timeout on its way.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What stands for a failure of the webhook: nothing, or the pod's refusal.
+/// The failure mode of the namespace: without a webhook response, pods are created unchanged or rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
+pub(crate) enum FailureMode {
     Enabled,
     Required,
 }
 
-impl Level {
+impl FailureMode {
     pub(crate) const ALL: [Self; 2] = [Self::Enabled, Self::Required];
 
-    /// The label's value, and the name of the namespace that the pods are created in.
+    /// Returns the label's value, which is also the name of the namespace for the pods.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Enabled => "enabled",
@@ -52,54 +52,54 @@ impl Level {
     }
 }
 
-/// One pod.
+/// One creation of a pod.
 #[derive(Clone, Debug)]
-pub(crate) struct Created {
-    pub(crate) level: Level,
+pub(crate) struct Creation {
+    pub(crate) failure_mode: FailureMode,
     pub(crate) sent: Instant,
     pub(crate) took: Duration,
-    pub(crate) ended: Ended,
+    pub(crate) result: CreationResult,
 }
 
-/// What became of a pod.
+/// The result of a creation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// It has its own containers and the sidecar, which is of this image.
+pub(crate) enum CreationResult {
+    /// The pod has its own containers and the sidecar, with this image.
     Injected(String),
-    /// It was let through without.
+    /// The pod was created without the sidecar.
     NotInjected,
-    /// It was not created, or is not what it should be.
+    /// The pod was not created, or has wrong contents.
     Failed(String),
 }
 
-/// A load that runs.
+/// A running load.
 pub(crate) struct Load {
     answered: Arc<AtomicU64>,
-    /// Told of each batch when it is on its way.
+    /// Notified when a batch has been sent.
     batches: Arc<Notify>,
     stop: CancellationToken,
-    running: JoinHandle<Vec<Created>>,
+    running: JoinHandle<Vec<Creation>>,
     began: Instant,
 }
 
-/// What became of all pods of a load.
-pub(crate) struct Outcomes {
-    pub(crate) all: Vec<Created>,
+/// The results of all creations of a load.
+pub(crate) struct LoadResults {
+    pub(crate) all: Vec<Creation>,
     lasted: Duration,
 }
 
 impl Load {
-    /// Creates both namespaces, waits until the webhook is called for them, and begins: one pod in the one, the next in
-    /// the other.
+    /// Creates both namespaces, waits until the webhook is called for them, and starts. Pods alternate between the
+    /// namespaces.
     pub(crate) async fn start(rig: &Rig) -> Result<Self> {
         Self::start_at(rig, RATE).await
     }
 
-    /// The same with so many pods a second, unless `PILLION_RATE` says otherwise.
+    /// Does the same at this rate in pods per second, unless `PILLION_RATE` overrides it.
     pub(crate) async fn start_at(rig: &Rig, rate: u64) -> Result<Self> {
-        for level in Level::ALL {
-            rig.namespace(level.name(), Some(level.name())).await?;
-            rig.is_called(level.name()).await?;
+        for failure_mode in FailureMode::ALL {
+            rig.namespace(failure_mode.name(), Some(failure_mode.name())).await?;
+            rig.wait_until_called(failure_mode.name()).await?;
         }
         let rate = count_from("PILLION_RATE", rate, 1..=2_000)?;
         let (answered, batches, stop) =
@@ -114,10 +114,10 @@ impl Load {
         Ok(Self { answered, batches, stop, running: tokio::spawn(sender.send_all()), began: Instant::now() })
     }
 
-    /// Waits until so many more pods have been answered.
-    pub(crate) async fn answers(&self, more: u64) -> Result<()> {
+    /// Waits for this many more responses.
+    pub(crate) async fn wait_for_responses(&self, more: u64) -> Result<()> {
         let goal = self.answered.load(Ordering::Relaxed) + more;
-        eventually(Duration::from_mins(3), "more pods are answered", async || {
+        eventually(Duration::from_mins(3), "more pods have a response", async || {
             let answered = self.answered.load(Ordering::Relaxed);
             anyhow::ensure!(answered >= goal, "{answered} of {goal}");
             Ok(())
@@ -125,22 +125,22 @@ impl Load {
         .await
     }
 
-    /// Waits until the next batch is on its way, and so much longer.
-    pub(crate) async fn amid_a_batch(&self, by: Duration) {
+    /// Waits until the next batch has been sent, and then for this duration.
+    pub(crate) async fn wait_for_batch(&self, by: Duration) {
         self.batches.notified().await;
         tokio::time::sleep(by).await;
     }
 
-    /// Ends it, and waits for the answers that are still to come.
-    pub(crate) async fn stop(self) -> Result<Outcomes> {
+    /// Stops the load, and waits for pending responses.
+    pub(crate) async fn stop(self) -> Result<LoadResults> {
         let lasted = self.began.elapsed();
         self.stop.cancel();
-        let all = tokio::time::timeout(2 * LIMIT, self.running).await.context("answers are missing")??;
-        Ok(Outcomes { all, lasted })
+        let all = tokio::time::timeout(2 * LIMIT, self.running).await.context("responses are missing")??;
+        Ok(LoadResults { all, lasted })
     }
 }
 
-/// One that does not try again by itself: what the API server answered is what counts.
+/// Returns a client without retries, since the test needs the API server's first response.
 async fn client(rig: &Rig) -> Result<Client> {
     let file = Kubeconfig::read_from(rig.control_plane.kubeconfig())?;
     let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
@@ -148,7 +148,7 @@ async fn client(rig: &Rig) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Who creates the pods.
+/// The task that creates the pods.
 struct Sender {
     client: Client,
     rate: u64,
@@ -158,20 +158,21 @@ struct Sender {
 }
 
 impl Sender {
-    async fn send_all(self) -> Vec<Created> {
+    async fn send_all(self) -> Vec<Creation> {
         let body = Arc::new(deployment_pod().to_string().into_bytes());
         let (results, mut all) = tokio::sync::mpsc::unbounded_channel();
         let (slots, tracker) = (Arc::new(Semaphore::new(IN_FLIGHT)), TaskTracker::new());
         let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 * BATCH / self.rate));
-        // A moment in which this process does not run is made up for: the rate is what the pods' authors ask for.
+        // After a pause of this process, the load catches up, so that the average rate is kept.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         while self.stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            for level in Level::ALL.into_iter().cycle().zip(0..BATCH).map(|(level, _)| level) {
+            for failure_mode in FailureMode::ALL.into_iter().cycle().zip(0..BATCH).map(|(failure_mode, _)| failure_mode)
+            {
                 let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { break };
                 let (client, body) = (self.client.clone(), Arc::clone(&body));
                 let (results, answered) = (results.clone(), Arc::clone(&self.answered));
                 tracker.spawn(async move {
-                    let created = create(&client, level, &body).await;
+                    let created = create(&client, failure_mode, &body).await;
                     answered.fetch_add(1, Ordering::Relaxed);
                     drop(slot);
                     let _ = results.send(created);
@@ -190,46 +191,47 @@ impl Sender {
     }
 }
 
-async fn create(client: &Client, level: Level, body: &[u8]) -> Created {
-    let path = format!("/api/v1/namespaces/{}/pods?dryRun=All", level.name());
+async fn create(client: &Client, failure_mode: FailureMode, body: &[u8]) -> Creation {
+    let path = format!("/api/v1/namespaces/{}/pods?dryRun=All", failure_mode.name());
     let request = Request::post(path).header("content-type", "application/json").body(body.to_vec()).unwrap();
     let sent = Instant::now();
     let answer = tokio::time::timeout(LIMIT, client.request_text(request)).await;
     let took = sent.elapsed();
-    let ended = match answer {
-        Err(_) => Ended::Failed(format!("no answer within {LIMIT:?}")),
-        Ok(Err(kube::Error::Api(status))) => Ended::Failed(format!("{}: {}", status.code, status.message)),
-        Ok(Err(error)) => Ended::Failed(error.to_string()),
-        Ok(Ok(text)) => looked_at(&text),
+    let result = match answer {
+        Err(_) => CreationResult::Failed(format!("no answer within {LIMIT:?}")),
+        Ok(Err(kube::Error::Api(status))) => CreationResult::Failed(format!("{}: {}", status.code, status.message)),
+        Ok(Err(error)) => CreationResult::Failed(error.to_string()),
+        Ok(Ok(text)) => classify(&text),
     };
-    Created { level, sent, took, ended }
+    Creation { failure_mode, sent, took, result }
 }
 
-fn looked_at(text: &str) -> Ended {
-    let Ok(pod) = serde_json::from_str::<Json>(text) else { return Ended::Failed(format!("no pod: {text}")) };
+fn classify(text: &str) -> CreationResult {
+    let Ok(pod) = serde_json::from_str::<Json>(text) else { return CreationResult::Failed(format!("no pod: {text}")) };
     let names = names(&pod);
     let record = annotation(&pod, "pillion.dev/injected");
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["web", "exporter"] if record.is_none() => Ended::NotInjected,
+        ["web", "exporter"] if record.is_none() => CreationResult::NotInjected,
         ["web", "exporter", "sidecar-nginx"] if record.is_some() => {
-            Ended::Injected(pod["spec"]["containers"][2]["image"].as_str().unwrap_or_default().to_owned())
+            CreationResult::Injected(pod["spec"]["containers"][2]["image"].as_str().unwrap_or_default().to_owned())
         }
-        _ => Ended::Failed(format!("neither as it was nor injected: {text}")),
+        _ => CreationResult::Failed(format!("neither as it was nor injected: {text}")),
     }
 }
 
-impl Outcomes {
-    /// Those that did not get their sidecar, in the order in which they were sent.
-    pub(crate) fn lost(&self) -> Vec<&Created> {
-        let mut lost: Vec<_> = self.all.iter().filter(|created| !matches!(created.ended, Ended::Injected(_))).collect();
+impl LoadResults {
+    /// Returns the pods without a sidecar, in the order of their requests.
+    pub(crate) fn lost(&self) -> Vec<&Creation> {
+        let mut lost: Vec<_> =
+            self.all.iter().filter(|created| !matches!(created.result, CreationResult::Injected(_))).collect();
         lost.sort_by_key(|created| created.sent);
         lost
     }
 
-    /// Writes the result of a long run to the file that `PILLION_RESULT` names, for the recipe that asked for it: `what` is
-    /// the name of `count`.
+    /// Writes the result of a long run to the file that `PILLION_RESULT` names, for the recipe that reads it. `what`
+    /// is the name of `count`.
     pub(crate) fn write_result(&self, what: &str, count: u64) -> Result<()> {
-        let failed = self.all.iter().filter(|created| matches!(created.ended, Ended::Failed(_))).count();
+        let failed = self.all.iter().filter(|created| matches!(created.result, CreationResult::Failed(_))).count();
         let not_injected = self.lost().len() - failed;
         pillion_testkit::write_result(&json!({
             what: count, "admissions": self.all.len(), "failed": failed, "not_injected": not_injected,
@@ -243,9 +245,10 @@ impl Outcomes {
     }
 }
 
-impl Display for Outcomes {
+impl Display for LoadResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |wanted: fn(&Ended) -> bool| self.all.iter().filter(|created| wanted(&created.ended)).count();
+        let count =
+            |wanted: fn(&CreationResult) -> bool| self.all.iter().filter(|created| wanted(&created.result)).count();
         #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
         let rate = self.all.len() as f64 / self.lasted.as_secs_f64();
         write!(
@@ -253,15 +256,15 @@ impl Display for Outcomes {
             "{} pods in {:.0?}, {rate:.0} a second: {} failed, {} not injected; p50 {:.1?}, p99 {:.1?}, most {:.1?}",
             self.all.len(),
             self.lasted,
-            count(|ended| matches!(ended, Ended::Failed(_))),
-            count(|ended| matches!(ended, Ended::NotInjected)),
+            count(|result| matches!(result, CreationResult::Failed(_))),
+            count(|result| matches!(result, CreationResult::NotInjected)),
             self.percentile(50),
             self.percentile(99),
             self.percentile(100),
         )?;
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
         for created in &self.all {
-            if let Ended::Failed(reason) = &created.ended {
+            if let CreationResult::Failed(reason) = &created.result {
                 *reasons.entry(reason).or_default() += 1;
             }
         }
@@ -272,15 +275,15 @@ impl Display for Outcomes {
     }
 }
 
-/// A count that the environment may set.
+/// Reads a count from an environment variable.
 pub(crate) fn count_from(variable: &str, default: u64, allowed: std::ops::RangeInclusive<u64>) -> Result<u64> {
     let Ok(text) = std::env::var(variable) else { return Ok(default) };
     let count = text.parse().ok().filter(|count| allowed.contains(count));
     count.with_context(|| format!("{variable}={text}: expected a whole number from {allowed:?}"))
 }
 
-/// Figures of a run, for people.
+/// Prints the figures of a run.
 #[expect(clippy::print_stdout, reason = "it is what a long test is run for")]
-pub(crate) fn tell(figures: &str) {
+pub(crate) fn print_figures(figures: &str) {
     println!("{figures}");
 }

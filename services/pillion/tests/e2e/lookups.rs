@@ -1,4 +1,4 @@
-//! Profiles that read a pod's service account and its owners, which are looked up in the real API server.
+//! Profiles that read a pod's service account and owners, with lookups in the real API server.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, annotation};
 
-/// As for web identity: the service account says by an annotation whether, and with what.
+/// As for web identity: an annotation of the service account enables the profile and has its value.
 const IDENTITY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -22,7 +22,7 @@ spec:
   template: {metadata: {annotations: {example.com/identity: given}}}
 ";
 
-/// Pods of a CronJob, whose name no pod says.
+/// Selects pods of a CronJob. A pod itself does not name its CronJob.
 const NIGHTLY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -34,7 +34,7 @@ spec:
   template: {metadata: {annotations: {example.com/nightly: 'yes'}}}
 ";
 
-/// Pods of a Deployment, which is known by its name.
+/// Selects pods of a Deployment, by the Deployment's name.
 const WEB: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -78,10 +78,10 @@ fn lookups_of_owners_and_accounts_decide() {
         for yaml in [OBJECTS, IDENTITY, NIGHTLY, WEB] {
             rig.control_plane.apply_yaml(yaml).await?;
         }
-        // Each of them is learned of on its own; with the one that is shipped there are four.
-        rig.all_serve(4).await?;
+        // Each profile arrives on its own. With the shipped one there are four.
+        rig.wait_until_served(4).await?;
         let nobody = json!([]);
-        eventually(SOON, "the account's pods are given its identity", async || {
+        eventually(SOON, "the account's pods get its identity", async || {
             let given = rig.dry_run("team-a", &pod("a", "builder", &json!({}), &nobody)).await?;
             ensure!(annotation(&given, "example.com/identity") == Some("given"), "{given}");
             Ok(())
@@ -93,8 +93,8 @@ fn lookups_of_owners_and_accounts_decide() {
         let job = nightly_job(&rig).await?;
         let uid = job["metadata"]["uid"].as_str().unwrap();
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
-        // A look-up has a quarter of a second. Who has no answer by then is not given anything, and the next pod asks again.
-        eventually(SOON, "the CronJob's pods are told apart", async || {
+        // A lookup may take 250 ms. A pod whose lookup times out gets nothing, and the next pod repeats the lookup.
+        eventually(SOON, "the CronJob's pods are recognised", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");
             ensure!(annotation(&nightly, "example.com/web").is_none(), "{nightly}");
@@ -103,14 +103,14 @@ fn lookups_of_owners_and_accounts_decide() {
         .await?;
         let unknown = pod("o", "plain", &json!({}), &owner("batch/v1", "Job", "nightly-2", uid));
         let other = rig.dry_run("team-a", &unknown).await?;
-        ensure!(annotation(&other, "example.com/nightly").is_none(), "a Job that is not there: {other}");
+        ensure!(annotation(&other, "example.com/nightly").is_none(), "a missing Job: {other}");
 
         let owners = owner("apps/v1", "ReplicaSet", "web-7c9d6f5b8", "029dc23e-3de8-41af-ab3c-a95b34b82bf3");
         let labels = json!({"pod-template-hash": "7c9d6f5b8"});
         let web = rig.create("team-a", &pod("w", "plain", &labels, &owners)).await?;
         ensure!(annotation(&web, "example.com/web") == Some("yes"), "{web}");
 
-        eventually(SOON, "each was asked for once", async || {
+        eventually(SOON, "each was looked up once", async || {
             let metrics = rig.replicas[0].metrics_text().await?;
             for (series, count) in [
                 ("what=\"service_account\",result=\"found\"", Some(2.0)),
@@ -120,7 +120,7 @@ fn lookups_of_owners_and_accounts_decide() {
                 let line = format!("pillion_lookups_total{{{series}}} ");
                 let found = metrics.lines().find_map(|text| text.strip_prefix(&line)?.parse::<f64>().ok());
                 if found < count {
-                    // There was no answer in time.
+                    // The lookup may have timed out, so try again.
                     rig.dry_run("team-a", &unknown).await?;
                 }
                 ensure!(found == count, "{series}: {found:?}");
@@ -131,7 +131,7 @@ fn lookups_of_owners_and_accounts_decide() {
     });
 }
 
-/// A Job as its CronJob's controller makes it; nobody runs controllers here.
+/// Creates a Job as the CronJob's controller does, since no controllers run here.
 async fn nightly_job(rig: &Rig) -> Result<Json> {
     let owners = owner("batch/v1", "CronJob", "nightly", "029dc23e-3de8-41af-ab3c-a95b34b82bf4");
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "app", "image": "app:1"}]}});

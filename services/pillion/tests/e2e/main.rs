@@ -1,9 +1,9 @@
-//! The whole system on real parts: pods are created through a real kube-apiserver, which calls replicas of the real
-//! binary by Service, as it does in production.
+//! The whole system with real components: tests create pods through a real kube-apiserver. It calls replicas of the
+//! real program through a Service, as in production.
 //!
-//! Each test has a control plane of its own, in namespaces of its own (see `pillion_testkit`).
+//! Each test has its own control plane, in its own Linux namespaces (see `pillion_testkit`).
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
 
 mod api_loss;
 mod audit;
@@ -21,7 +21,6 @@ mod explain;
 mod explain_past;
 mod export;
 mod export_functions;
-mod failures;
 mod first_profile;
 mod fresh_namespaces;
 mod guardrails;

@@ -1,6 +1,6 @@
-//! A cluster with Pillion as it is installed: controllers that make certificates and webhook configurations, and replicas
-//! that serve by them, each with the rights of its own service account and no more. Nothing is registered by the test but
-//! what Kubernetes' own controllers would: endpoints.
+//! A cluster with Pillion as installed. Controllers create certificates and webhook configurations, and replicas
+//! serve with them. Each has only the permissions of its service account. The test writes only what Kubernetes' own
+//! controllers would write: endpoints.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, TestCa, eventually, na
 use serde_json::json;
 
 use crate::rbac::{CONTROLLER, WEBHOOK, kubeconfig};
-use crate::rig::{NGINX, PATIENCE, Rig, bare_pod, install_definitions, names};
+use crate::rig::{NGINX, PATIENCE, Rig, bare_pod, install_crds, names};
 use crate::rotation::Damage;
 
 /// The name of the release, and of most of its objects.
 pub(crate) const RELEASE: &str = "pillion";
-/// The first of the controllers' addresses.
+/// The last byte of the first controller's address.
 const CONTROLLERS: u8 = 101;
 
-/// Everything scaled down: what takes a day in a cluster takes moments here.
+/// A policy with short durations: what takes a day in a cluster takes moments here.
 pub(crate) const QUICK: &str = "\
 apiVersion: config.pillion.dev/v1alpha1
 kind: ControllerPolicy
@@ -42,37 +42,37 @@ certificates:
 logs: {level: 'info,pillion_control=debug'}
 ";
 
-/// The cluster.
+/// A cluster with an installed Pillion.
 pub(crate) struct Managed {
     pub(crate) rig: Rig,
     pub(crate) controllers: Vec<Replica>,
-    /// What the controllers are started from.
+    /// The specification from which controllers start.
     pub(crate) spec: ReplicaSpec,
 }
 
 impl Managed {
-    /// Starts so many replicas of the webhook and of the controller, and waits until pods in `team-a` are injected.
+    /// Starts this many replicas and controllers, and waits until pods in `team-a` are injected.
     pub(crate) async fn start(control_plane: Builder, policy: &str, replicas: u8, controllers: u8) -> Result<Self> {
-        let managed = Self::start_uncalled(control_plane, policy, replicas, controllers).await?;
+        let managed = Self::start_without_namespace(control_plane, policy, replicas, controllers).await?;
         managed.rig.namespace("team-a", Some("enabled")).await?;
-        managed.rig.is_called("team-a").await?;
-        // They are ready before there is a revision, and learn of it each on its own.
-        managed.rig.all_serve(1).await?;
+        managed.rig.wait_until_called("team-a").await?;
+        // Replicas are ready before there is a revision, and each learns of it separately.
+        managed.rig.wait_until_served(1).await?;
         Ok(managed)
     }
 
-    /// The same without a namespace that is opted in.
-    pub(crate) async fn start_uncalled(
+    /// Does the same without a namespace that opts in.
+    pub(crate) async fn start_without_namespace(
         control_plane: Builder,
         policy: &str,
         replicas: u8,
         controllers: u8,
     ) -> Result<Self> {
         let control_plane = control_plane.start().await?;
-        install_definitions(&control_plane).await?;
+        install_crds(&control_plane).await?;
         control_plane.apply_yaml(NGINX).await?;
         let service = register_service(&control_plane.client(), &[]).await?;
-        canary_service(&control_plane.client()).await?;
+        create_trust_probe_service(&control_plane.client()).await?;
         control_plane.apply_yaml(WEBHOOK).await?;
         control_plane.apply_yaml(CONTROLLER).await?;
 
@@ -96,14 +96,15 @@ impl Managed {
         for replica in &replicas {
             service.set_ready(replica.address(), true).await?;
         }
-        let rig = Rig { control_plane, replicas, service, spec: webhook, serving_authority: String::new() };
+        let rig = Rig { control_plane, replicas, service, spec: webhook, serving_ca: String::new() };
         Ok(Self { rig, controllers: running, spec })
     }
 
-    /// One of each in a cluster whose namespaces opt in by this label too, as both policies say; none of them does yet.
-    pub(crate) async fn start_opting_in_by(label: &str) -> Result<Self> {
+    /// Starts one replica and one controller. Both policies define this additional opt-in label, which no namespace
+    /// has yet.
+    pub(crate) async fn start_with_opt_in_label(label: &str) -> Result<Self> {
         let policy = format!("{QUICK}webhooks: {{optIn: [{label}]}}\n");
-        let mut managed = Self::start_uncalled(ControlPlane::builder(), &policy, 1, 1).await?;
+        let mut managed = Self::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
         let policy =
             format!("apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\nnamespaces: {{optIn: [{label}]}}\n");
         let rig = &mut managed.rig;
@@ -115,42 +116,40 @@ impl Managed {
         Ok(managed)
     }
 
-    /// The webhook configuration.
     pub(crate) fn configurations(&self) -> Api<MutatingWebhookConfiguration> {
         Api::all(self.rig.control_plane.client())
     }
 
-    /// The release's Secrets.
     pub(crate) fn secrets(&self) -> Api<Secret> {
         Api::namespaced(self.rig.control_plane.client(), NAMESPACE)
     }
 
-    /// How far the rotation is, as the record says: the phase, and the number of the authority that signs.
+    /// Returns the state of the rotation from its record: the phase, and the number of the active CA.
     pub(crate) async fn rotation(&self) -> Result<(String, u64)> {
         let record = self.record().await?;
         let phase = record["phase"].as_str().context("a phase")?.to_owned();
         Ok((phase, record["active"]["generation"].as_u64().unwrap_or_default()))
     }
 
-    /// The rotation's record, as it stands in its Secret.
+    /// Returns the rotation's record from its Secret.
     pub(crate) async fn record(&self) -> Result<serde_json::Value> {
         let secret = self.secrets().get(&format!("{RELEASE}-authority")).await?;
         let record = secret.data.context("data")?.remove("record").context("a record")?;
         Ok(serde_json::from_slice(&record.0)?)
     }
 
-    /// Waits until there is one authority, with this number or a higher one.
-    pub(crate) async fn is_stable(&self, least: u64, limit: Duration) -> Result<u64> {
-        eventually(limit, "the rotation is through", async || {
+    /// Waits until there is a single CA, with this number or a higher one. Returns its number.
+    pub(crate) async fn wait_until_stable(&self, least: u64, limit: Duration) -> Result<u64> {
+        eventually(limit, "the rotation is complete", async || {
             let (phase, generation) = self.rotation().await?;
-            ensure!(phase == "stable" && generation >= least, "{phase}, authority {generation} of {least}");
+            ensure!(phase == "stable" && generation >= least, "{phase}, CA {generation} of {least}");
             Ok(generation)
         })
         .await
     }
 
-    /// How many certificates each entry trusts: all trust the same.
-    pub(crate) async fn trusted(&self) -> Result<usize> {
+    /// Returns the number of certificates in the CA bundles. Fails unless all entries have the same bundle.
+    pub(crate) async fn trusted_cas(&self) -> Result<usize> {
         let configuration = self.configurations().get(RELEASE).await?;
         let count = |entry: &MutatingWebhook| {
             let bundle = entry.client_config.ca_bundle.clone().unwrap_or_default().0;
@@ -162,17 +161,17 @@ impl Managed {
         Ok(first)
     }
 
-    /// Whose leaf is to be served: the number of the authority; 0 if there is none.
-    pub(crate) async fn leaf(&self) -> Result<u64> {
+    /// Returns the number of the CA that issued the serving certificate, or 0 without a certificate.
+    pub(crate) async fn serving_ca(&self) -> Result<u64> {
         let secret = self.secrets().get_opt(&format!("{RELEASE}-serving")).await?;
         let generation = secret.and_then(|secret| secret.metadata.annotations?.remove("pillion.dev/generation"));
         Ok(generation.map(|generation| generation.parse()).transpose()?.unwrap_or_default())
     }
 
-    /// The address of the controller that leads.
+    /// Returns the address of the leader.
     pub(crate) async fn leader(&self) -> Result<IpAddr> {
         let leases: Api<Lease> = Api::namespaced(self.rig.control_plane.client(), NAMESPACE);
-        eventually(PATIENCE, "somebody leads", async || {
+        eventually(PATIENCE, "a controller leads", async || {
             let lease = leases.get(&format!("{RELEASE}-controller")).await?;
             let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
             let holder = holder.context("nobody")?;
@@ -182,8 +181,8 @@ impl Managed {
         .await
     }
 
-    /// Waits until an API server calls the webhook, seen through a client of its own.
-    pub(crate) async fn is_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
+    /// Waits until an API server calls the webhook. Takes a client of that API server.
+    pub(crate) async fn wait_until_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         eventually(PATIENCE, "the API server calls the webhook", async || {
             let parameters = PostParams { dry_run: true, ..PostParams::default() };
@@ -195,28 +194,28 @@ impl Managed {
         .await
     }
 
-    /// Does this to the Secrets.
+    /// Damages the Secrets in this way.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
-        let (record, leaf) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
+        let (record, serving) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
         let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);
         match damage {
-            Damage::LeafDeleted => self.delete(&leaf).await,
-            Damage::LeafWithAnotherKey => self.replace(&leaf, "tls.key", &another()?).await,
-            Damage::LeafForAnotherName => {
+            Damage::CertificateDeleted => self.delete(&serving).await,
+            Damage::CertificateWithWrongKey => self.replace(&serving, "tls.key", &another()?).await,
+            Damage::CertificateForWrongName => {
                 let (certificate, key) = TestCa::new()?.serving(&["another.example"])?;
-                self.replace(&leaf, "tls.crt", &certificate).await?;
-                self.replace(&leaf, "tls.key", &key).await
+                self.replace(&serving, "tls.crt", &certificate).await?;
+                self.replace(&serving, "tls.key", &key).await
             }
-            Damage::LeafJunk => self.replace(&leaf, "tls.crt", "junk").await,
+            Damage::CertificateInvalid => self.replace(&serving, "tls.crt", "junk").await,
             Damage::RecordDeleted => self.delete(&record).await,
-            Damage::RecordJunk => self.replace(&record, "record", "junk").await,
-            Damage::AuthorityWithAnotherKey => {
+            Damage::RecordInvalid => self.replace(&record, "record", "junk").await,
+            Damage::CaWithWrongKey => {
                 let (_, active) = self.rotation().await?;
                 self.replace(&record, &format!("authority-{active}.key"), &another()?).await
             }
             Damage::BothDeleted => {
                 self.delete(&record).await?;
-                self.delete(&leaf).await
+                self.delete(&serving).await
             }
         }
     }
@@ -232,12 +231,12 @@ impl Managed {
         Ok(())
     }
 
-    /// Asks for another authority, as a person does.
+    /// Requests a new CA, as a person does.
     pub(crate) fn rotate(&self) -> Result<()> {
         self.pillion(&["certs", "rotate"]).map(drop)
     }
 
-    /// Runs a command of the program against this cluster. What it prints.
+    /// Runs a command of the program against this cluster. Returns its output.
     pub(crate) fn pillion(&self, arguments: &[&str]) -> Result<String> {
         let ran = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
             .args(arguments)
@@ -250,15 +249,15 @@ impl Managed {
     }
 }
 
-/// Starts one, which tells its own address in the Lease.
+/// Starts a controller that writes its own address into the Lease.
 pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Replica> {
     let mut spec = spec.clone();
     spec.args.extend(["--identity".to_owned(), format!("controller-{address}")]);
     Replica::start(&spec, address).await
 }
 
-/// The Service in front of the canary. Its endpoints are the leader's affair.
-async fn canary_service(client: &kube::Client) -> Result<()> {
+/// Creates the Service of the trust probe. The leader writes its endpoints.
+async fn create_trust_probe_service(client: &kube::Client) -> Result<()> {
     let service = pillion_control::trust_probe::service(&Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?)?;
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     services.patch(&format!("{RELEASE}-canary"), &PatchParams::apply("test"), &Patch::Apply(&service)).await?;

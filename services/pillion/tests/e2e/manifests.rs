@@ -1,6 +1,7 @@
-//! All that the chart renders, with each set of values in `charts/pillion/ci` and of the examples in `deploy/`, as the real API
-//! server knows it: `helm install --dry-run=server` is content, each object is taken by a dry run with strict field validation,
-//! and kubeconform finds it valid against schemas that are made from the API server's own. And the plain manifests are applied.
+//! All objects that the chart renders, with each set of values in `charts/pillion/ci` and in the examples in
+//! `deploy/`. On the real API server, `helm install --dry-run=server` succeeds, and a dry run with strict field
+//! validation accepts each object. kubeconform validates the objects against the API server's own schemas. The plain
+//! manifests are applied too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,10 +14,10 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::rig::PATIENCE;
 
-/// Definitions of Prometheus' operator, as far as the chart is concerned: the API server has to know the kinds.
+/// The kinds of the Prometheus operator that the chart uses. The API server needs their CRDs.
 const OPERATOR: [(&str, &str); 2] = [("ServiceMonitor", "servicemonitors"), ("PrometheusRule", "prometheusrules")];
 
-/// The kinds that are defined, by the path of their schemas.
+/// The kinds with a CRD, by the path of their schemas.
 const DEFINED: [(&str, &[&str]); 2] = [
     (
         "apis/pillion.dev/v1alpha1",
@@ -31,7 +32,7 @@ const DEFINED: [(&str, &[&str]); 2] = [
     ("apis/monitoring.coreos.com/v1", &["ServiceMonitor", "PrometheusRule"]),
 ];
 
-/// What Helm says of every dry run of a chart with definitions in it.
+/// Helm's warning for every dry run of a chart with CRDs.
 const HELMS_OWN: &str = "This chart or one of its subcharts contains CRDs. Rendering may fail or contain inaccuracies.";
 
 fn repository() -> PathBuf {
@@ -58,7 +59,7 @@ async fn install_operator(control_plane: &ControlPlane) -> Result<()> {
     control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await
 }
 
-/// Waits until the schemas of all that is defined are published, each of which comes a moment after its definition.
+/// Waits until the API server publishes the schemas of all CRDs, which takes a moment.
 async fn schemas_are_published(control_plane: &ControlPlane) -> Result<()> {
     eventually(PATIENCE, "the schemas of custom resources are published", async || {
         let index: Json = serde_json::from_str(&control_plane.kubectl_ok(&["get", "--raw", "/openapi/v3"]).await?)?;
@@ -79,7 +80,8 @@ async fn schemas_are_published(control_plane: &ControlPlane) -> Result<()> {
     .await
 }
 
-/// The API server's schemas, as kubeconform looks for them: a file for each kind, in which nothing may stand that is not known.
+/// Writes the API server's schemas as kubeconform reads them: a file for each kind, without unknown fields. Returns
+/// their number.
 async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<usize> {
     let index: Json = serde_json::from_str(&control_plane.kubectl_ok(&["get", "--raw", "/openapi/v3"]).await?)?;
     let mut written = BTreeSet::new();
@@ -101,7 +103,8 @@ async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<us
             let [kind] = kinds.map_or(&[][..], Vec::as_slice) else { continue };
             let text = |key: &str| kind[key].as_str().unwrap_or_default().to_owned();
             let (group, version, kind) = (text("group"), text("version"), text("kind"));
-            // What stands before the last slash of `apiVersion`, or all of it: so kubeconform calls the group.
+            // kubeconform names a group by the part before the last slash of `apiVersion`, or by all of it without a
+            // slash.
             let group = if group.is_empty() { version.clone() } else { group };
             let file = format!("{group}_{version}_{}.json", kind.to_lowercase());
             let whole = json!({
@@ -115,13 +118,13 @@ async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<us
     Ok(written.len())
 }
 
-/// Makes a schema strict: of an object whose fields are known, no others are taken.
+/// Makes a schema strict: an object with known fields may have no others.
 fn close(schema: &mut Json) {
     match schema {
         Json::Object(map) => {
             let is_open = map.get("x-kubernetes-preserve-unknown-fields") == Some(&json!(true));
             let fields = map.get("properties").and_then(Json::as_object);
-            // A schema that is called `properties` is a field of that name.
+            // A schema under the key `properties` may be a field of that name.
             let has_fields = fields.is_some_and(|fields| fields.values().all(Json::is_object))
                 && map.get("type") == Some(&json!("object"));
             if has_fields && !is_open && !map.contains_key("additionalProperties") {
@@ -134,7 +137,7 @@ fn close(schema: &mut Json) {
     }
 }
 
-/// Adds what every object has and no definition of a custom resource says.
+/// Adds the fields that every object has and no CRD lists.
 fn identity_is_known(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -150,7 +153,7 @@ fn identity_is_known(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program of the tools with a folder for itself.
+/// Runs a tool with its own home folder.
 async fn program(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -> Result<Output> {
     let home = control_plane.directory().join("programs");
     std::fs::create_dir_all(&home)?;
@@ -171,7 +174,7 @@ async fn printed(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -
     Ok(String::from_utf8(stdout)?)
 }
 
-/// The sets of values, by name, each as a file.
+/// Writes each set of values to a file. Returns the paths by name.
 fn value_files(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(repository().join("charts/pillion/ci"))? {
@@ -194,18 +197,18 @@ struct Checker {
 }
 
 impl Checker {
-    /// Whether kubeconform finds the objects of a file valid; how many there are.
+    /// Fails unless kubeconform accepts the objects of a file. Returns their number.
     async fn kubeconform(&self, control_plane: &ControlPlane, file: &Path) -> Result<u64> {
         let template =
             format!("{}/{{{{.Group}}}}_{{{{.ResourceAPIVersion}}}}_{{{{.ResourceKind}}}}.json", self.schemas.display());
         let file = file.display().to_string();
         let arguments = ["-strict", "-summary", "-output", "json", "-schema-location", &template, &file];
         let Output { status, stdout, stderr } = program(control_plane, "kubeconform", &arguments).await?;
-        let said: Json = serde_json::from_slice(&stdout)
+        let output: Json = serde_json::from_slice(&stdout)
             .with_context(|| format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))?;
-        let summary = &said["summary"];
-        ensure!(status.success() && summary["skipped"] == 0, "{said:#}");
-        summary["valid"].as_u64().with_context(|| format!("{said}"))
+        let summary = &output["summary"];
+        ensure!(status.success() && summary["skipped"] == 0, "{output:#}");
+        summary["valid"].as_u64().with_context(|| format!("{output}"))
     }
 
     /// Writes a file with these objects.
@@ -216,7 +219,7 @@ impl Checker {
     }
 }
 
-/// Whether the API server takes each object of a file, to the field; how many there are.
+/// Fails unless the API server accepts each field of each object of a file. Returns the number of objects.
 async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
     let file = file.display().to_string();
     let apply = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", &file];
@@ -224,14 +227,14 @@ async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn api_server_accepts_every_rendered_field() {
     Isolation::new().own_network("gives the API server two IP families").run(|| async {
-        // Of both families, as one set of values asks for.
+        // One set of values asks for both IP families.
         let families = "--service-cluster-ip-range=10.112.0.0/24,fd00:112::/112";
         let control_plane = ControlPlane::builder().api_server_arg(families).start().await?;
         install_operator(&control_plane).await?;
-        // The definitions have to be there for what is an instance of them.
+        // Custom resources need their CRDs first.
         control_plane.create_namespace(NAMESPACE, &[]).await?;
         printed(&control_plane, "kubectl", &["apply", "--server-side", "-f", "deploy/manifests/crds.yaml"]).await?;
         let kinds = [
@@ -248,7 +251,7 @@ fn api_server_accepts_every_rendered_field() {
         let checker = Checker { schemas: folder.join("schemas"), folder };
         std::fs::create_dir_all(&checker.schemas)?;
         schemas_are_published(&control_plane).await?;
-        // All of them are asked for one by one, which takes long where much else runs.
+        // The schemas are read one by one, which takes long on a busy machine.
         let schemas = eventually(5 * PATIENCE, "the schemas are written", async || {
             let count = write_schemas(&control_plane, &checker.schemas).await?;
             ensure!(checker.schemas.join("pillion.dev_v1alpha1_clusterinjectionprofile.json").exists());
@@ -258,13 +261,15 @@ fn api_server_accepts_every_rendered_field() {
         .await?;
         identity_is_known(&checker.schemas)?;
 
-        // It would say so if something were wrong.
+        // kubeconform rejects an invalid object.
         for (field, value) in [("spec", json!({"replica": 3, "selector": {}, "template": {}})), ("specs", json!({}))] {
             let wrong = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, field: value});
             let wrong = checker.file("wrong", &wrong.to_string())?;
-            let Err(error) = checker.kubeconform(&control_plane, &wrong).await else { bail!("{field} is no field") };
+            let Err(error) = checker.kubeconform(&control_plane, &wrong).await else {
+                bail!("{field} is an unknown field")
+            };
             ensure!(error.to_string().contains("additional properties"), "{error:#}");
-            ensure!(dry_run(&control_plane, &wrong).await.is_err(), "{field} is no field");
+            ensure!(dry_run(&control_plane, &wrong).await.is_err(), "{field} is an unknown field");
         }
 
         let (mut objects, sets) = (0, value_files(&checker.folder)?);
@@ -314,7 +319,7 @@ fn api_server_accepts_every_rendered_field() {
             files.len()
         );
 
-        // What the page says, in its order; and again, as an upgrade.
+        // The commands of the page, in its order, and again as an upgrade.
         for _ in 0..2 {
             for file in ["deploy/manifests/crds.yaml", "deploy/manifests/pillion.yaml"] {
                 let applied = printed(&control_plane, "kubectl", &["apply", "--server-side", "-f", file]).await?;

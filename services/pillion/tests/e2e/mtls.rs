@@ -1,4 +1,4 @@
-//! The API server shows a certificate, as `docs/mtls.md` says how, and nobody else is answered.
+//! The API server presents a client certificate, set up as in `docs/mtls.md`. The webhook rejects all other clients.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use tokio::net::TcpStream;
 
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// The documentation, whose files are used as they stand there.
+/// The documentation page, whose files the test uses unchanged.
 const PAGE: &str = include_str!("../../../../docs/mtls.md");
 const CLIENT_NAME: &str = "kube-apiserver-pillion";
 
-/// The text of the block of the documentation that says this.
+/// Returns the block of the page that contains this text.
 fn block(says: &str) -> Result<&'static str> {
     let blocks = PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
     blocks
@@ -29,9 +29,9 @@ fn block(says: &str) -> Result<&'static str> {
         .with_context(|| format!("no block with {says} in docs/mtls.md"))
 }
 
-/// An API server that is set up as the documentation says, with files in the folder of the test.
-fn with_certificate(authority: &TestCa, folder: &Path) -> Result<Builder> {
-    authority.client_files(folder, "pillion-client", CLIENT_NAME)?;
+/// Returns an API server that is set up as the page says, with files in the test's folder.
+fn with_certificate(ca: &TestCa, folder: &Path) -> Result<Builder> {
+    ca.client_files(folder, "pillion-client", CLIENT_NAME)?;
     let folder_text = folder.to_str().context("a folder of text")?;
     for (file, says) in [("admission.yaml", "kind: AdmissionConfiguration"), ("webhooks.kubeconfig", "kind: Config")] {
         std::fs::write(folder.join(file), block(says)?.replace("/etc/kubernetes/pillion", folder_text))?;
@@ -40,7 +40,8 @@ fn with_certificate(authority: &TestCa, folder: &Path) -> Result<Builder> {
     Ok(ControlPlane::builder().api_server_arg(argument))
 }
 
-/// The status of the answer to a forged review, over TLS that trusts anybody who has the Service's name.
+/// Sends a forged review, and returns the status of the response. The client accepts any certificate with the
+/// Service's name.
 async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(root)?)?;
@@ -52,7 +53,7 @@ async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
     let tcp = TcpStream::connect((replica.address(), WEBHOOK_PORT)).await?;
     let mut stream =
         tokio_rustls::TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(SERVER_NAME)?, tcp).await?;
-    // The body is announced and does not come: it is not waited for.
+    // Announce a body but send none: the webhook must respond without it.
     let head =
         "POST /mutate/required HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n";
     stream.write_all(head.as_bytes()).await?;
@@ -69,9 +70,9 @@ fn value(metrics: &str, series: &str) -> Result<f64> {
 
 const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
 
-/// Waits until somebody without a certificate is counted.
+/// Waits until the metrics count a client without a certificate.
 async fn is_counted(replica: &Replica) -> Result<()> {
-    eventually(SOON, "who shows none is counted", async || {
+    eventually(SOON, "a client without a certificate is counted", async || {
         ensure!(value(&replica.metrics_text().await?, NO_CERTIFICATE)? > 0.5, "not yet");
         Ok(())
     })
@@ -82,27 +83,27 @@ async fn is_counted(replica: &Replica) -> Result<()> {
 fn only_certified_api_server_gets_responses() {
     Isolation::new().own_network("gives the API server a client certificate").run(|| async {
         let folder = namespace::directory()?;
-        let authority = TestCa::new()?;
-        let control_plane = with_certificate(&authority, &folder)?;
+        let ca = TestCa::new()?;
+        let control_plane = with_certificate(&ca, &folder)?;
         let file = folder.join("clients.crt");
-        std::fs::write(&file, authority.bundle_pem())?;
+        std::fs::write(&file, ca.bundle_pem())?;
         let arguments = ["--client-ca", file.to_str().context("text")?, "--client-name", CLIENT_NAME];
         let rig = Rig::start_with(control_plane, &arguments, 1).await?;
         rig.namespace("team-a", Some("enabled")).await?;
-        rig.is_called("team-a").await?;
+        rig.wait_until_called("team-a").await?;
         rig.namespace("strict", Some("required")).await?;
         let created = rig.create("strict", &bare_pod("web")).await?;
         ensure!(names(&created).contains(&"sidecar-nginx".to_owned()), "{created}");
 
         let replica = &rig.replicas[0];
         let metrics = replica.metrics_text().await?;
-        ensure!(value(&metrics, NO_CERTIFICATE)? < 0.5, "the API server was turned away");
+        ensure!(value(&metrics, NO_CERTIFICATE)? < 0.5, "the API server was rejected");
         ensure!(value(&metrics, "pillion_tls_handshakes_total{result=\"ok\"}")? > 0.5);
         let root = rig.control_plane.directory().join("serving-ca.crt");
-        std::fs::write(&root, &rig.serving_authority)?;
+        std::fs::write(&root, &rig.serving_ca)?;
         ensure!(forged(replica, &root).await? == 401);
         is_counted(replica).await?;
-        // Probes show no certificate, and need none.
+        // Probes work without a client certificate.
         ensure!(replica.get("/readyz").await?.0.is_success());
         Ok(())
     });
@@ -117,7 +118,7 @@ fn api_server_without_certificate_gets_clear_error() {
         let arguments = ["--client-ca", file.to_str().context("text")?];
         let rig = Rig::start_with(ControlPlane::builder(), &arguments, 1).await?;
         rig.namespace("strict", Some("required")).await?;
-        eventually(SOON, "the API server is turned away", async || {
+        eventually(SOON, "the API server is rejected", async || {
             let refused =
                 rig.dry_run("strict", &bare_pod("web")).await.err().context("the webhook is not called yet")?;
             ensure!(format!("{refused:#}").contains("provide credentials"), "{refused:#}");

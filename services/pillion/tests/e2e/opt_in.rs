@@ -1,5 +1,6 @@
-//! A cluster that moves over keeps its label: namespaces opt in by `istio-injection=enabled`, and whoever asks who is opted
-//! in says the same: the API server, a replica that is asked without a level, the audit, profiles' status, `pillion status`.
+//! A migrated cluster keeps its label: namespaces opt in by `istio-injection=enabled`. The API server, a replica that
+//! is called without a failure mode, the audit, the profiles' status and `pillion status` agree on which namespaces
+//! opt in.
 
 use std::time::Duration;
 
@@ -10,22 +11,22 @@ use crate::direct::{Direct, review};
 use crate::managed::Managed;
 use crate::rig::{SOON, bare_pod, is_untouched, names};
 
-/// The label that the cluster has.
+/// The cluster's own label.
 const LABEL: (&str, &str) = ("istio-injection", "enabled");
 
-/// Within which namespaces are counted: once a minute.
+/// The time in which the controller counts namespaces. It counts once a minute.
 const COUNTED: Duration = Duration::from_mins(2);
-/// How long a finding of the audit may take.
+/// How long the audit may take to report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// With namespaces of either label.
+/// Starts a cluster with namespaces of either label.
 async fn cluster() -> Result<Managed> {
-    let managed = Managed::start_opting_in_by(&format!("{}={}", LABEL.0, LABEL.1)).await?;
+    let managed = Managed::start_with_opt_in_label(&format!("{}={}", LABEL.0, LABEL.1)).await?;
     managed.rig.control_plane.create_namespace("mesh", &[LABEL]).await?;
     managed.rig.control_plane.create_namespace("out", &[LABEL, ("pillion.dev/injection", "disabled")]).await?;
     managed.rig.namespace("team-a", Some("enabled")).await?;
     for namespace in ["mesh", "team-a"] {
-        managed.rig.is_called(namespace).await?;
+        managed.rig.wait_until_called(namespace).await?;
     }
     Ok(managed)
 }
@@ -38,10 +39,10 @@ fn foreign_label_opts_namespace_in() {
         ensure!(names(&created).len() == 2, "{created}");
         ensure!(is_untouched(&managed.rig.create("out", &bare_pod("out")).await?), "Pillion's own label decides first");
 
-        // Whoever asks without a level.
+        // Send reviews without a failure mode in the path.
         let direct = Direct::to(&managed.rig.replicas[0])?;
         for (namespace, is_injected) in [("mesh", true), ("team-a", true), ("out", false), ("default", false)] {
-            // It learns of namespaces by watching.
+            // The replica learns of namespaces by its watch.
             eventually(SOON, "the namespace is known", async || {
                 let answer = direct.answer("/mutate", &review("u", namespace, &bare_pod("asked"))).await?;
                 ensure!(answer.contains("\"patch\"") == is_injected, "{namespace}: {answer}");
@@ -50,7 +51,7 @@ fn foreign_label_opts_namespace_in() {
             .await?;
         }
 
-        // Both are counted for the profile.
+        // The profile's status counts both namespaces.
         let control_plane = &managed.rig.control_plane;
         eventually(COUNTED, "both namespaces are counted", async || {
             let path = "jsonpath={.status.namespacesMatched}";
@@ -60,9 +61,9 @@ fn foreign_label_opts_namespace_in() {
         })
         .await?;
 
-        // What is missed there is found, by the controller and by who asks from outside.
+        // The controller and `pillion status` find a pod that was created without a webhook.
         managed.rig.replicas[0].kill()?;
-        eventually(SOON, "a pod is missed", async || {
+        eventually(SOON, "a pod is not injected", async || {
             let name =
                 format!("lost-{}", managed.rig.pods("mesh").list(&kube::api::ListParams::default()).await?.items.len());
             ensure!(is_untouched(&managed.rig.create("mesh", &bare_pod(&name)).await?), "still injected");

@@ -1,5 +1,6 @@
-//! A mesh's proxy that an author of a pod changes, in a namespace whose `LimitRange` changes it too: what the author wrote
-//! wins, what admission added does not, and a webhook behind us finds it done when the API server calls again.
+//! A pod author changes a mesh's proxy, in a namespace whose `LimitRange` changes it too. The author's values win
+//! over the profile, and defaults of admission do not. A later webhook sees the final result when the API server
+//! calls again.
 
 use anyhow::{Context, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -66,7 +67,7 @@ fn overlay_survives_defaults_of_limit_range() {
         rig.label_namespace("meshed", "mesh", "yes").await?;
         rig.control_plane.apply_yaml(LIMITS).await?;
         rig.control_plane.apply_yaml(PROXY).await?;
-        let native = eventually(SOON, "the profile and the LimitRange are seen", async || {
+        let native = eventually(SOON, "the profile and the LimitRange are active", async || {
             let made = rig.dry_run("meshed", &pod("native", true)).await?;
             let init = made["spec"]["initContainers"].as_array().context("no proxy yet")?;
             ensure!(made["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "300m", "no LimitRange yet: {made}");
@@ -76,11 +77,11 @@ fn overlay_survives_defaults_of_limit_range() {
         .await?;
         let proxy = &native["spec"]["initContainers"][0];
         assert_eq!(proxy["restartPolicy"], "Always");
-        assert_eq!(proxy["image"], "proxy:1", "auto asks for ours");
-        assert_eq!(proxy["args"], json!(["mine"]), "the author's word");
-        assert_eq!(proxy["resources"]["limits"]["memory"], "2Gi", "the author's word");
-        assert_eq!(proxy["resources"]["limits"]["cpu"], "2", "the LimitRange's is nobody's word");
-        // The API server itself requests what the author limits, before anybody is called, and counts it as the author's.
+        assert_eq!(proxy["image"], "proxy:1", "auto requests Pillion's container");
+        assert_eq!(proxy["args"], json!(["mine"]), "the author's value");
+        assert_eq!(proxy["resources"]["limits"]["memory"], "2Gi", "the author's value");
+        assert_eq!(proxy["resources"]["limits"]["cpu"], "2", "the LimitRange's value has no precedence");
+        // The API server sets requests from the author's limits before it calls webhooks. They count as the author's.
         assert_eq!(proxy["resources"]["requests"], json!({"cpu": "100m", "memory": "2Gi"}));
         assert_eq!(proxy["env"], json!([{"name": "APPS", "value": "app"}]));
         let app = &native["spec"]["containers"][0];
@@ -88,12 +89,12 @@ fn overlay_survives_defaults_of_limit_range() {
         assert_eq!(app["livenessProbe"]["httpGet"]["path"], "/health/app");
         assert_eq!(app["livenessProbe"]["httpGet"]["port"], 15020);
         assert_eq!(app["livenessProbe"]["periodSeconds"], 3);
-        assert_eq!(native["spec"]["containers"].as_array().unwrap().len(), 1, "the overlay was moved along");
+        assert_eq!(native["spec"]["containers"].as_array().unwrap().len(), 1, "the overlay has moved");
 
         let other = rig.dry_run("meshed", &pod("other", false)).await?;
         let names: Vec<_> =
             other["spec"]["containers"].as_array().unwrap().iter().map(|container| container["name"].clone()).collect();
-        assert_eq!(names, [json!("proxy"), json!("app")], "the overlay stands where the profile wants its container");
+        assert_eq!(names, [json!("proxy"), json!("app")], "the overlay is at the position of the profile's container");
         let proxy = &other["spec"]["containers"][0];
         assert_eq!(proxy["resources"]["limits"], json!({"cpu": "2", "memory": "2Gi"}));
         assert_eq!(proxy["image"], "proxy:1");

@@ -1,4 +1,4 @@
-//! Profiles that change in the cluster: the next pod sees it, and a broken one changes nothing.
+//! Profiles that change in the cluster: the next pod gets the change, and a broken profile changes nothing.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use crate::rig::{NGINX, PATIENCE, Rig, SOON, bare_pod, names};
 
-/// The image of the sidecar that a pod would get now.
+/// Returns the image of the sidecar that a new pod would get.
 async fn image(rig: &Rig) -> Result<Json> {
     let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
     let sidecar = pod["spec"]["containers"].as_array().unwrap().iter().find(|c| c["name"] == "sidecar-nginx");
@@ -29,22 +29,22 @@ fn profile_edits_reach_pods_and_mistakes_do_not() {
         rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
         image_becomes(&rig, "nginx:1.30").await?;
 
-        // The schema cannot look into a template, so this is stored; it does not compile, so it is not served.
+        // The CRD does not check templates, so the profile is stored. It does not compile, so it is not served.
         let broken = NGINX.replace("        image: nginx:1.29\n", "").replace("1.29", "1.31");
         rig.control_plane.apply_yaml(&broken).await?;
-        let told = eventually(SOON, "the log says where and why the profile is broken", async || {
+        let message = eventually(SOON, "the log says where and why the profile is broken", async || {
             let log = rig.replicas[0].log_text()?;
             let line = log.lines().find(|line| line.contains("spec.template.spec.containers[0]"));
             line.map(str::to_owned).ok_or_else(|| anyhow::anyhow!("not in the log yet"))
         })
         .await?;
-        ensure!(told.contains("nginx") && told.contains("needs an image"), "{told}");
-        ensure!(image(&rig).await? == "nginx:1.30", "the last good one stays at work");
-        rig.broken_become(1).await?;
+        ensure!(message.contains("nginx") && message.contains("needs an image"), "{message}");
+        ensure!(image(&rig).await? == "nginx:1.30", "the last valid version stays active");
+        rig.wait_for_broken_profiles(1).await?;
 
         rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.32")).await?;
         image_becomes(&rig, "nginx:1.32").await?;
-        rig.broken_become(0).await?;
+        rig.wait_for_broken_profiles(0).await?;
 
         rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
         eventually(SOON, "a deleted profile is no longer applied", async || {
@@ -80,8 +80,8 @@ fn namespaced_profile_applies_in_its_namespace_only() {
 fn crds_describe_fields_and_reject_invalid_ones() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
-        // Discovery and the schema come a moment after the definitions.
-        eventually(PATIENCE, "the definitions are shown and explained", async || {
+        // Discovery and the schema follow a moment after the CRDs.
+        eventually(PATIENCE, "kubectl shows and explains the CRDs", async || {
             let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
             ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
             let all = rig.control_plane.kubectl_ok(&["get", "pillion", "-A"]).await?;
@@ -106,7 +106,7 @@ fn crds_describe_fields_and_reject_invalid_ones() {
         };
         let tenant = "InjectionProfile";
         let template = "template: {metadata: {labels: {a: b}}}";
-        for (kind, spec, told) in [
+        for (kind, spec, expected) in [
             (tenant, format!("{{namespaceSelector: {{}}, {template}}}"), "its own namespace only"),
             (tenant, format!("{{optOut: Forbidden, {template}}}"), "optOut Forbidden is for"),
             (tenant, "{order: 1}".to_owned(), "otherwise it does nothing"),
@@ -115,7 +115,7 @@ fn crds_describe_fields_and_reject_invalid_ones() {
             (tenant, format!("{{ordr: 1, {template}}}"), "ordr"),
         ] {
             let message = refused(kind, &spec).await?;
-            ensure!(message.contains(told), "{message:?} does not say {told:?}");
+            ensure!(message.contains(expected), "{message:?} lacks {expected:?}");
         }
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! What the service accounts may do, as the real API server answers it: the whole list of each, so that a right that is
-//! widened is seen; what they must and must not be able to do; and the programs themselves, run with their tokens.
+//! The RBAC permissions of the service accounts, as the real API server reports them. The tests compare each complete
+//! list, so that any added permission fails. They also try single operations, and run the programs with their tokens.
 
 use std::collections::BTreeSet;
 
@@ -28,14 +28,14 @@ use serde_json::json;
 use crate::audit::Audit;
 use crate::rig::{NGINX, PATIENCE, bare_pod, names};
 
-/// How long a finding of the audit may take.
+/// How long the audit may take to report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.yaml");
 pub(crate) const CONTROLLER: &str = include_str!("../../../../deploy/rbac/controller.yaml");
 
-/// What the webhook may do in a namespace of its tenants': what is granted cluster-wide.
-const WEBHOOK_ELSEWHERE: &str = "\
+/// The webhook's permissions in a tenant's namespace: those of its ClusterRole.
+const WEBHOOK_IN_TENANT_NAMESPACE: &str = "\
 apps daemonsets: get
 apps deployments: get
 apps replicasets: get
@@ -51,13 +51,13 @@ replicationcontrollers: get
 serviceaccounts: get
 ";
 
-/// What it may do beyond that in the release's namespace.
-const WEBHOOK_AT_HOME: &str = "\
+/// The webhook's further permissions in the release's namespace.
+const WEBHOOK_IN_RELEASE_NAMESPACE: &str = "\
 configmaps pillion: get list watch
 secrets pillion-serving: get list watch
 ";
 
-const CONTROLLER_ELSEWHERE: &str = "\
+const CONTROLLER_IN_TENANT_NAMESPACE: &str = "\
 admissionregistration.k8s.io mutatingadmissionpolicies pillion-held: create delete get list patch update watch
 admissionregistration.k8s.io mutatingadmissionpolicybindings pillion-held: create delete get list patch update watch
 admissionregistration.k8s.io mutatingwebhookconfigurations pillion: delete get list update watch
@@ -86,7 +86,7 @@ replicationcontrollers: get
 serviceaccounts: get
 ";
 
-const CONTROLLER_AT_HOME: &str = "\
+const CONTROLLER_IN_RELEASE_NAMESPACE: &str = "\
 configmaps pillion: get list watch
 configmaps: create
 coordination.k8s.io leases pillion-controller: get list update watch
@@ -100,11 +100,11 @@ secrets: create
 services pillion: get
 ";
 
-/// In the namespace of the API servers' own endpoints, and in that of their Leases.
+/// The controller's further permissions in the namespaces of the API servers' endpoints and Leases.
 const CONTROLLER_IN_DEFAULT: &str = "discovery.k8s.io endpointslices: list\n";
 const CONTROLLER_IN_SYSTEM: &str = "coordination.k8s.io leases: list\n";
 
-/// Account, verb, resource (`group/resource`), namespace (empty: all of them), name, and whether it may.
+/// Account, verb, resource (`group/resource`), namespace (empty: all of them), name, and whether it is permitted.
 type Case = (&'static str, &'static str, &'static str, &'static str, &'static str, bool);
 
 const CASES: &[Case] = &[
@@ -145,7 +145,7 @@ const CASES: &[Case] = &[
     ("controller", "list", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", "", false),
     ("controller", "create", "admissionregistration.k8s.io/validatingadmissionpolicies", "", "another", false),
     ("controller", "update", "pillion.dev/clusterinjectionprofiles", "", "a", false),
-    // What a profile extends that is being stored.
+    // To check a profile that is being stored, the webhook reads its parent.
     ("webhook", "get", "pillion.dev/clusterinjectionprofiles", "", "a", true),
     ("webhook", "get", "pillion.dev/injectionprofiles", "team-a", "a", false),
     ("controller", "patch", "pillion.dev/clusterinjectionprofiles/status", "", "a", true),
@@ -166,12 +166,12 @@ const CASES: &[Case] = &[
     ("controller", "impersonate", "/users", "", "admin", false),
 ];
 
-/// A control plane with the roles, the definitions and a profile.
+/// Starts a control plane with the roles, the CRDs and a profile.
 async fn control_plane() -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
     for namespace in [NAMESPACE, "team-a"] {
-        let level = ("pillion.dev/injection", "enabled");
-        let labels: &[_] = if namespace == NAMESPACE { &[] } else { &[level] };
+        let failure_mode = ("pillion.dev/injection", "enabled");
+        let labels: &[_] = if namespace == NAMESPACE { &[] } else { &[failure_mode] };
         control_plane.create_namespace(namespace, labels).await?;
     }
     for yaml in [WEBHOOK, CONTROLLER] {
@@ -180,7 +180,7 @@ async fn control_plane() -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// All that somebody may do in a namespace, by a token of theirs, without what every account may.
+/// Returns the permissions of an account in a namespace, by its token, without those of every account.
 async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> Result<BTreeSet<String>> {
     let kubeconfig = kubeconfig(control_plane, account).await?;
     let of = async |kubeconfig| {
@@ -188,7 +188,7 @@ async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> 
         let spec = SelfSubjectRulesReviewSpec { namespace: Some(namespace.to_owned()) };
         let review = SelfSubjectRulesReview { spec, ..SelfSubjectRulesReview::default() };
         let status = api.create(&PostParams::default(), &review).await?.status.context("rules")?;
-        ensure!(!status.incomplete, "not all rules are told: {:?}", status.evaluation_error);
+        ensure!(!status.incomplete, "the rules are incomplete: {:?}", status.evaluation_error);
         let mut lines = BTreeSet::new();
         for rule in status.resource_rules {
             let one =
@@ -209,7 +209,7 @@ async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> 
     let everybody = control_plane.kubeconfig_for_service_account("default", "nobody-in-particular").await?;
     let everybody = of(&everybody).await?;
     let own = of(&kubeconfig).await?;
-    // One resource may be in several rules.
+    // Several rules may name the same resource.
     let mut merged = std::collections::BTreeMap::<String, BTreeSet<String>>::new();
     for (what, verbs) in own.difference(&everybody) {
         merged.entry(what.clone()).or_default().extend(verbs.iter().cloned());
@@ -229,16 +229,16 @@ fn service_accounts_have_exactly_listed_permissions() {
     isolated(|| async {
         let control_plane = control_plane().await?;
         for (account, namespace, expected) in [
-            ("webhook", "team-a", &[WEBHOOK_ELSEWHERE][..]),
-            ("webhook", "default", &[WEBHOOK_ELSEWHERE]),
-            ("webhook", NAMESPACE, &[WEBHOOK_ELSEWHERE, WEBHOOK_AT_HOME]),
-            ("controller", "team-a", &[CONTROLLER_ELSEWHERE]),
-            ("controller", "default", &[CONTROLLER_ELSEWHERE, CONTROLLER_IN_DEFAULT]),
-            ("controller", "kube-system", &[CONTROLLER_ELSEWHERE, CONTROLLER_IN_SYSTEM]),
-            ("controller", NAMESPACE, &[CONTROLLER_ELSEWHERE, CONTROLLER_AT_HOME]),
+            ("webhook", "team-a", &[WEBHOOK_IN_TENANT_NAMESPACE][..]),
+            ("webhook", "default", &[WEBHOOK_IN_TENANT_NAMESPACE]),
+            ("webhook", NAMESPACE, &[WEBHOOK_IN_TENANT_NAMESPACE, WEBHOOK_IN_RELEASE_NAMESPACE]),
+            ("controller", "team-a", &[CONTROLLER_IN_TENANT_NAMESPACE]),
+            ("controller", "default", &[CONTROLLER_IN_TENANT_NAMESPACE, CONTROLLER_IN_DEFAULT]),
+            ("controller", "kube-system", &[CONTROLLER_IN_TENANT_NAMESPACE, CONTROLLER_IN_SYSTEM]),
+            ("controller", NAMESPACE, &[CONTROLLER_IN_TENANT_NAMESPACE, CONTROLLER_IN_RELEASE_NAMESPACE]),
         ] {
             let expected = lines(expected);
-            eventually(PATIENCE, "the roles are at work", async || {
+            eventually(PATIENCE, "the roles are active", async || {
                 let found = rules(&control_plane, account, namespace).await?;
                 let more: Vec<_> = found.difference(&expected).collect();
                 let less: Vec<_> = expected.difference(&found).collect();
@@ -286,21 +286,21 @@ async fn may_do(
         ..SubjectAccessReviewSpec::default()
     };
     let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-    Ok(reviews.create(&PostParams::default(), &review).await?.status.context("an answer")?.allowed)
+    Ok(reviews.create(&PostParams::default(), &review).await?.status.context("a response")?.allowed)
 }
 
-/// Lines of a log that tell of something that was refused.
+/// Returns the lines of a log that report a missing permission.
 pub(crate) fn refusals(log: &str) -> Vec<&str> {
     let words = ["forbidden", "Forbidden", "needs a role", "cannot list", "cannot watch", "cannot get"];
     log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect()
 }
 
-/// The kubeconfig of one of the two accounts, whose roles are there. The API server learns of roles by watching, a moment after
-/// they are stored: who was started before it would be refused something, and say so.
+/// Returns the kubeconfig of one of the two accounts, once its roles are active. The API server learns of roles by
+/// its watch; a program that starts earlier would log missing permissions.
 pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> Result<PathBuf> {
     let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
     let may = |case: &&Case| case.0 == account && case.5;
-    eventually(PATIENCE, "the roles are at work", async || {
+    eventually(PATIENCE, "the roles are active", async || {
         for (account, verb, resource, namespace, name, _) in CASES.iter().filter(may) {
             let allowed = may_do(&reviews, account, verb, resource, namespace, name).await?;
             ensure!(allowed, "{account} may not {verb} {resource} {namespace}/{name} yet");
@@ -312,7 +312,7 @@ pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> R
 }
 
 /// A profile that looks up the pod's service account and its owners.
-const CURIOUS: &str = "
+const LOOKUP_PROFILE: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: curious}
@@ -333,7 +333,7 @@ fn replica_injects_with_own_service_account() {
         control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
         control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
         control_plane.apply_yaml(NGINX).await?;
-        control_plane.apply_yaml(CURIOUS).await?;
+        control_plane.apply_yaml(LOOKUP_PROFILE).await?;
 
         let kubeconfig = kubeconfig(&control_plane, "webhook").await?;
         let ca = TestCa::new()?;
@@ -366,7 +366,7 @@ fn replica_injects_with_own_service_account() {
     });
 }
 
-/// Whether an answer is a refusal.
+/// Returns whether the response is a 403.
 fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {
     matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
 }
@@ -377,7 +377,7 @@ fn resource_names_limit_lists_watches_and_applies() {
         let control_plane = control_plane().await?;
         let webhook = client_of(&kubeconfig(&control_plane, "webhook").await?).await?;
         let secrets: Api<Secret> = Api::namespaced(webhook, NAMESPACE);
-        eventually(PATIENCE, "the roles are at work", async || {
+        eventually(PATIENCE, "the roles are active", async || {
             secrets.list(&ListParams::default().fields("metadata.name=pillion-serving")).await?;
             Ok(())
         })
@@ -388,7 +388,7 @@ fn resource_names_limit_lists_watches_and_applies() {
         ensure!(watched.is_ok(), "a watch by name");
         ensure!(is_forbidden(&secrets.watch(&WatchParams::default(), "0").await.map(|_| ())), "a watch of all");
 
-        // What is made by server-side apply has a name when it is asked whether it may be; what is posted has none.
+        // RBAC sees an object's name for server-side apply, but not for a POST.
         let controller = client_of(&kubeconfig(&control_plane, "controller").await?).await?;
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(controller);
         let binding = |name: &str| -> Result<ValidatingAdmissionPolicyBinding> {
@@ -415,18 +415,18 @@ fn audit_works_with_controllers_service_account() {
         control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
         control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
         control_plane.apply_yaml(NGINX).await?;
-        control_plane.apply_yaml(CURIOUS).await?;
+        control_plane.apply_yaml(LOOKUP_PROFILE).await?;
         let audit = Audit::start(client_of(&kubeconfig(&control_plane, "controller").await?).await?)?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.create(&PostParams::default(), &serde_json::from_value(bare_pod("lost"))?).await?;
-        eventually(FOUND_WITHIN, "the pod is found, also by what has to be looked up", async || {
+        eventually(FOUND_WITHIN, "the finding includes the result of a lookup", async || {
             let report = audit.audited.borrow().report.clone();
             let found: Vec<_> = report.findings.iter().map(|finding| (&*finding.profile, finding.state)).collect();
             ensure!(
                 report.is_complete && found == [("curious", State::Missing), ("nginx", State::Missing)],
                 "{report:?}"
             );
-            // A cause other than that nothing is known: namespaces, profiles and the configuration were all read.
+            // The controller could read namespaces, profiles and the configuration, so each finding has a cause.
             ensure!(report.findings.iter().all(|finding| finding.cause != Cause::Unknown), "{report:?}");
             ensure!(report.asked_namespaces.is_empty() && report.asked_profiles.is_empty(), "{report:?}");
             Ok(())

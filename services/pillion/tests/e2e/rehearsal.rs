@@ -1,7 +1,7 @@
-//! Replicas that answer before API servers find the way to them, as on the first day of an installation: nobody is refused
-//! until the way is known, or for long enough.
+//! Replicas that respond before API servers can reach them, as on the first day of an installation. The webhook
+//! rejects no pod until the connectivity check succeeds, or until its time limit.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::time::{Duration, Instant};
 
@@ -15,34 +15,34 @@ use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
 use crate::managed::{Managed, QUICK, RELEASE};
 use crate::rig::{PATIENCE, SOON, bare_pod, names};
 
-/// How long the controller waits for the proof.
+/// How long the controller waits for the connectivity check.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A cluster whose one replica answers whoever asks for it by its own address, and to which no API server finds the way.
-async fn without_a_way() -> Result<Managed> {
-    let mut managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, 0, 1).await?;
+/// Starts a cluster with a replica that responds at its own address, but that no API server can reach.
+async fn start_without_route() -> Result<Managed> {
+    let mut managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, 0, 1).await?;
     managed.rig.namespace("team-a", Some("enabled")).await?;
     managed.rig.namespace("pay", Some("required")).await?;
     managed.rig.replicas = Replica::start_many(&managed.rig.spec, 1).await?;
     managed.rig.service.set_ready(managed.rig.replicas[0].address(), false).await?;
-    eventually(PATIENCE, "API servers are told to call", async || {
-        ensure!(required(&managed).await? == "Ignore", "it refuses");
+    eventually(PATIENCE, "the webhook configuration exists", async || {
+        ensure!(required_failure_policy(&managed).await? == "Ignore", "its failurePolicy is Fail");
         Ok(())
     })
     .await?;
     Ok(managed)
 }
 
-/// What follows in `required` namespaces when nobody answers.
-async fn required(managed: &Managed) -> Result<String> {
+/// Returns the failure policy of the webhook entry for `required_failure_policy` namespaces.
+async fn required_failure_policy(managed: &Managed) -> Result<String> {
     let entries = managed.configurations().get(RELEASE).await?.webhooks.unwrap_or_default();
     let entry = entries.into_iter().find(|entry| entry.name == "required.pillion.dev").context("no entry yet")?;
     entry.failure_policy.context("a policy")
 }
 
-async fn is_armed(managed: &Managed, limit: Duration) -> Result<()> {
-    eventually(limit, "pods are refused where nobody answers", async || {
-        let policy = required(managed).await?;
+async fn wait_until_rejecting(managed: &Managed, limit: Duration) -> Result<()> {
+    eventually(limit, "pods are rejected without a response", async || {
+        let policy = required_failure_policy(managed).await?;
         ensure!(policy == "Fail", "{policy}");
         Ok(())
     })
@@ -57,47 +57,48 @@ async fn has_switch(managed: &Managed) -> Result<bool> {
 #[test]
 fn webhooks_wait_for_connectivity_check() {
     isolated(|| async {
-        let managed = without_a_way().await?;
+        let managed = start_without_route().await?;
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             let pod = managed.rig.dry_run("pay", &bare_pod("web")).await.context("refused")?;
-            ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "there is a way: {pod}");
+            ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "a replica is reachable: {pod}");
         }
-        ensure!(required(&managed).await? == "Ignore", "nobody has shown that there is a way");
-        ensure!(!has_switch(&managed).await?, "a guardrail would refuse pods that nobody decided about");
+        ensure!(required_failure_policy(&managed).await? == "Ignore", "no connectivity check has succeeded");
+        ensure!(!has_switch(&managed).await?, "a guardrail would reject pods without a decision");
 
         let replica = managed.rig.replicas[0].address();
         let begun = Instant::now();
         managed.rig.service.set_ready(replica, true).await?;
-        is_armed(&managed, SOON).await?;
+        wait_until_rejecting(&managed, SOON).await?;
         println!("{:.1?} after there was a way, pods are refused where there is none", begun.elapsed());
-        managed.rig.is_called("pay").await?;
+        managed.rig.wait_until_called("pay").await?;
         eventually(PATIENCE, "the kill switch is there", async || {
             ensure!(has_switch(&managed).await?, "it is not");
             Ok(())
         })
         .await?;
 
-        // From now on it is known: what is deleted comes back as it was, although there is no way any more.
+        // The check has succeeded, so a deleted configuration is recreated unchanged, although the replica is
+        // unreachable again.
         managed.rig.service.set_ready(replica, false).await?;
         managed.configurations().delete(RELEASE, &DeleteParams::default()).await?;
-        is_armed(&managed, SOON).await
+        wait_until_rejecting(&managed, SOON).await
     });
 }
 
 #[test]
 fn failed_connectivity_check_delays_arming_briefly() {
     isolated(|| async {
-        let managed = without_a_way().await?;
+        let managed = start_without_route().await?;
         let begun = Instant::now();
-        is_armed(&managed, LIMIT + PATIENCE).await?;
+        wait_until_rejecting(&managed, LIMIT + PATIENCE).await?;
         let took = begun.elapsed();
         ensure!(took > LIMIT / 2, "{took:?}");
-        println!("pods are refused after {took:.1?}, though no API server has shown that it reaches a replica");
+        println!("pods are rejected after {took:.1?}, although no API server has reached a replica");
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
-        eventually(SOON, "people are told", async || {
+        eventually(SOON, "the log warns", async || {
             let about = ListParams::default().fields("reason=ReplicasUnreached");
-            ensure!(events.list(&about).await?.items.len() == 1, "not told");
+            ensure!(events.list(&about).await?.items.len() == 1, "not logged");
             Ok(())
         })
         .await

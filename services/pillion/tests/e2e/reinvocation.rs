@@ -1,4 +1,5 @@
-//! Another webhook that changes the pod after us: the API server calls us again, and what we did stands once.
+//! Another webhook changes the pod after Pillion's. The API server calls Pillion again, and the pod gets each part
+//! only once.
 
 use std::net::IpAddr;
 
@@ -15,8 +16,8 @@ use tokio::net::TcpListener;
 
 use crate::rig::{Rig, SOON, annotation, bare_pod, names};
 
-/// The other webhook adds a container of its own, changes ours, and takes our volume away.
-fn meddle(pod: &Json) -> Json {
+/// The other webhook adds its own container, changes Pillion's, and removes Pillion's volume.
+fn change_pod(pod: &Json) -> Json {
     let ours = pod["spec"]["containers"].as_array().unwrap().iter().position(|c| c["name"] == "sidecar-nginx");
     let volume = pod["spec"]["volumes"].as_array().unwrap().iter().position(|v| v["name"] == "nginx-conf");
     let mut operations =
@@ -37,7 +38,7 @@ async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
         let review: Json = serde_json::from_slice(&body).unwrap();
         let pod = &review["request"]["object"];
         let done = names(pod).contains(&"other".to_owned());
-        let patch = if done { json!([]) } else { meddle(pod) };
+        let patch = if done { json!([]) } else { change_pod(pod) };
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
             "response": {
@@ -50,7 +51,7 @@ async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
     let listener = TcpListener::bind((address, 8443)).await?;
     tokio::spawn(https::serve(listener, tls, Router::new().route("/", post(answer))));
     let configuration = json!({
-        // Configurations are called in the order of their names: this one after ours.
+        // The API server calls configurations in the order of their names, so this one comes later.
         "metadata": {"name": "zz-meddler"},
         "webhooks": [{
             "name": "meddler.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
@@ -77,13 +78,13 @@ fn reinvocation_changes_nothing() {
         .await?;
         assert_eq!(names(&pod), ["other", "app", "sidecar-nginx"]);
         let ours = &pod["spec"]["containers"][2];
-        assert_eq!(ours["imagePullPolicy"], "Never", "what others made of ours is left alone");
+        assert_eq!(ours["imagePullPolicy"], "Never", "changes by the other webhook stay");
         let volumes = pod["spec"]["volumes"].as_array().context("volumes")?;
-        assert_eq!(volumes.len(), 1, "what is missing is added again, once: {volumes:?}");
+        assert_eq!(volumes.len(), 1, "the removed volume is added again, once: {volumes:?}");
         let record = annotation(&pod, "pillion.dev/injected").context("the record")?;
         assert_eq!(record.matches("/spec/volumes/nginx-conf").count(), 1, "{record}");
 
-        // It was a second call: the first of the two injected all, the second what had gone.
+        // The log has two calls: the first injected everything, the second restored the removed parts.
         eventually(SOON, "all calls are in the log", async || {
             let log = rig.replicas[0].log_text()?;
             let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));

@@ -1,4 +1,4 @@
-//! Profiles as the controller accepts and publishes them, and replicas that serve what is published.
+//! The controller accepts profiles and publishes revisions, and replicas serve the published ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::rbac::{CONTROLLER, kubeconfig};
-use crate::rig::{ASK, NGINX, REJECTED, Rig, SOON, annotation, bare_pod, install_definitions};
+use crate::rig::{NGINX, REJECTED, REQUEST_ANNOTATION, Rig, SOON, annotation, bare_pod, install_crds};
 
-/// A leader's term, in this process.
+/// A leadership term in the test process.
 struct Leader {
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -50,21 +50,21 @@ impl Leader {
     }
 }
 
-/// A cluster in which a leader accepts profiles and replicas serve revisions.
+/// Starts a cluster in which a leader accepts profiles and replicas serve revisions.
 async fn start(replicas: u8) -> Result<(Rig, Leader)> {
     let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], replicas).await?;
     let leader = Leader::begin(&rig.control_plane)?;
     rig.namespace("team-a", Some("enabled")).await?;
-    rig.is_called("team-a").await?;
+    rig.wait_until_called("team-a").await?;
     Ok((rig, leader))
 }
 
-/// The shipped profile with another image.
+/// Returns the shipped profile with another image.
 fn with_image(image: &str) -> String {
     NGINX.replace("nginx:1.29", image)
 }
 
-/// The shipped profile in a form that does not compile: its container has no image.
+/// Returns the shipped profile in a form that does not compile: its container has no image.
 fn broken() -> String {
     NGINX.replace("        image: nginx:1.29\n", "").replace("1.29", "1.31")
 }
@@ -79,8 +79,8 @@ async fn image(rig: &Rig) -> Result<Option<String>> {
     Ok(image_of(&rig.dry_run("team-a", &bare_pod("probe")).await?))
 }
 
-/// Every replica gives the image: each is asked in turn by the API server.
-async fn image_becomes(rig: &Rig, expected: &str) -> Result<()> {
+/// Waits until every replica injects this image. The API server calls them in turn.
+async fn wait_for_image(rig: &Rig, expected: &str) -> Result<()> {
     eventually(SOON, &format!("pods get the image {expected}"), async || {
         for _ in 0..4 * rig.replicas.len() {
             let image = image(rig).await?;
@@ -105,7 +105,7 @@ fn condition<'s>(status: &'s Json, type_: &str) -> &'s Json {
     conditions.find(|condition| condition["type"] == type_).unwrap_or(&Json::Null)
 }
 
-async fn accepted_becomes(rig: &Rig, expected: &str) -> Result<Json> {
+async fn wait_for_accepted(rig: &Rig, expected: &str) -> Result<Json> {
     eventually(SOON, &format!("Accepted becomes {expected}"), async || {
         let profile = get(rig, &["ciprof", "nginx"]).await?;
         let status = profile["status"].clone();
@@ -131,43 +131,43 @@ async fn restart_all(rig: &mut Rig) -> Result<()> {
 fn broken_profile_changes_nothing_after_restarts() {
     isolated(|| async {
         let (mut rig, leader) = start(2).await?;
-        image_becomes(&rig, "nginx:1.29").await?;
-        let first = accepted_becomes(&rig, "True").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
+        let first = wait_for_accepted(&rig, "True").await?;
         ensure!(first["revision"] == first["promotedRevision"], "{first}");
 
         rig.control_plane.apply_yaml(&broken()).await?;
-        let status = accepted_becomes(&rig, "False").await?;
-        ensure!(status["revision"] == first["revision"], "what is published stays: {status}");
-        let told = condition(&status, "Accepted")["message"].as_str().unwrap_or_default().to_owned();
-        ensure!(told.contains("spec.template.spec.containers[0]") && told.contains("image"), "{told}");
+        let status = wait_for_accepted(&rig, "False").await?;
+        ensure!(status["revision"] == first["revision"], "the published revision stays: {status}");
+        let message = condition(&status, "Accepted")["message"].as_str().unwrap_or_default().to_owned();
+        ensure!(message.contains("spec.template.spec.containers[0]") && message.contains("image"), "{message}");
         ensure!(condition(&status, "Ready")["reason"] == "LastAccepted", "{status}");
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
 
         restart_all(&mut rig).await?;
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
         leader.end().await?;
         restart_all(&mut rig).await?;
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
         let leader = Leader::begin(&rig.control_plane)?;
-        // The new leader has looked at it when it has taken up another one.
+        // The new leader handles another profile, so it has seen this one too.
         rig.control_plane.apply_yaml(&NGINX.replace("name: nginx\n", "name: other\n")).await?;
-        eventually(SOON, "the new leader works", async || {
+        eventually(SOON, "the new leader is active", async || {
             let other = get(&rig, &["ciprof", "other"]).await?;
             ensure!(other["status"]["revision"].is_string(), "{other}");
             Ok(())
         })
         .await?;
         rig.control_plane.kubectl_ok(&["delete", "ciprof", "other"]).await?;
-        let status = accepted_becomes(&rig, "False").await?;
+        let status = wait_for_accepted(&rig, "False").await?;
         ensure!(status["revision"] == first["revision"], "{status}");
-        image_becomes(&rig, "nginx:1.29").await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
 
         rig.control_plane.apply_yaml(&with_image("nginx:1.32")).await?;
-        image_becomes(&rig, "nginx:1.32").await?;
-        let status = accepted_becomes(&rig, "True").await?;
+        wait_for_image(&rig, "nginx:1.32").await?;
+        let status = wait_for_accepted(&rig, "True").await?;
         ensure!(status["revision"] != first["revision"], "{status}");
         restart_all(&mut rig).await?;
-        image_becomes(&rig, "nginx:1.32").await?;
+        wait_for_image(&rig, "nginx:1.32").await?;
         leader.end().await
     });
 }
@@ -176,7 +176,7 @@ fn broken_profile_changes_nothing_after_restarts() {
 fn revisions_are_immutable_and_recreated() {
     isolated(|| async {
         let (mut rig, leader) = start(1).await?;
-        let status = accepted_becomes(&rig, "True").await?;
+        let status = wait_for_accepted(&rig, "True").await?;
         let object = format!("nginx-{}", status["revision"].as_str().unwrap_or_default());
         let revision = get(&rig, &["ciprev", &object]).await?;
         ensure!(revision["metadata"]["ownerReferences"][0]["name"] == "nginx", "{revision}");
@@ -186,33 +186,32 @@ fn revisions_are_immutable_and_recreated() {
 
         for patch in [r#"{"spec":{"text":"{}"}}"#, r#"{"spec":{"bounds":"Tenant"}}"#, r#"{"spec":{"source":"{}"}}"#] {
             let patched = rig.control_plane.kubectl(&["patch", "ciprev", &object, "--type=merge", "-p", patch]).await?;
-            let told = String::from_utf8_lossy(&patched.stderr).into_owned();
-            ensure!(!patched.status.success() && told.contains("a revision does not change"), "{patch}: {told}");
+            let message = String::from_utf8_lossy(&patched.stderr).into_owned();
+            ensure!(!patched.status.success() && message.contains("a revision does not change"), "{patch}: {message}");
         }
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
-        eventually(SOON, "the revision is made again", async || get(&rig, &["ciprev", &object]).await.map(drop))
-            .await?;
+        eventually(SOON, "the revision is recreated", async || get(&rig, &["ciprev", &object]).await.map(drop)).await?;
 
-        // A replica that starts while it is gone finds it when it is there again.
+        // A replica that starts while the revision is missing serves it once it is back.
         leader.end().await?;
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
         restart_all(&mut rig).await?;
         ensure!(image(&rig).await?.is_none());
-        rig.broken_become(1).await?;
+        rig.wait_for_broken_profiles(1).await?;
         let leader = Leader::begin(&rig.control_plane)?;
-        image_becomes(&rig, "nginx:1.29").await?;
-        rig.broken_become(0).await?;
+        wait_for_image(&rig, "nginx:1.29").await?;
+        rig.wait_for_broken_profiles(0).await?;
         leader.end().await
     });
 }
 
 #[test]
-fn status_and_events_are_what_an_owner_reads() {
+fn status_and_events_inform_profile_owner() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
         rig.namespace("team-b", Some("required")).await?;
         rig.namespace("team-c", None).await?;
-        accepted_becomes(&rig, "True").await?;
+        wait_for_accepted(&rig, "True").await?;
         eventually(SOON, "the namespaces are counted", async || {
             let status = status(&rig).await?;
             ensure!(status["namespacesMatched"] == 2, "{status}");
@@ -222,9 +221,9 @@ fn status_and_events_are_what_an_owner_reads() {
         let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
         ensure!(table.contains("ACCEPTED") && table.contains("True"), "{table}");
 
-        // Another profile of the same key, for as long as it is there.
+        // Another profile with the same key causes a conflict while it exists.
         let conflicted = async |expected: &str| {
-            eventually(SOON, "the conflict is told", async || {
+            eventually(SOON, "the conflict is reported", async || {
                 let status = status(&rig).await?;
                 let conditions = status["conditions"].as_array().context("conditions")?;
                 let found = conditions.iter().find(|condition| condition["type"] == "Conflicted").context("none")?;
@@ -237,30 +236,31 @@ fn status_and_events_are_what_an_owner_reads() {
         rig.control_plane
             .apply_yaml(&NGINX.replace("metadata:\n  name: nginx\n", "metadata:\n  name: apache\n"))
             .await?;
-        let told = conflicted("AmbiguousRequest").await?;
-        ensure!(told.contains("this one or apache") && told.contains(ASK), "{told}");
+        let message = conflicted("AmbiguousRequest").await?;
+        ensure!(message.contains("this one or apache") && message.contains(REQUEST_ANNOTATION), "{message}");
         rig.control_plane.kubectl_ok(&["delete", "ciprof", "apache"]).await?;
         conflicted("NoConflict").await?;
 
         rig.control_plane.apply_yaml(&broken()).await?;
-        accepted_becomes(&rig, "False").await?;
-        let described = eventually(SOON, "the event is there", async || {
+        wait_for_accepted(&rig, "False").await?;
+        let described = eventually(SOON, "the Event exists", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("Rejected") && events.contains("needs an image"), "{events}");
             Ok(events)
         })
         .await?;
         ensure!(described.contains("clusterinjectionprofile/nginx"), "{described}");
-        ensure!(described.matches("Rejected").count() == 1, "once for a generation: {described}");
+        ensure!(described.matches("Rejected").count() == 1, "one Event per generation: {described}");
 
-        // A status that says what is so is not written again. The last change may still be on its way, so not only once.
+        // The controller does not rewrite a correct status. Its last change may still be pending, so the check is
+        // retried.
         let mut number = 0;
-        eventually(SOON, "a status that says what is so is left alone", async || {
+        eventually(SOON, "a correct status is not rewritten", async || {
             number += 1;
             let version = get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"].clone();
             rig.namespace(&format!("team-d-{number}"), None).await?;
             tokio::time::sleep(Duration::from_secs(1)).await;
-            ensure!(get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"] == version, "written again");
+            ensure!(get(&rig, &["ciprof", "nginx"]).await?["metadata"]["resourceVersion"] == version, "rewritten");
             Ok(())
         })
         .await?;
@@ -272,14 +272,14 @@ fn status_and_events_are_what_an_owner_reads() {
 fn pods_follow_rollout_pin_and_rollback() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
-        let old = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        let old = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
         let staged = {
             let mut profile: Json = serde_saphyr::from_str(&with_image("nginx:1.30"))?;
             profile["spec"]["rollout"] = json!({"percent": 50});
             profile
         };
         rig.control_plane.apply_yaml(&staged.to_string()).await?;
-        let seen = eventually(SOON, "both revisions are at work", async || {
+        let seen = eventually(SOON, "both revisions are active", async || {
             let mut seen = std::collections::BTreeMap::new();
             for number in 0..20 {
                 let pod = rig.dry_run("team-a", &bare_pod(&format!("web-{number}"))).await?;
@@ -290,13 +290,13 @@ fn pods_follow_rollout_pin_and_rollback() {
             Ok(seen)
         })
         .await?;
-        // All of them, and those who had it before have it still.
+        // At 100 percent all pods get the new revision. Pods that had it before keep it.
         let mut all = staged.clone();
         all["spec"]["rollout"] = json!({"percent": 100});
         rig.control_plane.apply_yaml(&all.to_string()).await?;
-        image_becomes(&rig, "nginx:1.30").await?;
+        wait_for_image(&rig, "nginx:1.30").await?;
         ensure!(seen.values().any(|image| image == "nginx:1.29"));
-        eventually(SOON, "it is told that all have it", async || {
+        eventually(SOON, "the status reports a complete rollout", async || {
             let status = status(&rig).await?;
             ensure!(status["promotedRevision"] == status["revision"] && status["rollout"].is_null(), "{status}");
             ensure!(status["revisions"].as_array().is_some_and(|kept| kept.len() == 2), "{status}");
@@ -304,10 +304,10 @@ fn pods_follow_rollout_pin_and_rollback() {
         })
         .await?;
 
-        // The old one is not at work any more, and is fetched for who asks for it.
+        // The old revision is not active any more, but replicas fetch it for a pod that pins it.
         let mut pinned = bare_pod("pinned");
         pinned["metadata"]["annotations"]["pillion.dev/profiles"] = json!(format!("nginx@{}", &old[..6]));
-        eventually(SOON, "the old one is fetched, which has a short time for each pod", async || {
+        eventually(SOON, "the old revision is fetched, with a short limit for each pod", async || {
             let pod = rig.dry_run("team-a", &pinned).await?;
             ensure!(image_of(&pod).as_deref() == Some("nginx:1.29"), "{pod}");
             let record = annotation(&pod, "pillion.dev/injected").unwrap_or_default();
@@ -319,22 +319,22 @@ fn pods_follow_rollout_pin_and_rollback() {
         rig.control_plane
             .kubectl_ok(&["annotate", "ciprof", "nginx", &format!("pillion.dev/rollback-to={old}")])
             .await?;
-        image_becomes(&rig, "nginx:1.29").await?;
-        eventually(SOON, "the rollback is told", async || {
+        wait_for_image(&rig, "nginx:1.29").await?;
+        eventually(SOON, "the rollback is reported", async || {
             let events = rig.control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.contains("RolledBack"), "{events}");
             Ok(())
         })
         .await?;
         rig.control_plane.kubectl_ok(&["annotate", "ciprof", "nginx", "pillion.dev/rollback-to-"]).await?;
-        image_becomes(&rig, "nginx:1.30").await?;
+        wait_for_image(&rig, "nginx:1.30").await?;
         leader.end().await
     });
 }
 
-/// Registers the path that looks at profiles while they are stored.
+/// Registers the path that checks profiles when they are stored.
 async fn register_profiles(rig: &Rig) -> Result<()> {
-    let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_authority.clone());
+    let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
     let mutating = webhook_configuration::mutating(&settings);
     let mut client = mutating.webhooks.unwrap_or_default().remove(0).client_config;
     let service = client.service.as_mut().context("a service")?;
@@ -367,28 +367,31 @@ fn broken_profile_is_stored_with_warning() {
             anyhow::Ok(String::from_utf8(output.stderr)?)
         };
         let mut number = 0;
-        let told = eventually(SOON, "kubectl shows the warning", async || {
-            // Something has to change, or nobody is called.
+        let message = eventually(SOON, "kubectl shows the warning", async || {
+            // The API server calls webhooks only for an actual change.
             number += 1;
-            let told = apply(&broken().replace("\nspec:\n", &format!("\nspec:\n  order: {number}\n"))).await?;
-            ensure!(told.contains("Warning: spec.template.spec.containers[0]"), "{told}");
-            Ok(told)
+            let message = apply(&broken().replace("\nspec:\n", &format!("\nspec:\n  order: {number}\n"))).await?;
+            ensure!(message.contains("Warning: spec.template.spec.containers[0]"), "{message}");
+            Ok(message)
         })
         .await?;
-        ensure!(told.contains("needs an image") && told.contains("its last accepted revision stays at work"), "{told}");
+        ensure!(
+            message.contains("needs an image") && message.contains("its last accepted revision stays at work"),
+            "{message}"
+        );
         ensure!(!apply(&with_image("nginx:1.30")).await?.contains("Warning: spec"));
 
-        // One that extends another is looked at with it.
+        // A profile is checked together with the profile that it extends.
         let child = |name: &str| {
             format!(
                 "apiVersion: pillion.dev/v1alpha1\nkind: InjectionProfile\nmetadata: {{name: own, namespace: team-a}}\n\
                  spec: {{extends: {{name: {name}}}, parameters: [{{name: nothing, default: 1}}]}}\n"
             )
         };
-        let told = apply(&child("nginx")).await?;
-        ensure!(told.contains("Warning: spec.parameters[0]"), "{told}");
-        let told = apply(&child("ngnix")).await?;
-        ensure!(told.contains("there is no cluster profile") && told.contains("did you mean"), "{told}");
+        let message = apply(&child("nginx")).await?;
+        ensure!(message.contains("Warning: spec.parameters[0]"), "{message}");
+        let message = apply(&child("ngnix")).await?;
+        ensure!(message.contains("there is no cluster profile") && message.contains("did you mean"), "{message}");
         Ok(())
     });
 }
@@ -397,10 +400,10 @@ fn broken_profile_is_stored_with_warning() {
 fn documented_history_and_rollback_commands_work() {
     isolated(|| async {
         let (rig, leader) = start(1).await?;
-        let first = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        let first = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
         rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
-        image_becomes(&rig, "nginx:1.30").await?;
-        let second = accepted_becomes(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
+        wait_for_image(&rig, "nginx:1.30").await?;
+        let second = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
 
         let document = include_str!("../../../../docs/revisions.md");
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
@@ -414,32 +417,32 @@ fn documented_history_and_rollback_commands_work() {
         ensure!(revisions[0]["revision"] == *second && revisions[0]["servedTo"] == "everybody", "{history:#}");
         ensure!(revisions[1]["revision"] == *first && revisions[1]["generation"].is_i64(), "{history:#}");
 
-        // Who extends it is not rolled back, which is said.
+        // A rollback does not include profiles that extend it, and prints that.
         let child = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: nginx-child}\n\
                      spec: {extends: {name: nginx}, activation: Never}\n";
         rig.control_plane.apply_yaml(child).await?;
-        let told = run(&rig, "pillion profiles rollback nginx")?;
-        let aside = String::from_utf8_lossy(&told.stderr).into_owned();
+        let message = run(&rig, "pillion profiles rollback nginx")?;
+        let aside = String::from_utf8_lossy(&message.stderr).into_owned();
         ensure!(
             aside.contains("not rolled back for those") && aside.contains("ClusterInjectionProfile nginx-child"),
             "{aside}"
         );
-        let told = String::from_utf8(told.stdout)?;
-        ensure!(told.contains(&format!("revision {first} is published, before it was {second}")), "{told}");
-        image_becomes(&rig, "nginx:1.29").await?;
+        let message = String::from_utf8(message.stdout)?;
+        ensure!(message.contains(&format!("revision {first} is published, before it was {second}")), "{message}");
+        wait_for_image(&rig, "nginx:1.29").await?;
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
         ensure!(history.contains("rolled back"), "{history}");
         let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
-        ensure!(spec.contains("nginx:1.30"), "the text is as the repository has it");
+        ensure!(spec.contains("nginx:1.30"), "the spec is that of the repository");
 
-        // Another text ends it.
+        // A new spec ends the rollback.
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
-        image_becomes(&rig, "nginx:1.31").await?;
-        let told = pillion(&rig, document, &format!("pillion profiles rollback nginx --to {}", &second[..6]));
-        ensure!(told?.contains(&second));
-        image_becomes(&rig, "nginx:1.30").await?;
+        wait_for_image(&rig, "nginx:1.31").await?;
+        let message = pillion(&rig, document, &format!("pillion profiles rollback nginx --to {}", &second[..6]));
+        ensure!(message?.contains(&second));
+        wait_for_image(&rig, "nginx:1.30").await?;
         pillion(&rig, document, "pillion profiles rollback nginx --undo")?;
-        image_becomes(&rig, "nginx:1.31").await?;
+        wait_for_image(&rig, "nginx:1.31").await?;
         let unknown = run(&rig, "pillion profiles rollback nginx --to zz")?;
         ensure!(!unknown.status.success());
         ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no revision that is kept begins with"));
@@ -447,7 +450,7 @@ fn documented_history_and_rollback_commands_work() {
     });
 }
 
-/// Runs a command of the document's. What is particular to this cluster (`--to 7f3a91`) may differ.
+/// Runs a command that the document shows. Values of this cluster (`--to 7f3a91`) may differ.
 fn pillion(rig: &Rig, document: &str, command: &str) -> Result<String> {
     let general = command.split(" --to ").next().unwrap_or(command);
     ensure!(document.contains(general), "docs/revisions.md does not have: {general}");
@@ -493,7 +496,8 @@ fn profiles_of_namespace_have_memory_limit() {
         ensure!(message.contains("the profiles of namespace team-a may take 0.1 MiB"), "{message}");
         leader.end().await?;
 
-        // The next leader finds the one that was accepted first, whatever it is called, and the other when there is room.
+        // The next leader accepts the profile that was first before, whatever its name. The other follows when there
+        // is memory.
         rig.control_plane.apply_yaml(&profile("a", 100)).await?;
         let leader = Leader::begin_with(rig.control_plane.client(), memory)?;
         is_accepted("a", "True").await?;
@@ -506,7 +510,7 @@ fn profiles_of_namespace_have_memory_limit() {
 }
 
 /// More profiles that compile. The API server would reject the pods of the first one.
-const TRIED: &str = "
+const DRY_RUN_PROFILES: &str = "
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -539,7 +543,7 @@ spec:
   template: {metadata: {labels: {a: b}}}
 ";
 
-/// By profile: what the condition says, and a part of its message.
+/// For each profile: the status of the condition, and a part of its message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["ciprof", "rejected"], "False", "spec.containers[1].livenessProbe.successThreshold: Invalid value: 2"),
     (&["iprof", "hungry", "-n", "team-a"], "False", "would reject a pod with revision"),
@@ -553,13 +557,13 @@ async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {
     Ok(serde_json::from_str(&control_plane.kubectl_ok(&arguments).await?)?)
 }
 
-/// Waits until the condition `Valid` of a profile is this, and its accepted revision is published.
-async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &str, words: &str) -> Result<()> {
+/// Waits until a profile's condition `Valid` has this status, and its accepted revision is published.
+async fn wait_for_valid(control_plane: &ControlPlane, profile: &[&str], state: &str, words: &str) -> Result<()> {
     eventually(SOON, &format!("{profile:?} becomes {state}: {words}"), async || {
         let profile = json_of(control_plane, profile).await?;
         let (status, valid) = (&profile["status"], condition(&profile["status"], "Valid"));
         ensure!(
-            valid["status"] == state && valid["message"].as_str().is_some_and(|told| told.contains(words)),
+            valid["status"] == state && valid["message"].as_str().is_some_and(|message| message.contains(words)),
             "{status}"
         );
         ensure!(valid["observedGeneration"] == profile["metadata"]["generation"], "{status}");
@@ -569,37 +573,37 @@ async fn valid_becomes(control_plane: &ControlPlane, profile: &[&str], state: &s
     .await
 }
 
-/// By the rights of the controller, in a namespace whose pods Pod Security restricts.
+/// Runs with the controller's permissions, in a namespace with the *restricted* Pod Security level.
 #[test]
 fn status_has_verdict_of_dry_run() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
-        install_definitions(&control_plane).await?;
+        install_crds(&control_plane).await?;
         control_plane.create_namespace(NAMESPACE, &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
         control_plane.create_namespace("team-a", &[]).await?;
         control_plane.apply_yaml(CONTROLLER).await?;
         let controller = kubeconfig(&control_plane, "controller").await?;
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let account = format!("--as=system:serviceaccount:{NAMESPACE}:pillion-controller");
-        eventually(SOON, "the right is gone", async || {
+        eventually(SOON, "the permission is removed", async || {
             let may =
                 control_plane.kubectl(&["auth", "can-i", "create", "podtemplates", "-n", NAMESPACE, &account]).await?;
             ensure!(!may.status.success());
             Ok(())
         })
         .await?;
-        let tried = format!("{REJECTED}{TRIED}");
+        let tried = format!("{REJECTED}{DRY_RUN_PROFILES}");
         control_plane.apply_yaml(&tried).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         let (rejected, ..) = VERDICTS[0];
-        valid_becomes(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
+        wait_for_valid(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
 
-        // It asks again.
+        // The controller repeats the dry run.
         control_plane.apply_yaml(CONTROLLER).await?;
         for (profile, state, words) in VERDICTS {
-            valid_becomes(&control_plane, profile, state, words).await?;
+            wait_for_valid(&control_plane, profile, state, words).await?;
         }
-        let events = eventually(SOON, "the events are there", async || {
+        let events = eventually(SOON, "the Events exist", async || {
             let events = control_plane.kubectl_ok(&["get", "events", "-A"]).await?;
             ensure!(events.matches("Invalid").count() >= 2, "{events}");
             Ok(events)
@@ -615,19 +619,19 @@ fn status_has_verdict_of_dry_run() {
         ensure!(table.contains("VALID") && table.contains("False"), "{table}");
         leader.end().await?;
 
-        // The next leader has its predecessor's verdicts, and asks about another text.
+        // The next leader reuses the verdicts of the last one, and makes a dry run for a changed spec.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         control_plane
             .apply_yaml(&tried.replace("default: 2}", "default: 1}").replace("default: 1Gi", "default: 2Gi"))
             .await?;
-        valid_becomes(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
+        wait_for_valid(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
         for (profile, state, words) in &VERDICTS[2..] {
-            valid_becomes(&control_plane, profile, state, words).await?;
+            wait_for_valid(&control_plane, profile, state, words).await?;
         }
         control_plane.apply_yaml(CONTROLLER).await?;
         for (profile, ..) in &VERDICTS[..2] {
-            valid_becomes(&control_plane, profile, "True", "accepts").await?;
+            wait_for_valid(&control_plane, profile, "True", "accepts").await?;
         }
         leader.end().await
     });

@@ -1,4 +1,4 @@
-//! A cluster with Pillion in it, and the objects that tests create there.
+//! A cluster with Pillion, and the objects that tests create there.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ use pillion_testkit::{
 use serde_json::{Value as Json, json};
 
 use crate::direct::metric;
-use crate::load::tell;
+use crate::load::print_figures;
 
-/// How long the cluster may take to show what was asked of it.
+/// How long the cluster may take to show a requested change.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// How long it may take where nothing is said of how long it takes: processes start, several wait for one another.
+/// How long a step without a documented duration may take, such as starting processes that wait for one another.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// How often is tried what has to be quick.
+/// How often a test tries a step with a short time limit.
 pub(crate) const TRIES: usize = 6;
 
-/// The annotation that asks for the first profile, and the one that says it is there.
-pub(crate) const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
-pub(crate) const STATUS: &str = "sidecar-injector-webhook.morven.me/status";
+/// The annotation that requests the shipped profile, and the one that marks an injected pod.
+pub(crate) const REQUEST_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/inject";
+pub(crate) const STATUS_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/status";
 
-/// A profile whose pods the API server rejects: a liveness probe succeeds at once or not at all.
+/// A profile whose pods the API server rejects: a liveness probe must have a success threshold of 1.
 pub(crate) const REJECTED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -41,49 +41,50 @@ spec:
       - {name: rejected, image: 'i:1', livenessProbe: {tcpSocket: {port: 1}, successThreshold: '${params.threshold}'}}
 ";
 
-/// The profile as it is shipped.
+/// The shipped profile.
 pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 
 /// A control plane with replicas that serve the shipped profile.
 pub(crate) struct Rig {
     pub(crate) control_plane: ControlPlane,
     pub(crate) replicas: Vec<Replica>,
-    /// What leads the API server to the replicas.
+    /// The Service by which the API server reaches the replicas.
     pub(crate) service: RegisteredService,
-    /// What the replicas are started from, and more of them can be.
+    /// The specification from which replicas start.
     pub(crate) spec: ReplicaSpec,
-    /// Of the replicas' certificate; PEM.
-    pub(crate) serving_authority: String,
+    /// The CA certificate of the replicas, as PEM.
+    pub(crate) serving_ca: String,
 }
 
 impl Rig {
-    /// Starts it: definitions as the program prints them, the profile, replicas, and the webhook configuration. The
-    /// replicas log each decision, and end as soon as they can.
+    /// Starts a cluster: CRDs as the program prints them, the profile, replicas, and the webhook configuration. Waits
+    /// until the webhook is called. Replicas log each decision, and stop without delay.
     pub(crate) async fn start(replicas: u8) -> Result<Self> {
         Self::start_with(ControlPlane::builder(), &[], replicas).await?.called().await
     }
 
-    /// The same with replicas that run as in production.
+    /// Does the same with the log level and the shutdown delay of production.
     pub(crate) async fn start_as_in_production(replicas: u8) -> Result<Self> {
         Self::run(ControlPlane::builder(), &[], replicas, "info").await?.called().await
     }
 
-    /// [`Rig::start`] with a control plane and arguments of one's own. No namespace is there yet, and no call was awaited.
+    /// Does the same as [`Rig::start`] with this control plane and these arguments, but without a namespace, and
+    /// without waiting for a call.
     pub(crate) async fn start_with(control_plane: Builder, arguments: &[&str], replicas: u8) -> Result<Self> {
         let arguments: Vec<_> = ["--drain-minimum", "0"].iter().chain(arguments).copied().collect();
         Self::run(control_plane, &arguments, replicas, "info,pillion_webhook=debug").await
     }
 
-    /// With a namespace in which the webhook is called.
+    /// Adds a namespace, and waits until the webhook is called for it.
     async fn called(self) -> Result<Self> {
         self.namespace("team-a", Some("enabled")).await?;
-        self.is_called("team-a").await?;
+        self.wait_until_called("team-a").await?;
         Ok(self)
     }
 
     async fn run(control_plane: Builder, args: &[&str], replicas: u8, log_level: &str) -> Result<Self> {
         let control_plane = control_plane.start().await?;
-        install_definitions(&control_plane).await?;
+        install_crds(&control_plane).await?;
         control_plane.apply_yaml(NGINX).await?;
 
         let ca = TestCa::new()?;
@@ -97,17 +98,18 @@ impl Rig {
         let configuration = webhook_configuration::mutating(&Settings::new(NAMESPACE, ca.bundle_pem()));
         register_webhook(&control_plane.client(), &configuration).await?;
 
-        Ok(Self { control_plane, replicas, service, spec, serving_authority: ca.bundle_pem() })
+        Ok(Self { control_plane, replicas, service, spec, serving_ca: ca.bundle_pem() })
     }
 
-    /// Creates a namespace with an opt-in label, or none.
-    pub(crate) async fn namespace(&self, name: &str, level: Option<&str>) -> Result<()> {
-        let labels: Vec<_> = level.map(|level| ("pillion.dev/injection", level)).into_iter().collect();
+    /// Creates a namespace, with an opt-in label or without.
+    pub(crate) async fn namespace(&self, name: &str, failure_mode: Option<&str>) -> Result<()> {
+        let labels: Vec<_> =
+            failure_mode.map(|failure_mode| ("pillion.dev/injection", failure_mode)).into_iter().collect();
         self.control_plane.create_namespace(name, &labels).await
     }
 
-    /// Waits until the API server calls the webhook: it learns of a configuration and of a namespace by watching.
-    pub(crate) async fn is_called(&self, namespace: &str) -> Result<()> {
+    /// Waits until the API server calls the webhook. It learns of configurations and namespaces by its watches.
+    pub(crate) async fn wait_until_called(&self, namespace: &str) -> Result<()> {
         eventually(PATIENCE, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "not injected: {pod}");
@@ -116,9 +118,8 @@ impl Rig {
         .await
     }
 
-    /// Waits until each replica serves so many profiles at least: that one does says nothing of the others, and that one
-    /// profile acts nothing of those that were stored after it.
-    pub(crate) async fn all_serve(&self, profiles: u32) -> Result<()> {
+    /// Waits until each replica serves at least this many profiles. Replicas learn of each profile independently.
+    pub(crate) async fn wait_until_served(&self, profiles: u32) -> Result<()> {
         eventually(PATIENCE, "each replica serves the profiles", async || {
             for replica in &self.replicas {
                 let served = metric(replica, "pillion_profiles ").await?;
@@ -129,8 +130,8 @@ impl Rig {
         .await
     }
 
-    /// Waits until the first replica tells that so many profiles are broken, which follows what is served.
-    pub(crate) async fn broken_become(&self, count: u32) -> Result<()> {
+    /// Waits until the first replica reports this number of broken profiles, which follows the number of served ones.
+    pub(crate) async fn wait_for_broken_profiles(&self, count: u32) -> Result<()> {
         eventually(SOON, "broken profiles are counted", async || {
             let broken = metric(&self.replicas[0], "pillion_broken_profiles ").await?;
             ensure!((broken - f64::from(count)).abs() < 0.5, "{broken}");
@@ -151,7 +152,7 @@ impl Rig {
         Ok(serde_json::to_value(pods.get(&name).await?)?)
     }
 
-    /// What a pod would be, without creating it.
+    /// Returns the pod that a creation would store, by a dry run.
     pub(crate) async fn dry_run(&self, namespace: &str, pod: &Json) -> Result<Json> {
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         let pod = self.pods(namespace).create(&parameters, &serde_json::from_value(pod.clone())?).await?;
@@ -171,8 +172,9 @@ impl Rig {
     }
 }
 
-/// Installs the definitions as the program prints them, client-side, as most people do it: they have to be small enough.
-pub(crate) async fn install_definitions(control_plane: &ControlPlane) -> Result<()> {
+/// Installs the CRDs as the program prints them, by client-side apply as most people do. So they must be small enough
+/// for it.
+pub(crate) async fn install_crds(control_plane: &ControlPlane) -> Result<()> {
     let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
     ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
     let applied = control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
@@ -182,23 +184,23 @@ pub(crate) async fn install_definitions(control_plane: &ControlPlane) -> Result<
     control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await
 }
 
-/// A pod of nobody's, which asks for the sidecar.
+/// Returns a pod without an owner that requests the sidecar.
 pub(crate) fn bare_pod(name: &str) -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "annotations": {ASK: "yes", "example.com/kept": "as it is"}},
+        "metadata": {"name": name, "annotations": {REQUEST_ANNOTATION: "yes", "example.com/kept": "as it is"}},
         "spec": {"containers": [{"name": "app", "image": "app:1"}]},
     })
 }
 
-/// A pod as a Deployment's ReplicaSet creates it.
+/// Returns a pod as a Deployment's ReplicaSet creates it.
 pub(crate) fn deployment_pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
             "generateName": "web-7c9d6f5b8-",
             "labels": {"app": "web", "pod-template-hash": "7c9d6f5b8"},
-            "annotations": {ASK: "Yes"},
+            "annotations": {REQUEST_ANNOTATION: "Yes"},
             "ownerReferences": [owner("apps/v1", "ReplicaSet", "web-7c9d6f5b8")],
         },
         "spec": {
@@ -212,14 +214,14 @@ pub(crate) fn deployment_pod() -> Json {
     })
 }
 
-/// A pod as a Job creates it.
+/// Returns a pod as a Job creates it.
 pub(crate) fn job_pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
             "generateName": "backup-",
             "labels": {"batch.kubernetes.io/job-name": "backup"},
-            "annotations": {ASK: "on"},
+            "annotations": {REQUEST_ANNOTATION: "on"},
             "ownerReferences": [owner("batch/v1", "Job", "backup")],
         },
         "spec": {"restartPolicy": "Never", "containers": [{"name": "backup", "image": "backup:1"}]},
@@ -233,7 +235,7 @@ fn owner(api_version: &str, kind: &str, name: &str) -> Json {
     })
 }
 
-/// The names of a pod's containers.
+/// Returns the names of a pod's containers.
 pub(crate) fn names(pod: &Json) -> Vec<String> {
     let containers = pod["spec"]["containers"].as_array();
     containers.into_iter().flatten().map(|container| container["name"].as_str().unwrap().to_owned()).collect()
@@ -243,16 +245,16 @@ pub(crate) fn annotation<'p>(pod: &'p Json, key: &str) -> Option<&'p str> {
     pod["metadata"]["annotations"].get(key).and_then(Json::as_str)
 }
 
-/// Whether nothing of Pillion's is in a pod.
+/// Returns whether a pod has no part of Pillion.
 pub(crate) fn is_untouched(pod: &Json) -> bool {
     let text = pod.to_string();
     !text.contains("sidecar-nginx") && !text.contains("nginx-conf") && !text.contains("pillion.dev/injected")
 }
 
-/// The status with which the API server refused something. An error if it did not.
+/// Returns the status with which the API server rejected a request. Fails if it did not.
 pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     match result {
-        Ok(object) => bail!("it was not refused: {object}"),
+        Ok(object) => bail!("it was not rejected: {object}"),
         Err(error) => match error.downcast::<kube::Error>()? {
             kube::Error::Api(status) => Ok(serde_json::to_value(status)?),
             error => Err(error.into()),
@@ -260,14 +262,14 @@ pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     }
 }
 
-/// As it stands in JSON.
+/// Encodes bytes as in JSON fields of Secrets.
 pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     use base64::Engine;
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// The quickest of a few tries, which has to be within the bar: a busy machine may be late once, and who is too slow is so
-/// each time.
+/// Returns the shortest time of a few tries, and fails if it exceeds the limit. Tries again since a busy machine can
+/// cause a single delay.
 pub(crate) async fn quickest(
     bar: Duration,
     what: &str,
@@ -277,7 +279,7 @@ pub(crate) async fn quickest(
     for _ in 0..TRIES {
         quickest = quickest.min(once().await?);
         if quickest < bar {
-            tell(&format!("{what}: after {quickest:?}"));
+            print_figures(&format!("{what}: after {quickest:?}"));
             return Ok(quickest);
         }
     }

@@ -1,4 +1,5 @@
-//! Rolling restarts, as a Deployment does them, while pods are created all the time: none fails and none is missed.
+//! Rolling restarts, as a Deployment does them, while the test creates pods continuously. No creation fails or lacks
+//! its sidecar.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,19 +7,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pillion_testkit::{Isolation, RegisteredService, Replica, ReplicaSpec, namespace};
 
-use crate::load::{Created, Ended, Load, Outcomes, count_from, tell};
+use crate::load::{Creation, CreationResult, Load, LoadResults, count_from, print_figures};
 use crate::rig::{NGINX, PATIENCE, Rig};
 
 const REPLICAS: u8 = 3;
-/// Restarts of all replicas, unless `PILLION_ROLLS` says otherwise.
+/// Restarts of all replicas. `PILLION_ROLLS` overrides it.
 const ROLLS: u64 = 2;
-/// Pods between two replacements.
-const BETWEEN: u64 = 100;
-/// How long kubelet is ahead of the endpoint slices, from one replacement to the next: both learn of a pod's deletion at
-/// the same time, and neither waits for the other.
+/// Number of pods between two replacements.
+const PODS_BETWEEN: u64 = 100;
+/// By how much kubelet is ahead of the endpoint slices, for successive replacements. Both learn of a pod's deletion
+/// at the same time, and neither waits for the other.
 const LAGS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1200)];
-/// When a change of a profile has reached every replica, with a machine of two cores busy.
+/// The time in which a change of a profile must reach every replica, on a busy machine with two cores.
 const CHANGED: Duration = Duration::from_secs(5);
 
 /// The replicas of a Deployment.
@@ -26,22 +27,23 @@ struct Fleet {
     service: RegisteredService,
     spec: ReplicaSpec,
     running: VecDeque<Replica>,
-    /// Asked to end.
+    /// Replicas that were asked to terminate.
     draining: Vec<Replica>,
-    /// What each of these had answered until then.
+    /// The number of responses that each of these had sent until then.
     answered: Vec<u64>,
     next: u8,
 }
 
 impl Fleet {
-    /// Takes the replicas of a rig.
+    /// Takes over the replicas of a rig.
     fn of(rig: &mut Rig) -> Self {
         let running = std::mem::take(&mut rig.replicas).into();
         let (service, spec) = (rig.service.clone(), rig.spec.clone());
         Self { service, spec, running, draining: Vec::new(), answered: Vec::new(), next: REPLICAS + 1 }
     }
 
-    /// Replaces the oldest: the new one is ready before anybody is sent there, then the old one is deleted.
+    /// Replaces the oldest replica: waits until the new one is ready, adds it to the endpoints, and deletes the old
+    /// one.
     async fn replace_one(&mut self, lag: Duration) -> Result<()> {
         let new = Replica::start(&self.spec, namespace::replica_address(self.next)).await?;
         self.next = self.next.checked_add(1).context("no address is left")?;
@@ -56,16 +58,16 @@ impl Fleet {
         Ok(())
     }
 
-    /// How many of those that were asked to end have done so.
-    fn ended(&mut self) -> Result<usize> {
-        let mut ended = 0;
+    /// Returns how many of the draining replicas have exited.
+    fn exited_count(&mut self) -> Result<usize> {
+        let mut exited = 0;
         for replica in &mut self.draining {
-            ended += usize::from(replica.process().exited()?.is_some());
+            exited += usize::from(replica.process().exited()?.is_some());
         }
-        Ok(ended)
+        Ok(exited)
     }
 
-    /// Waits until all have ended that were asked to: in order, and with no connection cut.
+    /// Waits until all draining replicas exit: without an error, and without cutting a connection.
     async fn all_end(mut self) -> Result<()> {
         for replica in &mut self.draining {
             let address = replica.address();
@@ -78,7 +80,7 @@ impl Fleet {
     }
 }
 
-/// Pods that a replica has injected so far.
+/// Returns the number of pods that a replica has injected.
 pub(crate) async fn injected_by(replica: &Replica) -> Result<u64> {
     let metrics = replica.metrics_text().await?;
     let counters = metrics
@@ -103,54 +105,55 @@ fn rolling_restarts_lose_no_pod() {
             for step in 0..REPLICAS {
                 fleet.replace_one(lags.next().context("a lag")?).await?;
                 if step == 1 {
-                    // In the middle of a roll, as an upgrade does: replicas of before and after, and those that drain.
+                    // Change the profile in the middle of a restart, as an upgrade does: old, new and draining
+                    // replicas coexist.
                     let image = format!("nginx:roll-{roll}");
                     rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", &image)).await?;
                     images.push((image, Instant::now()));
                 }
-                load.answers(BETWEEN).await?;
+                load.wait_for_responses(PODS_BETWEEN).await?;
             }
         }
         let took = began.elapsed();
-        let outcomes = load.stop().await?;
-        outcomes.write_result("restarts", rolls)?;
-        let ended = fleet.ended()?;
-        tell(&format!(
-            "{rolls} rolling restarts of {REPLICAS} replicas in {took:.0?} ({ended} of {} have ended meanwhile): {outcomes}\n  \
+        let results = load.stop().await?;
+        results.write_result("restarts", rolls)?;
+        let exited = fleet.exited_count()?;
+        print_figures(&format!(
+            "{rolls} rolling restarts of {REPLICAS} replicas in {took:.0?} ({exited} of {} have ended meanwhile): {results}\n  \
              injected by each before it was replaced: {:?}",
             fleet.draining.len(),
             fleet.answered,
         ));
-        nothing_is_lost(&outcomes)?;
-        every_change_is_served(&outcomes, &images)?;
+        expect_no_loss(&results)?;
+        every_change_is_served(&results, &images)?;
         let used = fleet.answered.iter().filter(|answered| **answered > 0).count();
-        ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before a pod came to them");
+        ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before they received a pod");
 
-        // With the API server go its connections, on which those that drain have been waiting.
+        // Stopping the API server closes its connections, for which the draining replicas wait.
         rig.control_plane.stop_api_server()?;
         fleet.all_end().await
     });
 }
 
-pub(crate) fn nothing_is_lost(outcomes: &Outcomes) -> Result<()> {
-    let lost = outcomes.lost();
+pub(crate) fn expect_no_loss(results: &LoadResults) -> Result<()> {
+    let lost = results.lost();
     let first: Vec<_> = lost.iter().take(5).collect();
-    ensure!(lost.is_empty(), "{} pods of {} were lost; the first: {first:#?}", lost.len(), outcomes.all.len());
+    ensure!(lost.is_empty(), "{} pods of {} were lost; the first: {first:#?}", lost.len(), results.all.len());
     Ok(())
 }
 
-/// No pod is given a profile that was replaced a while ago, whichever replica answered.
-fn every_change_is_served(outcomes: &Outcomes, images: &[(String, Instant)]) -> Result<()> {
-    for created in &outcomes.all {
-        let Ended::Injected(image) = &created.ended else { continue };
+/// Checks that no pod gets a profile that was replaced longer ago than the limit, whichever replica responded.
+fn every_change_is_served(results: &LoadResults, images: &[(String, Instant)]) -> Result<()> {
+    for created in &results.all {
+        let CreationResult::Injected(image) = &created.result else { continue };
         let place = images.iter().position(|(known, _)| known == image).with_context(|| format!("{image}: unknown"))?;
         let Some((next, since)) = images.get(place + 1) else { continue };
         let late = created.sent.saturating_duration_since(*since);
-        ensure!(late < CHANGED, "{late:?} after {next} a pod is given {image}");
+        ensure!(late < CHANGED, "{late:?} after {next} a pod gets {image}");
     }
-    // What was never served cannot have been served late.
+    // Without any pod of the last image, the check would prove nothing.
     let (last, _) = images.last().context("an image")?;
-    let served = |created: &&Created| created.ended == Ended::Injected(last.clone());
-    ensure!(outcomes.all.iter().any(|created| served(&created)), "{last} was never served");
+    let served = |created: &&Creation| created.result == CreationResult::Injected(last.clone());
+    ensure!(results.all.iter().any(|created| served(&created)), "{last} was never served");
     Ok(())
 }

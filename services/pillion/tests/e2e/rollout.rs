@@ -1,5 +1,5 @@
-//! `pillion diff` and `pillion rollout` on a real API server, with the real controllers that make pods; what a kubelet would
-//! say of pods, the test says.
+//! `pillion diff` and `pillion rollout` on a real API server, with the real controllers that create pods. The test
+//! writes the pod status that a kubelet would write.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{Rig, SOON, bare_pod};
 
-/// How long new pods may take until they are available.
+/// How long new pods may take to become available.
 const AVAILABLE_WITHIN: Duration = Duration::from_mins(2);
 
-/// A pod that no node has.
+/// The name of a pod without a node.
 const EVICTED: &str = "evicted";
 
-/// A profile for every pod, whose text can be changed.
+/// A profile for every pod. The test changes its spec.
 const MARKED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -42,7 +42,7 @@ fn marked(value: u8) -> String {
     MARKED.replace("example.com/marked: '1'", &format!("example.com/marked: '{value}'"))
 }
 
-/// The first document alone.
+/// Returns only the first document.
 fn only_marked(value: u8) -> String {
     marked(value).split("---").next().unwrap().to_owned()
 }
@@ -58,7 +58,7 @@ fn workload(kind: &str, name: &str, replicas: u8) -> Json {
     })
 }
 
-/// Has pods run that nothing keeps from it, and end when they are deleted, as scheduler and kubelet do.
+/// Runs pods without a gate, and ends pods that are deleted, as scheduler and kubelet do.
 async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(150));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -86,7 +86,7 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
                 Ok(())
             };
             match done {
-                // It has gone, or is another one by now.
+                // The pod was deleted or recreated meanwhile.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 done => done?,
             }
@@ -95,7 +95,7 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
     Ok(())
 }
 
-/// What a command came to.
+/// The result of a command.
 struct Run {
     code: Option<i32>,
     stdout: String,
@@ -123,8 +123,8 @@ impl Cluster {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Waits until replicas of the webhook give pods this mark.
-    async fn serves(&self, value: u8) -> Result<()> {
+    /// Waits until the replicas add this mark to pods.
+    async fn wait_until_served(&self, value: u8) -> Result<()> {
         let mark = value.to_string();
         eventually(SOON, "the changed profile is served", async || {
             let pod = self.rig.dry_run("shop", &bare_pod("probe")).await?;
@@ -134,7 +134,7 @@ impl Cluster {
         .await
     }
 
-    /// The marks of the pods of an app that are not about to end.
+    /// Returns the marks of an app's pods that are not terminating.
     async fn marks(&self, app: &str) -> Result<Vec<String>> {
         let pods = self.rig.pods("shop").list(&ListParams::default().labels(&format!("app={app}"))).await?;
         let is_there = |pod: &Pod| {
@@ -146,8 +146,8 @@ impl Cluster {
         Ok(pods.map(|pod| mark(pod).unwrap_or_default()).collect())
     }
 
-    /// A pod of an app that was evicted, as the kubelet leaves it: it has ended, and its controller keeps it.
-    async fn evicted(&self, app: &str) -> Result<()> {
+    /// Adds a pod in the state that the kubelet leaves after an eviction: it has failed, and its controller keeps it.
+    async fn add_evicted_pod(&self, app: &str) -> Result<()> {
         let pods = self.rig.pods("shop");
         let all = pods.list(&ListParams::default().labels(&format!("app={app}"))).await?;
         let mut pod = all.items.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none()).context("a pod")?;
@@ -156,7 +156,7 @@ impl Cluster {
         pods.create(&PostParams::default(), &pod).await?;
         let status = json!({"status": {"phase": "Failed", "reason": "Evicted"}});
         pods.patch_status(EVICTED, &PatchParams::default(), &Patch::Merge(&status)).await?;
-        // Only now: of two that run, its controller would take one away.
+        // Add the owner only now: the ReplicaSet would delete one of two running pods.
         self.rig.patch("shop", EVICTED, &json!({"metadata": {"labels": labels, "ownerReferences": owners}})).await?;
         Ok(())
     }
@@ -170,8 +170,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits until a pod runs: from then on nobody writes into it but who is looked at here.
-    async fn runs(&self, pod: &str) -> Result<()> {
+    /// Waits until a pod runs. After that, only the tested commands change it.
+    async fn wait_until_running(&self, pod: &str) -> Result<()> {
         eventually(AVAILABLE_WITHIN, pod, async || {
             let status = self.rig.pods("shop").get(pod).await?.status.unwrap_or_default();
             ensure!(status.phase.as_deref() == Some("Running"), "{:?}", status.phase);
@@ -196,7 +196,7 @@ fn stale_workloads_restart_within_budgets() {
         rig.control_plane.apply_yaml(MARKED).await?;
         rig.namespace("shop", Some("enabled")).await?;
         let mut cluster = Cluster { rig };
-        cluster.serves(1).await?;
+        cluster.wait_until_served(1).await?;
         let control_plane = &cluster.rig.control_plane;
         let _owners = ControllerManager::start(control_plane).await?;
         let stop = CancellationToken::new();
@@ -213,18 +213,18 @@ fn stale_workloads_restart_within_budgets() {
         for (what, replicas) in [("deployment/web", 2), ("deployment/paused", 1), ("statefulset/db", 1)] {
             cluster.is_available(what, replicas).await?;
         }
-        cluster.runs("alone").await?;
-        // What has ended is not replaced, and says nothing of what is new.
-        cluster.evicted("web").await?;
+        cluster.wait_until_running("alone").await?;
+        // A terminated pod is not replaced, and does not count as evidence of the new revision.
+        cluster.add_evicted_pod("web").await?;
         paused["spec"]["paused"] = json!(true);
         control_plane.apply_yaml(&paused.to_string()).await?;
         let run = cluster.pillion(&["rollout"]).await?;
         ensure!(run.code == Some(0) && run.stdout.is_empty(), "{} {}", run.stdout, run.stderr);
 
-        foreseen(&cluster).await?;
+        expect_diff_of_change(&cluster).await?;
 
         control_plane.apply_yaml(&marked(2)).await?;
-        cluster.serves(2).await?;
+        cluster.wait_until_served(2).await?;
         let before = cluster.get("deployment/web").await?;
         let run = cluster.pillion(&["rollout", "-n", "shop"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
@@ -247,7 +247,8 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.get("deployment/web").await?["spec"] == before["spec"], "a dry run has changed something");
 
-        // One that waits for its budget in vain keeps none that came before it, which need some time themselves.
+        // A rollout that waits for its disruption budget does not delay the earlier ones, which need some time
+        // themselves.
         let run = cluster.pillion(&["rollout", "--apply", "--timeout", "40", "-o", "json"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         let result: Json = serde_json::from_str(&run.stdout)?;
@@ -269,9 +270,10 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.marks("db").await? == ["2"]);
 
-        // With the webhook away a restart would take away what its pods have: the first is tried, and none is begun.
+        // With the webhook down, new pods would have no sidecar. The dry run of the first workload shows that, so no
+        // restart begins.
         control_plane.apply_yaml(&marked(3)).await?;
-        cluster.serves(3).await?;
+        cluster.wait_until_served(3).await?;
         let before = cluster.get("deployment/web").await?["spec"].clone();
         for replica in &mut cluster.rig.replicas {
             replica.kill()?;
@@ -298,8 +300,8 @@ fn stale_workloads_restart_within_budgets() {
     });
 }
 
-/// What a changed profile would do to the pods that run is said, and nothing is touched.
-async fn foreseen(cluster: &Cluster) -> Result<()> {
+/// Checks that `diff` shows the effect of a changed profile on running pods, and changes nothing.
+async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
     let file = cluster.rig.control_plane.directory().join("changed.yaml");
     let changed = file.to_str().context("a path")?.to_owned();
     let versions = async || {
@@ -318,7 +320,7 @@ async fn foreseen(cluster: &Cluster) -> Result<()> {
     ] {
         ensure!(run.stdout.contains(part), "{part:?} is not in\n{}", run.stdout);
     }
-    // What the API server and others have added is on both sides.
+    // Parts that the API server or others added are on both sides, so they are no difference.
     let is_change = |line: &&str| line.starts_with(['+', '-']) && !line.starts_with("+++") && !line.starts_with("---");
     ensure!(run.stdout.lines().filter(is_change).all(|line| line.contains("example.com/marked")), "{}", run.stdout);
     ensure!(run.stderr.trim() == "4 of 4 workloads would be different", "{}", run.stderr);
@@ -328,7 +330,7 @@ async fn foreseen(cluster: &Cluster) -> Result<()> {
     let patch = json!([{"op": "replace", "path": "/metadata/annotations/example.com~1marked", "value": "2"}]);
     ensure!(result["workloads"][1]["patch"] == patch, "{result:#}");
 
-    // One that extends it is made anew with it, and one that does not compile any more is told.
+    // `diff` recomputes a profile that extends the changed one, and reports a profile that no longer compiles.
     std::fs::write(&file, only_marked(2).replace("activation: Always", "activation: Always\n  template2: 1"))?;
     let run = cluster.pillion(&["diff", "-p", &changed]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("template2"), "{} {}", run.stdout, run.stderr);
@@ -338,6 +340,6 @@ async fn foreseen(cluster: &Cluster) -> Result<()> {
     ensure!(run.code == Some(0) && run.stdout.is_empty(), "{} {}", run.stdout, run.stderr);
     let run = cluster.pillion(&["diff", "-p", &changed, "-n", "nowhere"]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("nowhere is not opted in"), "{} {}", run.stdout, run.stderr);
-    ensure!(versions().await? == before, "a pod was touched");
+    ensure!(versions().await? == before, "a pod was changed");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Certificates are rotated while pods are created all the time: none fails and none is missed, whatever becomes of the
-//! leader and of the API servers.
+//! Certificates rotate while the test creates pods continuously. No creation fails or lacks its sidecar, even when
+//! the leader or API servers fail.
 
 use std::time::{Duration, Instant};
 
@@ -12,34 +12,34 @@ use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually, is_thorough};
 use serde_json::json;
 
 use crate::direct::metric;
-use crate::load::{Load, count_from, tell};
+use crate::load::{Load, count_from, print_figures};
 use crate::managed::{Managed, QUICK, RELEASE, controller};
 use crate::rbac::refusals;
 use crate::rig::{SOON, base64, quickest};
-use crate::rolling::nothing_is_lost;
+use crate::rolling::expect_no_loss;
 
-/// Rotations, unless `PILLION_ROTATIONS` says otherwise.
+/// Number of rotations. `PILLION_ROTATIONS` overrides it.
 const ROTATIONS: u64 = 8;
-/// How long one may take, with a machine of two cores busy.
+/// How long one rotation may take, on a busy machine with two cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// How long all of [`ROTATIONS`] may take, and up to a hundred; more of them in proportion.
+/// How long up to a hundred rotations may take together; more of them in proportion.
 const ALL_WITHIN: Duration = Duration::from_mins(5);
-/// How soon a webhook configuration is as it was.
+/// The time in which a webhook configuration must be restored.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
-/// Pods a second meanwhile.
+/// Pods per second meanwhile.
 pub(crate) const RATE: u64 = 15;
-/// Pods a second during [`ROTATIONS`].
+/// Pods per second during [`ROTATIONS`].
 const ROTATIONS_RATE: u64 = 60;
 
-/// The writes of a rotation, in their order: to the record, to the webhook configuration, to the leaf.
+/// The writes of a rotation, in their order: to the record, to the webhook configuration, to the serving Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
-    /// The record came to this phase.
+    /// The record reached this phase.
     Record(&'static str),
-    /// The configuration trusts so many authorities.
+    /// The configuration trusts this many CAs.
     Bundle(usize),
-    /// The leaf is of the next authority.
-    Leaf,
+    /// The serving certificate is issued by the next CA.
+    Certificate,
 }
 
 impl Write {
@@ -48,7 +48,7 @@ impl Write {
         Self::Record("expanded"),
         Self::Bundle(2),
         Self::Record("switched"),
-        Self::Leaf,
+        Self::Certificate,
         Self::Record("verified"),
         Self::Record("soaking"),
         Self::Record("contracted"),
@@ -56,8 +56,8 @@ impl Write {
         Self::Record("stable"),
     ];
 
-    /// Whether it was made: what is there is as it is after it, or after a later one.
-    fn is_made(self, phase: &str, rotated: bool, bundle: usize, leaf: u64, next: u64) -> bool {
+    /// Returns whether the state shows this write or a later one.
+    fn is_visible(self, phase: &str, rotated: bool, bundle: usize, issuer: u64, next: u64) -> bool {
         const PHASES: [&str; 6] = ["staged", "expanded", "switched", "verified", "soaking", "contracted"];
         let at = |phase: &str| PHASES.iter().position(|known| *known == phase);
         let reached = |wanted: &str| rotated || at(phase) >= at(wanted);
@@ -66,18 +66,18 @@ impl Write {
             Self::Record(wanted) => reached(wanted),
             Self::Bundle(2) => reached("expanded") && bundle == 2 || reached("switched"),
             Self::Bundle(_) => reached("contracted") && bundle == 1 || rotated,
-            Self::Leaf => leaf >= next,
+            Self::Certificate => issuer >= next,
         }
     }
 }
 
 impl Managed {
-    /// Waits until a write of the rotation to authority `next` was made.
-    pub(crate) async fn sees(&self, write: Write, next: u64) -> Result<()> {
+    /// Waits until this write of the rotation to CA `next` is visible.
+    pub(crate) async fn wait_for_write(&self, write: Write, next: u64) -> Result<()> {
         let end = Instant::now() + LIMIT;
         while Instant::now() < end {
             let (phase, active) = self.rotation().await?;
-            if write.is_made(&phase, active >= next, self.trusted().await?, self.leaf().await?, next) {
+            if write.is_visible(&phase, active >= next, self.trusted_cas().await?, self.serving_ca().await?, next) {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -92,138 +92,147 @@ fn rotations_lose_no_pod() {
     let limit = Duration::from_secs(600 + 12 * rotations);
     Isolation::new().time_limit(limit).run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
-        let first = managed.is_stable(1, LIMIT).await?;
+        let first = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, ROTATIONS_RATE).await?;
         let began = Instant::now();
         let mut longest = Duration::ZERO;
         for number in 1..=rotations {
             let asked = Instant::now();
             managed.rotate()?;
-            let generation = managed.is_stable(first + number, 2 * LIMIT).await?;
+            let generation = managed.wait_until_stable(first + number, 2 * LIMIT).await?;
             ensure!(generation == first + number, "asked {number} times from {first} on, and this is {generation}");
             longest = longest.max(asked.elapsed());
         }
         let took = began.elapsed();
-        load.answers(200).await?;
-        let outcomes = load.stop().await?;
-        outcomes.write_result("rotations", rotations)?;
+        load.wait_for_responses(200).await?;
+        let results = load.stop().await?;
+        results.write_result("rotations", rotations)?;
         for running in managed.controllers.iter().chain(&managed.rig.replicas) {
             let log = running.log_text()?;
             ensure!(refusals(&log).is_empty(), "{}: {:#?}", running.address(), refusals(&log));
         }
-        tell(&format!("{rotations} rotations in {took:.0?}, the longest {longest:.1?}: {outcomes}"));
+        print_figures(&format!("{rotations} rotations in {took:.0?}, the longest {longest:.1?}: {results}"));
         let all_within = ALL_WITHIN.max(Duration::from_secs(3 * rotations));
         ensure!(took < all_within, "{rotations} rotations took {took:?}");
-        let pods = u64::try_from(outcomes.all.len())?;
+        let pods = u64::try_from(results.all.len())?;
         ensure!(pods >= 50 * took.as_secs(), "{pods} pods in {took:?} are less than 50 a second");
-        nothing_is_lost(&outcomes)
+        expect_no_loss(&results)
     });
 }
 
-/// Rotations in which the leader is hit after each of its writes in turn; in a short run, after every second one, which are
-/// others for each kind of `hit`.
-async fn a_leader_that_is_hit(hit: Hit) -> Result<()> {
+/// Disrupts the leader after each write of a rotation, one rotation per write. A short run takes every second write,
+/// and other ones for each kind of `disruption`.
+async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
     let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
-    let mut active = managed.is_stable(1, LIMIT).await?;
+    let mut active = managed.wait_until_stable(1, LIMIT).await?;
     let load = Load::start_at(&managed.rig, RATE).await?;
     let mut took = Vec::new();
-    let (first, step) = if is_thorough() { (0, 1) } else { (hit as usize, 2) };
+    let (first, step) = if is_thorough() { (0, 1) } else { (disruption as usize, 2) };
     for write in Write::ALL.into_iter().skip(first).step_by(step) {
         let next = active + 1;
         managed.rotate()?;
-        managed.sees(write, next).await?;
+        managed.wait_for_write(write, next).await?;
         let leader = managed.leader().await?;
         let place = managed.controllers.iter().position(|running| running.address() == leader);
         let place = place.with_context(|| format!("{leader} leads, and is none of ours"))?;
-        let hit_at = Instant::now();
-        match hit {
-            Hit::Kill => managed.controllers[place].kill()?,
-            Hit::Pause => managed.controllers[place].process().pause()?,
+        let disrupted_at = Instant::now();
+        match disruption {
+            Disruption::Kill => managed.controllers[place].kill()?,
+            Disruption::Pause => managed.controllers[place].process().pause()?,
         }
-        active = managed.is_stable(next, LIMIT).await.with_context(|| format!("hit after {write:?}"))?;
-        took.push(hit_at.elapsed());
-        match hit {
-            Hit::Kill => {
+        active = managed.wait_until_stable(next, LIMIT).await.with_context(|| format!("disrupted after {write:?}"))?;
+        took.push(disrupted_at.elapsed());
+        match disruption {
+            Disruption::Kill => {
                 drop(managed.controllers.remove(place));
                 managed.controllers.push(controller(&managed.spec, leader).await?);
             }
-            // It goes on with what it was about to do, and finds that others did.
-            Hit::Pause => managed.controllers[place].process().resume()?,
+            // The old leader continues with its last step, and finds that another controller took over.
+            Disruption::Pause => managed.controllers[place].process().resume()?,
         }
-        ensure!(active == next, "{write:?}: authority {active} instead of {next}");
+        ensure!(active == next, "{write:?}: CA {active} instead of {next}");
     }
-    load.answers(100).await?;
-    let outcomes = load.stop().await?;
-    tell(&format!("the leader was hit ({hit:?}) after {} writes, through after {took:.1?}: {outcomes}", took.len()));
-    nothing_is_lost(&outcomes)
+    load.wait_for_responses(100).await?;
+    let results = load.stop().await?;
+    print_figures(&format!(
+        "the leader was disrupted ({disruption:?}) after {} writes, through after {took:.1?}: {results}",
+        took.len()
+    ));
+    expect_no_loss(&results)
 }
 
-/// What becomes of a leader.
+/// The kind of disruption of a leader.
 #[derive(Clone, Copy, Debug)]
-enum Hit {
-    /// It is gone at once.
+enum Disruption {
+    /// The process is killed.
     Kill,
-    /// It stands still until another has done its work, and then goes on.
+    /// The process stops until another controller has taken over, and then resumes.
     Pause,
 }
 
 #[test]
 fn leader_killed_after_any_write_loses_nothing() {
-    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async { a_leader_that_is_hit(Hit::Kill).await });
+    Isolation::new()
+        .time_limit(Duration::from_mins(15))
+        .run(|| async { disrupt_leader_after_each_write(Disruption::Kill).await });
 }
 
 #[test]
 fn leader_paused_after_any_write_conflicts() {
-    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async { a_leader_that_is_hit(Hit::Pause).await });
+    Isolation::new()
+        .time_limit(Duration::from_mins(15))
+        .run(|| async { disrupt_leader_after_each_write(Disruption::Pause).await });
 }
 
 #[test]
 fn rotation_waits_for_hanging_api_server() {
-    // Longer than the pause: it is not that the time was over.
+    // The timeout is longer than the pause, so it cannot be the reason to proceed.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
     Isolation::new().own_network("runs a second API server").run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 2).await?;
         let mut second = managed.rig.control_plane.second_api_server().await?;
-        let active = managed.is_stable(1, LIMIT).await?;
+        let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         second.process().pause()?;
         let paused = Instant::now();
         managed.rotate()?;
-        managed.sees(Write::Bundle(2), active + 1).await?;
+        managed.wait_for_write(Write::Bundle(2), active + 1).await?;
         while paused.elapsed() < Duration::from_secs(10) {
             let (phase, _) = managed.rotation().await?;
             ensure!(phase == "expanded", "{phase}, {:?} after {SECOND_API_SERVER} was paused", paused.elapsed());
-            load.answers(20).await?;
+            load.wait_for_responses(20).await?;
         }
         second.process().resume()?;
-        managed.is_stable(active + 1, 2 * LIMIT).await?;
+        managed.wait_until_stable(active + 1, 2 * LIMIT).await?;
         let through = paused.elapsed();
-        // It trusts whom it ought to, and calls them.
-        managed.is_called_by(&second.client(), "required").await?;
+        // The second API server has the right CA bundle, and calls the webhook.
+        managed.wait_until_called_by(&second.client(), "required").await?;
 
-        // One that is gone for good is waited for as long as the settings say, and no longer.
+        // The rotation waits for a lost API server as long as configured, and no longer.
         drop(second);
         let asked = Instant::now();
         managed.rotate()?;
-        managed.is_stable(active + 2, 3 * LIMIT).await?;
+        managed.wait_until_stable(active + 2, 3 * LIMIT).await?;
         let without = asked.elapsed();
-        ensure!(without > Duration::from_secs(20), "it was waited for {without:?} only");
-        let outcomes = load.stop().await?;
-        tell(&format!("one API server hung for 10 s: through after {through:.1?}; gone: {without:.1?}; {outcomes}"));
-        nothing_is_lost(&outcomes)
+        ensure!(without > Duration::from_secs(20), "the rotation waited only for {without:?}");
+        let results = load.stop().await?;
+        print_figures(&format!(
+            "one API server hung for 10 s: through after {through:.1?}; gone: {without:.1?}; {results}"
+        ));
+        expect_no_loss(&results)
     });
 }
 
 #[test]
-fn a_stolen_key_is_replaced_without_soaking() {
+fn compromised_key_is_replaced_without_soak() {
     let policy = QUICK.replace("overlap: 200ms", "overlap: 1h");
     Isolation::new().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
-        let active = managed.is_stable(1, LIMIT).await?;
+        let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
-        let told = managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
-        ensure!(told.contains("stable since"), "{told}");
-        ensure!(managed.is_stable(active + 1, SOON).await? == active + 1);
+        let message = managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
+        ensure!(message.contains("stable since"), "{message}");
+        ensure!(managed.wait_until_stable(active + 1, SOON).await? == active + 1);
         let status = managed.pillion(&["certs", "status"])?;
         for expected in [
             &format!("authority     {} made", active + 1),
@@ -237,13 +246,13 @@ fn a_stolen_key_is_replaced_without_soaking() {
         ensure!(status["certificate"]["authority"] == active + 1, "{status:#}");
         ensure!(status["webhooks"][0]["authorities"] == serde_json::json!([active + 1]), "{status:#}");
 
-        // Also while the next one is soaking, which would take an hour: then both are replaced.
+        // Replace the CA during the soak of the next one, which would take an hour. Then both are replaced.
         managed.rotate()?;
-        managed.sees(Write::Record("soaking"), active + 2).await?;
+        managed.wait_for_write(Write::Record("soaking"), active + 2).await?;
         managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
-        let last = managed.is_stable(active + 2, SOON).await?;
-        ensure!(last == active + 3, "authority {last} instead of {}", active + 3);
-        nothing_is_lost(&load.stop().await?)
+        let last = managed.wait_until_stable(active + 2, SOON).await?;
+        ensure!(last == active + 3, "CA {last} instead of {}", active + 3);
+        expect_no_loss(&load.stop().await?)
     });
 }
 
@@ -251,30 +260,30 @@ fn a_stolen_key_is_replaced_without_soaking() {
 fn damaged_secrets_are_recreated_without_lost_pods() {
     Isolation::new().run(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
-        let mut active = managed.is_stable(1, LIMIT).await?;
+        let mut active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let mut took = Vec::new();
         for (damage, is_new) in Damage::ALL {
             let began = Instant::now();
             managed.damage(damage).await.with_context(|| format!("{damage:?}"))?;
             let least = active + u64::from(is_new);
-            let mended = eventually(LIMIT, "all is as it ought to be", async || {
+            let mended = eventually(LIMIT, "the desired state is restored", async || {
                 let (phase, generation) = managed.rotation().await?;
-                let (leaf, trusted) = (managed.leaf().await?, managed.trusted().await?);
+                let (issuer, trusted) = (managed.serving_ca().await?, managed.trusted_cas().await?);
                 ensure!(
-                    phase == "stable" && generation >= least && leaf == generation && trusted == 1,
-                    "{phase}, authority {generation} of {least}, leaf of {leaf}, {trusted} trusted"
+                    phase == "stable" && generation >= least && issuer == generation && trusted == 1,
+                    "{phase}, CA {generation} of {least}, serving certificate of {issuer}, {trusted} trusted"
                 );
                 Ok(generation)
             });
             active = mended.await.with_context(|| format!("{damage:?}"))?;
-            ensure!(active == least, "{damage:?}: authority {active} instead of {least}");
+            ensure!(active == least, "{damage:?}: CA {active} instead of {least}");
             took.push((damage, began.elapsed()));
         }
-        load.answers(100).await?;
-        let outcomes = load.stop().await?;
-        tell(&format!("mended: {took:.1?}; {outcomes}"));
-        nothing_is_lost(&outcomes)
+        load.wait_for_responses(100).await?;
+        let results = load.stop().await?;
+        print_figures(&format!("mended: {took:.1?}; {results}"));
+        expect_no_loss(&results)
     });
 }
 
@@ -282,12 +291,13 @@ fn damaged_secrets_are_recreated_without_lost_pods() {
 fn damaged_webhook_configuration_is_restored_within_second() {
     Isolation::new().run(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
-        managed.is_stable(1, LIMIT).await?;
+        managed.wait_until_stable(1, LIMIT).await?;
         let configurations = managed.configurations();
-        // Pods are injected, and the rotation is through, while failed calls refuse nobody yet: what is there then is not to stay.
-        let whole = eventually(LIMIT * 2, "the rehearsal is over", async || {
+        // Until the connectivity check succeeds, failed calls do not reject pods. That configuration is temporary, so
+        // wait until it changes.
+        let whole = eventually(LIMIT * 2, "the connectivity check is over", async || {
             let there = configurations.get(RELEASE).await?;
-            ensure!(!is_rehearsal(&there, RELEASE), "it goes on");
+            ensure!(!is_rehearsal(&there, RELEASE), "it continues");
             Ok(there.webhooks)
         })
         .await?;
@@ -295,7 +305,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         let stranger = TestCa::new()?.bundle_pem();
         let bundle = "/webhooks/0/clientConfig/caBundle";
         let damages = [
-            ("the bundle emptied", Some(json!([{"op": "replace", "path": bundle, "value": ""}]))),
+            ("the CA bundle emptied", Some(json!([{"op": "replace", "path": bundle, "value": ""}]))),
             ("the bundle replaced by junk", Some(json!([{"op": "replace", "path": bundle, "value": base64("junk")}]))),
             ("a stranger's bundle", Some(json!([{"op": "replace", "path": bundle, "value": base64(&stranger)}]))),
             ("an entry deleted", Some(json!([{"op": "remove", "path": "/webhooks/1"}]))),
@@ -309,7 +319,8 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         for (what, damage) in damages {
             let mut number = 0;
             let mended = quickest(REPAIRED_WITHIN, what, async || {
-                // Repairs that follow one another closely are taken for a fight with one writer, and paced.
+                // The controller slows down when one writer changes the configuration often. So use a new writer each
+                // time.
                 number += 1;
                 let writer = format!("{what} {number}");
                 let began = Instant::now();
@@ -330,49 +341,51 @@ fn damaged_webhook_configuration_is_restored_within_second() {
             });
             took.push((what, mended.await?));
         }
-        tell(&format!("as it was: {took:.0?}"));
-        managed.rig.is_called("team-a").await
+        print_figures(&format!("as it was: {took:.0?}"));
+        managed.rig.wait_until_called("team-a").await
     });
 }
 
-/// An object that says for which epoch it was written.
+/// An object that has an epoch marker.
 #[derive(Clone, Copy, Debug)]
-enum Marked {
+enum MarkedObject {
     Mutating,
     Validating,
-    Leaf,
+    ServingSecret,
 }
 
 const EPOCH: &str = "pillion.dev/epoch";
 
 impl Managed {
-    /// For which epoch an object says that it was written.
-    async fn epoch_of(&self, marked: Marked) -> Result<String> {
-        let metadata = match marked {
-            Marked::Mutating => self.configurations().get(RELEASE).await?.metadata,
-            Marked::Validating => self.validating().get(RELEASE).await?.metadata,
-            Marked::Leaf => self.secrets().get(&format!("{RELEASE}-serving")).await?.metadata,
+    /// Returns the epoch that an object is marked with.
+    async fn epoch_of(&self, object: MarkedObject) -> Result<String> {
+        let metadata = match object {
+            MarkedObject::Mutating => self.configurations().get(RELEASE).await?.metadata,
+            MarkedObject::Validating => self.validating().get(RELEASE).await?.metadata,
+            MarkedObject::ServingSecret => self.secrets().get(&format!("{RELEASE}-serving")).await?.metadata,
         };
         metadata.annotations.and_then(|mut all| all.remove(EPOCH)).context("an epoch")
     }
 
-    async fn raise(&self, marked: Marked, epoch: &str) -> Result<()> {
+    async fn raise(&self, object: MarkedObject, epoch: &str) -> Result<()> {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {EPOCH: epoch}}}));
         let parameters = PatchParams { field_manager: Some("somebody".to_owned()), ..PatchParams::default() };
-        match marked {
-            Marked::Mutating => drop(self.configurations().patch(RELEASE, &parameters, &patch).await?),
-            Marked::Validating => drop(self.validating().patch(RELEASE, &parameters, &patch).await?),
-            Marked::Leaf => drop(self.secrets().patch(&format!("{RELEASE}-serving"), &parameters, &patch).await?),
+        match object {
+            MarkedObject::Mutating => drop(self.configurations().patch(RELEASE, &parameters, &patch).await?),
+            MarkedObject::Validating => drop(self.validating().patch(RELEASE, &parameters, &patch).await?),
+            MarkedObject::ServingSecret => {
+                drop(self.secrets().patch(&format!("{RELEASE}-serving"), &parameters, &patch).await?)
+            }
         }
         Ok(())
     }
 
-    /// Waits until it says one again that the record has come to.
-    async fn is_written_over(&self, marked: Marked) -> Result<()> {
-        eventually(LIMIT, "the epoch is written over", async || {
-            let (epoch, record) = (self.epoch_of(marked).await?, self.record().await?["epoch"].as_u64());
+    /// Waits until the marker is again an epoch that the record has reached.
+    async fn wait_until_overwritten(&self, object: MarkedObject) -> Result<()> {
+        eventually(LIMIT, "the epoch is corrected", async || {
+            let (epoch, record) = (self.epoch_of(object).await?, self.record().await?["epoch"].as_u64());
             let epoch: Option<u64> = epoch.parse().ok();
-            ensure!(epoch.is_some() && epoch <= record, "{marked:?}: {epoch:?}, and the record has {record:?}");
+            ensure!(epoch.is_some() && epoch <= record, "{object:?}: {epoch:?}, and the record has {record:?}");
             Ok(())
         })
         .await
@@ -388,68 +401,68 @@ fn foreign_epoch_is_overwritten_without_rotation() {
     let policy = QUICK.replace("overlap: 200ms", "overlap: 8s");
     Isolation::new().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
-        let active = managed.is_stable(1, LIMIT).await?;
+        let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
-        let all = [Marked::Mutating, Marked::Validating, Marked::Leaf];
-        // One more, many more, the most that there can be, more than that, and none at all.
+        let all = [MarkedObject::Mutating, MarkedObject::Validating, MarkedObject::ServingSecret];
+        // One epoch ahead, many, the maximum, more than the maximum, and no number.
         for epoch in ["2", "1000", "9007199254740992", "9223372036854775808", "junk"] {
-            for marked in all {
-                managed.raise(marked, epoch).await?;
-                managed.is_written_over(marked).await.with_context(|| epoch.to_owned())?;
+            for object in all {
+                managed.raise(object, epoch).await?;
+                managed.wait_until_overwritten(object).await.with_context(|| epoch.to_owned())?;
                 let (phase, generation) = managed.rotation().await?;
-                ensure!(phase == "stable" && generation == active, "{marked:?} {epoch}: {phase}, {generation}");
+                ensure!(phase == "stable" && generation == active, "{object:?} {epoch}: {phase}, {generation}");
             }
         }
         managed.rotate()?;
-        managed.sees(Write::Record("soaking"), active + 1).await?;
-        for marked in all {
-            managed.raise(marked, "1000").await?;
-            managed.is_written_over(marked).await?;
+        managed.wait_for_write(Write::Record("soaking"), active + 1).await?;
+        for object in all {
+            managed.raise(object, "1000").await?;
+            managed.wait_until_overwritten(object).await?;
         }
-        let rotated = managed.is_stable(active + 1, LIMIT).await?;
-        ensure!(rotated == active + 1, "authority {rotated} instead of {}", active + 1);
+        let rotated = managed.wait_until_stable(active + 1, LIMIT).await?;
+        ensure!(rotated == active + 1, "CA {rotated} instead of {}", active + 1);
         let controller = &managed.controllers[0];
         let disbelieved = metric(controller, "pillion_controller_rotation_epochs_disbelieved_total").await?;
-        ensure!(disbelieved >= 12.0, "{disbelieved} were told of");
+        ensure!(disbelieved >= 12.0, "{disbelieved} were reported");
         let log = controller.log_text()?;
         ensure!(
             log.contains("manager=\"somebody\"") && log.contains("another client wrote a higher pillion.dev/epoch")
         );
-        nothing_is_lost(&load.stop().await?)
+        expect_no_loss(&load.stop().await?)
     });
 }
 
-/// What somebody does to the Secrets.
+/// Damage to the Secrets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Damage {
-    /// The leaf's Secret is deleted.
-    LeafDeleted,
-    /// Its key is another's.
-    LeafWithAnotherKey,
-    /// Its certificate is for another name.
-    LeafForAnotherName,
-    /// Its certificate is no text.
-    LeafJunk,
+    /// The serving Secret is deleted.
+    CertificateDeleted,
+    /// The serving Secret has another key.
+    CertificateWithWrongKey,
+    /// The serving certificate is for another name.
+    CertificateForWrongName,
+    /// The serving certificate is not valid PEM.
+    CertificateInvalid,
     /// The record's Secret is deleted.
     RecordDeleted,
-    /// Its record is no text.
-    RecordJunk,
-    /// The authority's key is another's.
-    AuthorityWithAnotherKey,
-    /// Both are deleted.
+    /// The record is not valid text.
+    RecordInvalid,
+    /// The CA has another key.
+    CaWithWrongKey,
+    /// Both Secrets are deleted.
     BothDeleted,
 }
 
 impl Damage {
-    /// Each, and whether it takes a new authority.
+    /// Each kind of damage, and whether it requires a new CA.
     const ALL: [(Self, bool); 8] = [
-        (Self::LeafDeleted, false),
-        (Self::LeafWithAnotherKey, false),
-        (Self::LeafForAnotherName, false),
-        (Self::LeafJunk, false),
+        (Self::CertificateDeleted, false),
+        (Self::CertificateWithWrongKey, false),
+        (Self::CertificateForWrongName, false),
+        (Self::CertificateInvalid, false),
         (Self::RecordDeleted, true),
-        (Self::RecordJunk, true),
-        (Self::AuthorityWithAnotherKey, true),
+        (Self::RecordInvalid, true),
+        (Self::CaWithWrongKey, true),
         (Self::BothDeleted, true),
     ];
 }

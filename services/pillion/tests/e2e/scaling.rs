@@ -1,5 +1,5 @@
-//! How many replicas there are is for one to say: the values, a person with `kubectl scale`, or a `HorizontalPodAutoscaler`, and an
-//! upgrade by the real helm, which applies server-side, takes it from nobody.
+//! Only one source sets the number of replicas: the values, a person with `kubectl scale`, or a
+//! `HorizontalPodAutoscaler`. An upgrade by the real helm, with server-side apply, preserves that.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -13,18 +13,18 @@ use crate::chart::helm_ok;
 
 struct Release {
     control_plane: ControlPlane,
-    /// Whether what Helm has written is as if somebody else had.
+    /// Whether to rename Helm's field manager, as if another installer had written the objects.
     is_renamed: bool,
 }
 
 impl Release {
-    /// Installs or upgrades with these values of the webhook, and something that is new each time. How many replicas there are
-    /// then, and whether the release says so.
+    /// Installs or upgrades with these webhook values and a new label. Returns the number of replicas, and whether
+    /// the release sets it.
     async fn with(&self, label: &str, webhook: &Json) -> Result<(i32, bool)> {
         let mut webhook = webhook.clone();
         webhook["podLabels"] = json!({"round": label});
         let values = json!({"crds": {"upgrade": false}, "webhook": webhook});
-        // What an installer of another name has written is taken from it.
+        // An installer with another name must take over the fields by force.
         let arguments = ["upgrade", "--install", "--force-conflicts", "pillion"];
         let arguments = if self.is_renamed { &arguments[..] } else { &["upgrade", "--install", "pillion"] };
         helm_ok(&self.control_plane, arguments, Some(&values)).await.context(label.to_owned())?;
@@ -44,7 +44,7 @@ impl Release {
         Api::namespaced(self.control_plane.client(), NAMESPACE)
     }
 
-    /// As the controller of autoscalers does it.
+    /// Scales as the autoscaler's controller does.
     async fn autoscale(&self, replicas: i32) -> Result<()> {
         let parameters =
             PatchParams { field_manager: Some("kube-controller-manager".to_owned()), ..PatchParams::default() };
@@ -60,7 +60,7 @@ impl Release {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn upgrade_preserves_manual_scaling() {
     isolated(|| async {
         let release = Release { control_plane: ControlPlane::start().await?, is_renamed: false };
@@ -70,19 +70,19 @@ fn upgrade_preserves_manual_scaling() {
         ensure!(release.with("installed", &plain).await? == (3, true));
         ensure!(release.with("more", &json!({"replicas": 4})).await? == (4, true));
 
-        // Switched on over a release that had none: what is there stays until somebody says otherwise, and is not put to 1.
+        // Enabling autoscaling keeps the number of replicas, and does not reset it to 1.
         let (replicas, _) = release.with("switched-on", &auto).await?;
         ensure!(replicas == 4 && release.has_autoscaler().await?, "{replicas}");
         let (replicas, _) = release.with("not-scaled-yet", &auto).await?;
         ensure!(replicas == 4, "{replicas}");
         release.autoscale(7).await?;
         let scaled = release.with("scaled", &auto).await?;
-        ensure!(scaled == (7, false), "who scales says it, and the release does not: {scaled:?}");
+        ensure!(scaled == (7, false), "manual scaling is preserved, and the release sets no replicas: {scaled:?}");
         release.autoscale(9).await?;
         let again = release.with("scaled-again", &auto).await?;
         ensure!(again == (9, false), "{again:?}");
 
-        // Switched off: no jump; and a person says it from then on.
+        // Disabling autoscaling keeps the number too, and a person can change it afterwards.
         let (replicas, _) = release.with("switched-off", &plain).await?;
         ensure!(replicas == 9 && !release.has_autoscaler().await?, "{replicas}");
         let scale = ["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"];
@@ -90,10 +90,10 @@ fn upgrade_preserves_manual_scaling() {
         let (replicas, _) = release.with("by-hand", &plain).await?;
         ensure!(replicas == 5, "{replicas}");
 
-        // From the beginning.
+        // Autoscaling from the first installation on.
         helm_ok(&release.control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
         let first = release.with("autoscaled-from-the-beginning", &auto).await?;
-        ensure!(first == (3, true), "as many as the autoscaler has at least, until it scales: {first:?}");
+        ensure!(first == (3, true), "the autoscaler's minimum, until it scales: {first:?}");
         release.autoscale(6).await?;
         let scaled = release.with("autoscaled-since", &auto).await?;
         ensure!(scaled == (6, false), "{scaled:?}");
@@ -104,8 +104,8 @@ fn upgrade_preserves_manual_scaling() {
     });
 }
 
-/// As helm-controller of Flux, or a provider of Terraform, which write by their own names. The real ones have no conflict with
-/// themselves.
+/// Like helm-controller of Flux, or a Terraform provider, which use their own field managers. The real ones do not
+/// conflict with themselves.
 #[test]
 fn other_installer_does_not_count_as_scaling() {
     isolated(|| async {
@@ -121,7 +121,7 @@ fn other_installer_does_not_count_as_scaling() {
         ensure!(managers.iter().all(|entry| entry.manager.as_deref() == Some("helm-controller")), "{managers:?}");
         release.is_renamed = true;
         let more = release.with("more", &json!({"replicas": 5})).await?;
-        ensure!(more == (5, true), "nobody has scaled, so the values say it: {more:?}");
+        ensure!(more == (5, true), "without scaling, the values set the replicas: {more:?}");
         Ok(())
     });
 }

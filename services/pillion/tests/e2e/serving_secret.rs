@@ -1,6 +1,7 @@
-//! A replica that has its certificate from a Secret, on a real API server, which also verifies what is served.
+//! A replica that reads its certificate from a Secret, on a real API server, which also verifies the served
+//! certificate.
 
-#![allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,9 +31,9 @@ use tokio::net::TcpStream;
 use crate::direct::metric;
 use crate::rig::{NGINX, SOON, bare_pod, names, quickest};
 
-/// How soon a new certificate has to be served.
+/// The time in which a replica must serve a new certificate.
 const SWAPPED_WITHIN: Duration = Duration::from_secs(2);
-/// No more than a replica needs.
+/// The minimal permissions of a replica.
 const ROLE: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -60,11 +61,11 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pillion-
 subjects: [{kind: ServiceAccount, name: replica, namespace: pillion-system}]
 ";
 
-/// Takes whatever is shown: what it is, is looked at afterwards.
+/// Accepts any certificate. The tests check it afterwards.
 #[derive(Debug)]
-struct Anybody;
+struct AcceptAnyCertificate;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -99,23 +100,23 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// The leaf that a new connection is shown.
-async fn shown(replica: &Replica) -> Result<CertificateDer<'static>> {
+/// Returns the serving certificate that a new connection gets.
+async fn served_certificate(replica: &Replica) -> Result<CertificateDer<'static>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate))
         .with_no_client_auth();
     let tcp = TcpStream::connect((replica.address(), WEBHOOK_PORT)).await?;
     let name = ServerName::try_from(SERVER_NAME)?;
     let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
     let (_, connection) = stream.get_ref();
-    let leaf = connection.peer_certificates().and_then(<[_]>::first).context("no certificate")?;
-    Ok(leaf.clone().into_owned())
+    let certificate = connection.peer_certificates().and_then(<[_]>::first).context("no certificate")?;
+    Ok(certificate.clone().into_owned())
 }
 
-/// What the controller would do, by hand.
+/// Plays the controller.
 struct Controller {
     release: Release,
     known: KnownAuthorities,
@@ -125,33 +126,33 @@ struct Controller {
 impl Controller {
     fn new(control_plane: &ControlPlane) -> Result<Self> {
         let release = Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
-        // Old enough to have signed a leaf that has expired.
+        // Old enough to have issued a certificate that has expired.
         let now = Timestamp::now() - Duration::from_hours(24 * 20);
         let lifetimes = Lifetimes::default();
-        let authority = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
+        let ca = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
         let record = Record {
             phase: Phase::Stable,
             since: now,
             epoch: 1,
             bundle_epoch: 1,
             leaf_epoch: 1,
-            active: Some(authority.facts),
+            active: Some(ca.facts),
             next: None,
             trigger: None,
         };
-        let known = AuthoritySecret::read(None, &release).with(record, Some(authority))?;
+        let known = AuthoritySecret::read(None, &release).with(record, Some(ca))?;
         let secrets = Api::namespaced(control_plane.client(), NAMESPACE);
         Ok(Self { release, known, secrets })
     }
 
-    /// A leaf that was made then.
-    fn leaf(&self, now: Timestamp, names: &[String]) -> Result<ServingMaterial> {
+    /// Returns a serving certificate that was issued at this time.
+    fn issue_certificate(&self, now: Timestamp, names: &[String]) -> Result<ServingMaterial> {
         let lifetimes = Lifetimes::default();
         let issuing = Issuing { release: &self.release, lifetimes: &lifetimes, now };
         Ok(self.known.sign(Generation(1), names, issuing)?)
     }
 
-    /// Writes the Secret as it is to be after this.
+    /// Writes the Secret that `change` returns for the current one.
     async fn write(&self, change: impl FnOnce(Option<&Secret>) -> Secret) -> Result<()> {
         let existing = self.secrets.get_opt("pillion-serving").await?;
         let secret = change(existing.as_ref());
@@ -162,8 +163,8 @@ impl Controller {
         Ok(())
     }
 
-    async fn serve(&self, leaf: &ServingMaterial, epoch: u64) -> Result<()> {
-        self.write(|existing| leaf.secret(&self.release, epoch, existing)).await
+    async fn serve(&self, certificate: &ServingMaterial, epoch: u64) -> Result<()> {
+        self.write(|existing| certificate.secret(&self.release, epoch, existing)).await
     }
 
     async fn set(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -180,8 +181,8 @@ fn reloads(result: &str) -> String {
     format!("pillion_tls_reloads_total{{result=\"{result}\"}}")
 }
 
-/// Waits until so many looks came to this.
-async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
+/// Waits until this many reloads had this result.
+async fn wait_for_reloads(replica: &Replica, result: &str, times: f64) -> Result<()> {
     let series = reloads(result);
     eventually(SOON, &format!("{series} is {times}"), async || {
         let found = metric(replica, &series).await?;
@@ -191,10 +192,10 @@ async fn counted(replica: &Replica, result: &str, times: f64) -> Result<()> {
     .await
 }
 
-async fn swapped(replica: &Replica, leaf: &ServingMaterial) -> Result<Duration> {
+async fn wait_until_served(replica: &Replica, certificate: &ServingMaterial) -> Result<Duration> {
     let began = Instant::now();
-    eventually(SOON, "the new leaf is served", async || {
-        ensure!(shown(replica).await? == *leaf.certificate(), "the old one is");
+    eventually(SOON, "the new certificate is served", async || {
+        ensure!(served_certificate(replica).await? == *certificate.certificate(), "the old certificate is served");
         Ok(())
     })
     .await?;
@@ -223,8 +224,8 @@ fn certificate_follows_secret_but_never_downgrades() {
         let controller = Controller::new(&control_plane)?;
         let names_of_release = controller.release.server_names();
 
-        // No Secret yet: all is known but that, and who connects is told at once.
-        eventually(SOON, "not ready for want of a certificate alone", async || {
+        // Without a Secret, the replica lacks only the certificate, and rejects connections at once.
+        eventually(SOON, "only the certificate is missing for readiness", async || {
             let (status, text) = replica.get("/readyz").await?;
             ensure!(status.as_u16() == 503 && text.trim_end().ends_with("waiting for serving certificate"), "{text}");
             ensure!(!text.contains("first lists"), "{text}");
@@ -233,26 +234,27 @@ fn certificate_follows_secret_but_never_downgrades() {
         .await?;
         quickest(Duration::from_secs(1), "told", async || {
             let began = Instant::now();
-            shown(&replica).await.err().context("there is nothing to show")?;
+            served_certificate(&replica).await.err().context("there is nothing to show")?;
             Ok(began.elapsed())
         })
         .await?;
         ensure!(replica.get("/livez").await?.0.is_success());
-        counted(&replica, "unreadable", 1.0).await?;
+        wait_for_reloads(&replica, "unreadable", 1.0).await?;
 
-        // One that nobody may trust is not begun with.
-        let expired = controller.leaf(Timestamp::now() - Duration::from_hours(24 * 8), &names_of_release)?;
+        // The replica does not start with an expired certificate.
+        let expired =
+            controller.issue_certificate(Timestamp::now() - Duration::from_hours(24 * 8), &names_of_release)?;
         controller.serve(&expired, 1).await?;
-        counted(&replica, "invalid", 1.0).await?;
+        wait_for_reloads(&replica, "invalid", 1.0).await?;
         ensure!(replica.get("/readyz").await?.0.as_u16() == 503);
-        shown(&replica).await.err().context("there is nothing to show")?;
+        served_certificate(&replica).await.err().context("there is nothing to show")?;
 
-        let first = controller.leaf(Timestamp::now(), &names_of_release)?;
+        let first = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
         controller.serve(&first, 1).await?;
-        let took = swapped(&replica, &first).await?;
+        let took = wait_until_served(&replica, &first).await?;
         replica.ready().await?;
 
-        // The API server verifies it by rules of its own.
+        // The API server verifies the certificate by its own rules.
         register_service(&control_plane.client(), &[replica.address()]).await?;
         let bundle = controller.known.bundle(&[Generation(1)], &[])?;
         register_webhook(&control_plane.client(), &webhook_configuration::mutating(&Settings::new(NAMESPACE, bundle)))
@@ -268,59 +270,63 @@ fn certificate_follows_secret_but_never_downgrades() {
         };
         eventually(SOON, "the API server calls the webhook", injected).await?;
 
-        // Ten new ones, each within two seconds.
+        // Ten new certificates, each served within two seconds.
         let mut all = vec![took];
         let mut served = first;
         for epoch in 2..12 {
-            served = controller.leaf(Timestamp::now(), &names_of_release)?;
+            served = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
             controller.serve(&served, epoch).await?;
-            all.push(swapped(&replica, &served).await?);
+            all.push(wait_until_served(&replica, &served).await?);
             injected().await?;
         }
         println!("the first, and 10 swaps: {all:?}");
         ensure!(all.iter().all(|took| *took < SWAPPED_WITHIN), "{all:?}");
-        counted(&replica, "served", 11.0).await?;
+        wait_for_reloads(&replica, "served", 11.0).await?;
 
-        // Worse ones: the old one stays, and each is counted.
-        let other = controller.leaf(Timestamp::now(), &names_of_release)?;
-        let canary = controller.leaf(Timestamp::now(), &controller.release.canary_names())?;
-        let ahead = controller.leaf(Timestamp::now() + Duration::from_hours(3), &names_of_release)?;
+        // The replica rejects and counts invalid certificates, and keeps the old one.
+        let other = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
+        let for_trust_probe = controller.issue_certificate(Timestamp::now(), &controller.release.canary_names())?;
+        let ahead = controller.issue_certificate(Timestamp::now() + Duration::from_hours(3), &names_of_release)?;
         let stranger = Controller::new(&control_plane)?;
         controller.set("tls.crt", b"junk").await?;
-        counted(&replica, "invalid", 2.0).await?;
+        wait_for_reloads(&replica, "invalid", 2.0).await?;
         controller.serve(&served, 12).await?;
-        counted(&replica, "unchanged", 1.0).await?;
+        wait_for_reloads(&replica, "unchanged", 1.0).await?;
         controller.set("tls.key", other.key().pem().as_bytes()).await?;
-        counted(&replica, "invalid", 3.0).await?;
-        controller.serve(&canary, 13).await?;
-        counted(&replica, "invalid", 4.0).await?;
+        wait_for_reloads(&replica, "invalid", 3.0).await?;
+        controller.serve(&for_trust_probe, 13).await?;
+        wait_for_reloads(&replica, "invalid", 4.0).await?;
         controller.serve(&expired, 14).await?;
-        counted(&replica, "invalid", 5.0).await?;
+        wait_for_reloads(&replica, "invalid", 5.0).await?;
         controller.serve(&ahead, 15).await?;
-        counted(&replica, "invalid", 6.0).await?;
+        wait_for_reloads(&replica, "invalid", 6.0).await?;
         controller.serve(&other, 16).await?;
-        swapped(&replica, &other).await?;
+        wait_until_served(&replica, &other).await?;
         let strangers = stranger.known.bundle(&[Generation(1)], &[])?;
         controller.set("ca.crt", strangers.as_bytes()).await?;
-        counted(&replica, "invalid", 7.0).await?;
-        ensure!(shown(&replica).await? == *other.certificate());
+        wait_for_reloads(&replica, "invalid", 7.0).await?;
+        ensure!(served_certificate(&replica).await? == *other.certificate());
         let log = replica.log_text()?;
         for reason in ["no_certificate", "mismatch", "name", "expired", "not_yet", "untrusted"] {
             ensure!(log.contains(&format!("reason=\"{reason}\"")), "{reason} is not in\n{log}");
         }
 
-        // Deleted, and then the API server is away: what is served is served.
+        // The replica keeps serving its certificate after the Secret is deleted, and while the API server is down.
         controller.secrets.delete("pillion-serving", &DeleteParams::default()).await?;
-        counted(&replica, "unreadable", 2.0).await?;
-        ensure!(shown(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success());
+        wait_for_reloads(&replica, "unreadable", 2.0).await?;
+        ensure!(
+            served_certificate(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success()
+        );
         injected().await?;
         control_plane.stop_api_server()?;
-        ensure!(shown(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success());
+        ensure!(
+            served_certificate(&replica).await? == *other.certificate() && replica.get("/readyz").await?.0.is_success()
+        );
         control_plane.start_api_server().await?;
-        let last = controller.leaf(Timestamp::now(), &names_of_release)?;
+        let last = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
         controller.serve(&last, 17).await?;
-        swapped(&replica, &last).await?;
-        counted(&replica, "unreadable", 2.0).await?;
+        wait_until_served(&replica, &last).await?;
+        wait_for_reloads(&replica, "unreadable", 2.0).await?;
         Ok(())
     });
 }
@@ -330,7 +336,7 @@ fn replica_reports_missing_secret_permission() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;
-        eventually(SOON, "it is said", async || {
+        eventually(SOON, "it is logged", async || {
             let log = replica.log_text()?;
             ensure!(log.contains("get, list and watch for this object, by its name"), "{log}");
             Ok(())

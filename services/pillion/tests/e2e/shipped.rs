@@ -1,13 +1,14 @@
-//! Every shipped profile on a real API server: what it makes of the pods of its own cases is accepted, and a pod that met
-//! Pod Security's *restricted* before meets it after, but for the profiles that are named here with the reason.
+//! Every shipped profile on a real API server: it accepts the pods that the profile's cases produce. A pod that meets
+//! Pod Security's *restricted* level still meets it after injection, except for the profiles listed here with a
+//! reason.
 //!
-//! All profiles are in the cluster at once, each selecting two namespaces of its own. The pods are those of
-//! `profiles/*/tests/*.yaml`, completed with what only the API server asks for (images, volumes).
+//! All profiles are in the cluster at once, each selecting its own two namespaces. The pods are those of
+//! `profiles/*/tests/*.yaml`, completed with fields that only the API server requires (images, volumes).
 
 #![allow(
     clippy::panic,
     clippy::print_stderr,
-    reason = "helpers of tests fail by panicking, as tests do, and the table is what it is about"
+    reason = "helpers of tests fail by panicking, and the test prints a table"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,13 +25,13 @@ use crate::rig::{PATIENCE, Rig, SOON, annotation};
 /// The label by which a profile selects its namespaces.
 const FOLDER: &str = "example.com/profile";
 
-/// The namespace in which all that do not exclude one another act on one pod.
-const TOGETHER: &str = "together";
+/// The namespace in which all compatible profiles act on one pod.
+const SHARED_NAMESPACE: &str = "together";
 
-/// How many pods are tried at a time.
-const ABREAST: usize = 8;
+/// Number of concurrent pods.
+const CONCURRENCY: usize = 8;
 
-/// Profiles whose sidecars, or whose vendor's, cannot be restricted.
+/// Profiles whose sidecars cannot be restricted, or their vendor's cannot.
 const UNRESTRICTED: [(&str, &str); 7] = [
     ("dapr", "pods may ask for what is not: volumes of the host, a user of their own"),
     ("istio", "an init container writes the node's packet rules; with the parameter cni there is none"),
@@ -41,7 +42,7 @@ const UNRESTRICTED: [(&str, &str); 7] = [
     ("wireguard", "an init container makes a network interface"),
 ];
 
-/// The folders of a profile and its cases, by name.
+/// Returns the folders of profiles and their cases, by name.
 fn folders() -> BTreeMap<String, PathBuf> {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     let folders = fs::read_dir(shipped).unwrap().map(|entry| entry.unwrap().path());
@@ -56,7 +57,7 @@ fn documents(path: &Path) -> Vec<Json> {
     found.into_iter().filter(|document| !document.is_null()).collect()
 }
 
-/// The cases of a folder that are about pods.
+/// Returns the cases of a folder that are about pods.
 fn cases(folder: &Path) -> Vec<Json> {
     let Ok(files) = fs::read_dir(folder.join("tests")) else { return Vec::new() };
     let mut files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
@@ -66,7 +67,7 @@ fn cases(folder: &Path) -> Vec<Json> {
     all.filter(|case| case["object"]["kind"].as_str().is_none_or(|kind| kind == "Pod")).collect()
 }
 
-/// A case's pod, with what the API server asks for and a case does not care about.
+/// Returns a case's pod, completed with fields that the API server requires.
 fn completed(case: &Json, number: usize) -> Json {
     let mut pod = case["object"].clone();
     pod["apiVersion"] = json!("v1");
@@ -81,7 +82,7 @@ fn completed(case: &Json, number: usize) -> Json {
         owner.as_object_mut().unwrap().entry("uid").or_insert(json!("029dc23e-3de8-41af-ab3c-a95b34b82bf3"));
     }
     let Some(spec) = pod.get_mut("spec").and_then(Json::as_object_mut) else { return pod };
-    // As the API server does it where it knows of accounts.
+    // The API server's admission sets the service account where it is enabled.
     spec.entry("serviceAccountName").or_insert(json!("default"));
     let mut mounted = BTreeSet::new();
     for list in ["initContainers", "containers"] {
@@ -106,7 +107,7 @@ fn completed(case: &Json, number: usize) -> Json {
     pod
 }
 
-/// The same pod as an author writes it who has to meet *restricted*.
+/// Returns the same pod in the form that *restricted* requires of its author.
 fn restricted(mut pod: Json) -> Json {
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.is_object()) else { return pod };
     let set = |at: &mut Json, more: Json| {
@@ -122,14 +123,14 @@ fn restricted(mut pod: Json) -> Json {
     pod
 }
 
-/// Installs all profiles, each for its own namespaces. How many there are.
+/// Installs all profiles, each for its own namespaces. Returns their number.
 async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize> {
     rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
     let mut installed = 0;
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
-            let values = if excludes(name) { json!([name]) } else { json!([name, TOGETHER]) };
-            // Without the roots of trust these would inject nothing.
+            let values = if excludes(name) { json!([name]) } else { json!([name, SHARED_NAMESPACE]) };
+            // Without trust anchors these profiles would inject nothing.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
             for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
                 parameter["default"] = json!("roots");
@@ -143,7 +144,7 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
         let strict = [("pillion.dev/injection", "enabled"), ("pod-security.kubernetes.io/enforce", "restricted")];
         namespace(&rig.control_plane, &format!("r-{name}"), name, &strict).await?;
     }
-    namespace(&rig.control_plane, TOGETHER, TOGETHER, &[("pillion.dev/injection", "enabled")]).await?;
+    namespace(&rig.control_plane, SHARED_NAMESPACE, SHARED_NAMESPACE, &[("pillion.dev/injection", "enabled")]).await?;
     rig.control_plane.create_namespace("plain", &[]).await?;
     rig.control_plane.create_namespace("strict", &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
     let served = format!("pillion_profiles {installed}");
@@ -157,9 +158,9 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     Ok(installed)
 }
 
-/// Whether a profile cannot be on one pod with the others, or refuses nearly everything.
+/// Returns whether a profile conflicts with the others on one pod, or rejects nearly all pods.
 fn excludes(folder: &str) -> bool {
-    // A pod has one mesh; one refuses what the others add, and one keeps everybody out.
+    // A pod has one mesh. `deny-env` rejects what the others add, and `reserved-namespaces` rejects every pod.
     ["linkerd", "deny-env", "reserved-namespaces"].contains(&folder)
 }
 
@@ -168,20 +169,20 @@ async fn namespace(control_plane: &ControlPlane, name: &str, folder: &str, label
     control_plane.create_namespace(name, &labels).await
 }
 
-/// What the API server says of a pod: what it would be, or why it is refused.
-async fn asked(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result<Json, String>> {
+/// Returns the pod that the API server would store, or the reason of its rejection.
+async fn ask_api_server(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result<Json, String>> {
     match rig.dry_run(namespace, pod).await {
         Ok(pod) => Ok(Ok(pod)),
         Err(error) => match error.downcast::<kube::Error>() {
             Ok(kube::Error::Api(status)) => Ok(Err(status.message.clone())),
             Ok(error) => Err(error.into()),
-            // It is no pod at all: a label that is no text.
+            // It is not a valid pod, for example because a label is not a string.
             Err(error) => Ok(Err(error.to_string())),
         },
     }
 }
 
-/// What became of the cases of a profile.
+/// The results for the cases of a profile.
 #[derive(Debug, Default)]
 struct Tally {
     accepted: usize,
@@ -189,34 +190,34 @@ struct Tally {
     refused: usize,
     restricted: usize,
     unrestricted: usize,
-    /// Pods that the API server refuses without any injection.
+    /// Pods that the API server rejects without any injection.
     impossible: usize,
-    /// What the API server does not take of what we make.
+    /// Pods that the API server rejects because of the injection.
     wrong: Vec<String>,
 }
 
-/// Tries a case's pod without injection, with it, and both once more where *restricted* is enforced.
-async fn tried(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
+/// Tries a case's pod without and with injection, and both again where *restricted* is enforced.
+async fn try_case(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
     let mut tally = Tally::default();
-    if let Err(why) = asked(rig, "plain", &pod).await? {
+    if let Err(why) = ask_api_server(rig, "plain", &pod).await? {
         eprintln!("{folder}: {name}: no pod without injection either: {why}");
         tally.impossible = 1;
         return Ok(tally);
     }
-    match asked(rig, &format!("p-{folder}"), &pod).await? {
+    match ask_api_server(rig, &format!("p-{folder}"), &pod).await? {
         Ok(made) => {
             tally.accepted = 1;
             tally.injected = usize::from(annotation(&made, "pillion.dev/injected").is_some());
         }
-        // Ours are decisions; what the API server itself refuses is a pod that was made wrong.
+        // Rejections by the webhook are decisions. A rejection by the API server itself means an invalid injection.
         Err(why) if why.contains("denied the request") => tally.refused = 1,
         Err(why) => tally.wrong.push(format!("{folder}: {name}: {why}")),
     }
     let pod = restricted(pod);
-    if asked(rig, "strict", &pod).await?.is_err() {
+    if ask_api_server(rig, "strict", &pod).await?.is_err() {
         return Ok(tally);
     }
-    match asked(rig, &format!("r-{folder}"), &pod).await? {
+    match ask_api_server(rig, &format!("r-{folder}"), &pod).await? {
         Err(why) if !why.contains("denied the request") => {
             tally.unrestricted = 1;
             if !UNRESTRICTED.iter().any(|(profile, _)| *profile == folder) {
@@ -240,8 +241,8 @@ fn api_server_accepts_shipped_profiles() {
         for (folder, path) in &folders {
             let cases = cases(path);
             let all = futures::stream::iter(cases.iter().enumerate())
-                .map(|(number, case)| tried(&rig, folder, &case["name"], completed(case, number)))
-                .buffer_unordered(ABREAST)
+                .map(|(number, case)| try_case(&rig, folder, &case["name"], completed(case, number)))
+                .buffer_unordered(CONCURRENCY)
                 .try_collect::<Vec<_>>()
                 .await?;
             let sum = |count: fn(&Tally) -> usize| all.iter().map(count).sum::<usize>();
@@ -261,14 +262,14 @@ fn api_server_accepts_shipped_profiles() {
             wrong.extend(all.into_iter().flat_map(|tally| tally.wrong));
         }
         for (folder, why) in UNRESTRICTED {
-            ensure!(unrestricted.contains(folder), "{folder} is restricted after all, though: {why}");
+            ensure!(unrestricted.contains(folder), "{folder} meets *restricted*, in spite of: {why}");
         }
         ensure!(wrong.is_empty(), "{} of the pods of {installed} profiles:\n{}", wrong.len(), wrong.join("\n"));
         Ok(())
     });
 }
 
-/// A pod that asks for all that do not exclude one another, and what each of them has to know.
+/// A pod that requests all compatible profiles, with the parameters that they need.
 const EVERYTHING: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -304,7 +305,7 @@ spec:
   volumes: [{name: token, emptyDir: {}}]
 "#;
 
-/// The account whose role its pods have at AWS.
+/// The service account with the pods' AWS role.
 const BUILDER: &str = "
 apiVersion: v1
 kind: ServiceAccount
@@ -314,8 +315,8 @@ metadata:
   annotations: {eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/builder'}
 ";
 
-/// Those that are on it.
-const ON_IT: [&str; 13] = [
+/// Profiles that act on the pod.
+const COMBINED: [&str; 13] = [
     "agones-sdk",
     "annotate",
     "cloud-sql-proxy",
@@ -339,21 +340,22 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
         install(&rig, &folders).await?;
         rig.control_plane.apply_yaml(BUILDER).await?;
         let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
-        // The account is looked up, which has a quarter of a second, and the namespace's labels are learned of by watching.
-        let first = eventually(SOON, "all are on it", async || {
-            let first = rig.dry_run(TOGETHER, &pod).await?;
+        // The account's lookup may take 250 ms, and the namespace's labels arrive by a watch.
+        let first = eventually(SOON, "all profiles act on the pod", async || {
+            let first = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
             let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
             let profiles = record["profiles"].as_array().into_iter().flatten();
             let applied: BTreeSet<_> = profiles.filter_map(|profile| profile["profile"].as_str()).collect();
             eprintln!("{} profiles on one pod: {applied:?}", applied.len());
             let log = rig.replicas[0].log_text()?;
             let decided = log.lines().rfind(|line| line.contains("name=everything")).unwrap_or_default();
-            ensure!(applied == BTreeSet::from(ON_IT), "{applied:?}: {decided}");
+            ensure!(applied == BTreeSet::from(COMBINED), "{applied:?}: {decided}");
             Ok(first)
         })
         .await?;
-        // Deterministic: the same pod is the same again. Idempotent: what is made, created once more, does not change.
-        let mut again = rig.dry_run(TOGETHER, &pod).await?;
+        // Deterministic: the same pod gives the same result. Idempotent: creating the result again does not change
+        // it.
+        let mut again = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
         let mut first = first;
         for pod in [&mut first, &mut again] {
             let metadata = pod["metadata"].as_object_mut().unwrap();
@@ -361,8 +363,8 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
                 metadata.remove(field);
             }
         }
-        ensure!(first == again, "not the same pod twice");
-        rig.create(TOGETHER, &pod).await?;
+        ensure!(first == again, "creating the pod again changes it");
+        rig.create(SHARED_NAMESPACE, &pod).await?;
         Ok(())
     });
 }

@@ -1,5 +1,5 @@
-//! The session of the tutorial that the nginx profile takes the place of, on a cluster that keeps its label: a namespace
-//! is labelled, a pod asks for the sidecar by its annotation, and has it.
+//! The steps of the tutorial for the injector that the nginx profile replaces, on a cluster that keeps its label. The
+//! test labels a namespace, and a pod that requests the sidecar by annotation gets it.
 
 use anyhow::ensure;
 use pillion_testkit::{eventually, isolated};
@@ -7,19 +7,19 @@ use serde_json::Value as Json;
 
 use crate::direct::{Direct, review};
 use crate::managed::Managed;
-use crate::rig::{ASK, SOON, STATUS, annotation, bare_pod, names};
+use crate::rig::{REQUEST_ANNOTATION, SOON, STATUS_ANNOTATION, annotation, bare_pod, names};
 
 /// The namespace's label in the tutorial.
 const LABEL: &str = "sidecar-injection=enabled";
 
-/// The pod's own annotations, of which one was there before.
+/// The pod's own annotations. One of them existed before.
 const OVERRIDES: &str = r#"{"apiVersion": "v1", "metadata": {"annotations": {
     "sidecar-injector-webhook.morven.me/inject": "yes", "kubernetes.io/psp": "restricted"}}}"#;
 
 #[test]
-fn the_tutorials_session_goes_as_it_is_written() {
+fn replaced_injectors_tutorial_works() {
     isolated(|| async {
-        let managed = Managed::start_opting_in_by(LABEL).await?;
+        let managed = Managed::start_with_opt_in_label(LABEL).await?;
         let kubectl = &managed.rig.control_plane;
         kubectl.kubectl_ok(&["create", "namespace", "injection"]).await?;
         kubectl.kubectl_ok(&["label", "namespace", "injection", LABEL]).await?;
@@ -35,21 +35,22 @@ fn the_tutorials_session_goes_as_it_is_written() {
                 .map(str::to_owned)
                 .collect()
         };
-        // The API server learns of the label a moment after it is set.
-        managed.rig.is_called("injection").await?;
+        // The API server learns of the label a moment later.
+        managed.rig.wait_until_called("injection").await?;
         let arguments: Vec<String> = run("alpine");
         kubectl.kubectl_ok(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await?;
         let pod: Json = serde_json::from_str(
             &kubectl.kubectl_ok(&["get", "pod", "alpine", "-n", "injection", "-o", "json"]).await?,
         )?;
         ensure!(names(&pod) == ["alpine", "sidecar-nginx"], "{pod}");
-        ensure!(annotation(&pod, STATUS) == Some("injected"), "{pod}");
+        ensure!(annotation(&pod, STATUS_ANNOTATION) == Some("injected"), "{pod}");
         ensure!(
-            annotation(&pod, ASK) == Some("yes") && annotation(&pod, "kubernetes.io/psp") == Some("restricted"),
+            annotation(&pod, REQUEST_ANNOTATION) == Some("yes")
+                && annotation(&pod, "kubernetes.io/psp") == Some("restricted"),
             "{pod}"
         );
 
-        // A namespace without the label, and a pod that does not ask.
+        // A namespace without the label, and a pod without the annotation.
         let plain: Vec<String> = run("plain")
             .into_iter()
             .map(|word: String| if word == "injection" { "default".to_owned() } else { word })
@@ -61,12 +62,12 @@ fn the_tutorials_session_goes_as_it_is_written() {
             ensure!(names(&serde_json::from_str(&pod)?).len() == 1, "{pod}");
         }
 
-        // Its API server spoke v1beta1, and was answered so.
+        // That tutorial's API server sent v1beta1 reviews, which get v1beta1 responses.
         let direct = Direct::to(&managed.rig.replicas[0])?;
         let old = review("u", "injection", &bare_pod("old"));
         let old: Json =
             serde_json::from_str(&old.to_string().replace("admission.k8s.io/v1", "admission.k8s.io/v1beta1"))?;
-        eventually(SOON, "v1beta1 is answered in kind", async || {
+        eventually(SOON, "v1beta1 reviews get v1beta1 responses", async || {
             let answer: Json = serde_json::from_str(&direct.answer("/mutate/enabled", &old).await?)?;
             ensure!(answer["apiVersion"] == "admission.k8s.io/v1beta1", "{answer}");
             ensure!(answer["response"]["patchType"] == "JSONPatch", "{answer}");

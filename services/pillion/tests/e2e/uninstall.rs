@@ -1,6 +1,6 @@
-//! The end of a release, whatever was lost before it: a namespace that requires injection gets its pods, and a new release of the
-//! same name can be installed. The real helm, the real programs with their own service accounts, and the real controllers of
-//! namespaces and of garbage.
+//! The end of a release, whatever was lost before: a namespace that requires injection can create pods again, and a
+//! new release of the same name can be installed. Uses the real helm, the real programs with their service accounts,
+//! and the real namespace and garbage collection controllers.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use serde_json::json;
 use crate::chart::{helm, helm_ok, helm_with_job, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, is_untouched};
 
-/// What takes a namespace away with all that is in it, and then what belongs to it.
+/// The controllers that delete a namespace with its objects, and then their dependents.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller";
-/// What says how a release is deleted where no job can run.
+/// The page that says how to delete a release where no job can run.
 const PAGE: &str = include_str!("../../../../charts/pillion/README.md");
 
-/// What is lost, and how the release is deleted then.
+/// A loss before the release is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
     Nothing,
@@ -36,7 +36,7 @@ fn kill(processes: &mut [Replica]) -> Result<()> {
     processes.iter_mut().try_for_each(|process| process.kill().map(drop))
 }
 
-/// The objects in no namespace that are called as the release is, without definitions and what Helm keeps for the next one.
+/// Returns the cluster-scoped objects with the release's name, except CRDs and objects that Helm keeps.
 async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
     let kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
                  mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
@@ -44,7 +44,7 @@ async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
     Ok(all.lines().filter(|name| name.contains("/pillion")).map(str::to_owned).collect())
 }
 
-/// Loses something, deletes the release, and waits until pods of the namespace that requires injection are created.
+/// Applies the loss, deletes the release, and waits until pods of the namespace that requires injection are created.
 async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) -> Result<ControlPlane> {
     let Rig { control_plane, mut replicas, .. } = rig;
     let uninstall = ["uninstall", "pillion", "--ignore-not-found"];
@@ -80,7 +80,7 @@ async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) ->
                 ensure!(found.is_empty(), "{found}");
                 Ok(())
             };
-            eventually(2 * PATIENCE, "the namespace is gone", gone).await?;
+            eventually(2 * PATIENCE, "the namespace is deleted", gone).await?;
             helm_ok(&control_plane, &uninstall, None).await?;
         }
     }
@@ -97,16 +97,16 @@ async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()>
     eventually(PATIENCE, "pods are created", async || {
         let pod = pods.create(&dry_run, &serde_json::from_value(bare_pod("after"))?).await?;
         let pod = serde_json::to_value(pod)?;
-        ensure!(is_untouched(&pod), "after the loss of {loss:?} somebody goes on: {pod}");
+        ensure!(is_untouched(&pod), "after the loss of {loss:?} a webhook still injects: {pod}");
         Ok(())
     })
     .await
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn damaged_uninstall_leaves_cluster_usable() {
-    // Eight installations, one after the other.
+    // Runs eight installations in turn.
     Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;
@@ -116,19 +116,19 @@ fn damaged_uninstall_leaves_cluster_usable() {
             let install = ["install", "pillion", "--create-namespace"];
             helm_ok(&control_plane, &install, Some(&values)).await.with_context(|| format!("before {loss:?}"))?;
             let (rig, controllers) = run(control_plane).await?;
-            rig.is_called("team-a").await?;
+            rig.wait_until_called("team-a").await?;
             let begun = Instant::now();
             control_plane = lose_and_delete(rig, controllers, loss).await.with_context(|| format!("{loss:?}"))?;
             can_create_pods(&control_plane, loss).await?;
             let took = begun.elapsed();
-            let left = eventually(SOON, "what calls somebody or refuses a pod is gone", async || {
+            let left = eventually(SOON, "webhook configurations and policies are deleted", async || {
                 let left = left(&control_plane).await?;
                 let acts = |name: &&String| name.contains("webhookconfiguration") || name.ends_with("/pillion-held");
                 ensure!(!left.iter().any(|name| acts(&name)), "{left:#?}");
                 Ok(left)
             })
             .await?;
-            // What Helm knew of the release went with the namespace: the rest of what is in none stays.
+            // Helm's record of the release was in the namespace, so other cluster-scoped objects stay.
             if loss != Loss::Namespace {
                 ensure!(left.is_empty(), "after the loss of {loss:?}: {left:?}");
             }
@@ -138,16 +138,16 @@ fn damaged_uninstall_leaves_cluster_usable() {
                     ensure!(!found.contains("pillion.dev"), "{found}");
                     Ok(())
                 };
-                eventually(2 * PATIENCE, "the definitions are gone", gone).await?;
+                eventually(2 * PATIENCE, "the CRDs are deleted", gone).await?;
             }
             println!("uninstall: without {loss:?} pods are created {took:.1?} after; {} objects left", left.len());
         }
-        // It is as if it had never been there.
+        // A new installation works as on a fresh cluster.
         helm_ok(&control_plane, &["install", "pillion", "--create-namespace"], Some(&values(&json!(["nginx"]))))
             .await?;
         let listed = helm(&control_plane, &["list", "--short"], None).await?;
         ensure!(String::from_utf8_lossy(&listed.stdout).trim() == "pillion");
         let (rig, _controllers) = run(control_plane).await?;
-        rig.is_called("team-a").await
+        rig.wait_until_called("team-a").await
     });
 }

@@ -1,5 +1,5 @@
-//! Validations through the API server: on what will be stored, on updates and on sub-resources, with what was injected told
-//! apart from what the author wrote.
+//! Validation through the API server: on the final object, on updates and on subresources. Injected parts are
+//! distinguished from those of the author.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;
@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, bare_pod, names, refusal};
 
-/// No environment variables but those that are injected.
+/// A profile that rejects environment variables, except injected ones.
 fn deny_env() -> Json {
     json!({
         "target": {"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]},
@@ -27,13 +27,13 @@ fn deny_env() -> Json {
     })
 }
 
-/// A sidecar that has some itself.
+/// A profile whose sidecar has an environment variable.
 fn logger() -> Json {
     let container = json!({"name": "logger", "image": "logger:1", "env": [{"name": "A", "value": "b"}]});
     json!({"activation": "Always", "template": {"spec": {"containers": [container]}}})
 }
 
-/// A cluster with both profiles, whose API server asks on the validating path.
+/// Starts a cluster with both profiles, whose API server calls the validating path.
 async fn start() -> Result<Rig> {
     let rig = Rig::start(1).await?;
     for (name, spec) in [("deny-env", deny_env()), ("logger", logger())] {
@@ -48,7 +48,7 @@ async fn start() -> Result<Rig> {
     let validated = Validated { everywhere: validating_rules(&specs), ..Validated::default() };
     let configuration = validating(&Settings::new(NAMESPACE, bundle), &validated).context("rules")?;
     Api::<ValidatingWebhookConfiguration>::all(client).create(&PostParams::default(), &configuration).await?;
-    eventually(SOON, "the API server asks, and the sidecar is there", async || {
+    eventually(SOON, "the API server calls the webhook, and the sidecar is injected", async || {
         ensure!(
             names(&rig.dry_run("team-a", &bare_pod("probe")).await?).contains(&"logger".to_owned()),
             "no sidecar yet"
@@ -66,7 +66,7 @@ fn with_env(name: &str) -> Json {
 }
 
 #[test]
-fn validation_sees_final_object_and_ours() {
+fn validation_distinguishes_injected_containers() {
     isolated(|| async {
         let rig = start().await?;
         let pod = rig.create("team-a", &bare_pod("web")).await?;
@@ -74,22 +74,22 @@ fn validation_sees_final_object_and_ours() {
 
         let status = refusal(rig.create("team-a", &with_env("other")).await)?;
         ensure!(status["code"] == 402, "{status}");
-        let told = "denied the request: the object does not pass a validation: profile deny-env: containers may not set env or envFrom";
-        ensure!(status["message"].as_str().unwrap().ends_with(told), "{status}");
+        let message = "denied the request: the object does not pass a validation: profile deny-env: containers may not set env or envFrom";
+        ensure!(status["message"].as_str().unwrap().ends_with(message), "{status}");
         ensure!(status["details"]["causes"][0]["field"] == "spec.containers", "{status}");
 
-        // Who copies the record does not make a container ours.
+        // A copied record does not make a container an injected one.
         let mut copied = with_env("copied");
         let record = pod["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         copied["metadata"]["annotations"]["pillion.dev/injected"] = json!(record.replace("/logger", "/app"));
         ensure!(refusal(rig.create("team-a", &copied).await)?["code"] == 402);
-        // Neither does who opts out, or who asks by name that it be taken away.
+        // Neither does opting out, or excluding the profile by name.
         let mut out = with_env("out");
         out["metadata"]["labels"] = json!({"pillion.dev/inject": "false"});
         out["metadata"]["annotations"]["pillion.dev/profiles"] = json!("-deny-env");
         ensure!(refusal(rig.create("team-a", &out).await)?["code"] == 402);
 
-        // On an update the sidecar is ours still; once the record is changed, it is nobody's.
+        // On an update the sidecar still counts as injected. After a change of the record it does not.
         rig.patch("team-a", "web", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
         let forged = json!({"metadata": {"annotations": {"pillion.dev/injected": record.replace("/logger", "/x")}}});
         ensure!(refusal(rig.patch("team-a", "web", &forged).await)?["code"] == 402);

@@ -1,4 +1,4 @@
-//! Pods that are created all the while, in several namespaces and over several connections, and what became of them.
+//! Creates pods continuously, in several namespaces and over several connections, and counts the results.
 
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,23 +11,23 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::platform::{Platform, is_injected, pod};
 
-/// Between two creations of one client.
+/// The interval between two creations of a client.
 const PAUSE: Duration = Duration::from_millis(150);
 
-/// What has become of pods.
+/// The results of creations.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Outcomes {
-    /// Created with the sidecar.
+pub(crate) struct CreationResults {
+    /// Number of pods created with the sidecar.
     pub(crate) injected: usize,
-    /// Created without it.
+    /// Number of pods created without it.
     pub(crate) without: usize,
-    /// Not created; what the API server said.
+    /// Messages of the API server for rejected pods.
     pub(crate) refused: Vec<String>,
-    /// How long the slowest creation took.
+    /// The duration of the slowest creation.
     pub(crate) slowest: Duration,
 }
 
-impl Display for Outcomes {
+impl Display for CreationResults {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { injected, without, refused, slowest } = self;
         write!(
@@ -38,53 +38,57 @@ impl Display for Outcomes {
     }
 }
 
-/// Clients that create pods. They end when this is dropped.
+/// Clients that create pods. They stop when this is dropped.
 pub(crate) struct Creations {
-    outcomes: Arc<Mutex<Outcomes>>,
+    results: Arc<Mutex<CreationResults>>,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
     _guard: DropGuard,
 }
 
 impl Creations {
-    /// Begins, with one client for each namespace.
-    pub(crate) async fn begin(platform: &Platform, namespaces: &[&str]) -> Result<Self> {
-        let outcomes = Arc::new(Mutex::new(Outcomes::default()));
+    /// Starts one client for each namespace.
+    pub(crate) async fn start(platform: &Platform, namespaces: &[&str]) -> Result<Self> {
+        let results = Arc::new(Mutex::new(CreationResults::default()));
         let stop = CancellationToken::new();
         let mut tasks = Vec::new();
         for namespace in namespaces {
-            // Its own connection to the API server, as every client of a cluster has one.
+            // Each client has its own connection to the API server, as in a real cluster.
             let pods = Api::namespaced(platform.cluster.client().await?, namespace);
-            tasks.push(tokio::spawn(create(pods, Arc::clone(&outcomes), stop.clone())));
+            tasks.push(tokio::spawn(create(pods, Arc::clone(&results), stop.clone())));
         }
-        Ok(Self { outcomes, tasks, _guard: stop.clone().drop_guard(), stop })
+        Ok(Self { results, tasks, _guard: stop.clone().drop_guard(), stop })
     }
 
-    /// What has become of them so far.
-    pub(crate) fn so_far(&self) -> Outcomes {
-        locked(&self.outcomes).clone()
+    /// Returns the results so far.
+    pub(crate) fn results_so_far(&self) -> CreationResults {
+        locked(&self.results).clone()
     }
 
-    /// Ends, and answers what has become of all of them.
-    pub(crate) async fn end(mut self) -> Result<Outcomes> {
+    /// Stops the clients, and returns all results.
+    pub(crate) async fn stop(mut self) -> Result<CreationResults> {
         self.stop.cancel();
         for task in std::mem::take(&mut self.tasks) {
             task.await.context("a client")?;
         }
-        let outcomes = self.so_far();
+        let results = self.results_so_far();
         ensure!(
-            outcomes.injected + outcomes.without + outcomes.refused.len() > 20,
-            "hardly a pod was created: {outcomes}"
+            results.injected + results.without + results.refused.len() > 20,
+            "too few pods were created: {results}"
         );
-        Ok(outcomes)
+        Ok(results)
     }
 }
 
-fn locked(outcomes: &Mutex<Outcomes>) -> MutexGuard<'_, Outcomes> {
-    outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(results: &Mutex<CreationResults>) -> MutexGuard<'_, CreationResults> {
+    results.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn create(pods: Api<k8s_openapi::api::core::v1::Pod>, outcomes: Arc<Mutex<Outcomes>>, stop: CancellationToken) {
+async fn create(
+    pods: Api<k8s_openapi::api::core::v1::Pod>,
+    results: Arc<Mutex<CreationResults>>,
+    stop: CancellationToken,
+) {
     let mut number = 0_u32;
     while !stop.is_cancelled() {
         number += 1;
@@ -92,16 +96,16 @@ async fn create(pods: Api<k8s_openapi::api::core::v1::Pod>, outcomes: Arc<Mutex<
         let begun = Instant::now();
         let answer = pods.create(&PostParams::default(), &pod(&name, false)).await;
         {
-            let mut outcomes = locked(&outcomes);
-            outcomes.slowest = outcomes.slowest.max(begun.elapsed());
+            let mut results = locked(&results);
+            results.slowest = results.slowest.max(begun.elapsed());
             match &answer {
-                Ok(created) if is_injected(created) => outcomes.injected += 1,
-                Ok(_) => outcomes.without += 1,
-                Err(error) => outcomes.refused.push(error.to_string()),
+                Ok(created) if is_injected(created) => results.injected += 1,
+                Ok(_) => results.without += 1,
+                Err(error) => results.refused.push(error.to_string()),
             }
         }
         if answer.is_ok() {
-            // It has no node: it is gone at once.
+            // The pod has no node, so it is deleted at once.
             let _ = pods.delete(&name, &DeleteParams::default().grace_period(0)).await;
         }
         tokio::time::sleep(PAUSE).await;

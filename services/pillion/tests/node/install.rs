@@ -1,4 +1,4 @@
-//! The first day: `helm install`, and the first pod with its sidecar.
+//! Tests the first day: `helm install`, and the first pod with its sidecar.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use pillion_testkit::eventually;
 use crate::creations::Creations;
 use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node, pod};
 
-/// What the issue of the installation promises, on a machine that does nothing else.
+/// The time limit that the installation must meet on an idle machine.
 const PROMISE: Duration = Duration::from_mins(1);
 
 #[test]
@@ -18,8 +18,8 @@ fn installs_and_injects_first_pod() {
     on_a_node(async |platform| {
         platform.namespace("team-a", "enabled").await?;
         platform.namespace("pay", "required").await?;
-        // Nobody is kept from creating pods by something that is being installed.
-        let creations = Creations::begin(platform, &["team-a", "pay"]).await?;
+        // The installation must not prevent the creation of pods.
+        let creations = Creations::start(platform, &["team-a", "pay"]).await?;
 
         let begun = Instant::now();
         platform.helm("install", Some(&Platform::values("one")), &["--create-namespace"]).await?;
@@ -30,18 +30,18 @@ fn installs_and_injects_first_pod() {
         let injected = begun.elapsed();
         eventually(SOON, "it runs", async || is_ready(&platform.pods("team-a").get("first").await?)).await?;
         let running = begun.elapsed();
-        let before = creations.so_far();
+        let before = creations.results_so_far();
         println!(
             "helm install {installed:.1?}, first pod with the sidecar {injected:.1?}, it runs {running:.1?}; meanwhile: {before}"
         );
         ensure!(running < PROMISE, "{running:?}");
 
-        // From here on every pod has it, while the last replicas come up.
+        // From here on every pod gets the sidecar, while the last replicas start.
         platform.kubectl(&["rollout", "status", "--namespace=pillion-system", "deployment/pillion-webhook"]).await?;
-        let outcomes = creations.end().await?;
-        println!("in the end: {outcomes}");
-        ensure!(outcomes.refused.is_empty(), "refused: {:?}", outcomes.refused);
-        ensure!(outcomes.without == before.without, "without the sidecar after the first that had it");
+        let results = creations.stop().await?;
+        println!("in the end: {results}");
+        ensure!(results.refused.is_empty(), "refused: {:?}", results.refused);
+        ensure!(results.without == before.without, "without the sidecar after the first that had it");
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! A cluster with the images in it, and the hands of the platform team: helm and kubectl.
+//! A cluster with the images, and the platform team's commands: helm and kubectl.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -13,19 +13,19 @@ use pillion_testkit::image::{self, Image};
 use pillion_testkit::{Cluster, eventually, tools};
 use serde_json::{Value as Json, json};
 
-/// Where Pillion is.
+/// The namespace of Pillion.
 pub(crate) const NAMESPACE: &str = "pillion-system";
-/// How long the cluster may take to show what was asked of it, where no promise is tested.
+/// How long the cluster may take to show a requested change, where no documented limit is tested.
 pub(crate) const SOON: Duration = Duration::from_mins(2);
 /// How long one call of helm or kubectl may take.
 const COMMAND_LIMIT: Duration = Duration::from_mins(4);
 /// How long a test may take.
 const TEST_LIMIT: Duration = Duration::from_mins(15);
-/// Who asks for the sidecar of the shipped profile, and what it is called.
-const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
+/// The annotation that requests the sidecar of the shipped profile, and the sidecar's name.
+const REQUEST_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const SIDECAR: &str = "sidecar-nginx";
 
-/// The cluster. It ends with the test.
+/// The cluster. It stops with the test.
 pub(crate) struct Platform {
     pub(crate) cluster: Cluster,
     pub(crate) client: kube::Client,
@@ -33,13 +33,13 @@ pub(crate) struct Platform {
     helm: PathBuf,
 }
 
-/// Runs a test with a cluster of its own, one test at a time.
+/// Runs a test with its own cluster, one test at a time.
 pub(crate) fn on_a_node<F>(body: F)
 where
     F: AsyncFnOnce(&mut Platform) -> Result<()>,
 {
     static ONE: Mutex<()> = Mutex::new(());
-    // A test that failed has ended its cluster.
+    // After a failed test its cluster is stopped, so a poisoned lock is harmless.
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -51,7 +51,7 @@ where
             }
             outcome
         };
-        tokio::time::timeout(TEST_LIMIT, run).await.context("the test does not end").flatten().unwrap();
+        tokio::time::timeout(TEST_LIMIT, run).await.context("the test has not ended").flatten().unwrap();
     });
 }
 
@@ -68,8 +68,8 @@ impl Platform {
         Ok(platform)
     }
 
-    /// Pillion under two tags: the image that `PILLION_IMAGE` names, an archive, or else one of the program as it was built for the
-    /// tests. And a stand-in for the image of the shipped profile's sidecar.
+    /// Imports Pillion's image under two tags: the archive that `PILLION_IMAGE` names, or an image of the program
+    /// that was built for the tests. Also imports a stand-in for the sidecar's image of the shipped profile.
     fn import(&self) -> Result<()> {
         let folder = self.cluster.home();
         let shipped = std::env::var_os("PILLION_IMAGE").filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -90,7 +90,7 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// The values that every release here has: the image that was imported, the shipped profile, and no long waits.
+    /// Returns the values of every release here: the imported image, the shipped profile, and short waiting times.
     pub(crate) fn values(tag: &str) -> Json {
         json!({
             "image": {"registry": "local.test", "tag": tag},
@@ -100,7 +100,7 @@ impl Platform {
         })
     }
 
-    /// `helm COMMAND pillion [CHART --values VALUES] ARGUMENTS`.
+    /// Runs `helm COMMAND pillion [CHART --values VALUES] ARGUMENTS`.
     pub(crate) async fn helm(&self, command: &str, values: Option<&Json>, arguments: &[&str]) -> Result<String> {
         let folder = self.cluster.home().join("helm");
         std::fs::create_dir_all(&folder)?;
@@ -124,7 +124,7 @@ impl Platform {
         self.injects(namespace).await
     }
 
-    /// Waits until pods in a namespace are injected: the API server learns of it by watching.
+    /// Waits until pods in a namespace are injected. The API server learns of the namespace by its watch.
     pub(crate) async fn injects(&self, namespace: &str) -> Result<()> {
         eventually(SOON, "pods are injected", async || {
             let pod = self.dry_run(namespace).await?;
@@ -145,7 +145,7 @@ impl Platform {
         finished(kubectl, input).await
     }
 
-    /// A namespace with this level, and with what the shipped profile's sidecar mounts.
+    /// Creates a namespace with this failure mode, and with the objects that the shipped profile's sidecar mounts.
     pub(crate) async fn namespace(&self, name: &str, level: &str) -> Result<()> {
         let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
             {"apiVersion": "v1", "kind": "Namespace",
@@ -153,53 +153,53 @@ impl Platform {
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nginx-configmap", "namespace": name}},
         ]});
         self.kubectl_with_input(&["apply", "--server-side", "-f", "-"], &objects.to_string()).await?;
-        // No pod is created before it has an account, which is made by a controller.
+        // Pods need the default service account, which a controller creates.
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
-        eventually(SOON, "the account of its pods", async || Ok(accounts.get("default").await.map(drop)?)).await
+        eventually(SOON, "the service account exists", async || Ok(accounts.get("default").await.map(drop)?)).await
     }
 
     pub(crate) fn pods(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// What would become of a pod that asks for the sidecar.
+    /// Returns the pod that a creation with the sidecar's annotation would store.
     pub(crate) async fn dry_run(&self, namespace: &str) -> kube::Result<Pod> {
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         self.pods(namespace).create(&parameters, &pod("probe", true)).await
     }
 
-    /// The state of things for who reads of a failure.
+    /// Prints the state of the cluster, for the log of a failed test.
     async fn show(&self) {
         for arguments in [
             &["get", "pods", "--all-namespaces", "--output=wide"][..],
             &["get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"],
             &["logs", "--namespace", NAMESPACE, "--selector=app.kubernetes.io/name=pillion", "--tail=30", "--prefix"],
         ] {
-            let said = self.kubectl(arguments).await.unwrap_or_else(|error| format!("{error:#}"));
-            let last: Vec<&str> = said.lines().rev().take(60).collect();
+            let output = self.kubectl(arguments).await.unwrap_or_else(|error| format!("{error:#}"));
+            let last: Vec<&str> = output.lines().rev().take(60).collect();
             println!("--- kubectl {}", arguments.join(" "));
             last.into_iter().rev().for_each(|line| println!("{line}"));
         }
     }
 }
 
-/// A pod that asks for the sidecar, with the image that is there; one that cannot run finds no node.
+/// Returns a pod that requests the sidecar, with the imported image. If it must not run, no node matches it.
 pub(crate) fn pod(name: &str, runs: bool) -> Pod {
     let selector = if runs { json!({}) } else { json!({"example.com/nowhere": "yes"}) };
     serde_json::from_value(json!({
-        "metadata": {"name": name, "annotations": {ASK: "yes"}},
+        "metadata": {"name": name, "annotations": {REQUEST_ANNOTATION: "yes"}},
         "spec": {"nodeSelector": selector, "terminationGracePeriodSeconds": 1,
             "containers": [{"name": "app", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}]},
     }))
     .unwrap()
 }
 
-/// Whether the sidecar stands in a pod.
+/// Returns whether a pod has the sidecar.
 pub(crate) fn is_injected(pod: &Pod) -> bool {
     pod.spec.iter().flat_map(|spec| &spec.containers).any(|container| container.name == SIDECAR)
 }
 
-/// Whether all containers of a pod run, and are ready.
+/// Fails unless all containers of a pod run and are ready.
 pub(crate) fn is_ready(pod: &Pod) -> Result<()> {
     let status = pod.status.as_ref().context("no status")?;
     let statuses = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());

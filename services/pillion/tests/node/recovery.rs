@@ -1,27 +1,30 @@
-//! The bad night: nobody answers any more, and every namespace takes no pod without its sidecar. Nobody is woken up.
+//! A full outage: no replica responds, and every namespace rejects pods without their sidecar. The cluster recovers
+//! without an operator.
 
 use std::fmt::{self, Display};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Api, ListParams};
 use pillion_testkit::eventually;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
-use crate::processes;
 
-/// Within which the cluster has to recover by itself.
+/// The time in which the cluster must recover by itself.
 const PROMISE: Duration = Duration::from_secs(30);
-/// For how long creations are looked at.
+/// The minimum time for which creations are observed.
 const AT_LEAST: Duration = Duration::from_secs(5);
 
-/// What became of creations after something was taken away.
+/// The results of creations after a loss.
 struct Outage {
     refused: usize,
-    /// From the loss to the last creation that was refused, or would have had no sidecar.
+    /// From the loss to the last creation that was rejected or had no sidecar.
     lasted: Duration,
-    /// Until all replicas were there again.
+    /// From the loss until all replicas were available again.
     complete: Duration,
 }
 
@@ -35,21 +38,21 @@ impl Display for Outage {
     }
 }
 
-/// Creates pods until the loss is made up for.
+/// Creates pods until the cluster has recovered.
 async fn outage(platform: &Platform) -> Result<Outage> {
     let begun = Instant::now();
     let mut outage = Outage { refused: 0, lasted: Duration::ZERO, complete: Duration::ZERO };
-    eventually(SOON, "all replicas are back", async || {
+    eventually(SOON, "all replicas are available", async || {
         match platform.dry_run("team-a").await {
             Ok(pod) if is_injected(&pod) => {}
             _ => (outage.refused, outage.lasted) = (outage.refused + 1, begun.elapsed()),
         }
         let deployments: Api<Deployment> = Api::namespaced(platform.client.clone(), NAMESPACE);
         let status = deployments.get("pillion-webhook").await?.status.context("a status")?;
-        // The loss itself may not be known yet, and a replica that has just begun is not yet asked by everybody.
+        // The loss may not be visible yet, and not every client may reach a replica that has just started.
         ensure!(begun.elapsed() > AT_LEAST, "too early to tell");
         ensure!(status.available_replicas == Some(3), "{status:?}");
-        ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are refused");
+        ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are rejected");
         Ok(())
     })
     .await?;
@@ -60,14 +63,39 @@ async fn outage(platform: &Platform) -> Result<Outage> {
 async fn everything_is_required(platform: &Platform) -> Result<()> {
     platform.namespace("team-a", "required").await?;
     platform.install("team-a").await?;
-    // All of them, also those that Pillion itself is in and those of Kubernetes.
+    // All namespaces, including Pillion's own and those of Kubernetes.
     platform.kubectl(&["label", "namespaces", "--all", "--overwrite", "pillion.dev/injection=required"]).await?;
     Ok(())
 }
 
+/// Kills the processes of this node whose arguments start so. Returns their number.
+fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
+    let beginning = arguments.join("\0");
+    let group = format!("/pillion-{node}/");
+    let mut killed = 0;
+    for entry in std::fs::read_dir("/proc").context("/proc")?.filter_map(Result::ok) {
+        let Ok(id) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+        if read(&entry.path(), "cmdline").starts_with(&beginning) && read(&entry.path(), "cgroup").contains(&group) {
+            match kill_process(Pid::from_raw(id).context("a process")?, Signal::KILL) {
+                Ok(()) => killed += 1,
+                // The process has ended meanwhile.
+                Err(Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    ensure!(killed > 0, "no process of {node} has the arguments {arguments:?}");
+    Ok(killed)
+}
+
+fn read(process: &Path, file: &str) -> String {
+    // A process that has ended meanwhile has no content.
+    std::fs::read_to_string(process.join(file)).unwrap_or_default()
+}
+
 #[test]
 #[ignore = "needs a real node: just node"]
-fn without_any_replica_the_cluster_recovers_by_itself() {
+fn cluster_recovers_without_any_replica() {
     on_a_node(async |platform| {
         everything_is_required(platform).await?;
         let webhooks = ["--selector=app.kubernetes.io/component=webhook", "--wait=false"];
@@ -84,12 +112,12 @@ fn without_any_replica_the_cluster_recovers_by_itself() {
         platform.kubectl(&[&everything[..], &kill].concat()).await?;
         let all = outage(platform).await?;
         println!("all replicas and controllers deleted by force: {all}");
-        let killed = processes::kill(platform.cluster.name(), &["/pillion", "webhook"])?;
-        let at_once = outage(platform).await?;
-        println!("{killed} processes killed: {at_once}");
+        let killed = kill_processes(platform.cluster.name(), &["/pillion", "webhook"])?;
+        let without_pauses = outage(platform).await?;
+        println!("{killed} processes killed: {without_pauses}");
 
-        ensure!(at_once.refused > 0, "nobody was missed: nothing was tested");
-        for outage in [asked, forced, all, at_once] {
+        ensure!(without_pauses.refused > 0, "no pod was affected, so nothing was tested");
+        for outage in [asked, forced, all, without_pauses] {
             ensure!(outage.lasted < PROMISE, "{outage}");
         }
         Ok(())
@@ -123,7 +151,7 @@ fn cluster_recovers_after_node_restart() {
             let statuses = pod.status.iter().filter_map(|status| status.container_statuses.as_ref());
             statuses.flatten().any(|each| each.restart_count > 0)
         });
-        ensure!(restarted, "no container was restarted: the node was not");
+        ensure!(restarted, "no container was restarted, so the node was not");
         platform.cluster.client().await.context("a client")?;
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! A tenant: who has Kubernetes' own role `admin` in one namespace, and nothing else.
+//! A tenant with Kubernetes' role `admin` in one namespace, and no other permission.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -7,7 +7,7 @@ use pillion_testkit::eventually;
 
 use crate::platform::{Platform, SOON, is_ready, on_a_node};
 
-/// What the tenant applies: a sidecar that is asked whether it is ready.
+/// The tenant's profile: a sidecar with a readiness probe.
 const PROFILE: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -56,19 +56,19 @@ async fn pods(platform: &Platform) -> Result<Vec<Pod>> {
 #[ignore = "needs a real node: just node"]
 fn tenant_installs_its_own_sidecar() {
     on_a_node(async |platform| {
-        // What the platform does.
+        // The platform team's part.
         platform.namespace("shop", "enabled").await?;
         platform
             .kubectl(&["create", "rolebinding", "tenant", "--namespace=shop", "--clusterrole=admin", "--user=tenant"])
             .await?;
         platform.install("shop").await?;
-        // From here on the namespace's pods are held to the strictest of Kubernetes' own standards.
+        // From here on the namespace enforces the strictest level of Pod Security.
         platform.kubectl(&["label", "namespace", "shop", "pod-security.kubernetes.io/enforce=restricted"]).await?;
 
-        // What the tenant does.
+        // The tenant's part.
         let apply = ["apply", "--as=tenant", "-f", "-"];
-        // Kubernetes puts the release's rights into its own roles, a moment later.
-        eventually(SOON, "the role has the rights", async || {
+        // Kubernetes aggregates the release's permissions into its own roles a moment later.
+        eventually(SOON, "the role has the permissions", async || {
             platform.kubectl_with_input(&apply, PROFILE).await.map(drop)
         })
         .await?;
@@ -97,7 +97,7 @@ fn tenant_installs_its_own_sidecar() {
             let helper = statuses.iter().find(|each| each.name == "helper").context("the sidecar")?;
             ensure!(helper.image_id.contains("sha256:") && helper.started == Some(true), "{helper:?}");
         }
-        // And nothing beyond the namespace.
+        // The tenant has no permission outside the namespace.
         let refused = platform.kubectl(&["get", "clusterinjectionprofiles", "--as=tenant"]).await;
         ensure!(
             refused.is_err_and(|error| error.to_string().contains("Forbidden")),

@@ -1,4 +1,4 @@
-//! The end: `helm uninstall`, whatever was lost before it, leaves a cluster in which pods can be created.
+//! `helm uninstall`, whatever was lost before, leaves a cluster in which pods can be created.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use pillion_testkit::eventually;
 
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 
-/// What is lost before the release is deleted.
+/// The losses before the release is deleted, each with its commands.
 const LOSSES: [(&str, &[&str]); 5] = [
     ("nothing", &[]),
     ("the replicas", &["delete", "deployment/pillion-webhook", "--namespace", NAMESPACE]),
@@ -22,11 +22,11 @@ const LOSSES: [(&str, &[&str]); 5] = [
 async fn no_trace_is_left(platform: &Platform, lost: &str) -> Result<()> {
     eventually(SOON, "pods are created", async || {
         let pod = platform.dry_run("pay").await?;
-        ensure!(!is_injected(&pod), "somebody goes on injecting");
+        ensure!(!is_injected(&pod), "a webhook still injects");
         Ok(())
     })
     .await?;
-    // In no namespace, and in those of others into which rights are put.
+    // Cluster-scoped objects, and roles in foreign namespaces.
     let everywhere = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
                       mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
                       validatingadmissionpolicies,validatingadmissionpolicybindings";

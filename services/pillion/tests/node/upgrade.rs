@@ -1,4 +1,5 @@
-//! An upgrade and a rollback, while pods are created in a namespace that takes none without its sidecar and in one that would.
+//! An upgrade and a rollback, while the test creates pods in a namespace that rejects pods without a sidecar, and in
+//! one that accepts them.
 
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use crate::creations::Creations;
 use crate::platform::{NAMESPACE, Platform, on_a_node};
 
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The heading of the definition's first column, by which it is seen whether it was brought up to date.
+/// The heading of the CRD's first column, which shows whether the CRD was updated.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
 async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
@@ -37,7 +38,7 @@ async fn rolled_out(platform: &Platform) -> Result<()> {
 
 #[test]
 #[ignore = "needs a real node: just node"]
-fn an_upgrade_and_a_rollback_lose_no_pod() {
+fn upgrade_and_rollback_lose_no_pod() {
     on_a_node(async |platform| {
         platform.namespace("team-a", "enabled").await?;
         platform.namespace("pay", "required").await?;
@@ -45,45 +46,46 @@ fn an_upgrade_and_a_rollback_lose_no_pod() {
         platform.injects("pay").await?;
         let definitions: Api<CustomResourceDefinition> = Api::all(platform.client.clone());
         let current = heading(&definitions).await?;
-        // The definitions are those of an older release.
+        // Store the CRDs of an older release.
         let older: json_patch::Patch =
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
         definitions.patch(DEFINITION, &PatchParams::default(), &Patch::<()>::Json(older)).await?;
 
-        let creations = Creations::begin(platform, &["team-a", "pay"]).await?;
+        let creations = Creations::start(platform, &["team-a", "pay"]).await?;
         let mut values = Platform::values("two");
         values["webhook"]["policy"] = json!({"guardrails": {"maxContainers": 5}});
         let begun = Instant::now();
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
-        println!("the upgrade: {:.1?}, {}", begun.elapsed(), creations.so_far());
+        println!("the upgrade: {:.1?}, {}", begun.elapsed(), creations.results_so_far());
         ensure!(heading(&definitions).await? == current, "the definitions are not up to date");
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 3));
 
         let begun = Instant::now();
         platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
-        println!("the rollback: {:.1?}, {}", begun.elapsed(), creations.so_far());
+        println!("the rollback: {:.1?}, {}", begun.elapsed(), creations.results_so_far());
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:one".to_owned(), 3));
 
-        // Somebody scales by hand, which is not undone by the next upgrade, and is no conflict.
+        // An upgrade preserves a manual scaling, without a conflict.
         platform.kubectl(&["scale", "--namespace", NAMESPACE, "deployment/pillion-webhook", "--replicas=4"]).await?;
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 4));
-        println!("after the upgrade of who has scaled by hand: {}", creations.so_far());
-        // A rollback brings back what was written down, also how many there were: helm says so and asks to be told.
+        println!("after an upgrade with manual scaling: {}", creations.results_so_far());
+        // A rollback restores the recorded number of replicas too, so helm reports a conflict and requires
+        // `--force-conflicts`.
         let refused = platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await;
         let refused = refused.err().context("the number was taken back without a word")?.to_string();
         ensure!(refused.contains("conflict with \"kubectl\"") && refused.contains(".spec.replicas"), "{refused}");
         platform.helm("rollback", None, &["2", "--force-conflicts", "--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
-        println!("after the rollback by force: {}", creations.so_far());
+        println!("after the rollback by force: {}", creations.results_so_far());
 
-        let outcomes = creations.end().await?;
-        println!("in the end: {outcomes}");
-        ensure!(outcomes.refused.is_empty(), "refused: {:?}", outcomes.refused);
-        ensure!(outcomes.without == 0, "{} pods without the sidecar", outcomes.without);
+        let results = creations.stop().await?;
+        println!("in the end: {results}");
+        ensure!(results.refused.is_empty(), "refused: {:?}", results.refused);
+        ensure!(results.without == 0, "{} pods without the sidecar", results.without);
         Ok(())
     });
 }

@@ -1,8 +1,8 @@
-// What is looked at in the page, by whoever has it as the body of a function; `return` gives what is wrong.
+// Checks of the page, run as the body of a function that returns the problems.
 const visible = (element) => element.checkVisibility({ visibilityProperty: true }) && element.getClientRects().length > 0;
 const name = (element) => `${element.tagName.toLowerCase()}${element.id ? `#${element.id}` : ""}.${element.className}`;
 
-// Colours as numbers, with how much of what is behind shows through.
+// Parses a colour into numbers, including its opacity.
 const channels = (text) => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d");
   canvas.fillStyle = text;
@@ -32,7 +32,7 @@ const contrast = (one, other) => {
 const wrong = [];
 const seen = new Set();
 
-// Every piece of text stands out from what is behind it.
+// Every text has enough contrast to its background.
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const element = walker.currentNode.parentElement;
@@ -44,7 +44,7 @@ while (walker.nextNode()) {
   if (ratio < 4.5 && !seen.has(pair)) wrong.push(`contrast ${ratio.toFixed(2)}: ${pair} of ${name(element)}`);
   seen.add(pair);
 }
-// The marks in the text lie between it and the ground.
+// Highlights are between the text and its background.
 for (const mark of document.querySelectorAll(".mark")) {
   const behind = over(channels(getComputedStyle(mark).backgroundColor), ground(mark.parentElement));
   for (const letter of mark.parentElement.querySelectorAll("span[class]:not(.mark)")) {
@@ -53,7 +53,7 @@ for (const mark of document.querySelectorAll(".mark")) {
   }
 }
 
-// Names and references lead somewhere.
+// Names and references resolve.
 const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
 for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push(`the id ${id} stands twice`);
 for (const attribute of ["aria-controls", "aria-labelledby", "aria-describedby", "for"]) {
@@ -75,11 +75,11 @@ for (const landmark of ["header", "main", "footer"]) {
 }
 if (!document.querySelector('[role="status"]')) wrong.push("nothing is told to who does not see the page");
 for (const image of document.images) if (!image.hasAttribute("alt")) wrong.push(`${name(image)} has no alt`);
-// What can be pressed is large enough for a finger or an unsteady hand.
+// Controls are large enough for touch and for imprecise pointing.
 for (const control of document.querySelectorAll("button, select, summary, .switch label")) {
   const { width, height } = control.getBoundingClientRect();
   if (visible(control) && (width < 24 || height < 20)) wrong.push(`${name(control)} is ${width} by ${height}`);
 }
-// Nothing makes the page itself wider than the window.
+// No element makes the page wider than the window.
 if (document.scrollingElement.scrollWidth > innerWidth) wrong.push(`the page is ${document.scrollingElement.scrollWidth} wide`);
 return wrong;

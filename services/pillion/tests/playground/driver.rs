@@ -1,4 +1,4 @@
-//! A browser, driven by its driver over W3C `WebDriver`, as far as the tests need it.
+//! Drives a browser over W3C `WebDriver`, with the commands that the tests need.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use crate::playground::send;
 use crate::support::eventually;
 
-/// The name under which `WebDriver` gives an element.
+/// The JSON key by which `WebDriver` identifies an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
-/// Keys that are no letters.
+/// Keys that are not characters.
 pub(crate) mod key {
     pub(crate) const TAB: char = '\u{e004}';
     pub(crate) const ENTER: char = '\u{e007}';
@@ -30,12 +30,12 @@ pub(crate) mod key {
     pub(crate) const F8: char = '\u{e038}';
 }
 
-/// A browser with one page. Dropping it ends it.
+/// A browser with one page. Dropping it stops the browser.
 pub(crate) struct Browser {
     driver: Child,
     address: String,
     session: String,
-    /// Its profile, new and empty.
+    /// The browser's profile, initially empty.
     _folder: tempfile::TempDir,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Browser {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Element(String);
 
-/// The paths of Chromium and of its driver.
+/// Returns the paths of Chromium and of its driver.
 pub(crate) fn programs() -> (PathBuf, PathBuf) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testkit/tools/chromium.sh");
     let output = Command::new(script).arg("--if-there").output().unwrap();
@@ -56,7 +56,7 @@ pub(crate) fn programs() -> (PathBuf, PathBuf) {
 }
 
 impl Browser {
-    /// Starts both programs; the window is of this size.
+    /// Starts both programs, with a window of this size.
     pub(crate) fn start((browser, driver): &(PathBuf, PathBuf), width: u32, height: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut driver = Command::new(driver)
@@ -69,7 +69,7 @@ impl Browser {
             .unwrap();
         let lines = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
         let (found, port) = mpsc::channel();
-        // All that it says is read, so that it can go on.
+        // Read all output, so that a full pipe does not block the driver.
         std::thread::spawn(move || {
             for line in lines {
                 if let Some((_, port)) = line.split_once("successfully on port ") {
@@ -85,7 +85,7 @@ impl Browser {
                 "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
                 "--disable-default-apps", "--no-default-browser-check", "--force-color-profile=srgb", "--lang=en",
-                // Whatever it would look for on its own account, it finds nobody.
+                // The browser resolves no other host, whatever it requests on its own.
                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1",
                 format!("--user-data-dir={}", folder.path().join("profile").display()),
                 format!("--window-size={width},{height}"),
@@ -100,7 +100,7 @@ impl Browser {
         let mut started = Self { driver, address, session: String::new(), _folder: folder };
         let session = started.post("/session", &capabilities);
         started.session = format!("/session/{}", session["sessionId"].as_str().unwrap());
-        // What is emulated is the size of the page itself: a headless window may have a frame all the same.
+        // Emulate the size of the page itself, since even a headless window may have a frame.
         let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         started.devtools("Emulation.setDeviceMetricsOverride", &metrics);
         started
@@ -123,12 +123,12 @@ impl Browser {
         self.ask("GET", &format!("{}{path}", self.session), &Value::Null)
     }
 
-    /// Has the browser do what `WebDriver` has no word for.
+    /// Sends a DevTools command, for functions that `WebDriver` does not have.
     pub(crate) fn devtools(&self, command: &str, parameters: &Value) {
         self.post("/goog/cdp/execute", &json!({"cmd": command, "params": parameters}));
     }
 
-    /// Sets what the page's style is asked about, as in `prefers-color-scheme`.
+    /// Sets a media feature, such as `prefers-color-scheme`.
     pub(crate) fn emulate(&self, feature: &str, value: &str) {
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": [{"name": feature, "value": value}]}));
     }
@@ -137,44 +137,43 @@ impl Browser {
         self.post("/url", &json!({"url": url}));
     }
 
-    /// Loads the page again.
     pub(crate) fn refresh(&self) {
         self.post("/refresh", &json!({}));
     }
 
-    /// Runs a function body in the page.
+    /// Runs a function body in the page, and returns its result.
     pub(crate) fn run(&self, script: &str) -> Value {
         self.post("/execute/sync", &json!({"script": script, "args": []}))
     }
 
-    /// The elements that a selector of CSS names.
+    /// Returns the elements that match a CSS selector.
     pub(crate) fn all(&self, selector: &str) -> Vec<Element> {
         let found = self.post("/elements", &json!({"using": "css selector", "value": selector}));
         found.as_array().unwrap().iter().map(Element::of).collect()
     }
 
-    /// The first of them.
+    /// Returns the first element that matches a CSS selector.
     pub(crate) fn one(&self, selector: &str) -> Element {
-        self.all(selector).into_iter().next().unwrap_or_else(|| panic!("there is no {selector}"))
+        self.all(selector).into_iter().next().unwrap_or_else(|| panic!("no element {selector}"))
     }
 
     pub(crate) fn click(&self, selector: &str) {
         self.post(&format!("/element/{}/click", self.one(selector).0), &json!({}));
     }
 
-    /// What a reader calls an element, and what it says that it is.
+    /// Returns the accessible name and the ARIA role of an element.
     pub(crate) fn label_and_role(&self, element: &Element) -> (String, String) {
         let text = |what: &str| self.get(&format!("/element/{}/{what}", element.0)).as_str().unwrap().to_owned();
         (text("computedlabel"), text("computedrole"))
     }
 
-    /// Presses keys one after the other.
+    /// Presses keys in turn.
     pub(crate) fn press(&self, keys: impl IntoIterator<Item = char>) {
         let presses = keys.into_iter().flat_map(|key| [("keyDown", key), ("keyUp", key)]);
         self.keys(&presses.map(|(what, key)| json!({"type": what, "value": key.to_string()})).collect::<Vec<_>>());
     }
 
-    /// Presses a key while another one is held down.
+    /// Presses a key while holding another one.
     pub(crate) fn press_with(&self, held: char, key: char) {
         let presses = [("keyDown", held), ("keyDown", key), ("keyUp", key), ("keyUp", held)];
         self.keys(&presses.map(|(what, key)| json!({"type": what, "value": key.to_string()})));
@@ -184,22 +183,23 @@ impl Browser {
         self.post("/actions", &json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]}));
     }
 
-    /// Waits until a script gives something that is neither null nor false.
+    /// Waits until a script returns a value that is neither null nor false.
     pub(crate) fn until(&self, what: &str, script: &str) -> Value {
         eventually(what, || Some(self.run(script)).filter(|found| !found.is_null() && *found != Value::Bool(false)))
     }
 
-    /// The page as a picture, PNG.
+    /// Returns a screenshot of the page, as PNG.
     pub(crate) fn picture(&self) -> Vec<u8> {
         STANDARD.decode(self.get("/screenshot").as_str().unwrap()).unwrap()
     }
 
-    /// What came together since it was asked last: of `browser` messages of the console, of `performance` all requests.
+    /// Returns log entries since the last call: for `browser` messages of the console, for `performance` all
+    /// requests.
     pub(crate) fn log(&self, kind: &str) -> Vec<Value> {
         self.post("/se/log", &json!({"type": kind})).as_array().unwrap().clone()
     }
 
-    /// The addresses that were asked for since this was asked last.
+    /// Returns the requested URLs since the last call.
     pub(crate) fn requested(&self) -> Vec<String> {
         let events = self.log("performance").into_iter().map(|entry| {
             let message: Value = serde_json::from_str(entry["message"].as_str().unwrap()).unwrap();
@@ -218,7 +218,7 @@ impl Element {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Ending the session ends the browser. Nobody listens any more if a test has failed meanwhile.
+        // Deleting the session stops the browser. If a test has failed, the driver may have exited already.
         if let (false, Ok(mut stream)) = (self.session.is_empty(), TcpStream::connect(&self.address)) {
             let request =
                 format!("DELETE {} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", self.session, self.address);

@@ -1,4 +1,4 @@
-//! The page in a real browser: what people do with it, by mouse and by keyboard, in both themes; and its pictures.
+//! The playground page in a real browser: its use by mouse and keyboard, in both themes, and its screenshots.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,37 +9,37 @@ use serde_json::{Value, json};
 use super::Dev;
 use super::driver::{Browser, key, programs};
 
-/// What is looked at wherever the page stands.
+/// The checks of contrast, references and sizes that run in the page.
 const CHECKS: &str = include_str!("checks.js");
-/// That the newest texts were answered.
+/// A script that returns whether the newest inputs have a response.
 const DONE: &str = "return document.body.dataset.state === 'done'";
-/// A profile in lines that are not indented, as an editor would go on indenting.
+/// A profile without indentation, to show whether the editor adds some.
 const PROFILE: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: typed}\n\
                        spec: {activation: Always, template: {spec: {containers: [{name: typed-in, image: \"x:1\"}]}}}";
 
-/// The id of what has the focus.
+/// A script that returns the id of the focused element.
 const FOCUSED: &str = "return document.activeElement.id || document.activeElement.tagName";
 
 fn text(browser: &Browser, id: &str) -> String {
     browser.run(&format!("return document.getElementById('{id}').textContent")).as_str().unwrap().to_owned()
 }
 
-/// Types this in place of all that an editor has, key by key.
+/// Replaces the content of an editor, key by key.
 fn type_keys(browser: &Browser, id: &str, text: &str) {
     browser.click(&format!("#{id}"));
     browser.press_with(key::CONTROL, 'a');
     browser.press(text.chars().map(|letter| if letter == '\n' { key::ENTER } else { letter }));
 }
 
-/// The same in one go, as from a clipboard.
+/// Replaces the content of an editor at once, as from a clipboard.
 fn retype(browser: &Browser, id: &str, text: &str) {
     browser.click(&format!("#{id}"));
     browser.press_with(key::CONTROL, 'a');
     browser.devtools("Input.insertText", &json!({"text": text}));
 }
 
-/// Waits until the page shows this in an element.
-fn shows(browser: &Browser, id: &str, part: &str) {
+/// Waits until an element shows a text.
+fn wait_for_text(browser: &Browser, id: &str, part: &str) {
     let script = format!(
         "return document.body.dataset.state === 'done' && document.getElementById('{id}').textContent.includes({})",
         json!(part)
@@ -47,20 +47,20 @@ fn shows(browser: &Browser, id: &str, part: &str) {
     browser.until(&format!("{part:?} in #{id}"), &script);
 }
 
-/// Contrast, references and sizes.
+/// Checks contrast, references and sizes.
 fn is_legible(browser: &Browser, where_: &str) {
-    // Colours on their way from one theme to the other are nobody's.
-    browser.until("the page rests", "return document.getAnimations().length === 0");
+    // Wait for the end of transitions, whose colours belong to neither theme.
+    browser.until("no transition is running", "return document.getAnimations().length === 0");
     let wrong = browser.run(CHECKS);
     assert_eq!(wrong, json!([]), "{where_}");
 }
 
-/// That, and that every control has a name.
+/// Also checks that every control has an accessible name.
 fn is_accessible(browser: &Browser, where_: &str) {
     is_legible(browser, where_);
     for control in browser.all("button, select, textarea, input, summary, a[href], [role=tab], [tabindex='0']") {
         let (label, role) = browser.label_and_role(&control);
-        // What is hidden has neither.
+        // Hidden controls have neither.
         assert!(!label.trim().is_empty() || role.is_empty() || role == "none", "{where_}: a {role} has no name");
     }
 }
@@ -73,39 +73,42 @@ fn page_works_in_a_browser() {
     let browser = Browser::start(&programs, 1440, 900);
     browser.open(&dev.url());
     browser.until("the first example", DONE);
-    assert_eq!(text(&browser, "injected-panel").matches("sidecar-nginx").count(), 2, "its container, and the record");
-    shows(&browser, "outcomes", "Injected");
+    assert_eq!(
+        text(&browser, "injected-panel").matches("sidecar-nginx").count(),
+        2,
+        "its container and its injection record"
+    );
+    wait_for_text(&browser, "outcomes", "Injected");
     is_accessible(&browser, "as it opens");
 
     examples(&browser);
-    typing(&browser);
+    edit_by_typing(&browser);
     diagnostics(&browser);
-    blame(&browser);
-    newest(&browser);
+    server_errors(&browser);
+    newest_response_wins(&browser);
     nothing_becomes_html(&browser);
     keyboard(&browser);
     tabs(&browser);
     themes(&browser);
     links(&browser, &dev);
-    own_text(&browser, &dev);
+    own_content_is_restorable(&browser, &dev);
     narrow(&browser);
 
     let grave: Vec<_> = browser.log("browser").into_iter().filter(|entry| entry["level"] != "DEBUG").collect();
     assert_eq!(grave, Vec::<Value>::new(), "the console");
     let asked = browser.requested();
-    // What the browser has of its own, it asks nobody for.
+    // The browser serves these URLs itself.
     let is_own = |url: &&String| ["about:", "chrome:", "data:"].iter().any(|scheme| url.starts_with(scheme));
     let elsewhere: Vec<_> = asked.iter().filter(|url| !is_own(url) && !url.starts_with(&dev.url())).collect();
-    assert_eq!(elsewhere, Vec::<&String>::new(), "what leaves the machine");
-    assert!(asked.iter().any(|url| url.ends_with("/playground/run")), "requests are seen: {asked:?}");
+    assert_eq!(elsewhere, Vec::<&String>::new(), "requests to other hosts");
+    assert!(asked.iter().any(|url| url.ends_with("/playground/run")), "no request was recorded: {asked:?}");
 
     drop(dev);
     retype(&browser, "profile", PROFILE);
-    shows(&browser, "status", "does not answer");
-    shows(&browser, "outcomes", "Not run");
+    wait_for_text(&browser, "status", "does not answer");
+    wait_for_text(&browser, "outcomes", "Not run");
 }
 
-/// Chooses an example.
 fn choose(browser: &Browser, name: &str) {
     browser.run(&format!(
         "const list = document.getElementById('examples');
@@ -116,33 +119,33 @@ fn choose(browser: &Browser, name: &str) {
 
 fn examples(browser: &Browser) {
     choose(browser, "istio");
-    shows(browser, "injected-panel", "istio-proxy");
+    wait_for_text(browser, "injected-panel", "istio-proxy");
     assert!(!text(browser, "about").is_empty());
     is_accessible(browser, "with a large profile");
     choose(browser, "deny-env");
-    shows(browser, "outcomes", "Refused");
-    shows(browser, "explanation-panel", "containers may not set env");
-    // What was chosen last is what is there, whatever is answered last.
-    hold_next_answer(browser);
+    wait_for_text(browser, "outcomes", "Refused");
+    wait_for_text(browser, "explanation-panel", "containers may not set env");
+    // The page shows the example that was chosen last, whichever response comes last.
+    hold_next_response(browser);
     choose(browser, "istio");
-    browser.until("an answer is held", "return window.go !== undefined");
+    browser.until("a response is held back", "return window.go !== undefined");
     choose(browser, "nginx");
-    shows(browser, "injected-panel", "sidecar-nginx");
+    wait_for_text(browser, "injected-panel", "sidecar-nginx");
     browser.run("window.go()");
     browser.run("return new Promise((done) => setTimeout(done))");
-    shows(browser, "about", "nginx");
-    shows(browser, "injected-panel", "sidecar-nginx");
+    wait_for_text(browser, "about", "nginx");
+    wait_for_text(browser, "injected-panel", "sidecar-nginx");
 }
 
-fn typing(browser: &Browser) {
+fn edit_by_typing(browser: &Browser) {
     retype(
         browser,
         "object",
         "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: web, image: w}]}}",
     );
     type_keys(browser, "profile", PROFILE);
-    shows(browser, "injected-panel", "typed-in");
-    shows(browser, "status", "Pod default/web: injected");
+    wait_for_text(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "status", "Pod default/web: injected");
     let added =
         browser.run("return [...document.querySelectorAll('#injected-panel ins')].map((line) => line.textContent)");
     assert!(added.as_array().unwrap().contains(&json!("  - name: typed-in")), "{added}");
@@ -153,23 +156,23 @@ fn typing(browser: &Browser) {
             text(browser, &format!("{panel}-panel"))
         );
     }
-    // The namespace's labels count.
+    // The namespace's labels have an effect.
     browser.click("#namespace-tab");
     retype(browser, "namespace", "{apiVersion: v1, kind: Namespace, metadata: {name: default}}");
-    shows(browser, "outcomes", "Not injected");
-    shows(browser, "explanation-panel", "not_opted_in");
+    wait_for_text(browser, "outcomes", "Not injected");
+    wait_for_text(browser, "explanation-panel", "not_opted_in");
     retype(browser, "namespace", "{kind: Namespace, metadata: {name: default, labels: {pillion.dev/injection: held}}}");
-    shows(browser, "outcomes", "Injected");
+    wait_for_text(browser, "outcomes", "Injected");
     browser.click("#object-tab");
 }
 
-/// The same is said as by `pillion lint` of the same text in a file, and a press leads to the place.
+/// The page reports the same mistakes as `pillion lint`, and a click leads to their position.
 fn diagnostics(browser: &Browser) {
     let broken = PROFILE.replace("activation", "activaton");
     retype(browser, "profile", &broken);
-    shows(browser, "profile-problems", "activaton");
-    shows(browser, "outcomes", "Not run");
-    shows(browser, "status", "1 problem");
+    wait_for_text(browser, "profile-problems", "activaton");
+    wait_for_text(browser, "outcomes", "Not run");
+    wait_for_text(browser, "status", "1 problem");
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("profile.yaml"), &broken).unwrap();
     let linted = Command::new(env!("CARGO_BIN_EXE_pillion"))
@@ -198,12 +201,12 @@ fn diagnostics(browser: &Browser) {
     browser.press([key::F8]);
     assert_eq!(browser.run(selected), "activaton");
     retype(browser, "profile", PROFILE);
-    shows(browser, "outcomes", "Injected");
+    wait_for_text(browser, "outcomes", "Injected");
 }
 
-/// The server is not said to be away where it has answered, whatever it is.
-fn blame(browser: &Browser) {
-    for (answer, told) in [
+/// An error response of the server is not reported as an unreachable server.
+fn server_errors(browser: &Browser) {
+    for (answer, message) in [
         (json!({"diagnostics": [], "result": null}), "nothing says why"),
         (json!({"diagnostics": [], "result": {}}), "cannot show the answer"),
     ] {
@@ -216,15 +219,15 @@ fn blame(browser: &Browser) {
             json!(answer.to_string())
         ));
         retype(browser, "profile", &PROFILE.replace("typed-in", "other"));
-        shows(browser, "status", told);
-        shows(browser, "outcomes", "Not run");
+        wait_for_text(browser, "status", message);
+        wait_for_text(browser, "outcomes", "Not run");
         retype(browser, "profile", PROFILE);
-        shows(browser, "outcomes", "Injected");
+        wait_for_text(browser, "outcomes", "Injected");
     }
 }
 
-/// The next answer waits until somebody lets it go.
-fn hold_next_answer(browser: &Browser) {
+/// Holds back the next response until the page is told to release it.
+fn hold_next_response(browser: &Browser) {
     browser.run(
         "const real = window.fetch;
          delete window.go;
@@ -237,31 +240,31 @@ fn hold_next_answer(browser: &Browser) {
     );
 }
 
-/// An answer that comes late is not shown in place of a newer one.
-fn newest(browser: &Browser) {
-    hold_next_answer(browser);
+/// A late response does not replace a newer one.
+fn newest_response_wins(browser: &Browser) {
+    hold_next_response(browser);
     retype(browser, "profile", &PROFILE.replace("typed-in", "older"));
-    browser.until("an answer is held", "return window.go !== undefined");
+    browser.until("a response is held back", "return window.go !== undefined");
     retype(browser, "profile", &PROFILE.replace("typed-in", "newer"));
-    shows(browser, "injected-panel", "newer");
+    wait_for_text(browser, "injected-panel", "newer");
     browser.run("window.go()");
-    // By the time that a script of its own is answered, it would have been shown.
+    // When this script returns, the page would have shown the late response.
     browser.run("return new Promise((done) => setTimeout(done))");
     assert!(text(browser, "injected-panel").contains("newer"));
     retype(browser, "profile", PROFILE);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
 }
 
 fn nothing_becomes_html(browser: &Browser) {
     retype(browser, "profile", &PROFILE.replace("typed-in", "<img src=x onerror=alert(1)>"));
-    browser.until("an answer", DONE);
-    browser.until("it is shown as text", "return document.querySelector('.paint').textContent.includes('<img')");
+    browser.until("a response", DONE);
+    browser.until("HTML is shown as text", "return document.querySelector('.paint').textContent.includes('<img')");
     assert_eq!(browser.all("main img, main script").len(), 0);
     retype(browser, "profile", PROFILE);
-    shows(browser, "outcomes", "Injected");
+    wait_for_text(browser, "outcomes", "Injected");
 }
 
-/// All controls are reached by Tab, each shows that it has the focus, and nothing holds it.
+/// Tab reaches all controls, each shows its focus, and none traps it.
 fn keyboard(browser: &Browser) {
     browser.run("document.activeElement.blur(); window.getSelection().removeAllRanges()");
     browser.click("h1");
@@ -275,7 +278,7 @@ fn keyboard(browser: &Browser) {
         let is_shown = "const shows = (element) => { const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(element);
                         return (outlineStyle !== 'none' && parseFloat(outlineWidth) > 0) || boxShadow !== 'none' };
                         const at = document.activeElement; return shows(at) || shows(at.parentElement) || shows(at.closest('.switch') ?? at)";
-        assert_eq!(browser.run(is_shown), true, "the focus on {focused} is not seen");
+        assert_eq!(browser.run(is_shown), true, "the focus on {focused} is invisible");
         passed.push(focused);
     }
     for control in
@@ -283,23 +286,20 @@ fn keyboard(browser: &Browser) {
     {
         assert!(passed.iter().any(|one| one == control), "{control} is not reached: {passed:?}");
     }
-    assert!(
-        !passed.iter().any(|one| one == "diff-tab"),
-        "of tabs one is reached by Tab, the others by arrows: {passed:?}"
-    );
+    assert!(!passed.iter().any(|one| one == "diff-tab"), "Tab reaches one tab, arrow keys the others: {passed:?}");
 
-    // The first Tab leads past the head of the page.
+    // The first Tab offers a link that skips the head of the page.
     browser.run("document.activeElement.blur()");
     browser.click("h1");
     browser.press_with(key::SHIFT, key::TAB);
     browser.press([key::ENTER]);
     assert_eq!(browser.run(FOCUSED), "profile");
 
-    // Who has typed indents, and leaves by Esc.
+    // In an edited field Tab indents, and Esc then Tab leaves it.
     browser.click("#profile");
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER, '#', key::TAB, 'x']);
-    shows(browser, "profile-problems", "");
+    wait_for_text(browser, "profile-problems", "");
     let value = browser.run("return document.getElementById('profile').value");
     assert!(value.as_str().unwrap().ends_with("\n#  x"), "{value}");
     browser.press([key::ESCAPE, key::TAB]);
@@ -307,7 +307,7 @@ fn keyboard(browser: &Browser) {
     browser.press_with(key::SHIFT, key::TAB);
     assert_eq!(browser.run(FOCUSED), "profile");
     browser.press([key::TAB]);
-    assert_ne!(browser.run(FOCUSED), "profile", "who only passes by is not held");
+    assert_ne!(browser.run(FOCUSED), "profile", "Tab leaves an unedited field");
 }
 
 fn tabs(browser: &Browser) {
@@ -349,19 +349,19 @@ fn themes(browser: &Browser) {
             is_legible(browser, &format!("{tab}, {scheme}"));
         }
         retype(browser, "profile", &PROFILE.replace("activation", "activaton"));
-        shows(browser, "outcomes", "Not run");
+        wait_for_text(browser, "outcomes", "Not run");
         is_legible(browser, &format!("with a problem, {scheme}"));
         retype(browser, "profile", PROFILE);
-        shows(browser, "outcomes", "Injected");
+        wait_for_text(browser, "outcomes", "Injected");
     }
     assert_ne!(grounds[0], grounds[1]);
-    // The switch wins over the system, and is remembered.
+    // The switch overrides the system's theme, and is remembered.
     browser.click("[name=theme][value=light] + span");
     assert_eq!(browser.run(ground), grounds[0]);
     browser.refresh();
-    browser.until("the page once more", DONE);
+    browser.until("the page loads again", DONE);
     assert_eq!(browser.run(ground), grounds[0]);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     browser.click("[name=theme][value=auto] + span");
     assert_eq!(browser.run(ground), grounds[1]);
 
@@ -369,7 +369,7 @@ fn themes(browser: &Browser) {
     let moving = "return [...document.querySelectorAll('*')].filter((element) => parseFloat(getComputedStyle(element).transitionDuration) > 0).length";
     assert_eq!(browser.run(moving), 0);
     browser.emulate("prefers-reduced-motion", "no-preference");
-    assert_ne!(browser.run(moving), 0, "that is seen where it is so");
+    assert_ne!(browser.run(moving), 0, "the check detects a violation");
 }
 
 fn links(browser: &Browser, dev: &Dev) {
@@ -379,42 +379,42 @@ fn links(browser: &Browser, dev: &Dev) {
     let link = link.as_str().unwrap();
     browser.open("about:blank");
     browser.open(link);
-    // Any page can lead here: what it brings is seen before it is run, however often it leads here.
+    // Foreign pages can link here, so the user sees a link's content before it runs, each time.
     for again in [link, &dev.url()] {
-        is_held(browser);
+        expect_link_held(browser);
         browser.open("about:blank");
         browser.open(again);
     }
-    is_held(browser);
+    expect_link_held(browser);
     is_accessible(browser, "with what a link brought");
     browser.click("#run");
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     assert_eq!(browser.run("return document.getElementById('linked').hidden"), true);
-    // What was run here once is run again.
+    // Content that the user has run before runs at once.
     browser.open("about:blank");
     browser.open(link);
-    shows(browser, "injected-panel", "typed-in");
-    // A key does as well as the button.
+    wait_for_text(browser, "injected-panel", "typed-in");
+    // A key works as well as the button.
     browser.run("sessionStorage.clear()");
     browser.open("about:blank");
     browser.open(link);
-    is_held(browser);
+    expect_link_held(browser);
     browser.click("#profile");
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER]);
-    shows(browser, "injected-panel", "typed-in");
-    // A link of somebody's that is broken, or that stands for more than anybody would send, is as none.
+    wait_for_text(browser, "injected-panel", "typed-in");
+    // Broken links, and links with too much content, are ignored.
     for wrong in ["#v1.", "#v1.AAAA", "#v1.%%%", "#v2.x"] {
         browser.run("sessionStorage.clear()");
         browser.open("about:blank");
         browser.open(&format!("{}{wrong}", dev.url()));
-        shows(browser, "injected-panel", "sidecar-nginx");
+        wait_for_text(browser, "injected-panel", "sidecar-nginx");
     }
 }
 
-/// The texts are there, and nothing was asked about them.
-fn is_held(browser: &Browser) {
-    browser.until("a link's texts are shown", "return document.body.dataset.state === 'held'");
+/// Waits until the page shows a link's content, and checks that it has sent no request.
+fn expect_link_held(browser: &Browser) {
+    browser.until("a link's content is shown", "return document.body.dataset.state === 'held'");
     let state = browser.run(
         "const asked = performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/playground/run'));
          return [asked.length, document.getElementById('linked').hidden, document.getElementById('profile').value]",
@@ -422,34 +422,34 @@ fn is_held(browser: &Browser) {
     assert_eq!(state, json!([0, false, PROFILE]));
 }
 
-/// What somebody has written is offered again after a link was followed, in the page or from elsewhere.
-fn own_text(browser: &Browser, dev: &Dev) {
+/// After following a link, in the page or from elsewhere, the user can restore their own content.
+fn own_content_is_restorable(browser: &Browser, dev: &Dev) {
     retype(browser, "profile", PROFILE);
-    shows(browser, "injected-panel", "typed-in");
+    wait_for_text(browser, "injected-panel", "typed-in");
     browser.click("#share");
     let link = browser.until("a link", "return location.hash.startsWith('#v1.') && location.hash");
     let link = link.as_str().unwrap();
     let mine = PROFILE.replace("typed-in", "mine");
     for is_in_page in [true, false] {
         retype(browser, "profile", &mine);
-        shows(browser, "injected-panel", "mine");
+        wait_for_text(browser, "injected-panel", "mine");
         if is_in_page {
             browser.run(&format!("location.hash = '{link}'"));
         } else {
             browser.open("about:blank");
             browser.open(&format!("{}{link}", dev.url()));
         }
-        browser.until("the link's texts", "return document.body.dataset.state === 'held'");
+        browser.until("the link's content", "return document.body.dataset.state === 'held'");
         assert_eq!(browser.run("return document.getElementById('profile').value"), PROFILE);
         browser.click("#restore");
-        shows(browser, "injected-panel", "mine");
+        wait_for_text(browser, "injected-panel", "mine");
         assert_eq!(browser.run("return document.getElementById('profile').value"), json!(mine));
     }
-    // It is somebody's own as it was before.
+    // The user's own content is unchanged.
     choose(browser, "istio");
-    shows(browser, "injected-panel", "istio-proxy");
+    wait_for_text(browser, "injected-panel", "istio-proxy");
     browser.click("#restore");
-    shows(browser, "injected-panel", "mine");
+    wait_for_text(browser, "injected-panel", "mine");
 }
 
 fn narrow(browser: &Browser) {
@@ -478,7 +478,7 @@ fn writes_small_screenshots() {
              list.value = [...list.options].find((option) => option.text === 'cloud-sql-proxy').value;
              list.dispatchEvent(new Event('change'))",
     );
-    shows(&browser, "injected-panel", "cloud-sql-proxy");
+    wait_for_text(&browser, "injected-panel", "cloud-sql-proxy");
     for (theme, file) in pictures() {
         browser.emulate("prefers-color-scheme", theme);
         if theme == "dark" {

@@ -1,5 +1,5 @@
-//! A collector of traces for what the real one cannot show: what has come is looked at in this process, with its headers,
-//! and it can stop answering.
+//! A fake trace collector in this process, for checks that the real one cannot do: it exposes requests with their
+//! headers, and can stop responding.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-/// Keeps what it is sent.
+/// Stores all requests.
 #[derive(Clone, Default)]
 pub(crate) struct FakeCollector {
     sent: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
@@ -32,10 +32,10 @@ impl TraceService for FakeCollector {
 }
 
 impl FakeCollector {
-    /// A collector on a loopback port, for as long as the runtime lives.
+    /// Starts a collector on a loopback port. It runs as long as the runtime.
     pub(crate) fn start(runtime: &tokio::runtime::Runtime) -> (Self, SocketAddr) {
         let collector = Self::default();
-        // Bound from here on, so that nobody else is given the port before it serves.
+        // Bind now, so that no other process gets the port.
         let incoming = {
             let _inside = runtime.enter();
             TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap()
@@ -46,19 +46,19 @@ impl FakeCollector {
         (collector, address)
     }
 
-    /// All that was sent.
+    /// Returns all requests so far.
     pub(crate) fn all(&self) -> Vec<ExportTraceServiceRequest> {
         self.sent.lock().unwrap().clone()
     }
 
-    /// The spans of a name.
+    /// Returns the spans with this name.
     pub(crate) fn spans(&self, name: &str) -> Vec<Span> {
         let resources = self.all().into_iter().flat_map(|request| request.resource_spans);
         let spans = resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans);
         spans.filter(|span| span.name == name).collect()
     }
 
-    /// The values of a header, one for each batch.
+    /// Returns the values of a header, one for each batch.
     pub(crate) fn header(&self, name: &str) -> Vec<String> {
         let headers = self.headers.lock().unwrap();
         headers.iter().filter(|(found, _)| found == name).map(|(_, value)| value.clone()).collect()

@@ -1,12 +1,12 @@
-//! `docs/metrics.md` as data, and a scrape as the same data, so that one can be held against the other.
+//! Parses `docs/metrics.md` and scrapes into the same structure, to compare them.
 
-#![expect(clippy::panic, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![expect(clippy::panic, reason = "tests and their helpers fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// What is to be known of one metric.
+/// The description of a metric.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Described {
     /// `counter`, `gauge`, `histogram`.
@@ -14,32 +14,32 @@ pub(crate) struct Described {
     pub(crate) labels: BTreeMap<String, Values>,
 }
 
-/// The values that a label has.
+/// The values of a label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Values {
     pub(crate) named: BTreeSet<String>,
-    /// Other values may come: names of objects in a cluster, or what the build was made from.
+    /// Whether other values may occur, such as names of objects in a cluster, or facts about the build.
     pub(crate) open: bool,
 }
 
-/// All metrics by name, as they stand in the older text format: a counter's with its `_total`.
+/// All metrics by name, as in the older text format: counters have their `_total`.
 pub(crate) type Metrics = BTreeMap<String, Described>;
 
-/// The page, cut up.
+/// The parsed page.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) metrics: Metrics,
-    /// The sections that a label's values can refer to, as in `[reasons](#reasons)`: the words of their tables.
+    /// The sections that a label's values can refer to, as in `[reasons](#reasons)`, with the values in their tables.
     pub(crate) sections: BTreeMap<String, BTreeSet<String>>,
     pub(crate) queries: Vec<String>,
 }
 
-/// The page of a replica's metrics, as it stands in this repository.
+/// Returns the page of a replica's metrics.
 pub(crate) fn page() -> Page {
     page_of("metrics.md")
 }
 
-/// A page of metrics.
+/// Parses a page of metrics.
 pub(crate) fn page_of(name: &str) -> Page {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
     read_page(&fs::read_to_string(path).unwrap())
@@ -73,9 +73,9 @@ fn read_page(text: &str) -> Page {
     Page { metrics: metrics.collect(), queries, sections }
 }
 
-/// `` `label`: `value` `value` ``, `` `label`: [words](#section) ``; what stands in italics is a description of values.
+/// Parses `` `label`: `value` `value` ``, or `` `label`: [words](#section) ``. Text in italics describes open values.
 fn read_label(text: &str, sections: &BTreeMap<String, BTreeSet<String>>) -> (String, Values) {
-    let (name, values) = text.split_once(':').unwrap_or_else(|| panic!("no colon behind the label in {text:?}"));
+    let (name, values) = text.split_once(':').unwrap_or_else(|| panic!("no colon after the label in {text:?}"));
     let mut named: BTreeSet<String> = code(values).into_iter().collect();
     if let Some((_, link)) = values.split_once("](#") {
         let section = link.split(')').next().unwrap();
@@ -84,12 +84,12 @@ fn read_label(text: &str, sections: &BTreeMap<String, BTreeSet<String>>) -> (Str
     (code(name).remove(0), Values { named, open: values.contains('*') })
 }
 
-/// What stands in backquotes.
+/// Returns the parts in backquotes.
 fn code(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(ToOwned::to_owned).collect()
 }
 
-/// What a scrape in the older text format exports.
+/// Parses a scrape in the older text format.
 pub(crate) fn exported(scrape: &str) -> Metrics {
     let mut metrics = Metrics::new();
     for line in scrape.lines() {
@@ -110,7 +110,7 @@ pub(crate) fn exported(scrape: &str) -> Metrics {
     metrics
 }
 
-/// A line of a scrape: the name and the labels of its series. No value of ours holds a quote or a comma.
+/// Parses a line of a scrape into the name and the labels of its series. Values contain no quote or comma.
 pub(crate) fn read_series(line: &str) -> (&str, BTreeMap<String, String>) {
     let (series, _) = line.rsplit_once(' ').unwrap();
     let Some((name, labels)) = series.split_once('{') else { return (series, BTreeMap::new()) };
@@ -121,7 +121,7 @@ pub(crate) fn read_series(line: &str) -> (&str, BTreeMap<String, String>) {
     (name, labels.trim_end_matches('}').split(',').map(pair).collect())
 }
 
-/// Adds what another scrape exports.
+/// Adds the metrics of another scrape.
 pub(crate) fn merge(into: &mut Metrics, more: Metrics) {
     for (name, metric) in more {
         let known = into.entry(name).or_default();
@@ -132,8 +132,8 @@ pub(crate) fn merge(into: &mut Metrics, more: Metrics) {
     }
 }
 
-/// All in which the page and what is exported differ, each as a sentence that says what to do. Of the metrics in
-/// `partial`, not all values that the page names have to be exported.
+/// Returns all differences between the page and the exported metrics, as sentences that say how to correct them. Of
+/// the metrics in `partial`, the program need not export every value on the page.
 pub(crate) fn differences(page: &Metrics, exported: &Metrics, partial: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, metric) in exported {

@@ -1,7 +1,7 @@
-//! The program as a process, and the least of a client to talk to it.
+//! The program as a process, and a minimal HTTP client for it.
 
-#![allow(dead_code, reason = "each test file is a crate of its own and uses a part of this")]
-#![expect(clippy::unwrap_used, reason = "a test says what is wrong by panicking, also in its helpers")]
+#![allow(dead_code, reason = "each test file is a separate crate and uses a part of this")]
+#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 pub(crate) mod collector;
 pub(crate) mod metrics_page;
@@ -9,8 +9,8 @@ pub(crate) mod prometheus;
 pub(crate) mod replicas;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::Path;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -21,12 +21,12 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
-/// How long anything may take, on a machine that has much else to do.
+/// How long any step may take on a busy machine.
 const LIMIT: Duration = Duration::from_mins(1);
-/// How long to rest between two looks.
+/// The interval between two checks.
 const REST: Duration = Duration::from_millis(25);
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns a value.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -43,7 +43,7 @@ pub(crate) struct Program {
     child: Child,
     stdout: Arc<Mutex<String>>,
     stderr: Arc<Mutex<String>>,
-    /// Who reads what it says, until it says no more.
+    /// The threads that read standard output and error until they close.
     readers: [JoinHandle<()>; 2],
 }
 
@@ -52,14 +52,14 @@ impl Program {
         Self::start_with(arguments, &[], folder)
     }
 
-    /// [`Program::start`] with variables in its environment.
+    /// Does the same as [`Program::start`], with these environment variables.
     pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)], folder: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
         Self::spawn(command.args(arguments).envs(variables.iter().copied()), folder)
     }
 
-    /// [`Program::start`] by a command that becomes it.
-    pub(crate) fn start_under(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
+    /// Does the same as [`Program::start`], by a command that executes the program.
+    pub(crate) fn start_with_wrapper(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
         let (first, rest) = command.split_first().unwrap();
         Self::spawn(Command::new(first).args(rest).arg(env!("CARGO_BIN_EXE_pillion")).args(arguments), folder)
     }
@@ -67,7 +67,7 @@ impl Program {
     fn spawn(command: &mut Command, folder: &Path) -> Self {
         let mut child = command
             .current_dir(folder)
-            // By which a cluster is found: none but the one that a test names.
+            // These variables name a cluster. A test names its own, or none.
             .env_remove("KUBECONFIG")
             .env_remove("KUBERNETES_SERVICE_HOST")
             .stdin(Stdio::null())
@@ -88,19 +88,19 @@ impl Program {
         self.stderr.lock().unwrap().clone()
     }
 
-    /// Waits until the text of standard output or error holds this.
-    pub(crate) fn tells(&self, text: &str) {
+    /// Waits until standard output or error contains this text.
+    pub(crate) fn wait_for_output(&self, text: &str) {
         eventually(&format!("{text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             (self.stdout().contains(text) || self.stderr().contains(text)).then_some(())
         });
     }
 
-    /// The word behind this text on standard output or error.
-    pub(crate) fn word_behind(&self, text: &str) -> String {
-        eventually(&format!("a word behind {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
+    /// Waits for this text on standard output or error, and returns the next word.
+    pub(crate) fn word_after(&self, text: &str) -> String {
+        eventually(&format!("a word after {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             let all = format!("{}\n{}", self.stdout(), self.stderr());
             let (_, rest) = all.split_once(text)?;
-            // A whole line: else it may be half of the word.
+            // Wait for the whole line, or the word may be incomplete.
             let (line, _) = rest.split_once('\n')?;
             line.split_whitespace().next().map(ToOwned::to_owned)
         })
@@ -110,17 +110,17 @@ impl Program {
         self.child.id()
     }
 
-    /// KiB of memory that belong to the process alone.
+    /// Returns the private memory of the process, in KiB.
     pub(crate) fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// How long it has computed, in hundredths of a second.
+    /// Returns the processor time of the process, in hundredths of a second.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // Behind the name, which may have spaces: the state, then numbers.
+        // After the name, which may have spaces: the state, then numbers.
         let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
         fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
     }
@@ -130,11 +130,11 @@ impl Program {
         assert!(killed.success());
     }
 
-    pub(crate) fn ended(&mut self) -> ExitStatus {
+    pub(crate) fn wait_for_exit(&mut self) -> ExitStatus {
         let child = &mut self.child;
         let status = eventually("the process has ended", || child.try_wait().unwrap());
-        // What it said last may still be on its way.
-        eventually("all that it said has come", || self.readers.iter().all(JoinHandle::is_finished).then_some(()));
+        // The threads may not have read the last output yet.
+        eventually("all output has arrived", || self.readers.iter().all(JoinHandle::is_finished).then_some(()));
         status
     }
 }
@@ -159,40 +159,80 @@ fn collect(stream: impl Read + Send + 'static) -> (Arc<Mutex<String>>, JoinHandl
     (text, reader)
 }
 
-/// An HTTP answer.
+/// The endpoint that `pillion dev` prints, and its sample review.
+pub(crate) struct DevEndpoint {
+    pub(crate) url: String,
+    pub(crate) ca: PathBuf,
+    pub(crate) review: String,
+}
+
+impl DevEndpoint {
+    /// Waits until the program has printed its endpoint.
+    pub(crate) fn of(program: &Program) -> Self {
+        Self {
+            ca: program.word_after("--cacert ").into(),
+            review: std::fs::read_to_string(program.word_after("--data @")).unwrap(),
+            url: format!("https://{}", program.word_after("https://")),
+        }
+    }
+
+    /// Posts a body with these header lines, each with its line end.
+    pub(crate) fn post(&self, headers: &str, body: &str) -> Answer {
+        post_with(&self.url, &self.ca, headers, body)
+    }
+}
+
+/// Writes a kubeconfig for an API server at this URL into a folder.
+pub(crate) fn write_kubeconfig(folder: &Path, api_server: &str) {
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"{api_server}\"}}}}]\n\
+         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+         current-context: x\n"
+    );
+    std::fs::write(folder.join("kubeconfig"), kubeconfig).unwrap();
+}
+
+/// Writes a kubeconfig for an API server that hangs: its socket is bound but never accepts connections.
+pub(crate) fn hanging_api_server(folder: &Path) -> TcpListener {
+    let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
+    write_kubeconfig(folder, &format!("http://{}", api_server.local_addr().unwrap()));
+    api_server
+}
+
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: String,
 }
 
-/// GETs from a port without TLS, as in `127.0.0.1:9090`.
+/// Sends a GET request to an address without TLS, such as `127.0.0.1:9090`.
 pub(crate) fn get(address: &str, path: &str) -> Answer {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     exchange(stream, &format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"))
 }
 
-/// POSTs JSON to `https://localhost:PORT/PATH`, trusting this authority alone.
-pub(crate) fn post(url: &str, authority: &Path, body: &str) -> Answer {
-    post_with(url, authority, "", body)
+/// Posts JSON to `https://localhost:PORT/PATH`, and trusts only this CA.
+pub(crate) fn post(url: &str, ca: &Path, body: &str) -> Answer {
+    post_with(url, ca, "", body)
 }
 
-/// [`post`] with more headers, each with its line's end.
-pub(crate) fn post_with(url: &str, authority: &Path, headers: &str, body: &str) -> Answer {
+/// Does the same as [`post`], with more header lines, each with its line end.
+pub(crate) fn post_with(url: &str, ca: &Path, headers: &str, body: &str) -> Answer {
     let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let head = format!(
         "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
          {headers}connection: close\r\n\r\n",
         body.len()
     );
-    exchange(connect(url, authority), &(head + body))
+    exchange(connect(url, ca), &(head + body))
 }
 
-/// A client that trusts this authority alone; PEM.
-pub(crate) fn trusting(authority: &[u8]) -> Arc<ClientConfig> {
+/// Returns a client configuration that trusts only this CA, given as PEM.
+pub(crate) fn trusting_ca(ca: &[u8]) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority).unwrap()).unwrap();
+    roots.add(CertificateDer::from_pem_slice(ca).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -202,11 +242,11 @@ pub(crate) fn trusting(authority: &[u8]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// A TLS connection to where `https://localhost:PORT/PATH` is.
-pub(crate) fn connect(url: &str, authority: &Path) -> StreamOwned<ClientConnection, TcpStream> {
+/// Opens a TLS connection to the host of `https://localhost:PORT/PATH`.
+pub(crate) fn connect(url: &str, ca: &Path) -> StreamOwned<ClientConnection, TcpStream> {
     let (address, _) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let (host, port) = address.split_once(':').unwrap();
-    let config = trusting(&std::fs::read(authority).unwrap());
+    let config = trusting_ca(&std::fs::read(ca).unwrap());
     let name = ServerName::try_from(host.to_owned()).unwrap();
     let tcp = TcpStream::connect(("127.0.0.1", port.parse::<u16>().unwrap())).unwrap();
     tcp.set_read_timeout(Some(LIMIT)).unwrap();
@@ -219,11 +259,11 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
-    assert!(!head.to_ascii_lowercase().contains("transfer-encoding"), "this client takes whole bodies only: {head}");
+    assert!(!head.to_ascii_lowercase().contains("transfer-encoding"), "this client supports no chunked bodies: {head}");
     Answer { status, body: body.to_owned() }
 }
 
-/// The JSON patch in an answer, as text; `None` if there is none.
+/// Returns the JSON patch in a response as text, or `None` without a patch.
 pub(crate) fn patch(answer: &Answer) -> Option<String> {
     assert_eq!(answer.status, 200, "{answer:?}");
     let review: Value = serde_json::from_str(&answer.body).unwrap();

@@ -1,4 +1,4 @@
-//! A real Prometheus that scrapes every second, and what a test asks of it.
+//! A real Prometheus that scrapes every second, and queries to it.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pillion_testkit::tools;
 use serde_json::Value;
 
-/// How long it may take to start.
+/// How long Prometheus may take to start.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// A running Prometheus. Dropping it kills it.
@@ -21,7 +21,7 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Scrapes these addresses every second.
+    /// Starts a Prometheus that scrapes these addresses every second.
     pub(crate) fn scraping(targets: &[&str]) -> Self {
         Self::with(
             &format!("scrape_configs: [{{job_name: pillion, static_configs: [{{targets: {targets:?}}}]}}]\n"),
@@ -29,20 +29,21 @@ impl Prometheus {
         )
     }
 
-    /// Runs with this beside its intervals of a second, and with these files in its folder.
+    /// Starts a Prometheus with this additional configuration, and with these files in its folder.
     pub(crate) fn with(config: &str, files: &[(&str, &str)]) -> Self {
-        // A port that is free may be somebody else's when it is listened on: then it ends at once, and another is tried.
+        // Another process may take the free port first. Then Prometheus exits at once, and the test tries another
+        // port.
         let mut ended = Vec::new();
         loop {
             match Self::start(config, files) {
                 Ok(started) => return started,
                 Err(log) => ended.push(log),
             }
-            assert!(ended.len() < 5, "Prometheus ends by itself: {ended:#?}");
+            assert!(ended.len() < 5, "Prometheus exits: {ended:#?}");
         }
     }
 
-    /// Its log, if it ended by itself.
+    /// Starts Prometheus. Returns its log as the error if it exits.
     fn start(config: &str, files: &[(&str, &str)]) -> Result<Self, String> {
         let folder = tempfile::tempdir().unwrap();
         let global = "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n";
@@ -72,11 +73,11 @@ impl Prometheus {
         Ok(prometheus)
     }
 
-    /// Status and body; `None` if it does not answer.
+    /// Returns status and body, or `None` without a response.
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.address).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
-        // HTTP/1.0: the body is all that comes until the end.
+        // With HTTP/1.0 the body ends where the connection closes.
         stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: {}\r\n\r\n", self.address).as_bytes()).ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
@@ -84,7 +85,7 @@ impl Prometheus {
         Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
     }
 
-    /// What the API says; an error of its own as text.
+    /// Returns the data of an API response, or the API's error message.
     pub(crate) fn api(&self, path: &str, query: &str) -> Result<Value, String> {
         let (_, body) = self.get(&format!("/api/v1/{path}query={}", encoded(query))).unwrap();
         let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
@@ -92,7 +93,7 @@ impl Prometheus {
         if part("status") == "success" { Ok(part("data")) } else { Err(part("error").to_string()) }
     }
 
-    /// The values that a query finds.
+    /// Returns the values of a query's result.
     pub(crate) fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         let data = self.api("query?", query)?;
         let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("no vector: {data}"))?;
@@ -100,7 +101,7 @@ impl Prometheus {
         found.iter().map(|sample| value(sample).ok_or_else(|| format!("no number: {sample}"))).collect()
     }
 
-    /// The labels of each alert that fires.
+    /// Returns the labels of each firing alert.
     pub(crate) fn firing(&self) -> Vec<Value> {
         let data = self.api("alerts?", "").unwrap();
         let alerts = data.get("alerts").and_then(Value::as_array).cloned().unwrap_or_default();

@@ -1,13 +1,13 @@
-//! The commands that serve, running, with what a test of their metrics wants of them.
+//! Runs `pillion dev`, `webhook` and `controller`, for tests of their metrics.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
 
 use pillion_testkit::TestCa;
+use tempfile::TempDir;
 
-use super::{Program, get, patch, post_with};
+use super::{DevEndpoint, Program, get, hanging_api_server, patch};
 
-/// A policy by which requests are counted by namespace.
+/// A policy that counts requests by namespace.
 pub(crate) const TENANTS: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/tests/support/tenants.yaml");
 
 const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
@@ -15,12 +15,10 @@ const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "12
 /// `pillion dev` with a sample profile.
 pub(crate) struct Dev {
     program: Program,
-    url: String,
-    authority: PathBuf,
-    review: String,
-    /// Where its metrics are.
+    endpoint: DevEndpoint,
+    /// The address of its metrics.
     pub(crate) operations: String,
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
 }
 
 impl Dev {
@@ -28,24 +26,22 @@ impl Dev {
         let folder = tempfile::tempdir().unwrap();
         let program = Program::start(&[&["dev"], &ANY_PORTS[..], more].concat(), folder.path());
         Self {
-            authority: program.word_behind("--cacert ").into(),
-            review: std::fs::read_to_string(program.word_behind("--data @")).unwrap(),
-            url: format!("https://{}", program.word_behind("https://")),
-            operations: program.word_behind("Metrics http://").trim_end_matches("/metrics").to_owned(),
+            endpoint: DevEndpoint::of(&program),
+            operations: program.word_after("Metrics http://").trim_end_matches("/metrics").to_owned(),
             program,
             _folder: folder,
         }
     }
 
-    /// Sends a request that is injected into, with these headers, each with its line's end.
+    /// Sends a request whose pod gets injected, with these header lines, each with its line end.
     pub(crate) fn inject(&self, headers: &str) {
-        let answer = post_with(&self.url, &self.authority, headers, &self.review);
+        let answer = self.endpoint.post(headers, &self.endpoint.review);
         assert!(patch(&answer).is_some(), "{answer:?}\n{}", self.program.stderr());
     }
 
-    /// Sends something that is no review.
+    /// Sends a body that is not a review.
     pub(crate) fn send_nonsense(&self) {
-        assert_eq!(post_with(&self.url, &self.authority, "", "{}").status, 400);
+        assert_eq!(self.endpoint.post("", "{}").status, 400);
     }
 
     pub(crate) fn scrape(&self) -> String {
@@ -53,22 +49,32 @@ impl Dev {
     }
 }
 
-/// `pillion webhook` whose API server does not answer.
-pub(crate) struct Webhook {
+/// `pillion webhook` or `pillion controller` with an API server that does not respond.
+pub(crate) struct Unconnected {
     program: Program,
-    /// Where its metrics are.
+    /// The address of its metrics.
     pub(crate) operations: String,
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
     _api_server: TcpListener,
 }
 
-impl Webhook {
-    pub(crate) fn start(more: &[&str]) -> Self {
-        let (folder, api_server) = unanswered();
+impl Unconnected {
+    pub(crate) fn webhook(more: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
         TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-        let files = ["--kubeconfig", "kubeconfig", "--tls-cert", "tls.crt", "--tls-key", "tls.key"];
-        let program = Program::start(&[&["webhook"], &ANY_PORTS[..], &files, more].concat(), folder.path());
-        let operations = program.word_behind("metrics_address=");
+        let files = ["webhook", "--tls-cert", "tls.crt", "--tls-key", "tls.key"];
+        Self::start(folder, &[&files[..], &ANY_PORTS, more].concat())
+    }
+
+    pub(crate) fn controller() -> Self {
+        let ports = ["controller", "--canary-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+        Self::start(tempfile::tempdir().unwrap(), &ports)
+    }
+
+    fn start(folder: TempDir, arguments: &[&str]) -> Self {
+        let api_server = hanging_api_server(folder.path());
+        let program = Program::start(&[arguments, &["--kubeconfig", "kubeconfig"]].concat(), folder.path());
+        let operations = program.word_after("metrics_address=");
         Self { program, operations, _folder: folder, _api_server: api_server }
     }
 
@@ -77,45 +83,4 @@ impl Webhook {
         assert_eq!(answer.status, 200, "{}", self.program.stderr());
         answer.body
     }
-}
-
-/// `pillion controller` whose API server does not answer.
-pub(crate) struct Controller {
-    program: Program,
-    /// Where its metrics are.
-    pub(crate) operations: String,
-    _folder: tempfile::TempDir,
-    _api_server: TcpListener,
-}
-
-impl Controller {
-    pub(crate) fn start() -> Self {
-        let (folder, api_server) = unanswered();
-        let ports = ["--canary-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
-        let program =
-            Program::start(&[&["controller", "--kubeconfig", "kubeconfig"], &ports[..]].concat(), folder.path());
-        let operations = program.word_behind("metrics_address=");
-        Self { program, operations, _folder: folder, _api_server: api_server }
-    }
-
-    pub(crate) fn scrape(&self) -> String {
-        let answer = get(&self.operations, "/metrics");
-        assert_eq!(answer.status, 200, "{}", self.program.stderr());
-        answer.body
-    }
-}
-
-/// A folder with a kubeconfig, and the API server that it leads to.
-fn unanswered() -> (tempfile::TempDir, TcpListener) {
-    let folder = tempfile::tempdir().unwrap();
-    // Bound and never accepted from.
-    let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
-    let kubeconfig = format!(
-        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{}\"}}}}]\n\
-         users: [{{name: u, user: {{token: t}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-         current-context: x\n",
-        api_server.local_addr().unwrap()
-    );
-    std::fs::write(folder.path().join("kubeconfig"), kubeconfig).unwrap();
-    (folder, api_server)
 }

@@ -1,5 +1,5 @@
-//! The seeds of the fuzz corpus: captured reviews, the cases of the engine's tests and the examples of the language. What a
-//! fuzzer found stands beside them and is not touched.
+//! Writes the seeds of the fuzz corpus: captured reviews, the engine's test cases and the expression examples. Inputs
+//! that the fuzzer found are in the same folders and stay unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use serde_json::{Value as Json, json};
 
 use crate::targets::{SEPARATOR, TARGETS, review, sample_pod};
 
-/// The names and contents of seeds.
+/// The name and content of each seed.
 type Seeds = Vec<(String, Vec<u8>)>;
 
-/// Expressions of many kinds.
+/// Expressions that cover many operators and functions.
 const EXPRESSIONS: &[&str] = &[
     "1 + 2 * 3 == 7",
     "object.metadata.annotations[?'example.com/list'].orValue('').split(',')",
@@ -49,7 +49,7 @@ const EXPRESSIONS: &[&str] = &[
     "${toJson(params.e)} and ${params.b}",
 ];
 
-/// A profile with what only YAML has.
+/// A profile that uses YAML features that JSON lacks.
 const YAML: &str = r#"# a comment
 activation: Always
 parameters:
@@ -83,7 +83,7 @@ pub(crate) fn write(corpus: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The seeds of a target.
+/// Returns the seeds of a fuzz target.
 fn seeds(target: &str) -> Result<Seeds> {
     Ok(match target {
         "review_bytes" => reviews()?,
@@ -101,7 +101,7 @@ fn seeds(target: &str) -> Result<Seeds> {
     })
 }
 
-/// The files of a folder of the engine's tests, with their names without endings.
+/// Returns the files of a folder of the engine's tests, named without their extensions.
 fn files(folder: &str) -> Result<Vec<(String, String)>> {
     let folder = Path::new("services/engine/tests").join(folder);
     let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
@@ -131,7 +131,7 @@ fn reviews() -> Result<Seeds> {
     Ok(reviews)
 }
 
-/// The profiles of the engine's cases, each with its pods.
+/// Returns the profiles of the engine's test cases, each with its pods.
 fn specs() -> Result<Vec<(String, Json, Vec<Json>)>> {
     let mut specs = Vec::new();
     for (stem, text) in files("cases")? {
@@ -150,7 +150,7 @@ fn specs() -> Result<Vec<(String, Json, Vec<Json>)>> {
 fn profiles_and_pods() -> Result<Seeds> {
     let mut inputs = Vec::new();
     for (name, spec, pods) in specs()? {
-        // The first pods of each profile are enough; the corpus stays small.
+        // Uses only the first pods of each profile, to keep the corpus small.
         for (number, pod) in pods.iter().enumerate().take(3) {
             inputs.push((format!("{name}-{number}"), format!("{spec}{SEPARATOR}{pod}").into_bytes()));
         }

@@ -1,5 +1,5 @@
-//! Writes the generated files that need code: dashboards, tables in documents, the table of a pod's fields and the seeds of
-//! the fuzz corpus. `tools/generate.sh` calls it and writes the others.
+//! Writes the generated files that need code: dashboards, tables in documents, the table of pod fields and the seeds of
+//! the fuzz corpus. `tools/generate.sh` calls it and writes the other generated files.
 
 mod corpus;
 mod pod_schema;
@@ -23,13 +23,13 @@ use clap::Parser;
 use pillion_engine::decision::Reason;
 use pillion_testkit::dashboards::Source;
 
-/// Writes generated files below the current folder, which is the repository.
+/// Writes generated files below the current folder, which must be the repository's root.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The OpenAPI v3 document of the API group `v1`.
     #[arg(long, value_name = "FILE")]
     openapi: PathBuf,
-    /// What `pillion reference` printed.
+    /// The file with the output of `pillion reference`.
     #[arg(long, value_name = "FILE")]
     reference: PathBuf,
 }
@@ -49,13 +49,14 @@ fn main() -> Result<()> {
     replace_tables("docs/metrics.md", &section("reasons", &reasons()?))
 }
 
-/// Reads a text file; errors name it.
+/// Reads a text file. Errors name the file.
 fn read(path: impl AsRef<Path>) -> Result<String> {
     let path = path.as_ref();
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Writes a file unless it has this content: a newer file would compile the crates again that include it. Errors name it.
+/// Writes a file unless its content is unchanged. A newer file would recompile the crates that include it. Errors name
+/// the file.
 fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
     let (path, content) = (path.as_ref(), content.as_ref());
     if fs::read(path).is_ok_and(|found| found == content) {
@@ -75,7 +76,7 @@ fn dashboards() -> Result<()> {
     Ok(())
 }
 
-/// The table of reasons.
+/// Returns the table of reasons.
 fn reasons() -> Result<String> {
     let mut table = "| Reason | Meaning |\n|---|---|\n".to_owned();
     for reason in Reason::ALL {
@@ -84,12 +85,12 @@ fn reasons() -> Result<String> {
     Ok(table)
 }
 
-/// A table between the comments that mark its place in a document.
+/// Wraps a table in the comments that mark its position in a document.
 fn section(name: &str, table: &str) -> String {
     format!("<!-- {name} -->\n\n{table}\n<!-- end of {name} -->\n")
 }
 
-/// Replaces the sections of a document by those in `sections` that have the same name.
+/// Replaces each section of a document with the section in `sections` that has the same name.
 fn replace_tables(document: &str, mut sections: &str) -> Result<()> {
     let mut text = read(document)?;
     while let Some(name) =

@@ -1,4 +1,4 @@
-//! The engine's table of a pod's fields, from the API server's OpenAPI v3 document.
+//! Generates the engine's table of pod fields from the API server's OpenAPI v3 document.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value as Json};
 
-/// The allowed values of fields. The document lists them in descriptions only, against which each is checked.
+/// The allowed values of fields. The document lists them only in descriptions, so each value is checked against them.
 const VALUES: [(&str, &str, &[&str]); 19] = [
     ("AppArmorProfile", "type", &["Localhost", "RuntimeDefault", "Unconfined"]),
     ("Container", "imagePullPolicy", &["Always", "IfNotPresent", "Never"]),
@@ -33,10 +33,10 @@ const VALUES: [(&str, &str, &[&str]); 19] = [
 const UNDESCRIBED: [&str; 10] =
     ["", "Memory", "HugePages*", "HTTPS", "HTTP", "None", "HostToContainer", "Bidirectional", "Exists", "Unmasked"];
 
-/// A line for each type that a pod's template consists of: `Type field:kind field:kind`.
+/// Returns one line for each type in a pod template: `Type field:kind field:kind`.
 ///
 /// # Errors
-/// Names a field whose type is unknown, and an allowed value that the document does not describe.
+/// A field has an unknown type, or the document does not describe an allowed value.
 pub(crate) fn table(document: &str) -> Result<String> {
     let document: Json = serde_json::from_str(document).context("the OpenAPI document")?;
     let schemas =
@@ -62,11 +62,11 @@ pub(crate) fn table(document: &str) -> Result<String> {
         }
         waiting.retain(|name| done.get(short(name)).is_none_or(|(other, _)| other != name));
     }
-    ensure!(values.is_empty(), "there are no such fields: {:?}", values.keys());
+    ensure!(values.is_empty(), "unknown fields: {:?}", values.keys());
     Ok(done.into_iter().fold(String::new(), |table, (of, (_, line))| table + of + &line + "\n"))
 }
 
-/// The fields of a type, if it has any.
+/// Returns the fields of a type, if it has any.
 fn properties<'a>(schemas: &'a Map<String, Json>, name: &str) -> Option<&'a Map<String, Json>> {
     schemas.get(name)?.get("properties")?.as_object()
 }
@@ -75,7 +75,7 @@ fn short(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// The kind of a field with a closed set of values.
+/// Returns the kind of a field with a closed set of values.
 fn allowed(schema: &Json, values: &[&str]) -> Result<String> {
     let description = schema["description"].as_str().unwrap_or_default();
     for value in values.iter().filter(|value| !UNDESCRIBED.contains(value)) {
@@ -85,7 +85,7 @@ fn allowed(schema: &Json, values: &[&str]) -> Result<String> {
     Ok(values.join("|"))
 }
 
-/// The kind of any other field, as the table writes it. Types that it refers to are added to `waiting`.
+/// Returns the table's notation for the kind of any other field. Adds the types that it refers to to `waiting`.
 fn kind<'a>(of: &'a Json, waiting: &mut BTreeSet<&'a str>) -> Result<String> {
     if let Some([one]) = of.get("allOf").and_then(Json::as_array).map(Vec::as_slice) {
         return kind(one, waiting);

@@ -1,22 +1,24 @@
-//! The table of the chart's values, from the comments in `values.yaml`.
+//! Generates the table of the chart's values from the comments in `values.yaml`.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
 
-/// The table of all values.
+/// Returns the table of all values.
 ///
 /// # Errors
-/// Names a value without a description, and a description without a value.
+/// A value has no description, or a description has no value.
 pub(crate) fn table(text: &str) -> Result<String> {
     let values: Json = serde_saphyr::from_str(text).context("values.yaml")?;
     let rows = described(text)?;
     let mut all = Vec::new();
-    leaves(&values, "", &mut all);
-    for leaf in all {
-        let is_under = |row: &str| leaf == row || leaf.strip_prefix(row).is_some_and(|rest| rest.starts_with('.'));
-        ensure!(rows.iter().any(|(row, _)| is_under(row)), "{leaf} has no description in values.yaml");
+    collect_paths(&values, "", &mut all);
+    for path_of_value in all {
+        let is_under = |row: &str| {
+            path_of_value == row || path_of_value.strip_prefix(row).is_some_and(|rest| rest.starts_with('.'))
+        };
+        ensure!(rows.iter().any(|(row, _)| is_under(row)), "{path_of_value} has no description in values.yaml");
     }
     let mut table = "| key | default | what it is |\n|---|---|---|\n".to_owned();
     for (row, description) in rows {
@@ -27,7 +29,7 @@ pub(crate) fn table(text: &str) -> Result<String> {
     Ok(table)
 }
 
-/// The described keys with their descriptions: the comment above a key, which starts with `# --`.
+/// Returns each described key with its description: the comment above the key, which starts with `# --`.
 fn described(values: &str) -> Result<Vec<(String, String)>> {
     let (mut rows, mut path, mut comment) = (Vec::new(), Vec::<(usize, String)>::new(), None::<String>);
     for line in values.lines() {
@@ -49,11 +51,11 @@ fn described(values: &str) -> Result<Vec<(String, String)>> {
 }
 
 /// Collects the paths of all values except maps with keys.
-fn leaves(value: &Json, path: &str, into: &mut Vec<String>) {
+fn collect_paths(value: &Json, path: &str, into: &mut Vec<String>) {
     match value.as_object().filter(|map| !map.is_empty()) {
         Some(map) => {
             for (key, value) in map {
-                leaves(value, format!("{path}.{key}").trim_start_matches('.'), into);
+                collect_paths(value, format!("{path}.{key}").trim_start_matches('.'), into);
             }
         }
         None => into.push(path.to_owned()),

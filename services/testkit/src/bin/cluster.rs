@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use pillion_testkit::Cluster;
 
-/// Starts or ends a real Kubernetes cluster of one node, by kind where there is a container engine.
+/// Starts or ends a real Kubernetes cluster of one node, by kind if a container engine is installed.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -16,32 +16,32 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Start it, or go on with it; the last line printed is KUBECONFIG=PATH.
+    /// Start or resume the cluster; the last line printed is KUBECONFIG=PATH.
     Up(Named),
-    /// End every process of its node at once, and start it again with what it held.
+    /// Kill every process of the node at once, and start it again with its data.
     Restart(Named),
-    /// Import archives of images into it, which `up` has started.
+    /// Import image archives into a running cluster.
     Load {
-        /// Its name.
+        /// The cluster's name.
         name: String,
-        /// The archives.
+        /// The image archives.
         #[arg(required = true)]
         archives: Vec<PathBuf>,
     },
-    /// End it and remove what it held.
+    /// End the cluster and remove its data.
     Down(Named),
-    /// Build or fetch what clusters are made of, and start none.
+    /// Build or fetch the parts of clusters, without starting one.
     Build,
 }
 
 #[derive(Debug, clap::Args)]
 struct Named {
-    /// Its name: up to 8 lower-case letters and digits.
+    /// The cluster's name: up to 8 lower-case letters and digits.
     #[arg(default_value = "default")]
     name: String,
 }
 
-#[expect(clippy::print_stdout, reason = "its output is what it is for")]
+#[expect(clippy::print_stdout, reason = "the program prints its result")]
 fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot build a Tokio runtime")?;
     let cluster = match Arguments::parse().action {

@@ -18,20 +18,20 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 struct Arguments {
     #[command(subcommand)]
     action: Action,
-    /// Where its data, kubeconfig and logs are; by default in the user's cache.
+    /// The folder for data, kubeconfig and logs. Default: in the user's cache.
     #[arg(long, global = true, value_name = "FOLDER")]
     directory: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, Subcommand)]
 enum Action {
-    /// Start it unless it runs; the last line printed is KUBECONFIG=PATH.
+    /// Start the control plane unless it runs; the last line printed is KUBECONFIG=PATH.
     Up,
-    /// End it and remove its data.
+    /// End the control plane and remove its data.
     Down,
 }
 
-#[expect(clippy::print_stdout, reason = "its output is what it is for")]
+#[expect(clippy::print_stdout, reason = "the program prints its result")]
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let directory = match arguments.directory {

@@ -1,5 +1,5 @@
-//! The benchmark's baseline: reads a POST's whole body and answers a fixed JSON body of 4 KB, over the accept stack of
-//! production. All further costs of a webhook are its own work.
+//! The benchmark's baseline: reads the whole body of a POST and returns a fixed JSON body of 4 KB. It uses the same
+//! HTTPS stack as production, so the webhook's remaining cost is its own work.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use clap::Parser;
 use pillion_testkit::https;
 use tokio::net::TcpListener;
 
-/// The webhook's limit.
+/// The webhook's body limit.
 const BODY_LIMIT: usize = 7 * 1024 * 1024;
 const ANSWER_BYTES: usize = 4096;
 
-/// Answers every POST with a fixed JSON body of 4 KB: the floor that benchmarks compare against.
+/// Answers every POST with a fixed JSON body of 4 KB: the baseline of the benchmark.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Where to listen.
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_is_json_of_four_kilobytes() {
+    fn response_is_four_kilobytes_of_json() {
         assert_eq!(answer().len(), 4096);
         assert!(serde_json::from_slice::<serde_json::Value>(&answer()).is_ok());
     }

@@ -10,8 +10,8 @@ use super::run;
 
 /// The network that contains the links' networks.
 const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
-/// The longest prefix that counts as a route to other networks, so that addresses inside it may be used.
-const WAY: u32 = 15;
+/// The longest prefix that counts as a route to other networks. Addresses inside such a route may be used.
+const LONGEST_ROUTE_PREFIX: u32 = 15;
 
 /// Returns the host's and the node's address, which a cluster keeps.
 pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
@@ -26,7 +26,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     let taken: Vec<String> = std::fs::read_dir(folder)?
         .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("number")).ok())
         .collect();
-    // Excludes clusters of other folders, and other networks of the machine.
+    // Excludes the networks of clusters in other folders, and the machine's other networks.
     let routes = run(Command::new("ip").args(["-4", "route", "show", "table", "all"]))?;
     let is_free = |number: &u8| {
         !taken.iter().any(|other| other.trim() == number.to_string())
@@ -39,13 +39,13 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     Ok(pair(free))
 }
 
-/// Whether a route of `ip route` leads to the network of this number, or to a part of it.
+/// Returns whether a route of `ip route` leads to the network with this number, or to a part of it.
 fn leads_to(route: &str, number: u8) -> bool {
     // A word such as `local` may come first.
     let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };
     let ours = NETWORK | (u32::from(number) << 8);
     let common = prefix.min(30);
-    prefix > WAY && (address ^ ours) >> (32 - common) == 0
+    prefix > LONGEST_ROUTE_PREFIX && (address ^ ours) >> (32 - common) == 0
 }
 
 fn network(word: &str) -> Option<(u32, u32)> {

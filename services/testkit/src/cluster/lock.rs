@@ -34,7 +34,7 @@ impl Lock {
                 ),
                 Err(TryLockError::Error(error)) => return Err(error).with_context(shown),
             }
-            // The previous holder may have removed the file meanwhile; then this lock is worthless.
+            // The previous holder may have removed the file in the meantime. Then this lock has no effect.
             let is_there =
                 std::fs::metadata(&path).is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
             if is_there {

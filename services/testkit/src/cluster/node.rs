@@ -1,9 +1,9 @@
-//! The project's own cluster: what `cluster/node.sh` and `cluster/init.sh` find in its folder, and when they run.
+//! The project's own cluster: prepares the folder for `cluster/node.sh` and `cluster/init.sh`, and runs the scripts.
 //!
 //! ```text
-//! HOME/node.env    what the scripts have to know      HOME/state   what survives a restart
+//! HOME/node.env    settings for the scripts           HOME/state   data that survives a restart
 //! HOME/etc         keys, kubeconfigs, configurations  HOME/log     one log of each program
-//! HOME/images      archives for every start           HOME/run     only while it runs
+//! HOME/images      archives for every start           HOME/run     files that exist while the node runs
 //! ```
 
 use std::io::Read;
@@ -31,7 +31,7 @@ use crate::kubeconfig::{self, Identity};
 const PODS: &str = "10.245.0.0/24";
 const SERVICES: &str = "10.97.0.0/16";
 const FIRST_SERVICE: &str = "10.97.0.1";
-/// The user as which the API server calls kubelets, for logs, `exec` and `port-forward`.
+/// The user that the API server authenticates as to kubelets, for logs, `exec` and `port-forward`.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The users with a token: kubeconfig, user and group.
 const USERS: [(&str, &str, &str); 5] = [

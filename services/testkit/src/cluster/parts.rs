@@ -159,8 +159,8 @@ pub(super) fn allowed() -> Result<(), Lacking> {
     match output {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(Lacking::new(format!("there is no way to namespaces: {said}"), HELP))
+            let output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(Lacking::new(format!("there is no way to namespaces: {output}"), HELP))
         }
         Err(error) => Err(Lacking::new(format!("`unshare` cannot be run: {error}"), "install util-linux and iproute2")),
     }

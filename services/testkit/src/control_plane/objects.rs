@@ -63,7 +63,8 @@ impl ControlPlane {
                 if !conditions.iter().any(|each| each.type_ == "Established" && each.status == "True") {
                     bail!("it is not established; its conditions: {conditions:?}");
                 }
-                // A CRD is established shortly before its path responds, and either may precede discovery.
+                // The CRD becomes established shortly before its path responds. Either may happen before discovery
+                // lists it.
                 let kinds = Request::get("/apis").header("accept", DISCOVERY).body(Vec::new())?;
                 let kinds: Value = client.request(kinds).await?;
                 for version in crd.spec.versions.iter().filter(|version| version.served) {
@@ -80,7 +81,7 @@ impl ControlPlane {
     }
 }
 
-/// Whether a discovery document contains this kind. Any other document counts as containing it.
+/// Returns whether a discovery document contains this kind. Returns true for any other document.
 fn tells_of(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
     let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
     let Some(groups) = list(kinds, "items") else { return true };

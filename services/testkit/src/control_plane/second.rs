@@ -1,4 +1,4 @@
-//! A second API server on the same etcd, as a control plane of several machines has it.
+//! A second API server on the same etcd, as in a highly available control plane.
 //!
 //! Both are endpoints of the Service `kubernetes`. Each has its own caches, so one may lag behind the other. Kubernetes
 //! removes a stopped API server from the endpoints after 15 seconds.
@@ -53,7 +53,7 @@ impl ControlPlane {
 }
 
 impl SecondApiServer {
-    /// Returns a client of the administrator that uses only this API server.
+    /// Returns an administrator's client that uses only this API server.
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()

@@ -1,4 +1,4 @@
-//! Runs the cases: each template is laid over its pod by the engine, by strategic merge and by server-side apply.
+//! Runs the cases: the engine, strategic merge and server-side apply each apply a template to its pod.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,34 +18,34 @@ use crate::oracle::server::{Answer, Templates};
 use crate::oracle::shrink::{places, without};
 use crate::oracle::{ours, pods};
 
-/// How many cases are run unless `PILLION_ORACLE_CASES` says otherwise.
+/// The default number of cases; `PILLION_ORACLE_CASES` overrides it.
 const CASES: usize = 1_000;
-/// How many templates are laid over each pod: a pod has to be stored, a template has not.
+/// The number of templates per pod. Only the pod must be stored, so further templates are cheap.
 const TEMPLATES: u64 = 20;
-/// How many pods are in work at once.
+/// The number of pods that are tested concurrently.
 const AT_ONCE: usize = 8;
-/// How many failures are shown.
+/// The number of failures that are shown.
 const SHOWN: usize = 3;
 
-/// How many templates have failed so far.
+/// The number of templates that have failed so far.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 
-/// What the engine refuses itself, and the API server's words for it.
+/// Errors that the engine reports itself, each with the API server's wording.
 const OWN_REFUSALS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
 
-/// What came of the cases.
+/// The results of the cases.
 #[derive(Default)]
 struct Tally {
     cases: usize,
-    /// Comparisons in which both sides have the same values.
+    /// Comparisons with equal values on both sides.
     equal: usize,
-    /// Neither side takes the result for a pod.
+    /// Cases that both sides reject.
     refused: usize,
     pinned: BTreeMap<PinnedBy, usize>,
     failures: Vec<String>,
 }
 
-/// How long a run may take: many times what it needs.
+/// Returns the time limit of a run: many times the usual duration.
 pub(crate) fn time_limit() -> Duration {
     Duration::from_mins(5) + Duration::from_millis(wanted().unwrap_or_default().saturating_mul(100))
 }
@@ -58,7 +58,7 @@ fn number(name: &'static str, default: u64) -> Result<u64> {
     std::env::var(name).map_or(Ok(default), |text| text.parse().context(name))
 }
 
-/// Runs as many cases as the environment says.
+/// Runs the configured number of cases.
 pub(crate) async fn run() -> Result<()> {
     let cases = wanted()?;
     let seed = number("PILLION_ORACLE_SEED", 0)?;
@@ -72,10 +72,7 @@ pub(crate) async fn run() -> Result<()> {
         .try_fold(Tally::default(), |all, one| std::future::ready(Ok(all.and(one))))
         .await?;
     let Tally { cases, equal, refused, .. } = tally;
-    println!(
-        "{cases} cases in {:?}: {equal} comparisons with the same values, {refused} refused by both",
-        started.elapsed()
-    );
+    println!("{cases} cases in {:?}: {equal} equal comparisons, {refused} rejected by both", started.elapsed());
     for (pin, count) in &tally.pinned {
         let reason = match pin {
             PinnedBy::Pin(number) => format!("{:?}: {}", PINS[*number].oracle, PINS[*number].reason),
@@ -84,7 +81,7 @@ pub(crate) async fn run() -> Result<()> {
         };
         println!("{count:6} {reason}");
     }
-    // What most cases are about has to be what was meant.
+    // Most cases must be valid and equal, or the test proves little.
     ensure!(equal > cases && refused < cases / 5, "the cases are not worth their time");
     for (number, pin) in PINS.iter().enumerate() {
         if cases >= CASES && seed == 0 && !pin.is_rare && !tally.pinned.contains_key(&PinnedBy::Pin(number)) {
@@ -114,7 +111,8 @@ impl Tally {
         let found = match (ours, theirs) {
             (Ok(ours), Ok(theirs)) => {
                 let found = if oracle == Oracle::ServerSideApply && has_repeated_variable(case) {
-                    // It leaves one entry of a name that it applies; ours leaves those that do not count.
+                    // Server-side apply keeps one entry of each name that it applies. The engine also keeps the
+                    // overridden entries.
                     differences(openapi, &without_repeated(ours), &without_repeated(theirs))
                 } else {
                     differences(openapi, ours, theirs)
@@ -126,10 +124,10 @@ impl Tally {
                 self.refused += 1;
                 let is_same = match OWN_REFUSALS.iter().find(|(reason, _)| ours.starts_with(reason)) {
                     Some((_, words)) => theirs.contains(words),
-                    // What is left of both members of a one-of is wrong beside what is wrong with both.
+                    // Skips server-side apply: with both members of a one-of kept, further causes differ.
                     None => oracle == Oracle::ServerSideApply || causes(ours) == causes(theirs),
                 };
-                let different = || Difference::whole(format!("ours is refused: {ours}\n  theirs: {theirs}"));
+                let different = || Difference::whole(format!("the engine rejects: {ours}\n  the API server: {theirs}"));
                 if is_same { Vec::new() } else { vec![different()] }
             }
             (Ok(_), Err(reason)) if oracle == Oracle::ServerSideApply && case.switches > 0 && is_one_of(reason) => {
@@ -153,7 +151,7 @@ impl Tally {
     }
 }
 
-/// A pod with the entries of each container's environment that count: the last of each name.
+/// Returns a pod with only the effective environment entries of each container: the last of each name.
 fn without_repeated(pod: &Json) -> Json {
     let mut pod = pod.clone();
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
@@ -169,7 +167,7 @@ fn without_repeated(pod: &Json) -> Json {
     pod
 }
 
-/// What the API server finds wrong, without the name of the object and the numbers of elements, in one order.
+/// Returns the causes of a rejection, sorted, without the object's name and the indexes of elements.
 fn causes(refusal: &str) -> Vec<String> {
     let all = refusal.split_once(" is invalid: ").map_or(refusal, |(_, causes)| causes);
     let all: String = all.chars().filter(|character| !character.is_ascii_digit()).collect();
@@ -178,14 +176,14 @@ fn causes(refusal: &str) -> Vec<String> {
     causes
 }
 
-/// Whether a refusal is about a one-of that has two members.
+/// Returns whether a rejection is about a one-of with two members.
 fn is_one_of(refusal: &str) -> bool {
     let words =
         ["may not specify more than 1", "may not be specified when", "may not have more than one", "at most one"];
     words.iter().any(|words| refusal.contains(words))
 }
 
-/// A refusal by Kubernetes alone, with the list that it is about.
+/// Describes a rejection by Kubernetes alone, with the list that it concerns.
 fn refusal(reason: &str) -> Difference {
     let causes = causes(reason);
     let is_about = |list: &str| causes.iter().all(|cause| cause.contains(list));
@@ -220,7 +218,7 @@ async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<
         }
         let case = Template { openapi, templates, name: &name, pod: &pod, is_arranged };
         let mut one = case.run(&template).await?;
-        // It takes some hundred requests, so only those that are shown are made smaller.
+        // Shrinking takes some hundred requests, so only the failures that are shown are shrunk.
         if !one.failures.is_empty() && FAILED.fetch_add(1, Ordering::Relaxed) < SHOWN {
             one.failures = case.smaller(template).await?;
         }
@@ -229,17 +227,17 @@ async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<
     Ok(tally)
 }
 
-/// The API server's name for what an author and a template write.
+/// The API server's name for the type of pods and templates.
 const TYPE: &str = "PodTemplateSpec";
-/// How many smaller templates are tried to show a failure with.
+/// The number of smaller templates to try when shrinking a failure.
 const SMALLER: usize = 400;
 
-/// What a failure is about: the oracle and the place of the first difference.
+/// Returns what identifies a failure: the oracle and the path of the first difference.
 fn places_of(failure: &str) -> &str {
     failure.split_once("]: ").map_or(failure, |(places, _)| places)
 }
 
-/// A template that is laid over a pod.
+/// A template and the pod that it applies to.
 struct Template<'a> {
     openapi: &'a OpenApi,
     templates: &'a Templates,
@@ -271,12 +269,12 @@ impl Template<'_> {
         Ok(tally)
     }
 
-    /// The failures of the smallest template that was found to fail.
+    /// Returns the failures of the smallest template that still fails.
     async fn smaller(&self, mut template: Json) -> Result<Vec<String>> {
         let mut failures = self.run(&template).await?.failures;
         for place in places(&template).into_iter().take(SMALLER) {
             let Some(smaller) = without(&template, &place) else { continue };
-            // What is no template any more shows nothing, nor does one that fails for another reason.
+            // Ignores invalid templates and those that fail for another reason.
             if let Ok(tally) = self.run(&smaller).await
                 && tally
                     .failures

@@ -1,23 +1,23 @@
-//! One-ofs: fields of which an object has at most one. The API server's schema does not name them, so this is written
-//! from Kubernetes' reference, apart from what the engine knows.
+//! One-ofs: sets of fields of which an object has at most one. The API server's schema does not declare them, so this
+//! list follows the Kubernetes reference, independently of the engine's.
 
 use serde_json::{Map, Value as Json};
 
 use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::parts::port_key;
 
-/// Types that are a choice, with the fields that are no part of it.
+/// Types that are a one-of, with the fields outside it.
 const CHOICE_BUT: [(&str, &[&str]); 3] =
     [("Volume", &["name"]), ("PodResourceClaim", &["name"]), ("EnvVarSource", &[])];
 
-/// Types of which some fields are a choice.
+/// Types of which some fields form a one-of.
 const CHOICE_AMONG: [(&str, &[&str]); 3] = [
     ("EnvVar", &["value", "valueFrom"]),
     ("Probe", &["exec", "httpGet", "tcpSocket", "grpc"]),
     ("LifecycleHandler", &["exec", "httpGet", "tcpSocket", "sleep"]),
 ];
 
-/// The fields of a type that exclude one another.
+/// Returns the fields of a type that exclude one another.
 pub(crate) fn choice<'a>(openapi: &'a OpenApi, type_: &str) -> Vec<&'a str> {
     let fields = openapi.fields(type_).map(|(name, _)| name);
     if let Some((_, others)) = CHOICE_BUT.iter().find(|(name, _)| *name == type_) {
@@ -27,7 +27,8 @@ pub(crate) fn choice<'a>(openapi: &'a OpenApi, type_: &str) -> Vec<&'a str> {
     fields.filter(|field| members.contains(field)).collect()
 }
 
-/// The places at which a template takes another member of a choice than the pod has. With `yields` it takes the pod's.
+/// Counts the positions where the template sets another member of a one-of than the pod. If `yields`, the template is
+/// changed to the pod's member.
 pub(crate) fn switches(openapi: &OpenApi, type_: &str, template: &mut Json, pod: &Json, yields: bool) -> usize {
     let (Some(fields), Some(there)) = (template.as_object_mut(), pod.as_object()) else { return 0 };
     let members = choice(openapi, type_);
@@ -55,7 +56,7 @@ pub(crate) fn switches(openapi: &OpenApi, type_: &str, template: &mut Json, pod:
     count
 }
 
-/// The elements of a template's list with those of the pod's that have the same keys.
+/// Pairs the elements of a template's list with the pod's elements that have the same keys.
 fn pairs<'a>(
     openapi: &OpenApi,
     type_: &str,
@@ -78,7 +79,7 @@ fn pairs<'a>(
         .collect()
 }
 
-/// The key of an element, as text.
+/// Returns an element's key as a string.
 pub(crate) fn key_of(element: &Json, keys: &[&str]) -> String {
     if keys == ["containerPort", "protocol"] {
         let (number, protocol) = port_key(element);
@@ -88,8 +89,7 @@ pub(crate) fn key_of(element: &Json, keys: &[&str]) -> String {
     parts.collect::<Vec<_>>().join(",")
 }
 
-/// Brings a template's keyed lists into the order in which strategic merge gives them: what is new, then what the pod has,
-/// in the pod's order.
+/// Sorts a template's keyed lists as strategic merge does: new elements first, then the pod's elements in its order.
 pub(crate) fn arrange(openapi: &OpenApi, type_: &str, template: &mut Json, pod: &Json) {
     let Some(fields) = template.as_object_mut() else { return };
     for (name, value) in fields.iter_mut() {
@@ -114,7 +114,7 @@ pub(crate) fn arrange(openapi: &OpenApi, type_: &str, template: &mut Json, pod: 
     }
 }
 
-/// A template as a strategic merge patch: with the other members of each choice taken away.
+/// Converts a template to a strategic merge patch that removes the other members of each one-of.
 pub(crate) fn as_strategic_patch(openapi: &OpenApi, type_: &str, template: &Json) -> Json {
     let Some(fields) = template.as_object() else { return template.clone() };
     let members = choice(openapi, type_);
@@ -145,7 +145,7 @@ fn strategic_list(openapi: &OpenApi, list: List<'_>, elements: &Json) -> Json {
             && has_chosen
             && list.retains_keys()
         {
-            // Kubernetes' own way for these lists.
+            // `$retainKeys` is Kubernetes' own directive for these lists.
             fields.retain(|_, value| !value.is_null());
             let names: Json = fields.keys().cloned().collect();
             fields.insert("$retainKeys".into(), names);

@@ -1,4 +1,4 @@
-//! What two results differ in, by the places of the API server's schema.
+//! Compares two results, and locates differences by the types and fields of the API server's schema.
 
 use serde_json::Value as Json;
 
@@ -8,29 +8,29 @@ use crate::oracle::openapi::{List, OpenApi, Shape};
 /// One difference.
 #[derive(Clone, Debug)]
 pub(crate) struct Difference {
-    /// Where, from the outside in: `PodSpec.containers`, `Container.ports`.
+    /// The path of fields, outermost first: `PodSpec.containers`, `Container.ports`.
     pub(crate) places: Vec<String>,
-    /// What is different there.
+    /// The description of the difference.
     pub(crate) what: String,
-    /// Whether the elements are the same and only stand in another order.
+    /// Whether the elements are equal and only their order differs.
     pub(crate) is_order: bool,
 }
 
 impl Difference {
-    /// One that is about the whole object.
+    /// Returns a difference that concerns the whole object.
     pub(crate) const fn whole(what: String) -> Self {
         Self { places: Vec::new(), what, is_order: false }
     }
 }
 
-/// Goes over two values.
+/// The state of a comparison of two values.
 struct Comparison<'a> {
     openapi: &'a OpenApi,
     places: Vec<String>,
     found: Vec<Difference>,
 }
 
-/// What two pods, as metadata and spec, differ in.
+/// Returns the differences between two pods, each given as metadata and spec.
 pub(crate) fn differences(openapi: &OpenApi, ours: &Json, theirs: &Json) -> Vec<Difference> {
     let mut comparison = Comparison { openapi, places: Vec::new(), found: Vec::new() };
     comparison.object("PodTemplateSpec", ours, theirs);
@@ -63,7 +63,7 @@ impl Comparison<'_> {
         let keys = list.keys();
         let order = |items: &[Json]| items.iter().map(|item| key_of(item, &keys)).collect::<Vec<_>>();
         let (ours, theirs) = (order(left), order(right));
-        // Elements of one key, which an environment may have, are compared in their order.
+        // Elements with the same key, which an environment may contain, are compared in their order.
         let by_key = |order: &[String]| {
             let mut places: Vec<_> = (0..order.len()).collect();
             places.sort_by_key(|place| order[*place].clone());

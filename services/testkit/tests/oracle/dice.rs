@@ -1,6 +1,6 @@
-//! Chance that can be repeated: a number gives the same pod and the same template for ever.
+//! Repeatable randomness: a seed always gives the same pod and template.
 
-/// A small generator of numbers (`SplitMix64`).
+/// A small random number generator (`SplitMix64`).
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -16,22 +16,22 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below a limit.
+    /// Returns a number below a limit.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit as u64).unwrap()
     }
 
-    /// Yes in so many of a hundred times.
+    /// Returns true with this probability, in percent.
     pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of several.
+    /// Returns one of the values.
     pub(crate) fn pick<T: Copy>(&mut self, among: &[T]) -> T {
         among[self.below(among.len())]
     }
 
-    /// Up to so many of several, in any order.
+    /// Returns at most `most` of the values, in random order.
     pub(crate) fn some<T: Copy>(&mut self, among: &[T], most: usize) -> Vec<T> {
         let mut all = among.to_vec();
         self.shuffle(&mut all);

@@ -1,6 +1,6 @@
-//! The engine's knowledge of a pod against the API server's: every list that server-side apply merges by keys is known by
-//! the same keys, and no other; what strategic merge calls a one-of is one; and what server-side apply takes for one value
-//! is written down.
+//! Compares the engine's schema of a pod with the API server's. Both must merge the same lists by the same keys. Every
+//! one-of of strategic merge must be one for the engine. Objects that server-side apply treats as atomic must be
+//! listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use pillion_engine::schema::{self, Field, OneOf, Type};
 use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::pins::ATOMIC;
 
-/// Lists that the two know differently, and why.
+/// Lists that the engine and the API server treat differently, with the reason.
 const DIFFERENT: [(&str, &str); 7] = [
     ("ObjectMeta.finalizers", SET),
     ("VolumeMount.bindMountOptions", "a set, and the engine takes a mount's options as one value"),
@@ -20,26 +20,26 @@ const DIFFERENT: [(&str, &str); 7] = [
     ("EphemeralContainer.volumeMounts", EPHEMERAL),
 ];
 
-const EPHEMERAL: &str = "a pod is created without them, and they come by a request that is only validated";
-const SET: &str = "a set, and a template of pods cannot set it";
+const EPHEMERAL: &str = "pods are created without them, and the request that adds them is only validated";
+const SET: &str = "a set that pod templates cannot contain";
 
-/// A list's keys by the list's place, such as `PodSpec.containers`.
+/// The keys of each list, by the list's field, such as `PodSpec.containers`.
 type Lists = BTreeMap<String, Vec<String>>;
 
-/// What a walk through the API server's schema and the engine's has found.
+/// The state of a walk through the API server's schema and the engine's.
 struct Walk<'a> {
     openapi: &'a OpenApi,
     theirs: Lists,
     ours: Lists,
-    /// Objects that server-side apply takes for one value.
+    /// Objects that server-side apply treats as atomic.
     atomic: BTreeSet<String>,
-    /// Lists whose elements are a one-of that the engine does not know.
+    /// Lists whose elements are a one-of that is unknown to the engine.
     not_chosen: Vec<String>,
-    /// Types of theirs, with what the engine knows of them.
+    /// Visited types of the API server, each with the engine's schema for it.
     seen: Vec<(String, usize)>,
 }
 
-/// What the two disagree about, in words.
+/// Describes the disagreements between the two schemas.
 pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
     let mut walk = Walk {
         openapi,
@@ -75,7 +75,7 @@ pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
 
 impl Walk<'_> {
     fn object(&mut self, type_: &str, known: Option<&'static Type>) {
-        // A type may be known in one place and not in another; both are looked at.
+        // The engine may know a type at one field and not at another, so both are visited.
         let visit = (type_.to_owned(), known.map_or(0, |known| std::ptr::from_ref(known).addr()));
         if self.seen.contains(&visit) {
             return;
@@ -121,7 +121,7 @@ impl Walk<'_> {
                     self.object(element, below);
                 }
             }
-            // What stands in a list that is one value is never merged.
+            // The elements of an atomic list are never merged.
             _ => {}
         }
     }

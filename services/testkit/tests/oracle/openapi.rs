@@ -1,4 +1,4 @@
-//! What the API server says of its own types: `/openapi/v3/api/v1`, as far as merging is concerned.
+//! The API server's schema of its types (`/openapi/v3/api/v1`), as far as it concerns merging.
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -9,21 +9,21 @@ use serde_json::{Map, Value as Json};
 /// The schemas of the API server's types.
 pub(crate) struct OpenApi(Map<String, Json>);
 
-/// What a field is.
+/// The shape of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape<'a> {
     Scalar,
-    /// An object with fields of its own, by the name of its type.
+    /// An object with declared fields: the name of its type.
     Struct(&'a str),
-    /// An object with any keys.
+    /// An object with arbitrary keys.
     Map,
     List(List<'a>),
 }
 
-/// What a list is.
+/// The schema of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct List<'a> {
-    /// `map`, `set` or `atomic`, as server-side apply takes it.
+    /// The list type of server-side apply: `map`, `set` or `atomic`.
     pub(crate) kind: &'a str,
     schema: &'a Json,
     /// The type of its elements, if they are objects.
@@ -31,18 +31,18 @@ pub(crate) struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    /// The fields by which server-side apply tells the elements apart.
+    /// Returns the fields by which server-side apply identifies elements.
     pub(crate) fn keys(&self) -> Vec<&'a str> {
         let keys = self.schema["x-kubernetes-list-map-keys"].as_array();
         keys.into_iter().flatten().filter_map(Json::as_str).collect()
     }
 
-    /// The field by which strategic merge tells the elements apart.
+    /// Returns the field by which strategic merge identifies elements.
     pub(crate) fn merge_key(&self) -> Option<&'a str> {
         self.schema["x-kubernetes-patch-merge-key"].as_str()
     }
 
-    /// Whether strategic merge expects to be told which fields of an element stay.
+    /// Returns whether strategic merge needs `$retainKeys` for the elements.
     pub(crate) fn retains_keys(&self) -> bool {
         self.schema["x-kubernetes-patch-strategy"].as_str().is_some_and(|strategy| strategy.contains("retainKeys"))
     }
@@ -53,22 +53,22 @@ impl OpenApi {
         let request = Request::new("/openapi/v3/api").get("v1", &GetParams::default())?;
         let document: Json = client.request(request).await.context("no OpenAPI document")?;
         let schemas = document["components"]["schemas"].as_object().context("a document without schemas")?;
-        // Short names are unique in this document as far as pods go.
+        // The short names of all types in a pod are unique in this document.
         Ok(Self(schemas.iter().map(|(name, schema)| (short(name).to_owned(), schema.clone())).collect()))
     }
 
-    /// A field of a type; `None` if the type has no such field.
+    /// Returns a field of a type, or `None` if the type has no such field.
     pub(crate) fn field<'a>(&'a self, type_: &str, name: &str) -> Option<Shape<'a>> {
         self.0.get(type_)?["properties"].get(name).map(|property| self.shape(property))
     }
 
-    /// All fields of a type.
+    /// Returns all fields of a type.
     pub(crate) fn fields<'a>(&'a self, type_: &str) -> impl Iterator<Item = (&'a str, Shape<'a>)> {
         let properties = self.0.get(type_).and_then(|schema| schema["properties"].as_object());
         properties.into_iter().flatten().map(|(name, property)| (name.as_str(), self.shape(property)))
     }
 
-    /// Whether server-side apply takes a field's object for one value.
+    /// Returns whether server-side apply treats a field's object as atomic.
     pub(crate) fn is_atomic(&self, type_: &str, field: &str) -> bool {
         let Some(property) = self.0.get(type_).and_then(|schema| schema["properties"].get(field)) else { return false };
         let is = |schema: &Json| schema["x-kubernetes-map-type"] == "atomic";

@@ -1,4 +1,4 @@
-//! The engine's side: a template as a profile, laid over a pod.
+//! The engine's side: applies a template, as a profile, to a pod.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use crate::oracle::openapi::{OpenApi, Shape};
 
-/// A pod's metadata and spec with a template laid over it; or why the engine does not do it.
+/// Returns a pod's metadata and spec after the template is applied, or the engine's reason to reject it.
 pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<Result<Json, String>> {
     let spec = json!({"activation": "Always", "template": with_directives(openapi, template)});
     let spec = serde_json::from_value(spec)?;
@@ -37,7 +37,7 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
     let review = Review::parse(&body)?;
     let facts = Facts { namespace: snapshot.namespace("default"), ..Facts::default() };
     let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts)?;
-    let profile = decided.decision.profiles.first().context("no profile was decided about")?;
+    let profile = decided.decision.profiles.first().context("the result contains no profile")?;
     if !matches!(profile.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged) {
         return Ok(Err(format!("{:?} {:?}", profile.reason, profile.detail)));
     }
@@ -53,14 +53,14 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
     Ok(Ok(json!({"metadata": object["metadata"], "spec": object["spec"]})))
 }
 
-/// A template that replaces what differs and puts what is new in front, as patches do.
+/// Returns a template that replaces changed elements and puts new ones first, as patches do.
 fn with_directives(openapi: &OpenApi, template: &Json) -> Json {
     let mut template = template.clone();
     for (part, type_) in [("metadata", "ObjectMeta"), ("spec", "PodSpec")] {
         add_positions(openapi, type_, &mut template[part]);
         template[part]["$conflict"] = json!("Replace");
     }
-    // A volume or container that is there is a name that is taken, unless the template says otherwise.
+    // By default, the engine rejects a template with the name of an existing volume or container.
     for list in ["containers", "initContainers", "volumes"] {
         for element in template["spec"].get_mut(list).and_then(Json::as_array_mut).into_iter().flatten() {
             element["$conflict"] = json!("Replace");

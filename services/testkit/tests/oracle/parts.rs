@@ -1,10 +1,10 @@
-//! Parts of pods, as authors and templates write them. The names are few, so that the two often speak of the same thing.
+//! Generates parts of pods and templates. They share a few names, so that pod and template often conflict.
 
 use serde_json::{Value as Json, json};
 
 use crate::oracle::dice::Dice;
 
-/// Sets a field in so many of a hundred times.
+/// Sets a field with this probability, in percent.
 macro_rules! maybe {
     ($dice:ident, $into:ident . $field:ident, $percent:literal, $value:expr) => {
         if $dice.chance($percent) {
@@ -18,17 +18,17 @@ const PORTS: [u16; 3] = [80, 8080, 9090];
 const PATHS: [&str; 5] = ["/data", "/etc/app", "/var/log", "/cache", "/a~b"];
 const VALUES: [&str; 5] = ["x", "y", "1", "", "a=b,c=d"];
 
-/// Where a container stands.
+/// The list that contains a container.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     App,
     Init,
 }
 
-/// A container, whole or in part.
+/// Returns a container, complete or partial.
 pub(crate) fn container(dice: &mut Dice, name: &str, place: Place, volumes: &[String]) -> Json {
     let mut container = json!({"name": name});
-    // A template that adds a container has to say which image it runs.
+    // A template that adds a container must set its image.
     container["image"] = json!(dice.pick(&["app:1", "app:2", "registry.example.com/app@sha256:0"]));
     // Kubernetes allows probes and hooks in an init container only if it is a sidecar.
     let is_sidecar = place == Place::Init && dice.chance(60);
@@ -81,7 +81,7 @@ fn variable(dice: &mut Dice, name: &str) -> Json {
     if dice.chance(10) {
         return json!({"name": name});
     }
-    // Rare, as such a template's variables are put in an order of their own.
+    // Rare, because the engine reorders the variables of such a template.
     if dice.chance(1) {
         return json!({"name": name, "value": format!("$({})/x", dice.pick(&["A", "B", "C"]))});
     }
@@ -131,7 +131,7 @@ fn env_from(dice: &mut Dice) -> Json {
 fn ports(dice: &mut Dice) -> Json {
     let mut ports = Vec::new();
     for number in dice.some(&PORTS, 3) {
-        // Mostly one protocol for each number, as strategic merge knows ports by their numbers alone.
+        // Mostly one protocol per port number, since strategic merge identifies ports by number alone.
         let count = if dice.chance(8) { 2 } else { 1 };
         for protocol in dice.some(&["TCP", "UDP", "SCTP"], 3).into_iter().take(count) {
             let protocol = if dice.chance(80) { "TCP" } else { protocol };
@@ -151,7 +151,7 @@ fn ports(dice: &mut Dice) -> Json {
     Json::Array(ports)
 }
 
-/// Number and protocol.
+/// Returns a port's number and protocol.
 pub(crate) fn port_key(port: &Json) -> (Option<u64>, &str) {
     (port["containerPort"].as_u64(), port["protocol"].as_str().unwrap_or("TCP"))
 }
@@ -215,7 +215,7 @@ fn seccomp(dice: &mut Dice) -> Json {
     }
 }
 
-/// A pod's own security context.
+/// Returns a security context for the pod.
 pub(crate) fn pod_security_context(dice: &mut Dice) -> Json {
     let mut context = json!({});
     maybe!(dice, context.runAsUser, 40, dice.below(3) + 1000);

@@ -1,41 +1,41 @@
-//! The differences that are meant to be, each with its reason. One that is not seen any more has to go.
+//! The intended differences, each with its reason. A pin that no case needs any more must be removed.
 
 use serde_json::Value as Json;
 
 use crate::oracle::compare::Difference;
 
-/// Whose result ours is compared with.
+/// The merge that the engine is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oracle {
     StrategicMerge,
     ServerSideApply,
 }
 
-/// What is known of a case beside the two results.
+/// The facts about a case, beside the two results.
 pub(crate) struct Case<'a> {
     pub(crate) pod: &'a Json,
     pub(crate) template: &'a Json,
-    /// Whether the template's lists stand in the order in which strategic merge gives them.
+    /// Whether the template's lists have the order that strategic merge would give them.
     pub(crate) is_arranged: bool,
-    /// At how many places the template takes another member of a one-of.
+    /// The number of positions where the template sets another member of a one-of.
     pub(crate) switches: usize,
 }
 
-/// A difference that is meant to be.
+/// An intended difference.
 pub(crate) struct Pin {
     pub(crate) oracle: Oracle,
-    /// Field of the API server's schema at or below which the results differ.
+    /// The field of the API server's schema at or below which the results differ.
     place: &'static str,
-    /// Only the order of elements, or anything.
+    /// Whether only the order of elements may differ.
     only_order: bool,
-    /// In which cases it may be.
+    /// Returns whether a case may have the difference.
     holds: fn(&Case<'_>) -> bool,
-    /// Whether some thousand cases may pass without it.
+    /// Whether some thousand cases may pass without the difference.
     pub(crate) is_rare: bool,
     pub(crate) reason: &'static str,
 }
 
-/// Any field.
+/// Matches every field.
 const ANYWHERE: &str = "";
 
 use Oracle::{ServerSideApply, StrategicMerge};
@@ -47,7 +47,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_port_twins,
         is_rare: false,
-        reason: "strategic merge tells ports apart by their numbers alone, and mixes TCP and UDP of one number",
+        reason: "strategic merge identifies ports by number alone, and mixes TCP and UDP ports with the same number",
     },
     Pin {
         oracle: StrategicMerge,
@@ -55,7 +55,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_constraint_twins,
         is_rare: false,
-        reason: "strategic merge tells constraints apart by topologyKey alone, and mixes hard and soft ones",
+        reason: "strategic merge identifies constraints by topologyKey alone, and mixes hard and soft ones",
     },
     Pin {
         oracle: StrategicMerge,
@@ -71,7 +71,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: true,
         holds: has_references,
         is_rare: false,
-        reason: "an entry of ours that refers to another as $(NAME) stands behind it, or Kubernetes would not replace it",
+        reason: "the engine puts an entry after the one that it refers to as $(NAME), so that Kubernetes expands it",
     },
     Pin {
         oracle: StrategicMerge,
@@ -79,7 +79,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_repeated_variable,
         is_rare: false,
-        reason: "of a variable that stands twice strategic merge changes the first, though the last counts",
+        reason: "strategic merge changes the first entry of a repeated variable, although the last is effective",
     },
     Pin {
         oracle: StrategicMerge,
@@ -87,7 +87,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: true,
         holds: is_shuffled,
         is_rare: false,
-        reason: "strategic merge brings what the patch names into the patch's order; with us nothing of the author's moves",
+        reason: "strategic merge sorts the patched elements in the patch's order; the engine keeps the author's order",
     },
     Pin {
         oracle: ServerSideApply,
@@ -95,7 +95,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: true,
         holds: always,
         is_rare: false,
-        reason: "server-side apply brings what is applied into its own order; with us nothing of the author's moves",
+        reason: "server-side apply sorts the applied elements in its own order; the engine keeps the author's order",
     },
     Pin {
         oracle: ServerSideApply,
@@ -103,7 +103,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_switches,
         is_rare: false,
-        reason: "an empty `value` counts as none beside a `valueFrom`, so the author's reference stays; with us it goes",
+        reason: "an empty `value` counts as absent beside a `valueFrom`, so the author's reference stays; the engine removes it",
     },
     Pin {
         oracle: ServerSideApply,
@@ -111,13 +111,13 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_repeated_and_bare_variable,
         is_rare: true,
-        reason: "of a variable that stands twice it drops both, also for a template that has no value; with us one stays",
+        reason: "it drops both entries of a repeated variable, even if the template has no value; the engine keeps one",
     },
 ];
 
-/// Objects that server-side apply takes for one value. With us every object merges by its keys: a profile that asks for
-/// nodes of an operating system adds to what the author selects. Strategic merge does the same, and its result for the same
-/// case says that ours is right.
+/// Objects that server-side apply treats as atomic. The engine merges every object by its keys: a profile that requires
+/// an operating system extends the pod's node selector. Strategic merge gives the same result, which confirms the
+/// engine's.
 pub(crate) const ATOMIC: [&str; 18] = [
     "CSIVolumeSource.nodePublishSecretRef",
     "CephFSVolumeSource.secretRef",
@@ -139,16 +139,16 @@ pub(crate) const ATOMIC: [&str; 18] = [
     "TopologySpreadConstraint.labelSelector",
 ];
 
-/// What a difference is pinned by: a pin by its number, or one of [`ATOMIC`].
+/// What allows a difference: a pin by its index, or an entry of [`ATOMIC`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PinnedBy {
     Pin(usize),
     Atomic(String),
-    /// Server-side apply leaves both members of a one-of, and then refuses the object.
+    /// Server-side apply keeps both members of a one-of, and then rejects the object.
     OneOf,
 }
 
-/// The pin that a difference has.
+/// Returns what allows a difference, if anything does.
 pub(crate) fn pinned(oracle: Oracle, case: &Case<'_>, difference: &Difference) -> Option<PinnedBy> {
     let is_below = |place: &str| place == ANYWHERE || difference.places.iter().any(|other| other == place);
     let pin = PINS.iter().position(|pin| {
@@ -180,7 +180,7 @@ fn has_references(case: &Case<'_>) -> bool {
     case.template.to_string().contains("$(")
 }
 
-/// Whether the author has written a variable twice in one container.
+/// Returns whether the pod sets a variable twice in one container.
 pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
     case.pod["spec"]["containers"].as_array().into_iter().flatten().any(|container| {
         let names: Vec<_> = container["env"].as_array().into_iter().flatten().map(|entry| &entry["name"]).collect();
@@ -188,7 +188,7 @@ pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
     })
 }
 
-/// Whether that is so, and the template has a variable without a value.
+/// Returns whether, in addition, the template has a variable without a value.
 fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
     let is_bare = |entry: &Json| entry.get("value").is_none() && entry.get("valueFrom").is_none();
     let mut containers = case.template["spec"]["containers"].as_array().into_iter().flatten();
@@ -196,7 +196,7 @@ fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
         && containers.any(|container| container["env"].as_array().into_iter().flatten().any(is_bare))
 }
 
-/// Whether a container, as the author and the template have it together, has two ports of one number.
+/// Returns whether a container of the pod and the template together has two ports with the same number.
 fn has_port_twins(case: &Case<'_>) -> bool {
     let lists = ["containers", "initContainers"];
     let containers = |object: &Json| -> Vec<Json> {
@@ -217,7 +217,7 @@ fn has_constraint_twins(case: &Case<'_>) -> bool {
     have_twins(&all, "topologyKey", "whenUnsatisfiable", "")
 }
 
-/// Whether two elements have the same key and differ in what else tells them apart.
+/// Returns whether two elements have the same key but another identifying field that differs.
 fn have_twins(elements: &[&Json], key: &str, other: &str, default: &str) -> bool {
     let rest = |element: &Json| element[other].as_str().unwrap_or(default).to_owned();
     elements.iter().any(|one| elements.iter().any(|two| one[key] == two[key] && rest(one) != rest(two)))

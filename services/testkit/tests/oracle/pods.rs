@@ -1,4 +1,4 @@
-//! Whole pods and whole templates.
+//! Generates whole pods and whole templates.
 
 use serde_json::{Value as Json, json};
 
@@ -10,14 +10,14 @@ const APPS: [&str; 4] = ["app", "web", "proxy", "log"];
 const INITS: [&str; 3] = ["setup", "mesh", "agent"];
 const VOLUMES: [&str; 5] = ["data", "config", "tmp", "token", "extra"];
 
-/// Which of the two is written.
+/// Whether a pod or a template is generated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Author,
     Template,
 }
 
-/// What an author writes: metadata and spec.
+/// Returns a pod author's metadata and spec.
 pub(crate) fn author(dice: &mut Dice) -> Json {
     let mut pod = write(dice, Role::Author, &[]);
     complete(&mut pod, &Json::Null);
@@ -25,7 +25,7 @@ pub(crate) fn author(dice: &mut Dice) -> Json {
     pod
 }
 
-/// Writes a variable twice, which Kubernetes lets an author do: the last one counts.
+/// Sets a variable twice, which Kubernetes permits in a pod: the last entry is effective.
 fn repeat(dice: &mut Dice, pod: &mut Json) {
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
         if let Some(env) = container.get_mut("env").and_then(Json::as_array_mut)
@@ -38,7 +38,7 @@ fn repeat(dice: &mut Dice, pod: &mut Json) {
     }
 }
 
-/// What a profile writes, for a pod whose volumes it may use.
+/// Returns a template of a profile for this pod; it may use the pod's volumes.
 pub(crate) fn template(dice: &mut Dice, pod: &Json) -> Json {
     let mut template = write(dice, Role::Template, &names(&pod["spec"]["volumes"]));
     complete(&mut template, pod);
@@ -60,7 +60,7 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
         apps.push("app");
     }
     if dice.chance(2) && !is_author {
-        // A name that an init container may have already: both have to refuse it.
+        // An init container may already have this name; both sides must reject it.
         apps.push(dice.pick(&INITS));
     }
     let mut inits = dice.some(&INITS, 2);
@@ -82,7 +82,7 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
     json!({"metadata": metadata, "spec": spec})
 }
 
-/// Gives a handler to each probe that has none, unless it changes one that is there.
+/// Adds a handler to each probe that has none, unless the probe changes an existing one.
 fn complete(object: &mut Json, there: &Json) {
     for list in ["containers", "initContainers"] {
         let others = there["spec"][list].as_array();
@@ -286,7 +286,7 @@ fn settings(dice: &mut Dice, spec: &mut Json) {
     }
 }
 
-/// Claims of the pod, and containers that use them.
+/// Adds resource claims to the pod, and containers that use them.
 fn claims(dice: &mut Dice, spec: &mut Json) {
     let name_field = |dice: &mut Dice| dice.pick(&["resourceClaimName", "resourceClaimTemplateName"]);
     let claims: Vec<_> =

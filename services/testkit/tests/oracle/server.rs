@@ -1,4 +1,4 @@
-//! The API server's side: pods are kept as `PodTemplate` objects, and patched without being changed.
+//! The API server's side: stores pods as `PodTemplate` objects and dry-runs patches of them.
 
 use anyhow::{Context, Result};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -6,7 +6,7 @@ use kube::core::Request;
 use kube::{Client, Error};
 use serde_json::{Value as Json, json};
 
-/// What the API server made of it, or why it refuses.
+/// The API server's result, or its reason to reject the object.
 pub(crate) type Answer = Result<Json, String>;
 
 /// The `PodTemplate` objects of a namespace.
@@ -21,12 +21,12 @@ impl Templates {
         Self { client, requests: Request::new("/api/v1/namespaces/default/podtemplates") }
     }
 
-    /// Keeps a pod as its author writes it; with the API server's defaults, as the engine is shown it.
+    /// Stores a pod as its author wrote it. Returns it with the API server's defaults, as the engine receives it.
     pub(crate) async fn create(&self, name: &str, pod: &Json) -> Result<Answer> {
         self.post(name, pod, "author", false).await
     }
 
-    /// What the API server would keep of a pod: defaults are filled in, quantities and order are its own.
+    /// Returns a pod as the API server would store it: with its defaults, quantities and order.
     pub(crate) async fn normalised(&self, pod: &Json) -> Result<Answer> {
         self.post("merged", pod, "engine", true).await
     }
@@ -37,14 +37,14 @@ impl Templates {
         self.answer(request).await
     }
 
-    /// What a strategic merge patch would make of a pod.
+    /// Returns the result of a strategic merge patch.
     pub(crate) async fn strategic(&self, name: &str, patch: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
         let patch = json!({"template": patch});
         self.answer(self.requests.patch(name, &parameters, &Patch::Strategic(&patch))?).await
     }
 
-    /// What server-side apply would make of a pod.
+    /// Returns the result of server-side apply.
     pub(crate) async fn applied(&self, name: &str, template: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::apply("profile").force() };
         let patch = object(name, template);
@@ -54,7 +54,7 @@ impl Templates {
     async fn answer(&self, request: http::Request<Vec<u8>>) -> Result<Answer> {
         match self.client.request::<Json>(request).await {
             Ok(mut object) => Ok(Ok(object["template"].take())),
-            // The object that results is not valid: that is an answer.
+            // The resulting object is invalid, which is a result and not an error.
             Err(Error::Api(status)) if status.code == 422 => Ok(Err(status.message)),
             Err(error) => Err(error).context("the API server does not answer"),
         }

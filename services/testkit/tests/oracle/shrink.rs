@@ -1,8 +1,8 @@
-//! Makes a template that shows a difference smaller, so that a person can see what it is about.
+//! Shrinks a template that shows a difference, so that the cause is readable.
 
 use serde_json::Value as Json;
 
-/// The places of a value below which something can be left out, the large ones first.
+/// Returns the paths of a value that can be removed, the large ones first.
 pub(crate) fn places(value: &Json) -> Vec<String> {
     let mut places = Vec::new();
     let mut level = vec![(String::new(), value)];
@@ -14,7 +14,7 @@ pub(crate) fn places(value: &Json) -> Vec<String> {
                     let escaped = |key: &str| key.replace('~', "~0").replace('/', "~1");
                     fields.iter().map(|(key, child)| (format!("{place}/{}", escaped(key)), child)).collect()
                 }
-                // The last first, so that the places before it stay what they are.
+                // The last elements come first, so that removing one does not shift the paths of the others.
                 Json::Array(items) => {
                     items.iter().enumerate().rev().map(|(index, child)| (format!("{place}/{index}"), child)).collect()
                 }
@@ -28,7 +28,7 @@ pub(crate) fn places(value: &Json) -> Vec<String> {
     places
 }
 
-/// A value without what stands at a place; `None` if nothing does.
+/// Returns a value without the element at a path, or `None` if the path does not exist.
 pub(crate) fn without(value: &Json, place: &str) -> Option<Json> {
     let mut smaller = value.clone();
     let (around, last) = place.rsplit_once('/')?;

@@ -1,4 +1,4 @@
-//! A control plane whose webhook configurations a keeper keeps, and how they are looked at and changed behind its back.
+//! A control plane with a keeper of webhook configurations, and the helpers by which tests read and change them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,19 +21,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::SOON;
 
-/// A control plane, and a keeper of a fixed target.
-pub(super) struct Kept {
+/// A control plane, and a keeper with a fixed target.
+pub(super) struct KeptControlPlane {
     pub(super) control_plane: ControlPlane,
     pub(super) release: Arc<Release>,
     target: watch::Sender<Option<Arc<Target>>>,
-    /// Whether a target is confirmed.
+    /// Whether the target is confirmed.
     pub(super) confirmed: Arc<AtomicBool>,
     registry: Registry,
     pub(super) stop: CancellationToken,
     keeping: tokio::task::JoinHandle<()>,
 }
 
-impl Kept {
+impl KeptControlPlane {
     async fn start(settings: Settings) -> Result<Self> {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[]).await?;
@@ -42,7 +42,7 @@ impl Kept {
         Ok(Self::term(control_plane, release, settings))
     }
 
-    /// A term of a keeper.
+    /// Creates a keeper for one leadership term.
     fn term(control_plane: ControlPlane, release: Arc<Release>, settings: Settings) -> Self {
         let (target, receiver) = watch::channel(None);
         let confirmed = Arc::new(AtomicBool::new(true));
@@ -58,22 +58,22 @@ impl Kept {
         Self { control_plane, release, target, confirmed, registry, stop, keeping }
     }
 
-    /// With both configurations as they ought to be.
+    /// Starts a keeper, and waits until both configurations match the target.
     pub(super) async fn filled(settings: Settings, target: &Target) -> Result<Self> {
         Self::start(settings).await?.fill(target).await
     }
 
     async fn fill(self, target: &Target) -> Result<Self> {
         self.target.send_replace(Some(Arc::new(target.clone())));
-        eventually(SOON, "both are there", async || self.is_as(target).await).await?;
+        eventually(SOON, "both configurations exist", async || self.expect_matches(target).await).await?;
         Ok(self)
     }
 
-    /// The same in the next term.
-    pub(super) async fn again(self, settings: Settings, target: &Target) -> Result<Self> {
+    /// Starts the next leadership term with the same control plane.
+    pub(super) async fn next_term(self, settings: Settings, target: &Target) -> Result<Self> {
         let Self { control_plane, release, stop, keeping, .. } = self;
         stop.cancel();
-        tokio::time::timeout(SOON, keeping).await.context("the keeper does not end")??;
+        tokio::time::timeout(SOON, keeping).await.context("the keeper has not stopped")??;
         Self::term(control_plane, release, settings).fill(target).await
     }
 
@@ -81,8 +81,8 @@ impl Kept {
         Ok(observe(&self.control_plane.client(), &self.release, false).await?)
     }
 
-    /// Fails unless what is there is what a target asks for, but for the marks.
-    pub(super) async fn is_as(&self, target: &Target) -> Result<()> {
+    /// Fails unless the live configurations match a target, except for the markers.
+    pub(super) async fn expect_matches(&self, target: &Target) -> Result<()> {
         let live = self.live().await?;
         let wanted = pillion_api::webhook_configuration::mutating_with(&target.settings, &target.rules.mutating);
         let validating = pillion_api::webhook_configuration::validating(&target.settings, &target.rules.validated);
@@ -130,12 +130,12 @@ impl Kept {
 
     pub(super) async fn end(self) -> Result<()> {
         self.stop.cancel();
-        tokio::time::timeout(SOON, self.keeping).await.context("the keeper does not end")??;
+        tokio::time::timeout(SOON, self.keeping).await.context("the keeper has not stopped")??;
         Ok(())
     }
 }
 
-/// What the API server writes where nothing was written means the same.
+/// Removes empty values: the API server writes defaults that mean the same as absent fields.
 fn without_empty(mut value: Json) -> Json {
     match &mut value {
         Json::Object(fields) => {

@@ -1,10 +1,10 @@
-//! What is compared: profiles, namespaces of all kinds, and what is done with config maps in them.
+//! The test cases of the comparison: profiles, namespaces of all kinds, and operations on config maps.
 
 use serde_json::{Value as Json, json};
 
-/// What is done with an object.
+/// An operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
+pub(super) enum Operation {
     Create,
     Update,
     Delete,
@@ -13,13 +13,13 @@ pub(super) enum Doing {
 pub(super) struct Case {
     pub(super) profile: &'static str,
     pub(super) namespace: &'static str,
-    pub(super) doing: Doing,
+    pub(super) operation: Operation,
     pub(super) object: Json,
     pub(super) old: Json,
 }
 
-/// The profiles, by name and spec. Each acts on config maps with its own label, so that all can be there at once; what says
-/// no target is for pods.
+/// Returns the profiles' names and specs. Each selects config maps by its own label, so that all profiles can exist
+/// together. A profile without a target selects pods.
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn profiles() -> Vec<(&'static str, Json)> {
     let all = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]});
@@ -145,7 +145,7 @@ pub(super) fn profiles() -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// The namespaces, with their labels and annotations.
+/// Returns the namespaces, with their labels and annotations.
 pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     [
         ("team-a", json!({"pillion.dev/injection": "enabled", "tier": "gold"}), json!({})),
@@ -163,7 +163,7 @@ pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     ]
 }
 
-/// Config maps of every case with data, labels and annotations that matter to some profile, in every namespace.
+/// Returns test cases for every namespace: config maps whose data, labels and annotations matter to some profile.
 pub(super) fn cases() -> Vec<Case> {
     let data = [
         Json::Null,
@@ -203,12 +203,12 @@ pub(super) fn cases() -> Vec<Case> {
                         }
                         object
                     };
-                    // Each axis is gone through; not every combination of all, which would be thousands of requests more.
+                    // Each value of each axis occurs. All combinations would take thousands of requests more.
                     if (index + place) % 2 == 0 || namespace == "team-a" {
                         cases.push(Case {
                             profile: case,
                             namespace,
-                            doing: Doing::Create,
+                            operation: Operation::Create,
                             object: make("fresh", data),
                             old: Json::Null,
                         });
@@ -219,12 +219,18 @@ pub(super) fn cases() -> Vec<Case> {
                         cases.push(Case {
                             profile: case,
                             namespace,
-                            doing: Doing::Update,
+                            operation: Operation::Update,
                             object: make(&name, data),
                             old,
                         });
                         let old = make(&format!("{case}-{index}-{place}-gone"), data);
-                        cases.push(Case { profile: case, namespace, doing: Doing::Delete, object: Json::Null, old });
+                        cases.push(Case {
+                            profile: case,
+                            namespace,
+                            operation: Operation::Delete,
+                            object: Json::Null,
+                            old,
+                        });
                     }
                 }
             }

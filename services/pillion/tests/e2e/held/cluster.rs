@@ -1,4 +1,4 @@
-//! A cluster with a held namespace, and who sees what becomes of its pods.
+//! A cluster with a held namespace, and observers of its pods.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display};
@@ -24,28 +24,29 @@ use crate::managed::{Managed, QUICK};
 use crate::rbac::refusals;
 use crate::rig::{PATIENCE, Rig, bare_pod, names};
 
-/// The namespace that is held.
-pub(super) const TILL: &str = "till";
+/// The held namespace.
+pub(super) const HELD_NAMESPACE: &str = "till";
 
-/// The page that people read, whose commands are run.
+/// The documentation page whose commands the tests run.
 const PAGE: &str = include_str!("../../../../../docs/held.md");
 
-/// A cluster with the namespace [`TILL`], and with Pillion as it is installed.
+/// A cluster with the namespace [`HELD_NAMESPACE`], and with Pillion as installed.
 pub(super) struct Cluster {
     pub(super) managed: Managed,
 }
 
 impl Cluster {
-    /// With so many replicas and controllers, which have shown that pods are injected, and that they wait when nobody answers.
+    /// Starts this many replicas and controllers. Waits until pods are injected, and until pods wait while no replica
+    /// responds.
     pub(super) async fn start(replicas: u8, controllers: u8) -> Result<Self> {
-        let managed = Managed::start_uncalled(ControlPlane::builder(), QUICK, replicas, controllers).await?;
+        let managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, replicas, controllers).await?;
         let mut cluster = Self { managed };
-        cluster.rig().namespace(TILL, Some("held")).await?;
-        cluster.rig().is_called(TILL).await?;
-        // While replicas answer, nobody sees a gate that was added: they have taken it away again.
-        cluster.lose_every_replica().await?;
+        cluster.rig().namespace(HELD_NAMESPACE, Some("held")).await?;
+        cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
+        // Only without replicas can the test see that the gate is added: replicas remove it.
+        cluster.kill_replicas().await?;
         cluster.start_replicas_again().await?;
-        cluster.rig().is_called(TILL).await?;
+        cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
         Ok(cluster)
     }
 
@@ -53,22 +54,22 @@ impl Cluster {
         &self.managed.rig
     }
 
-    /// Waits until pods that nobody decides about are gated.
-    pub(super) async fn gates_pods(&self) -> Result<()> {
+    /// Waits until the API server gates pods without a decision.
+    pub(super) async fn wait_until_pods_gated(&self) -> Result<()> {
         eventually(PATIENCE, "the API server gates pods", async || {
-            let pod = self.rig().dry_run(TILL, &bare_pod("probe")).await?;
+            let pod = self.rig().dry_run(HELD_NAMESPACE, &bare_pod("probe")).await?;
             ensure!(is_gated(&pod), "not gated: {pod}");
             Ok(())
         })
         .await
     }
 
-    /// Kills every replica. From then on nothing answers, which the cluster learns a moment later.
-    pub(super) async fn lose_every_replica(&mut self) -> Result<()> {
+    /// Kills every replica. The cluster learns of it a moment later.
+    pub(super) async fn kill_replicas(&mut self) -> Result<()> {
         for replica in &mut self.managed.rig.replicas {
             replica.kill()?;
         }
-        self.gates_pods().await?;
+        self.wait_until_pods_gated().await?;
         for replica in &self.rig().replicas {
             self.rig().service.set_ready(replica.address(), false).await?;
         }
@@ -84,11 +85,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills the controller that leads.
-    pub(super) async fn lose_the_leader(&mut self) -> Result<()> {
+    /// Kills the leader.
+    pub(super) async fn kill_leader(&mut self) -> Result<()> {
         let leader = self.managed.leader().await?;
         let place = self.managed.controllers.iter().position(|running| running.address() == leader);
-        let mut killed = self.managed.controllers.remove(place.with_context(|| format!("{leader} is none of ours"))?);
+        let mut killed =
+            self.managed.controllers.remove(place.with_context(|| format!("{leader} is not one of the controllers"))?);
         killed.kill()?;
         let log = killed.log_text()?;
         ensure!(refusals(&log).is_empty(), "{leader}: {:#?}", refusals(&log));
@@ -96,21 +98,21 @@ impl Cluster {
     }
 
     pub(super) async fn pods(&self) -> Result<Vec<Json>> {
-        let pods = self.rig().pods(TILL).list(&ListParams::default()).await?;
+        let pods = self.rig().pods(HELD_NAMESPACE).list(&ListParams::default()).await?;
         pods.items.into_iter().map(|pod| Ok(serde_json::to_value(pod)?)).collect()
     }
 
-    /// Ends pods that are going and have no node, as the collector of pods does in a cluster: the API server deletes one in two
-    /// writes, and when the leader that asked for it died between them, nobody makes the second.
-    pub(super) async fn end_what_was_cut_off(&self, pods: &[Json]) -> Result<()> {
+    /// Deletes terminating pods without a node, as the pod garbage collector does. The API server deletes a pod in
+    /// two writes. If the leader dies between them, no other client makes the second.
+    pub(super) async fn delete_terminating_pods(&self, pods: &[Json]) -> Result<()> {
         let is_going = |pod: &&Json| pod["metadata"].get("deletionTimestamp").is_some();
         for pod in pods.iter().filter(is_going).filter(|pod| pod["spec"].get("nodeName").is_none()) {
             let name = pod["metadata"]["name"].as_str().context("a name")?;
             let uid = pod["metadata"]["uid"].as_str().map(str::to_owned);
             let preconditions = Some(Preconditions { uid, resource_version: None });
-            let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
-            match self.rig().pods(TILL).delete(name, &ended).await {
-                // It was not cut off, and has gone since, or another one has its name.
+            let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
+            match self.rig().pods(HELD_NAMESPACE).delete(name, &result).await {
+                // The pod was deleted meanwhile, or recreated under the same name.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
             }
@@ -118,18 +120,18 @@ impl Cluster {
         Ok(())
     }
 
-    /// A line of the leader's metrics.
+    /// Returns the value of a line of the leader's metrics.
     pub(super) async fn metric(&self, line: &str) -> Result<u64> {
         let leader = self.managed.leader().await?;
         let leader = self.managed.controllers.iter().find(|running| running.address() == leader);
-        let text = leader.context("the leader is none of ours")?.metrics_text().await?;
+        let text = leader.context("the leader is none of the test's controllers")?.metrics_text().await?;
         let found =
             text.lines().find_map(|each| each.strip_prefix(line)).with_context(|| format!("{line} in {text}"))?;
         Ok(found.trim().parse()?)
     }
 
-    /// Nothing that a controller or a replica asked for was refused to its service account.
-    pub(super) fn nobody_was_forbidden(&self) -> Result<()> {
+    /// Fails if RBAC rejected a request of a controller or replica.
+    pub(super) fn expect_no_forbidden_requests(&self) -> Result<()> {
         for running in self.managed.controllers.iter().chain(&self.rig().replicas) {
             let log = running.log_text()?;
             ensure!(refusals(&log).is_empty(), "{}: {:#?}", running.address(), refusals(&log));
@@ -137,7 +139,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the commands of the page's block that begins with a comment, as a person does, in a shell.
+    /// Runs the commands of the page's block that starts with this comment, in a shell.
     pub(super) async fn page(&self, comment: &str) -> Result<String> {
         let mut blocks = PAGE.split("```").skip(1).step_by(2);
         let block = blocks.find_map(|block| block.strip_prefix("sh\n").filter(|block| block.starts_with(comment)));
@@ -161,7 +163,7 @@ pub(super) fn gates(pod: &Json) -> Vec<&str> {
     gates.into_iter().flatten().map(|gate| gate["name"].as_str().unwrap()).collect()
 }
 
-/// Whether it waits: with the gate, the scheduler leaves it alone, and nobody else can bind it.
+/// Returns whether the pod waits: it has the gate, so the scheduler skips it and bindings fail.
 pub(super) fn is_gated(pod: &Json) -> bool {
     gates(pod).contains(&INJECTION_GATE) && pod["spec"].get("nodeName").is_none()
 }
@@ -170,29 +172,29 @@ pub(super) fn is_injected(pod: &Json) -> bool {
     names(pod).contains(&"sidecar-nginx".to_owned()) && gates(pod).is_empty()
 }
 
-/// Has a pod run on a node, as the scheduler does.
+/// Binds a pod to a node, as the scheduler does.
 pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::Result<String> {
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
                          "target": {"apiVersion": "v1", "kind": "Node", "name": node}});
-    let path = format!("/api/v1/namespaces/{TILL}/pods/{pod}/binding");
+    let path = format!("/api/v1/namespaces/{HELD_NAMESPACE}/pods/{pod}/binding");
     let request = http::Request::post(path).body(binding.to_string().into_bytes()).map_err(kube::Error::HttpError)?;
     client.request_text(request).await
 }
 
-/// What has become of pods.
+/// The results for all pods.
 #[derive(Debug, Default)]
-pub(super) struct Outcomes {
-    /// With their sidecar and without the gate; the names.
+pub(super) struct PodResults {
+    /// Names of pods with their sidecar and without the gate.
     pub(super) injected: BTreeSet<String>,
-    /// With the gate and without a node.
+    /// Names of pods with the gate and without a node.
     pub(super) waited: BTreeSet<String>,
-    /// Neither the one nor the other: they could run without their sidecar.
+    /// Pods with neither: they could run without their sidecar.
     pub(super) without: Vec<Json>,
-    /// Not created.
+    /// Pods that were not created.
     pub(super) refused: Vec<String>,
 }
 
-impl Outcomes {
+impl PodResults {
     fn take(&mut self, name: &str, pod: Json) {
         if is_gated(&pod) {
             self.waited.insert(name.to_owned());
@@ -203,15 +205,15 @@ impl Outcomes {
         }
     }
 
-    /// None was refused, and none could run without.
-    pub(super) fn nobody_is_lost(&self) -> Result<()> {
+    /// Fails if a pod was rejected, or could run without its sidecar.
+    pub(super) fn expect_no_loss(&self) -> Result<()> {
         ensure!(self.refused.is_empty(), "refused: {:?}", self.refused);
         ensure!(self.without.is_empty(), "could run without their sidecar: {:?}", self.without);
         Ok(())
     }
 }
 
-impl Display for Outcomes {
+impl Display for PodResults {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { injected, waited, without, refused } = self;
         let (injected, waited) = (injected.len(), waited.len());
@@ -220,25 +222,24 @@ impl Display for Outcomes {
     }
 }
 
-/// Sees every pod of the namespace in each of its states, and has those run that nothing keeps from it, as scheduler and
-/// kubelet do.
+/// Observes every state of the namespace's pods. Binds and runs pods that have no gate, as scheduler and kubelet do.
 pub(super) struct Scheduler {
-    seen: Arc<Mutex<Outcomes>>,
+    seen: Arc<Mutex<PodResults>>,
     stop: DropGuard,
     running: JoinHandle<Result<()>>,
 }
 
 impl Scheduler {
     pub(super) fn start(rig: &Rig) -> Self {
-        let (seen, stop) = (Arc::<Mutex<Outcomes>>::default(), CancellationToken::new());
+        let (seen, stop) = (Arc::<Mutex<PodResults>>::default(), CancellationToken::new());
         let (client, until) = (rig.control_plane.client(), stop.clone());
         let shared = Arc::clone(&seen);
         let working = async move { until.run_until_cancelled(Self::work(client, shared)).await.unwrap_or(Ok(())) };
         Self { seen, stop: stop.drop_guard(), running: tokio::spawn(working) }
     }
 
-    async fn work(client: kube::Client, seen: Arc<Mutex<Outcomes>>) -> Result<()> {
-        let api: Api<Pod> = Api::namespaced(client.clone(), TILL);
+    async fn work(client: kube::Client, seen: Arc<Mutex<PodResults>>) -> Result<()> {
+        let api: Api<Pod> = Api::namespaced(client.clone(), HELD_NAMESPACE);
         let mut events = pin!(watcher(api.clone(), watcher::Config::default()).default_backoff());
         while let Some(event) = events.next().await {
             let (watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event? else { continue };
@@ -251,16 +252,17 @@ impl Scheduler {
             seen.lock().unwrap_or_else(PoisonError::into_inner).take(&name, pod);
             if is_to_run {
                 match bind(&client, &name, &node).await {
-                    // It has gone, or was bound, before this version of it was seen.
+                    // The pod was deleted or bound meanwhile.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     bound => drop(bound.with_context(|| format!("{name} to {node}"))?),
                 }
             }
-            // A ReplicaSet that makes one too many takes one away again, which ends when its node says that it has ended.
+            // A ReplicaSet deletes a surplus pod. The deletion completes when the node reports the end of its
+            // containers.
             if is_bound && is_going {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
-                let ended = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
-                match api.delete(&name, &ended).await {
+                let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
+                match api.delete(&name, &result).await {
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
                 }
@@ -269,36 +271,36 @@ impl Scheduler {
         Ok(())
     }
 
-    /// All that was seen.
-    pub(super) async fn stop(self) -> Result<Outcomes> {
+    /// Stops, and returns all observations.
+    pub(super) async fn stop(self) -> Result<PodResults> {
         self.stop.disarm().cancel();
         self.running.await??;
         Ok(std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
-/// The node that a pod of a `DaemonSet` is for; for others, any.
+/// Returns the node that a pod of a `DaemonSet` is for. Other pods may run on any node.
 fn node_of(pod: &Json) -> String {
     let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let wanted = &required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0];
     wanted.as_str().unwrap_or("one").to_owned()
 }
 
-/// Creates pods of nobody's all the time, as dry runs, so that nothing is left of them.
+/// Creates pods without an owner continuously, as dry runs, so that none remain.
 pub(super) struct Creations {
     stop: CancellationToken,
-    running: JoinHandle<Result<Outcomes>>,
+    running: JoinHandle<Result<PodResults>>,
 }
 
 impl Creations {
-    /// Between two of them.
+    /// The interval between two creations.
     const PACE: Duration = Duration::from_millis(40);
 
     pub(super) fn start(rig: &Rig) -> Self {
-        let (stop, pods) = (CancellationToken::new(), rig.pods(TILL));
+        let (stop, pods) = (CancellationToken::new(), rig.pods(HELD_NAMESPACE));
         let until = stop.clone();
         let running = tokio::spawn(async move {
-            let mut outcomes = Outcomes::default();
+            let mut outcomes = PodResults::default();
             let mut ticks = tokio::time::interval(Self::PACE);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while until.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -314,7 +316,7 @@ impl Creations {
         Self { stop, running }
     }
 
-    pub(super) async fn stop(self) -> Result<Outcomes> {
+    pub(super) async fn stop(self) -> Result<PodResults> {
         self.stop.cancel();
         self.running.await?
     }

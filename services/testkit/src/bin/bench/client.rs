@@ -23,7 +23,7 @@ use crate::server::{PATH, Server};
 /// The timeout of one exchange.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends a review and checks that its pod gets exactly these containers beside its own.
+/// Sends a review and checks that exactly these containers are injected into its pod.
 ///
 /// # Errors
 /// There was no response in time, or its result differs.
@@ -56,7 +56,7 @@ fn containers(pod: &Value) -> Vec<&str> {
 async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
     let exchange = async {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(&server.authority)?)?;
+        roots.add(CertificateDer::from_pem_file(&server.ca)?)?;
         pillion_testkit::certificates::install_crypto_provider();
         let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
         let name = ServerName::from(server.address.ip());
@@ -76,8 +76,7 @@ async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
             }
             Ok(serde_json::from_slice(&body)?)
         };
-        // The connection must be driven while the response is awaited. It lives longer than the response, or fails with
-        // it.
+        // Drives the connection while waiting for the response. The connection outlives the response, or fails with it.
         tokio::select! {
             answer = answer => answer,
             Err(error) = connection => Err(error.into()),

@@ -60,8 +60,8 @@ impl Example<'_> {
         let files = profiles.iter().map(write).collect::<anyhow::Result<Vec<_>>>()?;
         let mut command = Command::new(&self.machine.instructions);
         command.arg("allocations").arg(&self.review).args(&files);
-        let told = String::from_utf8(output(command).await?.stdout)?;
-        let allocations = told.trim().parse().with_context(|| format!("{told:?} is no number of allocations"))?;
+        let output = String::from_utf8(output(command).await?.stdout)?;
+        let allocations = output.trim().parse().with_context(|| format!("{output:?} is no number of allocations"))?;
         Ok(Cost { instructions: self.instructions("answer", &files).await?, allocations })
     }
 
@@ -76,8 +76,8 @@ impl Example<'_> {
         command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(&self.machine.instructions);
         command.arg(work).arg(count.to_string()).arg(&self.review).args(profiles);
         let output = output(command).await?;
-        let told = String::from_utf8_lossy(&output.stderr);
-        collected(&told).with_context(|| format!("valgrind told no count: {told}"))
+        let output = String::from_utf8_lossy(&output.stderr);
+        collected(&output).with_context(|| format!("valgrind told no count: {output}"))
     }
 }
 
@@ -93,8 +93,8 @@ async fn output(mut command: Command) -> anyhow::Result<Output> {
 }
 
 /// Parses the count in callgrind's summary: `==42== Collected : 1234567`.
-fn collected(told: &str) -> Option<f64> {
-    let (_, count) = told.lines().find(|line| line.contains("Collected"))?.rsplit_once(':')?;
+fn collected(output: &str) -> Option<f64> {
+    let (_, count) = output.lines().find(|line| line.contains("Collected"))?.rsplit_once(':')?;
     count.trim().parse().ok()
 }
 
@@ -103,9 +103,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_count_is_read_from_the_summary() {
-        let told = "==42== Events    : Ir\n==42== Collected : 1234567\n==42== \n";
-        assert_eq!(collected(told), Some(1_234_567.0));
+    fn reads_count_from_summary() {
+        let output = "==42== Events    : Ir\n==42== Collected : 1234567\n==42== \n";
+        assert_eq!(collected(output), Some(1_234_567.0));
         assert_eq!(collected("==42== Events    : Ir\n"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The load: `h2load` over TLS and HTTP/1.1, as the API server speaks to a webhook that is a Service.
+//! The load: `h2load` over TLS and HTTP/1.1, as the API server calls a webhook behind a Service.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -28,7 +28,7 @@ pub(crate) struct Load<'l> {
 
 /// The clients' measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct ClientMeasurements {
     pub(crate) requests_per_second: f64,
     /// Microseconds from the first byte of a request to the last of its response, without waiting for a connection.
     pub(crate) p50_us: u32,
@@ -40,7 +40,7 @@ impl Load<'_> {
     ///
     /// # Errors
     /// A response was not 200, or the load timed out.
-    pub(crate) async fn run(self, machine: &Machine) -> anyhow::Result<Seen> {
+    pub(crate) async fn run(self, machine: &Machine) -> anyhow::Result<ClientMeasurements> {
         let mut command = machine.load_command("h2load");
         command.args(["--h1", "--threads=1", "--header=content-type: application/json"]);
         command.arg(format!("--requests={}", self.requests)).arg(format!("--clients={}", self.connections));
@@ -53,17 +53,18 @@ impl Load<'_> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let ended = tokio::time::timeout(LIMIT, command.output()).await;
         let output = ended.with_context(|| format!("h2load was not done within {LIMIT:?}"))?.context("h2load")?;
-        let told = || String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let all_output =
+            || String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
-            bail!("h2load failed ({}): {}", output.status, told());
+            bail!("h2load failed ({}): {}", output.status, all_output());
         }
         let log = std::fs::read_to_string(self.log).context("the log of h2load")?;
-        seen(&log, self.requests).with_context(told)
+        seen(&log, self.requests).with_context(all_output)
     }
 }
 
 /// Parses h2load's log: start in microseconds, status, and duration in microseconds, separated by tabs.
-fn seen(log: &str, requests: u32) -> anyhow::Result<Seen> {
+fn seen(log: &str, requests: u32) -> anyhow::Result<ClientMeasurements> {
     let mut durations = Vec::new();
     let (mut first, mut last) = (u64::MAX, 0);
     for line in log.lines() {
@@ -83,7 +84,7 @@ fn seen(log: &str, requests: u32) -> anyhow::Result<Seen> {
     durations.sort_unstable();
     let percentile = |percent: usize| durations.get((durations.len() * percent / 100).min(durations.len() - 1));
     let took = Duration::from_micros(last.saturating_sub(first).max(1));
-    Ok(Seen {
+    Ok(ClientMeasurements {
         requests_per_second: f64::from(requests) / took.as_secs_f64(),
         p50_us: percentile(50).copied().context("no request")?,
         p99_us: percentile(99).copied().context("no request")?,

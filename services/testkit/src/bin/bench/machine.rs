@@ -17,7 +17,7 @@ const BUILD: &str = "cargo build --release -p pillion -p pillion-testkit && \
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pinning {
     /// The server and the load each have a core of their own.
-    Apart { server: u32, load: u32 },
+    Separate { server: u32, load: u32 },
     /// There is only one core.
     None,
 }
@@ -58,7 +58,7 @@ impl Machine {
         let cores = allowed_cores(&status);
         Ok(Self {
             pinning: match *cores {
-                [server, load, ..] => Pinning::Apart { server, load },
+                [server, load, ..] => Pinning::Separate { server, load },
                 _ => Pinning::None,
             },
             pillion: program("pillion")?,
@@ -72,7 +72,7 @@ impl Machine {
     /// Describes the machine on one line.
     pub(crate) fn describe(&self) -> String {
         let pinning = match self.pinning {
-            Pinning::Apart { server, load } => format!("server on core {server}, load on core {load}"),
+            Pinning::Separate { server, load } => format!("server on core {server}, load on core {load}"),
             Pinning::None => "one core: server and load share it, so the times are of little worth".to_owned(),
         };
         format!("machine: {} x {}; {pinning}", self.cores, self.processor)
@@ -81,7 +81,7 @@ impl Machine {
     /// Returns a command that runs on the server's core.
     pub(crate) fn server_command(&self, program: &Path) -> Command {
         match self.pinning {
-            Pinning::Apart { server, .. } => pinned(server, program.as_os_str()),
+            Pinning::Separate { server, .. } => pinned(server, program.as_os_str()),
             Pinning::None => Command::new(program),
         }
     }
@@ -89,7 +89,7 @@ impl Machine {
     /// Returns a command that runs on the load's core.
     pub(crate) fn load_command(&self, program: &str) -> Command {
         match self.pinning {
-            Pinning::Apart { load, .. } => pinned(load, program.as_ref()),
+            Pinning::Separate { load, .. } => pinned(load, program.as_ref()),
             Pinning::None => Command::new(program),
         }
     }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cores_are_those_that_may_be_used() {
+    fn finds_allowed_cores() {
         assert_eq!(allowed_cores("Name:\tx\nCpus_allowed_list:\t0-1\n"), [0, 1]);
         assert_eq!(allowed_cores("Cpus_allowed_list:\t3,6-8\n"), [3, 6, 7, 8]);
         assert_eq!(allowed_cores("Cpus_allowed_list:\t2\n"), [2]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_is_looked_for_in_every_folder() {
+    fn searches_tools_in_every_folder() {
         let (empty, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(full.path().join("h2load"), "").unwrap();
         let path = std::env::join_paths([empty.path(), full.path()]).unwrap();

@@ -1,12 +1,12 @@
-//! The benchmark: measures what a request costs the webhook, beside the least that a server of its kind can cost, in
-//! one run.
+//! The benchmark: measures the webhook's cost of a request and, in the same run, the lowest cost of a comparable
+//! server.
 //!
 //! ```text
 //! cargo build --release -p pillion -p pillion-testkit && cargo build --release -p pillion-engine --example instructions
 //! target/release/bench [--quick]
 //! ```
 //!
-//! It prints figures for people first; the last line is one JSON object for programs. docs/benchmarks.md explains each
+//! It prints a table for people; the last line is one JSON object for programs. docs/benchmarks.md explains each
 //! figure. All traffic stays on the machine's loopback.
 
 mod machine;
@@ -36,7 +36,7 @@ const REVIEW: &str = include_str!("../../../../engine/tests/reviews/create-deplo
 /// The exit code if this machine cannot measure.
 const CANNOT_MEASURE: u8 = 2;
 
-/// Measures what a request costs the webhook, beside the least that a server of its kind can cost.
+/// Measures the webhook's cost of a request, and the lowest cost of a comparable server.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Rounds; in each, every server is measured once.
@@ -45,13 +45,13 @@ struct Arguments {
     /// Requests to each server in each round.
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     requests: u32,
-    /// Connections over which they come.
+    /// Connections for the requests.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     connections: u16,
-    /// Three rounds of 4,000 requests: good enough to see a gate broken, not to compare two builds.
+    /// Three rounds of 4,000 requests: enough to detect an exceeded limit, but not to compare two builds.
     #[arg(long, conflicts_with_all = ["rounds", "requests"])]
     quick: bool,
-    /// Ends with exit code 1 if a gate is broken: processor time of one and of three profiles, and memory.
+    /// Ends with exit code 1 if a limit is exceeded: processor time of one and of three profiles, and memory.
     #[arg(long)]
     gate: bool,
 }
@@ -87,7 +87,7 @@ impl Folder {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
+#[expect(clippy::print_stderr, reason = "errors go to standard error")]
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let machine = match Machine::find() {
@@ -127,17 +127,17 @@ async fn asked_to_end() -> anyhow::Result<()> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "figures are what it is for")]
+#[expect(clippy::print_stdout, reason = "the benchmark prints its figures")]
 async fn measure(machine: &Machine, arguments: &Arguments) -> anyhow::Result<()> {
     let effort = arguments.effort();
     let folder = Folder::new()?;
     println!("{}", machine.describe());
     println!("{}", effort.describe());
-    let works = rounds::measure(machine, &folder, effort).await.context("measuring time")?;
+    let measurements = rounds::measure(machine, &folder, effort).await.context("measuring time")?;
     let counts = instructions::measure(machine, &folder).await.context("counting instructions")?;
     let memory = memory::measure(machine, &folder).await.context("measuring memory")?;
-    let report = Report::new(&works, &counts, &memory)?;
-    println!("\n{}", report.table(&works, &counts, &memory));
+    let report = Report::new(&measurements, &counts, &memory)?;
+    println!("\n{}", report.table(&measurements, &counts, &memory));
     println!("{}", report.line()?);
     match report.broken() {
         Some(broken) if arguments.gate => bail!("{broken}"),

@@ -15,7 +15,7 @@ use crate::server::{Dev, Server};
 /// The full cluster.
 pub(crate) const FULL: Full = Full { namespaces: 10_000, profiles: 2_000 };
 
-/// Requests before memory is measured; in the full cluster each in another namespace.
+/// Requests before memory is measured. In the full cluster, each uses another namespace.
 const REQUESTS: u32 = 100;
 
 /// Worker threads: as many as in a replica with a limit of two cores. Each has its own malloc arena.

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles_have_the_size_that_is_told() {
+    fn profiles_have_documented_size() {
         let full = Full { namespaces: 3, profiles: 3 };
         let texts: Vec<_> = full.tenants_profiles().collect();
         assert_eq!(texts.len(), 2);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_profiles_are_those_in_their_texts() {
+    fn profile_names_match_their_sources() {
         for (name, text) in ONE.iter().chain(THREE) {
             let profile: Value = serde_json::from_str(text).unwrap();
             assert_eq!(profile["metadata"]["name"], *name);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_review_is_of_the_namespace() {
+    fn review_is_from_the_namespace() {
         let review: Value = serde_json::from_str(crate::REVIEW).unwrap();
         assert_eq!(review["request"]["namespace"], NAMESPACE);
     }

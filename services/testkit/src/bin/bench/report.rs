@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::instructions::Counts;
 use crate::memory::{FULL, Memory};
-use crate::rounds::{Sample, Work, Works, median};
+use crate::rounds::{Measurements, Sample, ServerMeasurements, median};
 
 /// The figures as JSON. Their names are a contract, documented in docs/benchmarks.md.
 #[derive(Clone, Debug, Serialize)]
@@ -55,8 +55,8 @@ impl Report {
 
     /// Describes the broken gates; `None` if all hold.
     pub(crate) fn broken(&self) -> Option<String> {
-        let told = |gate: &Gate| format!("{} is {} and may be {} at most", gate.name, gate.value, gate.limit);
-        let broken: Vec<_> = self.gates().iter().filter(|gate| gate.value > gate.limit).map(told).collect();
+        let describe = |gate: &Gate| format!("{} is {} and may be {} at most", gate.name, gate.value, gate.limit);
+        let broken: Vec<_> = self.gates().iter().filter(|gate| gate.value > gate.limit).map(describe).collect();
         (!broken.is_empty()).then(|| broken.join("; "))
     }
 }
@@ -82,13 +82,14 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    fn new(works: &Works) -> anyhow::Result<Self> {
+    fn new(measurements: &Measurements) -> anyhow::Result<Self> {
         let middle =
             |samples: &[Sample], value: fn(&Sample) -> f64| median(samples.iter().map(value)).context("no round");
-        let rps = |work: &Work| middle(&work.full, |sample| sample.seen.requests_per_second).map(f64::round);
+        let rps =
+            |work: &ServerMeasurements| middle(&work.full, |sample| sample.seen.requests_per_second).map(f64::round);
         let p50 = |samples: &[Sample]| middle(samples, |sample| f64::from(sample.seen.p50_us));
         let p99 = |samples: &[Sample]| middle(samples, |sample| f64::from(sample.seen.p99_us));
-        let Works { floor, one, three } = works;
+        let Measurements { floor, one, three } = measurements;
         Ok(Self {
             floor_rps: rps(floor)?,
             one_rps: rps(one)?,
@@ -115,23 +116,24 @@ impl Report {
     ///
     /// # Errors
     /// There was no round.
-    pub(crate) fn new(works: &Works, counts: &Counts, memory: &Memory) -> anyhow::Result<Self> {
-        let middle = |work: &Work| median(work.full.iter().map(|sample| sample.us)).context("no round");
-        let ratio = |work: &Work| median(ratios(&work.full, &works.floor.full)).context("no round");
-        let even = |work: &Work| median(ratios(&work.even, &works.floor.even)).context("no round");
+    pub(crate) fn new(measurements: &Measurements, counts: &Counts, memory: &Memory) -> anyhow::Result<Self> {
+        let middle = |work: &ServerMeasurements| median(work.full.iter().map(|sample| sample.us)).context("no round");
+        let ratio =
+            |work: &ServerMeasurements| median(ratios(&work.full, &measurements.floor.full)).context("no round");
+        let even = |work: &ServerMeasurements| median(ratios(&work.even, &measurements.floor.even)).context("no round");
         Ok(Self {
-            floor_us: rounded(middle(&works.floor)?),
-            one_us: rounded(middle(&works.one)?),
-            three_us: rounded(middle(&works.three)?),
-            ratio_one: rounded(ratio(&works.one)?),
-            ratio_three: rounded(ratio(&works.three)?),
-            ratio_one_even: rounded(even(&works.one)?),
-            ratio_three_even: rounded(even(&works.three)?),
+            floor_us: rounded(middle(&measurements.floor)?),
+            one_us: rounded(middle(&measurements.one)?),
+            three_us: rounded(middle(&measurements.three)?),
+            ratio_one: rounded(ratio(&measurements.one)?),
+            ratio_three: rounded(ratio(&measurements.three)?),
+            ratio_one_even: rounded(even(&measurements.one)?),
+            ratio_three_even: rounded(even(&measurements.three)?),
             scans_one: rounded(counts.one.instructions / counts.scan),
             scans_three: rounded(counts.three.instructions / counts.scan),
             allocs_one: counts.one.allocations,
             allocs_three: counts.three.allocations,
-            clients: Clients::new(works)?,
+            clients: Clients::new(measurements)?,
             rss_anon_floor_mib: rounded(memory.floor),
             rss_anon_idle_mib: rounded(memory.idle),
             rss_anon_full_mib: rounded(memory.full),
@@ -149,30 +151,36 @@ impl Report {
     }
 
     /// Returns a table with all figures.
-    pub(crate) fn table(&self, works: &Works, counts: &Counts, memory: &Memory) -> String {
+    pub(crate) fn table(&self, measurements: &Measurements, counts: &Counts, memory: &Memory) -> String {
         let mut text = String::new();
         // Writing to a string never fails.
-        let _ = self.write(&mut text, works, counts, memory);
+        let _ = self.write(&mut text, measurements, counts, memory);
         text
     }
 
-    fn write(&self, text: &mut String, works: &Works, counts: &Counts, memory: &Memory) -> std::fmt::Result {
+    fn write(
+        &self,
+        text: &mut String,
+        measurements: &Measurements,
+        counts: &Counts,
+        memory: &Memory,
+    ) -> std::fmt::Result {
         writeln!(
             text,
             "{:<7} {:>11} {:>15} {:>8} {:>15} {:>10} {:>8} {:>8}",
             "server", "CPU us/req", "over rounds", "x floor", "over rounds", "req/s", "p50 us", "p99 us"
         )?;
-        let servers = [("floor", &works.floor), ("one", &works.one), ("three", &works.three)];
+        let servers = [("floor", &measurements.floor), ("one", &measurements.one), ("three", &measurements.three)];
         for (name, work) in servers {
-            row(text, name, &work.full, &works.floor.full)?;
+            row(text, name, &work.full, &measurements.floor.full)?;
         }
         writeln!(text, "\nat a quarter of the rate")?;
         for (name, work) in servers {
-            row(text, name, &work.quarter, &works.floor.quarter)?;
+            row(text, name, &work.quarter, &measurements.floor.quarter)?;
         }
         writeln!(text, "\nat one rate for all")?;
         for (name, work) in servers {
-            row(text, name, &work.even, &works.floor.even)?;
+            row(text, name, &work.even, &measurements.floor.even)?;
         }
         writeln!(text, "\n{:<7} {:>14} {:>8} {:>12}", "engine", "instructions", "U", "allocations")?;
         writeln!(text, "{:<7} {:>14.0} {:>8.2} {:>12}", "scan", counts.scan, 1.0, "")?;
@@ -188,8 +196,8 @@ impl Report {
         }
         writeln!(text, "\n{:<20} {:>8} {:>8}", "gate", "at most", "is")?;
         for Gate { name, limit, value } in self.gates() {
-            let told = if value <= limit { "" } else { "  broken" };
-            writeln!(text, "{name:<20} {limit:>8.2} {value:>8.2}{told}")?;
+            let mark = if value <= limit { "" } else { "  broken" };
+            writeln!(text, "{name:<20} {limit:>8.2} {value:>8.2}{mark}")?;
         }
         Ok(())
     }
@@ -230,19 +238,19 @@ fn rounded(value: f64) -> f64 {
 pub(crate) mod tests {
     use super::*;
     use crate::instructions::Cost;
-    use crate::load::Seen;
+    use crate::load::ClientMeasurements;
 
-    fn work(values: &[f64], quarter_p99_us: u32) -> Work {
-        let samples = |seen: Seen| values.iter().map(|us| Sample { us: *us, seen }).collect();
-        Work {
-            full: samples(Seen { requests_per_second: 20_000.4, p50_us: 200, p99_us: 400 }),
-            quarter: samples(Seen { requests_per_second: 5_000.0, p50_us: 90, p99_us: quarter_p99_us }),
-            even: samples(Seen { requests_per_second: 10_000.0, p50_us: 95, p99_us: 195 }),
+    fn work(values: &[f64], quarter_p99_us: u32) -> ServerMeasurements {
+        let samples = |seen: ClientMeasurements| values.iter().map(|us| Sample { us: *us, seen }).collect();
+        ServerMeasurements {
+            full: samples(ClientMeasurements { requests_per_second: 20_000.4, p50_us: 200, p99_us: 400 }),
+            quarter: samples(ClientMeasurements { requests_per_second: 5_000.0, p50_us: 90, p99_us: quarter_p99_us }),
+            even: samples(ClientMeasurements { requests_per_second: 10_000.0, p50_us: 95, p99_us: 195 }),
         }
     }
 
     pub(crate) fn report() -> Report {
-        let works = Works {
+        let measurements = Measurements {
             floor: work(&[20.0, 40.0, 22.0], 101),
             one: work(&[50.0, 100.0, 66.0], 102),
             three: work(&[80.0, 160.0, 88.0], 103),
@@ -252,18 +260,18 @@ pub(crate) mod tests {
             one: Cost { instructions: 190.0, allocations: 25 },
             three: Cost { instructions: 350.0, allocations: 40 },
         };
-        Report::new(&works, &counts, &Memory { floor: 4.0, idle: 8.126, full: 40.0 }).unwrap()
+        Report::new(&measurements, &counts, &Memory { floor: 4.0, idle: 8.126, full: 40.0 }).unwrap()
     }
 
     #[test]
-    fn a_slow_round_moves_neither_time_nor_ratio() {
+    fn slow_round_changes_neither_time_nor_ratio() {
         let report = report();
         assert_eq!((report.floor_us, report.one_us, report.three_us), (22.0, 66.0, 88.0));
         assert_eq!((report.ratio_one, report.ratio_three), (2.5, 4.0));
     }
 
     #[test]
-    fn the_line_has_its_keys_and_nothing_else() {
+    fn line_has_exactly_documented_keys() {
         let expected = "{\"floor_us\":22.0,\"one_us\":66.0,\"three_us\":88.0,\"ratio_one\":2.5,\"ratio_three\":4.0,\
                         \"ratio_one_even\":2.5,\"ratio_three_even\":4.0,\
                         \"scans_one\":1.9,\"scans_three\":3.5,\"allocs_one\":25,\"allocs_three\":40,\
@@ -291,7 +299,7 @@ pub(crate) mod tests {
         assert_eq!(report.broken(), None);
         report.ratio_one = 3.01;
         report.rss_anon_full_mib = 50.0;
-        let told = "ratio_one is 3.01 and may be 3 at most; rss_anon_full_mib is 50 and may be 48 at most";
-        assert_eq!(report.broken().as_deref(), Some(told));
+        let expected = "ratio_one is 3.01 and may be 3 at most; rss_anon_full_mib is 50 and may be 48 at most";
+        assert_eq!(report.broken().as_deref(), Some(expected));
     }
 }

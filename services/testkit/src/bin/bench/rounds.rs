@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use crate::Folder;
 use crate::client::expect_containers;
-use crate::load::{Load, Seen};
+use crate::load::{ClientMeasurements, Load};
 use crate::machine::Machine;
 use crate::profiles::{self, NAMESPACE, ProfileText};
 use crate::server::{Dev, Server};
@@ -35,12 +35,12 @@ pub(crate) struct Effort {
 pub(crate) struct Sample {
     /// Microseconds of processor time per request.
     pub(crate) us: f64,
-    pub(crate) seen: Seen,
+    pub(crate) seen: ClientMeasurements,
 }
 
 /// The measurements of one server, by round.
 #[derive(Debug, Default)]
-pub(crate) struct Work {
+pub(crate) struct ServerMeasurements {
     /// At full load.
     pub(crate) full: Vec<Sample>,
     /// At [`QUARTER`] of its own full load.
@@ -51,13 +51,13 @@ pub(crate) struct Work {
 
 /// The measurements of all servers.
 #[derive(Debug, Default)]
-pub(crate) struct Works {
-    pub(crate) floor: Work,
-    pub(crate) one: Work,
-    pub(crate) three: Work,
+pub(crate) struct Measurements {
+    pub(crate) floor: ServerMeasurements,
+    pub(crate) one: ServerMeasurements,
+    pub(crate) three: ServerMeasurements,
 }
 
-impl Work {
+impl ServerMeasurements {
     /// Returns the median of requests per second at full load.
     pub(crate) fn capacity(&self) -> Option<f64> {
         median(self.full.iter().map(|sample| sample.seen.requests_per_second))
@@ -80,15 +80,18 @@ impl Effort {
 ///
 /// # Errors
 /// A server does not start, responds wrongly, or fails under load.
-pub(crate) async fn measure(machine: &Machine, folder: &Folder, effort: Effort) -> anyhow::Result<Works> {
+pub(crate) async fn measure(machine: &Machine, folder: &Folder, effort: Effort) -> anyhow::Result<Measurements> {
     let body = folder.write("review.json", crate::REVIEW)?;
     let floor = Server::floor(machine, folder, THREADS).await?;
     let one = webhook(machine, folder, "one", profiles::ONE).await?;
     let three = webhook(machine, folder, "three", profiles::THREE).await?;
 
-    let mut works = Works::default();
-    let mut servers =
-        [(&floor, "floor", &mut works.floor), (&one, "one", &mut works.one), (&three, "three", &mut works.three)];
+    let mut measurements = Measurements::default();
+    let mut servers = [
+        (&floor, "floor", &mut measurements.floor),
+        (&one, "one", &mut measurements.one),
+        (&three, "three", &mut measurements.three),
+    ];
     for (server, name, _) in &servers {
         let warm_up = Effort { requests: (effort.requests / 5).max(100), ..effort };
         sample(machine, server, &body, warm_up, None, &folder.path(&format!("load-{name}-warm-up"))).await?;
@@ -114,7 +117,7 @@ pub(crate) async fn measure(machine: &Machine, folder: &Folder, effort: Effort) 
             work.even.push(sample(machine, server, &body, effort, Some(HALF * slowest), &log).await?);
         }
     }
-    Ok(works)
+    Ok(measurements)
 }
 
 async fn webhook(machine: &Machine, folder: &Folder, name: &str, profiles: &[ProfileText]) -> anyhow::Result<Server> {

@@ -26,7 +26,7 @@ pub(crate) struct Server {
     daemon: Daemon,
     pub(crate) address: SocketAddr,
     /// The file of its CA.
-    pub(crate) authority: PathBuf,
+    pub(crate) ca: PathBuf,
 }
 
 /// The configuration of a `pillion dev` server.
@@ -48,9 +48,9 @@ impl Server {
     /// # Errors
     /// It cannot be started, or does not listen in time.
     pub(crate) async fn floor(machine: &Machine, folder: &Folder, threads: u32) -> anyhow::Result<Self> {
-        let authority = TestCa::new()?;
-        let bundle = folder.write("floor/ca.crt", authority.bundle_pem())?;
-        let tls = authority.serving_files(&folder.path("floor"), "serving", &["localhost", "127.0.0.1"])?;
+        let ca = TestCa::new()?;
+        let bundle = folder.write("floor/ca.crt", ca.bundle_pem())?;
+        let tls = ca.serving_files(&folder.path("floor"), "serving", &["localhost", "127.0.0.1"])?;
         let address = free_address()?;
         let mut command = machine.server_command(&machine.floor);
         command.arg("--threads").arg(threads.to_string()).arg("--listen").arg(address.to_string());
@@ -79,20 +79,20 @@ impl Server {
         for variable in ["OTEL_EXPORTER_OTLP_ENDPOINT", "PILLION_LOG_LEVEL", "PILLION_LOG_FORMAT"] {
             command.env_remove(variable);
         }
-        let authority = folder.path(&format!("{name}/served/ca.crt"));
-        Self::start(name, command, address, authority, &folder.path(&format!("{name}/log"))).await
+        let ca = folder.path(&format!("{name}/served/ca.crt"));
+        Self::start(name, command, address, ca, &folder.path(&format!("{name}/log"))).await
     }
 
     async fn start(
         name: &str,
         mut command: Command,
         address: SocketAddr,
-        authority: PathBuf,
+        ca: PathBuf,
         log: &Path,
     ) -> anyhow::Result<Self> {
         let mut daemon = Daemon::spawn(name, &mut command, log)?;
         daemon.ready(START_LIMIT, async || Ok(TcpStream::connect(address).await.map(drop)?)).await?;
-        Ok(Self { daemon, address, authority })
+        Ok(Self { daemon, address, ca })
     }
 
     /// Returns the URL for reviews.
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_stand_behind_a_name_with_parentheses() {
+    fn reads_times_after_name_with_parentheses() {
         let stat = "42 (a (b) c) S 1 42 42 0 -1 4194304 100 0 0 0 150 25 0 0 20 0 3 0 100 0 0";
         assert_eq!(hundredths(stat), Some(Duration::from_millis(1750)));
         assert_eq!(hundredths("42 (a) S 1"), None);
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn our_own_time_grows() {
+    fn own_processor_time_grows() {
         let own = Path::new("/proc/self");
         let before = processor_time(own).unwrap();
         let mut sum = 0_u64;
         while processor_time(own).unwrap() == before {
             sum = std::hint::black_box(sum + 1);
-            assert!(sum < 1_000_000, "the time stands still");
+            assert!(sum < 1_000_000, "the processor time does not increase");
         }
         assert!(processor_time(own).unwrap() > before);
     }
