@@ -11,7 +11,7 @@ Fails where a value is null that has others in it: Helm takes all defaults in it
 contradicts itself. Every template begins with it.
 */}}
 {{- define "pillion.check" -}}
-{{- range $path := list "image" "webhook" "webhook.autoscaling" "controller" "service" "rbac" "guardrails" "guardrails.inlineSecrets" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
+{{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path }}{{ $value = get (default dict $value) . }}{{ end -}}
 {{- if not (kindIs "map" $value) }}{{ fail (printf "%s is null, which takes all its defaults away: leave it out, or say what in it is to be otherwise" $path) }}{{ end -}}
@@ -58,7 +58,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $policy := dict "apiVersion" "config.pillion.dev/v1alpha1" "kind" "WebhookPolicy" -}}
 {{- $policy = mergeOverwrite $policy (deepCopy (default dict .Values.webhook.policy)) -}}
 {{- if .Values.optIn }}{{ $policy = mergeOverwrite $policy (dict "namespaces" (dict "optIn" .Values.optIn)) }}{{ end -}}
-{{- if .Values.guardrails.records }}{{ $policy = mergeOverwrite $policy (dict "guardrails" (dict "recordDecisions" true)) }}{{ end -}}
+{{- $guardrails := deepCopy .Values.guardrails.profiles -}}
+{{- if .Values.guardrails.records }}{{ $_ := set $guardrails "recordDecisions" true }}{{ end -}}
+{{- if $guardrails }}{{ $_ := set $policy "guardrails" $guardrails }}{{ end -}}
 {{- toYaml $policy -}}
 {{- end }}
 
@@ -117,16 +119,16 @@ dnsPolicy: {{ default "ClusterFirstWithHostNet" $values.dnsPolicy }}
 {{- end }}
 securityContext: {{- include "pillion.podSecurityContext" $root | nindent 2 }}
 terminationGracePeriodSeconds: {{ $values.terminationGracePeriodSeconds }}
-{{- with $values.spreadOver }}
+{{- with $values.topologySpreadConstraints }}
 topologySpreadConstraints:
 {{- range . }}
-- topologyKey: {{ . }}
-  maxSkew: 1
-  whenUnsatisfiable: {{ $values.whenUnsatisfiable }}
-  labelSelector:
-    matchLabels: {{- include "pillion.selector" (list $root $component) | nindent 6 }}
-  # Counts only pods of one revision, so that old pods do not affect where new ones are placed.
-  matchLabelKeys: [pod-template-hash]
+{{- $constraint := deepCopy . }}
+{{- if not .labelSelector }}
+{{- /* Counts only pods of one revision, so that old pods do not affect where new ones are placed. */}}
+{{- $labels := include "pillion.selector" (list $root $component) | fromYaml }}
+{{- $constraint = merge (dict "labelSelector" (dict "matchLabels" $labels) "matchLabelKeys" (list "pod-template-hash")) $constraint }}
+{{- end }}
+- {{ toYaml $constraint | nindent 2 | trim }}
 {{- end }}
 {{- end }}
 {{- with $values.nodeSelector }}
@@ -171,7 +173,7 @@ Server-side apply would else end an upgrade in a conflict. Call it with (list $ 
 {{- define "pillion.replicas" -}}
 {{- $root := first . -}}
 {{- $live := lookup "apps/v1" "Deployment" $root.Release.Namespace (printf "%s-%s" (include "pillion.name" $root) (index . 1)) -}}
-{{- if contains "scaler" (include "pillion.whoScales" $live) }}{{ $live.spec.replicas }}{{ else }}{{ (last .).replicas }}{{ end -}}
+{{- if contains "scaler" (include "pillion.whoScales" $live) }}{{ $live.spec.replicas }}{{ else }}{{ (last .).replicaCount }}{{ end -}}
 {{- end }}
 
 {{/*

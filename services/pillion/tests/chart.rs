@@ -95,6 +95,7 @@ fn everything() -> Json {
             "extraArgs": ["--client-name=kube-apiserver"], "extraEnv": [{"name": "A", "value": "b"}],
             "extraVolumes": [{"name": "v", "emptyDir": {}}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
             "tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity": {}}, "podAnnotations": {"a": "b"},
+            "deploymentAnnotations": {"a": "b"}, "serviceAnnotations": {"a": "b"}, "serviceAccount": {"annotations": {"a": "b"}},
             "podLabels": {"a": "b"},
         },
         "controller": {"policy": {"webhooks": {"timeoutRequired": "5s"}}, "podLabels": {"a": "b"}},
@@ -117,8 +118,8 @@ fn value_sets() -> [(&'static str, Json); 3] {
             json!({
                 "rbac": {"held": false, "lookups": false, "aggregate": false}, "guardrails": {"authors": false, "records": false, "inlineSecrets": {"enabled": false}},
                 "crds": {"upgrade": false}, "uninstall": {"enabled": false}, "networkPolicy": {"enabled": false},
-                "metrics": {"service": false}, "webhook": {"maxUnavailable": null, "spreadOver": []},
-                "controller": {"maxUnavailable": null, "spreadOver": []},
+                "metrics": {"service": false}, "webhook": {"podDisruptionBudget": {"enabled": false}, "topologySpreadConstraints": []},
+                "controller": {"podDisruptionBudget": {"enabled": false}, "topologySpreadConstraints": []},
             }),
         ),
     ]

@@ -14,7 +14,7 @@ trap 'rm -rf "$work"' EXIT
 chart=charts/pillion
 mistakes=services/pillion/tests/mistakes
 written=(
-  "$chart/README.md" "$chart/crds" "$chart/files" dashboards deploy/manifests docs/configuration.md docs/metrics.md fuzz/corpus
+  "$chart/README.md" "$chart/values.schema.json" "$chart/crds" "$chart/files" dashboards deploy/manifests docs/configuration.md docs/metrics.md fuzz/corpus
   services/engine/src/profile/pod_schema.txt "$mistakes"
 )
 sums() { find "${written[@]}" -type f -exec sha256sum {} + | sort; }

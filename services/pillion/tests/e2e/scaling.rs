@@ -68,7 +68,7 @@ fn upgrade_preserves_manual_scaling() {
         let (plain, auto) = (json!({}), json!({"autoscaling": {"enabled": true}}));
 
         ensure!(release.with("installed", &plain).await? == (3, true));
-        ensure!(release.with("more", &json!({"replicas": 4})).await? == (4, true));
+        ensure!(release.with("more", &json!({"replicaCount": 4})).await? == (4, true));
 
         // Enabling autoscaling keeps the number of replicas, and does not reset it to 1.
         let (replicas, _) = release.with("switched-on", &auto).await?;
@@ -120,7 +120,7 @@ fn other_installer_does_not_count_as_scaling() {
         let managers = renamed.metadata.managed_fields.context("managers")?;
         ensure!(managers.iter().all(|entry| entry.manager.as_deref() == Some("helm-controller")), "{managers:?}");
         release.is_renamed = true;
-        let more = release.with("more", &json!({"replicas": 5})).await?;
+        let more = release.with("more", &json!({"replicaCount": 5})).await?;
         ensure!(more == (5, true), "without scaling, the values set the replicas: {more:?}");
         Ok(())
     });

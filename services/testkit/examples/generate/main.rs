@@ -41,10 +41,10 @@ fn main() -> Result<()> {
     let schema = pod_schema::table(&read(&arguments.openapi)?)?;
     write("services/engine/src/profile/pod_schema.txt", schema)?;
 
-    replace_tables(
-        "charts/pillion/README.md",
-        &section("values", &values::table(&read("charts/pillion/values.yaml")?)?),
-    )?;
+    let values = read("charts/pillion/values.yaml")?;
+    let schema = "charts/pillion/values.schema.json";
+    write(schema, values::schema(&values, &read(schema)?)?)?;
+    replace_tables("charts/pillion/README.md", &section("values", &values::table(&values)?))?;
     replace_tables("docs/configuration.md", &read(&arguments.reference)?)?;
     replace_tables("docs/metrics.md", &section("reasons", &reasons()?))
 }

@@ -1,4 +1,4 @@
-//! Generates the table of the chart's values from the comments in `values.yaml`.
+//! Generates the table of the chart's values, and the descriptions in their schema, from the comments in `values.yaml`.
 
 use std::fmt::Write as _;
 
@@ -27,6 +27,21 @@ pub(crate) fn table(text: &str) -> Result<String> {
         writeln!(table, "| `{row}` | `{value}` | {} |", description.replace('|', "\\|"))?;
     }
     Ok(table)
+}
+
+/// Returns the schema of the values with the descriptions of `values.yaml`.
+///
+/// # Errors
+/// Names a described value that the schema does not have.
+pub(crate) fn schema(text: &str, schema: &str) -> Result<String> {
+    let mut schema: Json = serde_json::from_str(schema).context("values.schema.json")?;
+    for (row, description) in described(text)? {
+        let path = format!("/properties/{}", row.replace('.', "/properties/"));
+        let property = schema.pointer_mut(&path).and_then(Json::as_object_mut);
+        let property = property.with_context(|| format!("values.yaml describes {row}, which the schema does not have"))?;
+        property.insert("description".to_owned(), description.into());
+    }
+    Ok(serde_json::to_string_pretty(&schema)? + "\n")
 }
 
 /// Returns each described key with its description: the comment above the key, which starts with `# --`.
