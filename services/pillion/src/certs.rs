@@ -282,7 +282,7 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         if Instant::now() >= end {
-            output::tell(&format!("error: not done within {seconds} s\n{}", seen.text(Timestamp::now())))?;
+            output::report(&format!("error: not done within {seconds} s\n{}", seen.text(Timestamp::now())))?;
             return Ok(ExitCode::FAILURE);
         }
         sleep(LOOK).await;

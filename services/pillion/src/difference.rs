@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_new_and_what_is_gone_is_shown_with_what_is_around_it() {
+    fn diff_shows_changes_with_context() {
         let before = json!({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6});
         let after = json!({"a": 1, "b": 2, "c": 3, "d": 4, "e": "5", "f": 6, "g": [7]});
         let text = of(("x", &before), ("y", &after)).unwrap();

@@ -284,14 +284,14 @@ pub(crate) fn is_well(findings: &[Finding]) -> bool {
 }
 
 /// Findings that are printed as one: the first, and the other pods with the same finding.
-struct Told<'f> {
+struct FoldedFinding<'f> {
     first: &'f Finding,
     others: Vec<&'f str>,
 }
 
 /// Groups identical findings about pods.
-fn folded(findings: &[Finding]) -> Vec<Told<'_>> {
-    let mut told: Vec<Told<'_>> = Vec::new();
+fn folded(findings: &[Finding]) -> Vec<FoldedFinding<'_>> {
+    let mut folded: Vec<FoldedFinding<'_>> = Vec::new();
     for finding in findings {
         let is_same = |first: &Finding| {
             finding.object.kind == "Pod"
@@ -299,19 +299,19 @@ fn folded(findings: &[Finding]) -> Vec<Told<'_>> {
                     == (finding.code, finding.severity, &finding.profile, &finding.message)
                 && (&first.object.kind, &first.object.namespace) == (&finding.object.kind, &finding.object.namespace)
         };
-        match told.iter_mut().find(|told| is_same(told.first)) {
-            Some(told) => told.others.push(&finding.object.name),
-            None => told.push(Told { first: finding, others: Vec::new() }),
+        match folded.iter_mut().find(|group| is_same(group.first)) {
+            Some(group) => group.others.push(&finding.object.name),
+            None => folded.push(FoldedFinding { first: finding, others: Vec::new() }),
         }
     }
-    told
+    folded
 }
 
 /// Formats findings for a terminal, each with its remedy. Of many similar findings, only the first are printed.
 pub(crate) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();
-    for Told { first, others } in folded(findings) {
+    for FoldedFinding { first, others } in folded(findings) {
         let Finding { code, severity, message, remedy, object, profile } = first;
         if object.kind == "Pod" {
             let count = alike.entry((*code, profile.as_deref())).or_default();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_words_of_their_own_and_every_one_has_a_remedy() {
+    fn codes_are_unique_snake_case_with_remedies() {
         let mut seen = BTreeSet::new();
         for code in Code::ALL {
             let text = code.as_str();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_lists_every_code_with_its_severity_and_nothing_else() {
+    fn page_lists_exactly_the_codes_with_severity() {
         let page = include_str!("../../../docs/explain.md");
         let rows: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("| `")).collect();
         let listed: Vec<_> = rows
@@ -396,13 +396,13 @@ mod tests {
             finding(Code::NotOptedIn, "a"),
         ];
         let found = sorted(found);
-        let told: Vec<_> = found.iter().map(|finding| (finding.code, &*finding.object.name)).collect();
-        assert_eq!(told, [(Code::NotOptedIn, "a"), (Code::NotOptedIn, "b"), (Code::DryRun, "a")]);
+        let actual: Vec<_> = found.iter().map(|finding| (finding.code, &*finding.object.name)).collect();
+        assert_eq!(actual, [(Code::NotOptedIn, "a"), (Code::NotOptedIn, "b"), (Code::DryRun, "a")]);
         assert!(!is_well(&found) && is_well(&[finding(Code::DryRun, "a")]));
     }
 
     #[test]
-    fn pods_of_which_the_same_is_found_are_told_together_and_of_very_many_the_first() {
+    fn identical_pod_findings_are_folded_and_limited() {
         let same: Vec<_> = (0..124).map(|place| finding(Code::WebhookAway, &format!("web-{place}"))).collect();
         let text = lines(&same);
         assert!(text.contains("Pod shop/web-0 and 123 more: web-1, web-2, web-3, web-4, web-5, …\n  what"), "{text}");

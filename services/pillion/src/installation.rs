@@ -134,11 +134,11 @@ pub(crate) fn own_configuration<'c>(
 
 /// Returns the result, or records the error as unread.
 pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -> Option<T> {
-    found.map_err(|error| unread.push((part, said(error)))).ok()
+    found.map_err(|error| unread.push((part, describe_error(error)))).ok()
 }
 
 /// Formats an error: the API server's message if there is one.
-fn said(error: kube::Error) -> String {
+fn describe_error(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         error => crate::output::causes(&error.into()),

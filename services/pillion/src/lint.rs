@@ -42,7 +42,7 @@ pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
             let found = [counted(problems.len(), "problem"), counted(warnings.len(), "warning")];
             let found: Vec<_> = found.into_iter().flatten().collect();
             if !found.is_empty() {
-                output::tell(&found.join(", "))?;
+                output::report(&found.join(", "))?;
             }
             if problems.is_empty() {
                 let count = counted(profiles.len(), "profile").unwrap_or_default();

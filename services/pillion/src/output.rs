@@ -150,22 +150,22 @@ fn colour(text: &str) -> Option<usize> {
 }
 
 /// Prints a message to standard error. Colours are removed if it is not a terminal.
-pub(crate) fn tell(text: &str) -> anyhow::Result<()> {
+pub(crate) fn report(text: &str) -> anyhow::Result<()> {
     let text = harmless(text);
     unless_closed(writeln!(anstream::stderr().lock(), "{text}")).context("cannot write to standard error")
 }
 
 /// Prints the error of a failed command.
 pub(crate) fn error(error: &anyhow::Error) -> anyhow::Result<()> {
-    tell(&format!("error: {}", causes(error)))
+    report(&format!("error: {}", causes(error)))
 }
 
 /// Prints problems with their excerpts, up to the maximum number.
 pub(crate) fn problems(problems: &[Problem]) -> anyhow::Result<()> {
-    problems.iter().take(MAX_PROBLEMS).try_for_each(|problem| tell(&format!("{}\n", problem.render())))?;
+    problems.iter().take(MAX_PROBLEMS).try_for_each(|problem| report(&format!("{}\n", problem.render())))?;
     match problems.len().saturating_sub(MAX_PROBLEMS) {
         0 => Ok(()),
-        more => tell(&format!("and {more} more\n")),
+        more => report(&format!("and {more} more\n")),
     }
 }
 

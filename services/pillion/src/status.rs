@@ -49,7 +49,7 @@ pub(crate) fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let (lines, report) = block_on(report(args))?;
     format.print(|| Ok(at_a_glance(&lines) + &table(&report.findings)), || Ok(document(&lines, &report)))?;
     if format == Form::Text {
-        output::tell(&summary(&report))?;
+        output::report(&summary(&report))?;
     }
     Ok(if report.total() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -156,13 +156,13 @@ fn summary(report: &Report) -> String {
         (pods.opted_out, "opted out"),
         (pods.not_asked, "have no profile"),
     ];
-    let told: Vec<_> =
+    let counts: Vec<_> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-    let told = if told.is_empty() { "none".to_owned() } else { told.join(", ") };
+    let counts = if counts.is_empty() { "none".to_owned() } else { counts.join(", ") };
     match report.namespaces.len() {
-        0 => format!("pods of opted-in namespaces: {told}"),
-        1 => format!("pods of opted-in namespaces: {told}; findings in 1 namespace"),
-        namespaces => format!("pods of opted-in namespaces: {told}; findings in {namespaces} namespaces"),
+        0 => format!("pods of opted-in namespaces: {counts}"),
+        1 => format!("pods of opted-in namespaces: {counts}; findings in 1 namespace"),
+        namespaces => format!("pods of opted-in namespaces: {counts}; findings in {namespaces} namespaces"),
     }
 }
 
@@ -221,7 +221,7 @@ fn describe_leader(lease: Option<&Lease>, now: Timestamp) -> String {
 }
 
 fn describe_switch(map: Option<&ConfigMap>) -> String {
-    let told = |key: &str, position: Position, on: &str, off: &str| {
+    let describe = |key: &str, position: Position, on: &str, off: &str| {
         let who = || switch::author(map, key).map(|who| format!(" by {who}")).unwrap_or_default();
         match position {
             Position::On => format!("{key} {on}"),
@@ -229,8 +229,8 @@ fn describe_switch(map: Option<&ConfigMap>) -> String {
             Position::Unreadable(word) => format!("{key} is {word:?}, which nobody understands"),
         }
     };
-    let injection = told(INJECTION_KEY, switch::injection(map), "enabled", "disabled");
-    format!("{injection}, {}", told(WEBHOOKS_KEY, switch::webhooks(map), "armed", "disarmed"))
+    let injection = describe(INJECTION_KEY, switch::injection(map), "enabled", "disabled");
+    format!("{injection}, {}", describe(WEBHOOKS_KEY, switch::webhooks(map), "armed", "disarmed"))
 }
 
 fn describe_profiles(found: &cluster_listing::ClusterListing) -> String {
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_columns_and_a_summary_counts() {
+    fn table_aligns_columns_and_summary_counts() {
         let finding = Finding {
             namespace: "shop".into(),
             pod: "web-7c9d6f5b8-x".into(),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn each_line_says_what_is_there() {
+    fn status_lines_describe_components() {
         assert_eq!(describe_replicas(&[("a".to_owned(), true), ("b".to_owned(), false)]), "1 of 2 ready");
         let now: Timestamp = "2026-11-22T00:00:10Z".parse().unwrap();
         let lease = json!({"spec": {"holderIdentity": "a", "renewTime": "2026-11-22T00:00:05.000000Z"}});

@@ -13,7 +13,7 @@ use crate::inject::objects::{self, Changed, Output, Place};
 use crate::{inject, output};
 
 /// The exit code if something could not be undone.
-const LEFT: u8 = 3;
+const EXIT_INCOMPLETE: u8 = 3;
 
 /// Arguments of `pillion uninject`.
 #[derive(Clone, Debug, Args)]
@@ -46,13 +46,13 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
         let mut after = before.clone();
         for place in objects::pods(&before) {
             let name = place.describe("default");
-            match take_out(&mut after, &place).with_context(|| name.clone())? {
+            match undo_injection(&mut after, &place).with_context(|| name.clone())? {
                 None if quiet => {}
-                None => output::tell(&format!("{name}: nothing was injected, as far as its record says"))?,
+                None => output::report(&format!("{name}: nothing was injected, as far as its record says"))?,
                 Some(undone) => {
                     left |= !undone.gone.is_empty();
                     if !quiet || !undone.gone.is_empty() {
-                        output::tell(&told(&name, &undone))?;
+                        output::report(&warning(&name, &undone))?;
                     }
                 }
             }
@@ -62,11 +62,11 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
         changed.push(Changed { before, after, patch });
     }
     objects::print(changed, output, "uninjected", "default")?;
-    Ok(if left { ExitCode::from(LEFT) } else { ExitCode::SUCCESS })
+    Ok(if left { ExitCode::from(EXIT_INCOMPLETE) } else { ExitCode::SUCCESS })
 }
 
 /// Undoes the injection in one pod of a document. `None` if it has no record.
-fn take_out(document: &mut Value, place: &Place) -> anyhow::Result<Option<Undone>> {
+fn undo_injection(document: &mut Value, place: &Place) -> anyhow::Result<Option<Undone>> {
     let Some(pod) = document.pointer_mut(&place.pointer) else { return Ok(None) };
     let undone = match undo(&pod.to_string()) {
         Ok(undone) => undone,
@@ -85,7 +85,7 @@ fn take_out(document: &mut Value, place: &Place) -> anyhow::Result<Option<Undone
 }
 
 /// Formats what was undone in a pod.
-fn told(name: &str, undone: &Undone) -> String {
+fn warning(name: &str, undone: &Undone) -> String {
     let profiles = undone.profiles.iter().map(|(profile, revision)| format!("\n  {profile} at {revision}: taken out"));
     let gone = undone.gone.iter().map(|place| {
         format!("\n  warning: {place} is not there any more: somebody took it away since, and nothing is done about it")

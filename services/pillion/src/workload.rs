@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_of_another_group_is_none_of_kubernetes_own() {
+    fn owner_of_other_group_is_not_builtin() {
         let controlled = |version: &str| -> ObjectMeta {
             let owner =
                 json!({"apiVersion": version, "kind": "StatefulSet", "name": "db", "uid": "u", "controller": true});

@@ -28,7 +28,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use super::{Compared, Rendered};
-use super::{DiffArgs, Fault};
+use super::{DiffArgs, DiffError};
 use crate::config::{Overrides, WebhookPolicy};
 use crate::load::{self, Written};
 use crate::output::Progress;
@@ -45,9 +45,9 @@ struct DiffInputs {
 }
 
 /// Compares a pod of each workload.
-pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
+pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> {
     let (client, release) = args.at.connect().await?;
-    let policy = args.config.load::<WebhookPolicy>(&Overrides::default()).map_err(Fault::Problems)?;
+    let policy = args.config.load::<WebhookPolicy>(&Overrides::default()).map_err(DiffError::Problems)?;
     let served = audit::served(&client, &release).await?;
     let before = served.snapshot.as_ref().clone().with_guardrails(policy.guardrails.clone());
     let after = changed(&client, &before, &args.profiles).await?;
@@ -89,14 +89,14 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, Fault> {
 
 /// Returns the active profiles, with those from files in place of the stored ones. Profiles that extend them are
 /// recompiled.
-async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, Fault> {
+async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, DiffError> {
     let stored = stored(client).await?;
     let cluster = stored.iter().filter(|(name, _)| name.namespace.is_none());
     let others: BTreeMap<Box<str>, ProfileSpec> =
         cluster.map(|(name, spec)| (name.name.clone(), spec.clone())).collect();
     let loaded = load::profiles_among(paths, &others);
     if !loaded.problems.is_empty() {
-        return Err(Fault::Problems(loaded.problems));
+        return Err(DiffError::Problems(loaded.problems));
     }
     let mut library = Library(others);
     for Written { name, spec, .. } in loaded.texts.into_iter().filter(|text| text.name.namespace.is_none()) {
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_copied_record_lists_is_the_authors_own() {
+    fn fields_of_copied_record_belong_to_author() {
         let record =
             json!({"version": 1, "profiles": [{"profile": "a", "revision": "r", "added": ["/spec/containers/proxy"]}]});
         let fields = json!({"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}});

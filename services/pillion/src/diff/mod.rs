@@ -29,9 +29,9 @@ use crate::output::{self, Form};
 use crate::{args, difference};
 
 /// Exit code: there is a difference.
-const DIFFERS: u8 = 1;
+const EXIT_DIFFERENT: u8 = 1;
 /// Exit code: the comparison failed.
-const WRONG: u8 = 2;
+const EXIT_ERROR: u8 = 2;
 
 /// Arguments of `pillion diff`.
 #[derive(Clone, Debug, Args)]
@@ -62,14 +62,14 @@ pub(crate) struct DiffArgs {
 }
 
 /// Why the comparison failed.
-enum Fault {
+enum DiffError {
     /// Problems in files.
     Problems(Vec<Problem>),
     /// Any other error.
     Other(anyhow::Error),
 }
 
-impl<E: Into<anyhow::Error>> From<E> for Fault {
+impl<E: Into<anyhow::Error>> From<E> for DiffError {
     fn from(error: E) -> Self {
         Self::Other(error.into())
     }
@@ -85,27 +85,27 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
     };
     let compared = match compared {
         Ok(compared) => compared,
-        Err(Fault::Problems(problems)) => {
+        Err(DiffError::Problems(problems)) => {
             output::problems(&problems)?;
-            return Ok(ExitCode::from(WRONG));
+            return Ok(ExitCode::from(EXIT_ERROR));
         }
-        Err(Fault::Other(error)) => {
+        Err(DiffError::Other(error)) => {
             output::error(&error)?;
-            return Ok(ExitCode::from(WRONG));
+            return Ok(ExitCode::from(EXIT_ERROR));
         }
     };
     output.print(|| text(&compared), || value(&compared))?;
     if output == Form::Text {
-        output::tell(&summary(&compared))?;
+        output::report(&summary(&compared))?;
     }
     let differs = compared.iter().any(Compared::differs);
-    Ok(if differs { ExitCode::from(DIFFERS) } else { ExitCode::SUCCESS })
+    Ok(if differs { ExitCode::from(EXIT_DIFFERENT) } else { ExitCode::SUCCESS })
 }
 
 /// Compares each pod.
-fn compare(args: &DiffArgs) -> Result<Vec<Compared>, Fault> {
+fn compare(args: &DiffArgs) -> Result<Vec<Compared>, DiffError> {
     let (before, after) = (simulated(args, &args.against)?, simulated(args, &args.profiles)?);
-    let documents = inject::documents(&args.files).map_err(Fault::Problems)?;
+    let documents = inject::documents(&args.files).map_err(DiffError::Problems)?;
     let known = KnownObjects::new(&documents, before.default_namespace());
     let mut compared = Vec::new();
     for document in &documents {
@@ -136,9 +136,9 @@ fn rendered(
     Ok(Rendered::new(&decided.decision, pod))
 }
 
-fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, Fault> {
+fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, DiffError> {
     SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespace.as_deref(), &args.config)?
-        .map_err(Fault::Problems)
+        .map_err(DiffError::Problems)
 }
 
 /// A pod of a workload, decided with the old and with the new profiles.
@@ -179,9 +179,9 @@ impl Rendered {
         }
         let profiles = decision.profiles.iter().map(|profile| {
             let detail = profile.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
-            let told =
+            let result =
                 format!("{} ({}{detail})", profile.outcome.as_str().replace('_', " "), profile.reason.sentence());
-            (profile.profile.display_name().to_owned(), told)
+            (profile.profile.display_name().to_owned(), result)
         });
         let mut profiles: BTreeMap<_, _> = profiles.collect();
         let is_denied = decision.outcome == Outcome::Denied;
@@ -206,11 +206,11 @@ fn text(compared: &[Compared]) -> anyhow::Result<String> {
         let Compared { name, pods, before, after } = one;
         let count = if *pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") };
         let _ = writeln!(text, "{name} ({count})");
-        for (profile, told) in &after.profiles {
+        for (profile, result) in &after.profiles {
             match before.profiles.get(profile) {
-                Some(was) if was == told => {}
-                Some(was) => drop(writeln!(text, "  {profile}: {told}; as it is now: {was}")),
-                None => drop(writeln!(text, "  {profile}: {told}; as it is now it does not come into question")),
+                Some(was) if was == result => {}
+                Some(was) => drop(writeln!(text, "  {profile}: {result}; as it is now: {was}")),
+                None => drop(writeln!(text, "  {profile}: {result}; as it is now it does not come into question")),
             }
         }
         for profile in before.profiles.keys().filter(|profile| !after.profiles.contains_key(*profile)) {

@@ -39,7 +39,7 @@ const TRIES: usize = 6;
 
 /// An RBAC permission that a component requires.
 #[derive(Clone, Copy)]
-struct Right {
+struct Permission {
     account: &'static str,
     verb: &'static str,
     group: &'static str,
@@ -50,38 +50,46 @@ struct Right {
     name: Option<&'static str>,
 }
 
-const fn right(account: &'static str, verb: &'static str, group: &'static str, resource: &'static str) -> Right {
-    Right { account, verb, group, resource, subresource: "", at_home: false, name: None }
+const fn permission(
+    account: &'static str,
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+) -> Permission {
+    Permission { account, verb, group, resource, subresource: "", at_home: false, name: None }
 }
 
-const fn at_home(right: Right, name: &'static str) -> Right {
-    Right { at_home: true, name: Some(name), ..right }
+const fn at_home(permission: Permission, name: &'static str) -> Permission {
+    Permission { at_home: true, name: Some(name), ..permission }
 }
 
 /// The permissions without which a component cannot work. `tests/e2e/rbac.rs` has the complete lists.
-const RIGHTS: [Right; 19] = [
-    right("webhook", "list", "", "namespaces"),
-    right("webhook", "watch", "", "namespaces"),
-    right("webhook", "list", "pillion.dev", "clusterinjectionprofiles"),
-    right("webhook", "watch", "pillion.dev", "injectionprofiles"),
-    right("webhook", "get", "pillion.dev", "clusterprofilerevisions"),
-    right("webhook", "get", "pillion.dev", "profilerevisions"),
-    at_home(right("webhook", "watch", "", "secrets"), "-serving"),
-    at_home(right("webhook", "watch", "", "configmaps"), ""),
-    right("controller", "create", "admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
-    Right {
+const PERMISSIONS: [Permission; 19] = [
+    permission("webhook", "list", "", "namespaces"),
+    permission("webhook", "watch", "", "namespaces"),
+    permission("webhook", "list", "pillion.dev", "clusterinjectionprofiles"),
+    permission("webhook", "watch", "pillion.dev", "injectionprofiles"),
+    permission("webhook", "get", "pillion.dev", "clusterprofilerevisions"),
+    permission("webhook", "get", "pillion.dev", "profilerevisions"),
+    at_home(permission("webhook", "watch", "", "secrets"), "-serving"),
+    at_home(permission("webhook", "watch", "", "configmaps"), ""),
+    permission("controller", "create", "admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+    Permission {
         name: Some(""),
-        ..right("controller", "update", "admissionregistration.k8s.io", "mutatingwebhookconfigurations")
+        ..permission("controller", "update", "admissionregistration.k8s.io", "mutatingwebhookconfigurations")
     },
-    right("controller", "list", "", "pods"),
-    right("controller", "watch", "pillion.dev", "clusterinjectionprofiles"),
-    right("controller", "create", "pillion.dev", "clusterprofilerevisions"),
-    Right { subresource: "status", ..right("controller", "patch", "pillion.dev", "clusterinjectionprofiles") },
-    right("controller", "create", "pillion.dev", "injectioncanaries"),
-    at_home(right("controller", "update", "", "secrets"), "-authority"),
-    at_home(right("controller", "update", "", "secrets"), "-serving"),
-    at_home(right("controller", "update", "coordination.k8s.io", "leases"), "-controller"),
-    Right { at_home: true, ..right("controller", "list", "discovery.k8s.io", "endpointslices") },
+    permission("controller", "list", "", "pods"),
+    permission("controller", "watch", "pillion.dev", "clusterinjectionprofiles"),
+    permission("controller", "create", "pillion.dev", "clusterprofilerevisions"),
+    Permission {
+        subresource: "status",
+        ..permission("controller", "patch", "pillion.dev", "clusterinjectionprofiles")
+    },
+    permission("controller", "create", "pillion.dev", "injectioncanaries"),
+    at_home(permission("controller", "update", "", "secrets"), "-authority"),
+    at_home(permission("controller", "update", "", "secrets"), "-serving"),
+    at_home(permission("controller", "update", "coordination.k8s.io", "leases"), "-controller"),
+    Permission { at_home: true, ..permission("controller", "list", "discovery.k8s.io", "endpointslices") },
 ];
 
 /// Gathers all facts. A fact that cannot be read is listed in `unread`, and does not fail the whole.
@@ -90,7 +98,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let Installation { configurations, opt_in, listing, snapshot, slices, switch, mut unread, .. } =
         Installation::read(client, release, None, None).await;
     let ours = own_configuration(configurations.as_deref(), release);
-    let has_definitions = !listing.unread.iter().any(|(_, why)| is_not_found(why));
+    let has_crds = !listing.unread.iter().any(|(_, why)| is_not_found(why));
     unread
         .extend(listing.unread.into_iter().filter(|(_, why)| !is_not_found(why)).map(|(part, why)| (part.into(), why)));
     let serving = Api::<Secret>::namespaced(client.clone(), home).get_opt(&release.serving_secret()).await;
@@ -102,14 +110,14 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     });
     let namespaces = lists::all_metadata(&Api::<Namespace>::all(client.clone()), &ListParams::default()).await;
     let namespaces = kept(namespaces, Part::Namespaces, &mut unread).unwrap_or_default();
-    let (rights, missing_accounts) = rights(client, release, &mut unread).await;
+    let (permissions, missing_accounts) = permissions(client, release, &mut unread).await;
     let probed = probe(client, release, bundle, &mut unread).await;
     let canary = canary(client, &snapshot, ours).await;
     let request_keys =
         snapshot.profiles().iter().flat_map(|profile| profile.request_keys().map(str::to_owned)).collect();
     Facts {
         now: Timestamp::now(),
-        has_definitions,
+        has_crds,
         endpoints: slices.map(|found| endpoints(&found)),
         switch,
         serving: kept(serving, Part::ServingSecret, &mut unread).ok_or(NotRead),
@@ -117,7 +125,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
         probed,
         canary,
         request_keys,
-        rights,
+        permissions,
         missing_accounts,
         namespaces: namespaces
             .into_iter()
@@ -146,7 +154,11 @@ async fn probe(client: &Client, release: &Release, bundle: Option<Vec<u8>>, unre
     kept(found, Part::Endpoints, unread).map(|found| found.probed).unwrap_or_default()
 }
 
-async fn rights(client: &Client, release: &Release, unread: &mut Unread) -> (Vec<(String, String, bool)>, Vec<String>) {
+async fn permissions(
+    client: &Client,
+    release: &Release,
+    unread: &mut Unread,
+) -> (Vec<(String, String, bool)>, Vec<String>) {
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), release.namespace());
     let mut missing = Vec::new();
     for account in ["webhook", "controller"] {
@@ -157,18 +169,18 @@ async fn rights(client: &Client, release: &Release, unread: &mut Unread) -> (Vec
     }
     let reviews = Api::<SubjectAccessReview>::all(client.clone());
     let mut found = Vec::new();
-    for right in &RIGHTS {
-        let account = format!("{}-{}", release.name(), right.account);
+    for permission in &PERMISSIONS {
+        let account = format!("{}-{}", release.name(), permission.account);
         if missing.contains(&account) {
             continue;
         }
-        let name = right.name.map(|suffix| format!("{}{suffix}", release.name()));
+        let name = permission.name.map(|suffix| format!("{}{suffix}", release.name()));
         let attributes = ResourceAttributes {
-            verb: Some(right.verb.to_owned()),
-            group: Some(right.group.to_owned()),
-            resource: Some(right.resource.to_owned()),
-            subresource: Some(right.subresource.to_owned()).filter(|sub| !sub.is_empty()),
-            namespace: right.at_home.then(|| release.namespace().to_owned()),
+            verb: Some(permission.verb.to_owned()),
+            group: Some(permission.group.to_owned()),
+            resource: Some(permission.resource.to_owned()),
+            subresource: Some(permission.subresource.to_owned()).filter(|sub| !sub.is_empty()),
+            namespace: permission.at_home.then(|| release.namespace().to_owned()),
             name: name.clone(),
             ..ResourceAttributes::default()
         };
@@ -185,13 +197,14 @@ async fn rights(client: &Client, release: &Release, unread: &mut Unread) -> (Vec
             // Without permission for one review, the others would fail too.
             break;
         };
-        let part = if right.subresource.is_empty() { String::new() } else { format!("/{}", right.subresource) };
+        let part =
+            if permission.subresource.is_empty() { String::new() } else { format!("/{}", permission.subresource) };
         let what = format!(
             "{} {}{part}{}{}",
-            right.verb,
-            right.resource,
+            permission.verb,
+            permission.resource,
             name.map(|name| format!(" {name}")).unwrap_or_default(),
-            if right.at_home { format!(" in {}", release.namespace()) } else { String::new() }
+            if permission.at_home { format!(" in {}", release.namespace()) } else { String::new() }
         );
         found.push((account, what, answer.status.is_some_and(|status| status.allowed)));
     }
@@ -330,7 +343,7 @@ pub(crate) struct Facts {
     pub(crate) now: Timestamp,
     pub(crate) opt_in: OptIn,
     /// Whether the API server serves the CRDs.
-    pub(crate) has_definitions: bool,
+    pub(crate) has_crds: bool,
     pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
     pub(crate) switch: Result<Option<ConfigMap>, NotRead>,
     /// The addresses behind the Service, each with its readiness.
@@ -342,7 +355,7 @@ pub(crate) struct Facts {
     /// The labels and annotations by which pods and namespaces request profiles.
     pub(crate) request_keys: Vec<String>,
     /// RBAC permissions of the service accounts: account, permission, and whether it is granted.
-    pub(crate) rights: Vec<(String, String, bool)>,
+    pub(crate) permissions: Vec<(String, String, bool)>,
     /// Service accounts that are missing.
     pub(crate) missing_accounts: Vec<String>,
     /// Namespaces and their labels.
@@ -379,7 +392,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_call_of_an_own_webhook_that_failed_is_its_failure() {
+    fn counts_only_failed_calls_of_own_webhooks() {
         let said = |name: &str| {
             format!(
                 "Internal error occurred: failed calling webhook \"{name}\": failed to call webhook: Post \"https://x\": x509: unknown"

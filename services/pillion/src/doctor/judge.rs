@@ -79,14 +79,14 @@ impl Check {
 /// Returns the findings by check.
 pub(crate) fn judge(facts: &Facts) -> Vec<(Check, Vec<Finding>)> {
     let of = |check: Check| match check {
-        Check::Definitions => definitions(facts),
-        Check::Switch => levers(facts),
+        Check::Definitions => crds(facts),
+        Check::Switch => kill_switch(facts),
         Check::WebhookConfiguration => configuration(facts),
         Check::Replicas => replicas(facts),
         Check::NetworkPath => network(facts),
         Check::Certificates => leaves(facts),
         Check::Canary => canary(facts),
-        Check::Rights => rights(facts),
+        Check::Rights => permissions(facts),
         Check::Leader => leader(facts),
         Check::Profiles => facts.stored.iter().filter_map(|stored| readiness(stored, &facts.broken)).collect(),
         Check::NamespaceLabels => labels(facts),
@@ -104,14 +104,14 @@ pub(crate) fn unread(facts: &Facts) -> Vec<Finding> {
     facts.unread.iter().map(finding).collect()
 }
 
-fn definitions(facts: &Facts) -> Vec<Finding> {
+fn crds(facts: &Facts) -> Vec<Finding> {
     let object = ObjectRef::new("CustomResourceDefinition", None, "clusterinjectionprofiles.pillion.dev");
     let missing =
         || Finding::new(Code::DefinitionMissing, object, "the API server does not know the kinds of pillion.dev");
-    (!facts.has_definitions).then(missing).into_iter().collect()
+    (!facts.has_crds).then(missing).into_iter().collect()
 }
 
-fn levers(facts: &Facts) -> Vec<Finding> {
+fn kill_switch(facts: &Facts) -> Vec<Finding> {
     let Ok(map) = &facts.switch else { return Vec::new() };
     let release = &facts.release;
     let object = || ObjectRef::new("ConfigMap", Some(release.namespace()), release.switch());
@@ -138,7 +138,7 @@ fn levers(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-fn is_disarmed(facts: &Facts) -> bool {
+fn webhooks_are_disabled(facts: &Facts) -> bool {
     facts.switch.as_ref().is_ok_and(|map| switch::webhooks(map.as_ref()) == Position::Off)
 }
 
@@ -147,7 +147,7 @@ fn configuration(facts: &Facts) -> Vec<Finding> {
     let release = &facts.release;
     let entries = configurations.iter().flat_map(|one| one.webhooks.iter().flatten());
     let mut for_pods = entries.filter(|entry| entry.rules.iter().flatten().any(creates_pods));
-    if for_pods.any(|entry| is_ours(entry, release)) || is_disarmed(facts) {
+    if for_pods.any(|entry| is_ours(entry, release)) || webhooks_are_disabled(facts) {
         return Vec::new();
     }
     let object = ObjectRef::new("MutatingWebhookConfiguration", None, release.configuration());
@@ -233,8 +233,8 @@ fn canary(facts: &Facts) -> Vec<Finding> {
                 );
                 found.push(Finding::new(Code::CanaryFailed, object(), message));
             }
-            if let Some(said) = refused.first() {
-                let message = format!("of {tries} pods {} were refused in a dry run: {said}", refused.len());
+            if let Some(error) = refused.first() {
+                let message = format!("of {tries} pods {} were refused in a dry run: {error}", refused.len());
                 found.push(Finding::new(Code::CanaryFailed, object(), message));
             }
             found
@@ -242,14 +242,14 @@ fn canary(facts: &Facts) -> Vec<Finding> {
     }
 }
 
-fn rights(facts: &Facts) -> Vec<Finding> {
+fn permissions(facts: &Facts) -> Vec<Finding> {
     let account = |name: &str| ObjectRef::new("ServiceAccount", Some(facts.release.namespace()), name);
     let missing = facts.missing_accounts.iter().map(|name| {
         Finding::new(Code::ServiceAccountMissing, account(name), "the service account of the release is not there")
             .remedy("install the chart, or apply deploy/rbac")
     });
     let lacking = facts
-        .rights
+        .permissions
         .iter()
         .filter(|(.., may)| !may)
         .map(|(name, what, _)| Finding::new(Code::RightMissing, account(name), format!("it may not {what}")));
@@ -266,9 +266,9 @@ fn leader(facts: &Facts) -> Vec<Finding> {
     let renewed = spec.renew_time.as_ref().map(|time| time.0);
     let seconds = i64::from(spec.lease_duration_seconds.unwrap_or(15));
     let is_old = renewed.is_none_or(|renewed| facts.now.duration_since(renewed).as_secs() > 2 * seconds);
-    let told =
+    let message =
         || format!("its holder has not renewed it since {}", renewed.map(|time| time.to_string()).unwrap_or_default());
-    is_old.then(|| Finding::new(Code::NoLeader, object, told())).into_iter().collect()
+    is_old.then(|| Finding::new(Code::NoLeader, object, message())).into_iter().collect()
 }
 
 fn labels(facts: &Facts) -> Vec<Finding> {
@@ -363,14 +363,14 @@ fn versions(facts: &Facts) -> Vec<Finding> {
     };
     let tags: BTreeSet<_> = facts.images.iter().filter_map(|(_, image)| tag(image)).collect();
     let object = || ObjectRef::new("Release", Some(facts.release.namespace()), facts.release.name());
-    let told = tags.iter().cloned().collect::<Vec<_>>().join(", ");
+    let versions = tags.iter().cloned().collect::<Vec<_>>().join(", ");
     let own = env!("CARGO_PKG_VERSION");
     if tags.len() > 1 {
-        return vec![Finding::new(Code::VersionSkew, object(), format!("its pods run {told}"))];
+        return vec![Finding::new(Code::VersionSkew, object(), format!("its pods run {versions}"))];
     }
     let is_other = tags.iter().any(|tag| tag.trim_start_matches('v') != own);
     let other = || {
-        Finding::new(Code::VersionSkew, object(), format!("its pods run {told}, and this program is {own}"))
+        Finding::new(Code::VersionSkew, object(), format!("its pods run {versions}, and this program is {own}"))
             .graded(Severity::Info)
             .remedy("use the program of the release's version: what it says of profiles may differ")
     };
@@ -392,9 +392,9 @@ pub(super) fn leaves(facts: &Facts) -> Vec<Finding> {
     found.extend(facts.probed.iter().filter_map(|one| shown(facts, one)));
     if let Canary::Tried { refused, .. } = &facts.canary
         && found.iter().all(|finding| finding.code != Code::CaBundleMismatch)
-        && let Some(said) = refused.iter().find(|said| said.contains("x509"))
+        && let Some(error) = refused.iter().find(|error| error.contains("x509"))
     {
-        found.push(Finding::new(Code::CaBundleMismatch, service(facts), format!("the API server says: {said}")));
+        found.push(Finding::new(Code::CaBundleMismatch, service(facts), format!("the API server says: {error}")));
     }
     found
 }

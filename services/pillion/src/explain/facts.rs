@@ -263,7 +263,7 @@ pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
         controlling(&pod).and_then(kind_of).and_then(creator)
     };
     let is_user_guessed = known.is_none();
-    let user = known.unwrap_or_else(anybody);
+    let user = known.unwrap_or_else(unknown_user);
     Question {
         object: ObjectRef::new("Pod", Some(namespace), name),
         origin: if is_stored { Origin::Stored } else { Origin::Template },
@@ -286,7 +286,7 @@ fn creator(kind: Kind) -> Option<Value> {
 }
 
 /// Returns a placeholder for an unknown user.
-fn anybody() -> Value {
+fn unknown_user() -> Value {
     json!({"username": "pillion-explain", "groups": ["system:authenticated"]})
 }
 
@@ -317,7 +317,7 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
         object: ObjectRef::new(kind.kind, Some(namespace), name),
         origin: Origin::Template,
         is_user_guessed: user.is_none(),
-        review: trial::of_creation(&pod, namespace, &user.unwrap_or_else(anybody)),
+        review: trial::of_creation(&pod, namespace, &user.unwrap_or_else(unknown_user)),
         found: None,
         looked_up: LookedUp::default(),
         workload: Some(workload),
@@ -419,7 +419,7 @@ pub(crate) fn of_record(pod: &Value) -> Vec<Change> {
         let text = |field: &str| entry.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
         let list = |field: &str| entry.get(field).and_then(Value::as_array).into_iter().flatten();
         let mut add = |what, path: &str| {
-            let present = what == What::Removed || is_there(pod, path);
+            let present = what == What::Removed || has_path(pod, path);
             let (by, path) = (text("profile"), path.to_owned());
             changes.push(Change { by, revision: Some(text("revision")), what, path, present });
         };
@@ -449,7 +449,7 @@ pub(crate) fn managers(object: &Value) -> Vec<Manager> {
 
 /// Whether a path exists in the object; list elements are named by their keys. Undecidable paths count as existing, to
 /// avoid false alarms.
-fn is_there(object: &Value, path: &str) -> bool {
+fn has_path(object: &Value, path: &str) -> bool {
     let mut at = object;
     for token in path.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~")) {
         at = match at {
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_record_lists_is_there_or_not() {
+    fn recorded_changes_are_checked_in_pod() {
         let told: Vec<_> =
             of_record(&pod()).into_iter().map(|change| (change.what, change.path, change.present)).collect();
         let expected = [

@@ -61,7 +61,7 @@ pub(crate) enum Asked {
 
 /// Cached lookups for other pods of the same namespace.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct PodLookupCache {
     owners: Vec<Owners>,
     /// Service accounts, and whether each exists, if known.
     accounts: Vec<(String, Option<bool>)>,
@@ -85,7 +85,7 @@ impl Cluster {
     }
 
     /// Gathers all facts that do not depend on one pod.
-    pub(crate) async fn surroundings(&self, namespace: &str) -> ExplainFacts {
+    pub(crate) async fn facts(&self, namespace: &str) -> ExplainFacts {
         let Installation { configurations, opt_in, policy, listing, snapshot, slices, switch, mut unread } =
             Installation::read(&self.client, &self.release, Some(namespace), self.policy.as_ref()).await;
         let registered = own_configuration(configurations.as_deref(), &self.release)
@@ -131,7 +131,7 @@ impl Cluster {
         let mut questions = Vec::new();
         let mut more = None;
         // Pods of one owner need the same lookups, and there may be hundreds.
-        let mut known = Known::default();
+        let mut known = PodLookupCache::default();
         if target.kind.kind == "Namespace" {
             questions.push(facts::of_namespace(namespace));
             let (pods, is_cut) = self.pods(namespace, &ListParams::default()).await?;
@@ -201,7 +201,7 @@ impl Cluster {
     }
 
     /// Does the lookups for a question.
-    pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut Known) {
+    pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut PodLookupCache) {
         let namespace = &facts.namespace.name;
         if question.workload.is_none() {
             question.workload = self.owners(question.pod(), namespace, known).await.all.last().cloned();
@@ -236,7 +236,7 @@ impl Cluster {
     }
 
     /// Returns the owner chain of a pod.
-    async fn owners(&self, pod: &Value, namespace: &str, known: &mut Known) -> Owners {
+    async fn owners(&self, pod: &Value, namespace: &str, known: &mut PodLookupCache) -> Owners {
         let Some(uid) = facts::controlling(pod).map(|owner| owner.get("uid").cloned().unwrap_or_default()) else {
             return Owners { all: Vec::new(), first: Value::Null, is_whole: true };
         };
@@ -340,7 +340,7 @@ impl Owners {
 }
 
 /// The command's inputs.
-pub(crate) struct Given<'a> {
+pub(crate) struct OfflineInputs<'a> {
     pub(crate) profiles: &'a [PathBuf],
     pub(crate) namespace_file: Option<&'a Path>,
     pub(crate) webhooks_file: Option<&'a Path>,
@@ -381,19 +381,19 @@ pub(crate) fn taken_apart(documents: impl IntoIterator<Item = Value>) -> Vec<Val
 ///
 /// # Errors
 /// A file cannot be read. Problems of profiles are returned as the inner error.
-pub(crate) fn surroundings(given: &Given<'_>) -> anyhow::Result<Result<ExplainFacts, Vec<Problem>>> {
-    let loaded = load::profiles_in(given.profiles, given.namespace);
+pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> anyhow::Result<Result<ExplainFacts, Vec<Problem>>> {
+    let loaded = load::profiles_in(inputs.profiles, inputs.namespace);
     if !loaded.problems.is_empty() {
         return Ok(Err(loaded.problems));
     }
-    let configurations = given.webhooks_file.map(|file| {
+    let configurations = inputs.webhooks_file.map(|file| {
         let is_one =
             |object: &Value| object.get("kind").and_then(Value::as_str) == Some("MutatingWebhookConfiguration");
         let found: Result<Vec<MutatingWebhookConfiguration>, _> =
             objects(file)?.into_iter().filter(is_one).map(serde_json::from_value).collect();
         found.with_context(|| format!("{} has no MutatingWebhookConfiguration that can be read", file.display()))
     });
-    around(loaded.profiles, namespace(given)?, configurations.transpose()?, given.policy, given.release).map(Ok)
+    around(loaded.profiles, namespace(inputs)?, configurations.transpose()?, inputs.policy, inputs.release).map(Ok)
 }
 
 /// Returns the facts for these profiles in a namespace. `configurations` are the webhook configurations; `None` means
@@ -449,9 +449,9 @@ pub(crate) fn opted_in() -> ObjectMeta {
 }
 
 /// Returns the metadata of the namespace. Without a file it is opted in.
-fn namespace(given: &Given<'_>) -> anyhow::Result<ObjectMeta> {
-    let name = given.namespace;
-    let mut metadata = match given.namespace_file {
+fn namespace(inputs: &OfflineInputs<'_>) -> anyhow::Result<ObjectMeta> {
+    let name = inputs.namespace;
+    let mut metadata = match inputs.namespace_file {
         None => opted_in(),
         Some(file) => {
             let all = objects(file)?;
@@ -525,7 +525,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_selector_is_asked_by_as_it_stands_with_its_expressions() {
+    fn selector_query_keeps_expressions() {
         let asked = |selector: Value| selecting(&selector).unwrap().label_selector.unwrap_or_default();
         let both = json!({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "tier", "operator": "In", "values": ["a", "b"]}]});
         let text = asked(both);
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn the_jobs_of_a_cron_job_are_those_that_it_made_and_the_newest_come_first() {
+    fn cron_job_lists_own_jobs_newest_first() {
         let job = |name: &str, uid: &str| -> DynamicObject {
             let owner =
                 json!({"apiVersion": "batch/v1", "kind": "CronJob", "name": "backup", "uid": uid, "controller": true});
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_a_selector_finds_belongs_to_a_workload_only_by_its_owners() {
+    fn selected_pod_belongs_only_by_owner() {
         let owned =
             |by: Value, is_whole| Owners { first: json!("set"), all: vec![json!({"metadata": {"uid": by}})], is_whole };
         assert!(owned(json!("web"), true).may_be("web") && owned(json!("web"), true).may_be("set"));
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_a_file_are_in_one_namespace_and_in_the_one_that_is_asked_for() {
+    fn objects_of_file_must_share_requested_namespace() {
         let pod = |name: &str, namespace: Option<&str>| json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}});
         let of = |objects: &[Value], asked| namespace_of(objects, asked).map_err(|error| error.to_string());
         assert_eq!(of(&[pod("a", None)], None).unwrap(), "default");

@@ -7,7 +7,7 @@ use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
 use pillion_api::profile::Activation;
 use pillion_control::webhook_config::switch::INJECTION_KEY;
-use pillion_engine::decision::{Decision, Outcome as Decided, ProfileOutcome, Reason};
+use pillion_engine::decision::{Decision, Outcome, ProfileOutcome, Reason};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::select::considered::Considered;
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::facts::{self, Change, ExplainFacts, Manager, Origin, Question};
 use super::profiles::{self, ProfileView};
-use super::webhooks::{self, About, EntryView, Outcome};
+use super::webhooks::{self, About, CallOutcome, EntryView};
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
 use crate::installation::switching;
 
@@ -147,14 +147,14 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
     DecisionView {
         outcome: decision.outcome.as_str(),
         reason: decision.reason.as_str(),
-        message: profiles::told(decision.reason, decision.detail.as_deref()),
+        message: profiles::describe_reason(decision.reason, decision.detail.as_deref()),
         notices: decision.notices.iter().map(ToString::to_string).collect(),
     }
 }
 
 /// Decides the object with the engine, on the path that the API server would call.
 fn decide(facts: &ExplainFacts, question: &Question, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
-    let called = entries.iter().find(|entry| entry.ours && entry.outcome == Outcome::Called);
+    let called = entries.iter().find(|entry| entry.ours && entry.outcome == CallOutcome::Called);
     let endpoint = called.and_then(|entry| entry.level).map_or(Endpoint::Any, Endpoint::Level);
     let nothing = || (Decision::skipped(Reason::OtherResource), Vec::new());
     let Ok(body) = serde_json::to_vec(&question.review) else { return nothing() };
@@ -203,7 +203,7 @@ impl Judging<'_> {
 
     /// Whether the API server calls the webhook, or may call it.
     pub(super) fn is_called(&self) -> bool {
-        let is_called = |entry: &EntryView| matches!(entry.outcome, Outcome::Called | Outcome::Unknown);
+        let is_called = |entry: &EntryView| matches!(entry.outcome, CallOutcome::Called | CallOutcome::Unknown);
         self.entries.iter().any(|entry| entry.ours && is_called(entry))
     }
 
@@ -323,7 +323,7 @@ impl Judging<'_> {
             }
             _ => {}
         }
-        if self.decision.outcome == Decided::Denied {
+        if self.decision.outcome == Outcome::Denied {
             let message = view(&self.decision).message;
             self.find(Code::Refused, message);
         }
@@ -344,7 +344,7 @@ impl Judging<'_> {
                 code = Some(Code::HostNetwork);
             }
             let Some(code) = code.filter(|code| *code != Code::OptedOut || !self.has(Code::OptedOut)) else { continue };
-            let message = profiles::told(decision.reason, decision.detail.as_deref());
+            let message = profiles::describe_reason(decision.reason, decision.detail.as_deref());
             let name = decision.profile.name().to_string();
             let is_for_others = decision.outcome == ProfileOutcome::NotMatched
                 && match code {
@@ -426,7 +426,7 @@ impl Judging<'_> {
     }
 
     fn verdict(&self, missing: bool) -> Verdict {
-        let applies = matches!(self.decision.outcome, Decided::Injected | Decided::Unchanged);
+        let applies = matches!(self.decision.outcome, Outcome::Injected | Outcome::Unchanged);
         let stands = self.is_called() || self.facts.configurations.is_none();
         match self.question.origin {
             Origin::Anybody if self.is_called() => Verdict::OptedIn,
@@ -437,7 +437,7 @@ impl Judging<'_> {
                 (true, false) => Verdict::Injected,
                 (false, _) => Verdict::NotInjected,
             },
-            Origin::Template | Origin::Review if self.decision.outcome == Decided::Denied => Verdict::WouldBeRefused,
+            Origin::Template | Origin::Review if self.decision.outcome == Outcome::Denied => Verdict::WouldBeRefused,
             Origin::Template | Origin::Review if applies && stands && self.facts.switched_off.is_none() => {
                 Verdict::WouldBeInjected
             }
@@ -496,7 +496,7 @@ impl Judging<'_> {
             return;
         }
         let ours: Vec<_> = self.entries.iter().filter(|entry| entry.ours).cloned().collect();
-        if let Some(entry) = ours.iter().find(|entry| entry.outcome == Outcome::ObjectSelector) {
+        if let Some(entry) = ours.iter().find(|entry| entry.outcome == CallOutcome::ObjectSelector) {
             let message = format!("the API server does not call {}: {}", entry.name, entry.detail);
             let remedy = "take the label pillion.dev/inject=false away from the pod template if it should be injected";
             self.find(Code::OptedOut, message).remedy = remedy.into();
@@ -504,8 +504,8 @@ impl Judging<'_> {
         }
         for entry in &ours {
             let code = match entry.outcome {
-                Outcome::ConditionFalse => Code::WebhookCondition,
-                Outcome::ConditionFailed => Code::WebhookConditionFailed,
+                CallOutcome::ConditionFalse => Code::WebhookCondition,
+                CallOutcome::ConditionFailed => Code::WebhookConditionFailed,
                 _ => continue,
             };
             let object = ObjectRef::new("MutatingWebhookConfiguration", None, &entry.configuration);

@@ -26,10 +26,10 @@ use pillion_engine::profile::CompiledProfile;
 use serde_json::{Value, json};
 
 use self::facts::{Target, What};
-use self::gather::{Asked, Cluster, Given, Known};
+use self::gather::{Asked, Cluster, OfflineInputs, PodLookupCache};
 pub(crate) use self::gather::{opted_in, taken_apart};
 pub(crate) use self::judge::{DecisionView, Explanation, view};
-use self::webhooks::Outcome;
+use self::webhooks::CallOutcome;
 use crate::args::ClusterArgs;
 use crate::args::block_on;
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
@@ -173,13 +173,13 @@ async fn in_cluster(args: ExplainArgs) -> anyhow::Result<Answer> {
     if let Some(file) = review {
         let mut question = facts::of_review(saved(&file)?);
         let namespace = question.object.namespace.clone().or(namespace).unwrap_or(default);
-        let facts = cluster.surroundings(&namespace).await;
-        cluster.complete(&mut question, &facts, &mut Known::default()).await;
+        let facts = cluster.facts(&namespace).await;
+        cluster.complete(&mut question, &facts, &mut PodLookupCache::default()).await;
         return Ok(Answer::Explained(vec![judge::judge(&facts, &question)], None));
     }
     let target = target.context("say what is to be explained")?;
     let namespace = if target.kind.kind == "Namespace" { target.name.clone() } else { namespace.unwrap_or(default) };
-    let facts = cluster.surroundings(&namespace).await;
+    let facts = cluster.facts(&namespace).await;
     Ok(match cluster.questions(&target, &facts).await? {
         Asked::Questions(questions, more) => {
             Answer::Explained(questions.iter().map(|question| judge::judge(&facts, question)).collect(), more)
@@ -209,7 +209,7 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
     };
     let namespace = questions.first().and_then(|question| question.object.namespace.clone());
     let namespace = namespace.or_else(|| args.namespace.clone()).context("it is in no namespace")?;
-    let given = Given {
+    let inputs = OfflineInputs {
         profiles: &args.profiles,
         namespace_file: args.namespace_file.as_deref(),
         webhooks_file: args.webhooks_file.as_deref(),
@@ -217,7 +217,7 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
         release: &release,
         namespace: &namespace,
     };
-    let facts = match gather::surroundings(&given)? {
+    let facts = match gather::offline_facts(&inputs)? {
         Ok(facts) => facts,
         Err(problems) => {
             output::problems(&problems)?;
@@ -268,8 +268,8 @@ fn webhooks(text: &mut String, explanation: &Explanation) {
     let _ = writeln!(text, "\n{BOLD}Webhook entries for pods{RESET}");
     for entry in &explanation.webhooks {
         let (colour, what) = match entry.outcome {
-            Outcome::Called => (GREEN, "called".to_owned()),
-            Outcome::Unknown => (YELLOW, format!("not known: {}", entry.detail)),
+            CallOutcome::Called => (GREEN, "called".to_owned()),
+            CallOutcome::Unknown => (YELLOW, format!("not known: {}", entry.detail)),
             _ => (DIM, format!("not called: {}", entry.detail)),
         };
         let _ = writeln!(text, "  {} {DIM}({}){RESET}  {colour}{what}{RESET}", entry.name, entry.configuration);
@@ -297,7 +297,7 @@ fn profiles(text: &mut String, explanation: &Explanation) {
                 Some(error) => format!("{RED}{error}{RESET}"),
                 None => shortened(&parameter.value.to_string()),
             };
-            let _ = writeln!(text, "    {} = {value}  {DIM}{}{RESET}", parameter.name, parameter.told());
+            let _ = writeln!(text, "    {} = {value}  {DIM}{}{RESET}", parameter.name, parameter.describe_sources());
         }
     }
     for notice in &decision.notices {
@@ -320,8 +320,9 @@ fn changes(text: &mut String, explanation: &Explanation) {
         let _ = writeln!(text, "  {sign} {}  {DIM}{}@{revision}{RESET}{gone}", change.path, change.by);
     }
     if !explanation.managers.is_empty() {
-        let told: Vec<_> = explanation.managers.iter().map(|one| format!("{} ({})", one.manager, one.time)).collect();
-        let _ = writeln!(text, "\n{BOLD}Written by{RESET}  {}", told.join(", "));
+        let managers: Vec<_> =
+            explanation.managers.iter().map(|one| format!("{} ({})", one.manager, one.time)).collect();
+        let _ = writeln!(text, "\n{BOLD}Written by{RESET}  {}", managers.join(", "));
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::facts::{Change, Origin, What};
 use super::judge::Judging;
-use super::webhooks::Outcome;
+use super::webhooks::CallOutcome;
 use crate::finding::{Code, Severity};
 
 impl Judging<'_> {
@@ -80,7 +80,7 @@ impl Judging<'_> {
         let others: Vec<_> = self
             .entries
             .iter()
-            .filter(|entry| !entry.ours && matches!(entry.outcome, Outcome::Called | Outcome::Unknown))
+            .filter(|entry| !entry.ours && matches!(entry.outcome, CallOutcome::Called | CallOutcome::Unknown))
             .map(|entry| format!("{} of {}", entry.name, entry.configuration))
             .collect();
         let others = if others.is_empty() {

@@ -110,9 +110,11 @@ fn view(decision: &Decision, considered: &Considered) -> ProfileView {
     let profile = &considered.profile;
     let decided = decision.profiles.iter().find(|decided| decided.profile.name() == profile.name());
     let (outcome, reason, message) = match decided {
-        Some(decided) => {
-            (decided.outcome.as_str(), decided.reason.as_str(), told(decided.reason, decided.detail.as_deref()))
-        }
+        Some(decided) => (
+            decided.outcome.as_str(),
+            decided.reason.as_str(),
+            describe_reason(decided.reason, decided.detail.as_deref()),
+        ),
         None => match considered.standing {
             Standing::NamespaceSelector => (
                 "not_matched",
@@ -135,7 +137,7 @@ fn view(decision: &Decision, considered: &Considered) -> ProfileView {
 }
 
 /// Returns a reason as a sentence, with details of the object.
-pub(crate) fn told(reason: Reason, detail: Option<&str>) -> String {
+pub(crate) fn describe_reason(reason: Reason, detail: Option<&str>) -> String {
     let sentence = reason.sentence();
     detail.map_or_else(|| sentence.to_owned(), |detail| format!("{sentence}: {detail}"))
 }
@@ -164,8 +166,8 @@ fn parameter(parameter: &ParameterValue) -> ParameterView {
 
 impl ParameterView {
     /// Formats the sources of the value.
-    pub(crate) fn told(&self) -> String {
-        let told: Vec<_> = self
+    pub(crate) fn describe_sources(&self) -> String {
+        let sources: Vec<_> = self
             .from
             .iter()
             .map(|from| match (from.source, &*from.key) {
@@ -176,7 +178,7 @@ impl ParameterView {
                 }
             })
             .collect();
-        told.join(", ")
+        sources.join(", ")
     }
 }
 
@@ -397,7 +399,7 @@ mod tests {
 
     /// A namespace-selector mismatch is reported only for profiles that are requested.
     #[test]
-    fn an_empty_or_a_falsy_value_asks_for_no_profile() {
+    fn empty_or_falsy_value_requests_no_profile() {
         const KEY: &str = "example.com/inject";
         let excluded = |empty: &str, on_pod: &str, on_namespace: &str| {
             let spec = json!({"request": {"annotation": KEY, "empty": empty}, "template": {"metadata": {"labels": {"a": "b"}}}});
@@ -418,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_does_not_compile_is_for_the_pods_that_its_selectors_have() {
+    fn broken_profile_matches_pods_by_selectors() {
         let labels = [("env".to_owned(), "prod".to_owned())];
         let namespace = NamespaceFacts { labels: labels.into(), ..NamespaceFacts::default() };
         let pod = json!({"metadata": {"labels": {"tier": "web"}}});

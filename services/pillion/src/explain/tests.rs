@@ -20,7 +20,7 @@ use crate::installation::Part;
 /// The creation time of test pods: 2026-11-22T00:00:00Z.
 const CREATED: i64 = 1_795_305_600;
 
-fn surroundings(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> ExplainFacts {
+fn explain_facts(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> ExplainFacts {
     let labels: BTreeMap<_, _> = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let metadata = ObjectMeta { name: Some("shop".to_owned()), labels: Some(labels.clone()), ..ObjectMeta::default() };
     let compiled = profiles.iter().map(|(name, spec)| {
@@ -111,22 +111,22 @@ fn where_the_api_server_does_not_call_it_says_why() {
         (&[("pillion.dev/injection", "held")], "excluded_namespace"),
     ] {
         assert_eq!(
-            found(&surroundings(labels, &[logger()]), &plain()),
+            found(&explain_facts(labels, &[logger()]), &plain()),
             (vec![code], Verdict::NotInjected),
             "{labels:?}"
         );
     }
     let out = stored(|pod| pod["metadata"]["labels"] = json!({"pillion.dev/inject": "false"}));
-    assert_eq!(found(&surroundings(ENABLED, &[logger()]), &out).0, ["opted_out"]);
-    let facts = ExplainFacts { configurations: Some(Vec::new()), ..surroundings(ENABLED, &[logger()]) };
+    assert_eq!(found(&explain_facts(ENABLED, &[logger()]), &out).0, ["opted_out"]);
+    let facts = ExplainFacts { configurations: Some(Vec::new()), ..explain_facts(ENABLED, &[logger()]) };
     assert_eq!(found(&facts, &plain()).0, ["not_registered"]);
-    let facts = ExplainFacts { configurations: None, ..surroundings(&[], &[logger()]) };
+    let facts = ExplainFacts { configurations: None, ..explain_facts(&[], &[logger()]) };
     assert_eq!(found(&facts, &plain()).0, ["not_opted_in"]);
 }
 
 #[test]
 fn a_pod_without_its_record_was_created_at_another_time_or_while_nobody_answered() {
-    let facts = || surroundings(ENABLED, &[logger()]);
+    let facts = || explain_facts(ENABLED, &[logger()]);
     let since = |opted_in| NamespaceAge { opted_in: Some(opted_in), changed: None };
     let late = ExplainFacts { namespace: NamespaceFacts { age: since(CREATED + 60), ..facts().namespace }, ..facts() };
     let off = Silences { off_since: Some(CREATED - 5), ..facts().silences };
@@ -160,7 +160,7 @@ fn a_pod_without_its_record_was_created_at_another_time_or_while_nobody_answered
 
 #[test]
 fn a_record_is_held_against_the_pod_and_against_what_is_at_work() {
-    let facts = surroundings(ENABLED, &[logger()]);
+    let facts = explain_facts(ENABLED, &[logger()]);
     let revision = facts.snapshot.profiles().iter().next().unwrap().revision().to_owned();
     let with = |record: String, has_container: bool| {
         stored(|pod| {
@@ -176,7 +176,7 @@ fn a_record_is_held_against_the_pod_and_against_what_is_at_work() {
     assert_eq!(robbed, (vec!["removed_after_injection"], Verdict::PartlyInjected));
     let old = found(&facts, &with(record("logger", "0000000000", &added), true));
     assert_eq!(old, (vec!["outdated_revision"], Verdict::Injected));
-    let none = surroundings(ENABLED, &[]);
+    let none = explain_facts(ENABLED, &[]);
     let surplus = found(&none, &with(record("logger", &revision, &added), true));
     assert!(surplus.0.contains(&"surplus_profile"), "{surplus:?}");
     let copied = stored(|pod| {
@@ -197,7 +197,7 @@ fn a_record_is_held_against_the_pod_and_against_what_is_at_work() {
 
 #[test]
 fn what_the_pod_is_and_what_the_profile_says_has_its_code() {
-    let facts = surroundings(ENABLED, &[guarded()]);
+    let facts = explain_facts(ENABLED, &[guarded()]);
     let host = stored(|pod| pod["spec"]["hostNetwork"] = json!(true));
     assert_eq!(found(&facts, &host).0, ["host_network"]);
     let mirror = stored(|pod| {
@@ -211,21 +211,21 @@ fn what_the_pod_is_and_what_the_profile_says_has_its_code() {
     let explanation = judge(&facts, &ended);
     assert_eq!((codes(&explanation), explanation.verdict.is_good()), (vec!["being_deleted"], true));
     // Missing parts of an ended pod need no action.
-    let explanation = judge(&surroundings(&[], &[logger()]), &ended);
+    let explanation = judge(&explain_facts(&[], &[logger()]), &ended);
     assert_eq!(codes(&explanation), ["not_opted_in", "being_deleted"]);
     assert!(explanation.verdict.is_good() && finding::is_well(&explanation.findings), "{explanation:?}");
-    assert_eq!(found(&surroundings(ENABLED, &[]), &plain()).0, ["no_profile"]);
+    assert_eq!(found(&explain_facts(ENABLED, &[]), &plain()).0, ["no_profile"]);
     let requested = ("asked", json!({"template": {"metadata": {"annotations": {"a/b": "1"}}}}));
-    assert_eq!(found(&surroundings(ENABLED, std::slice::from_ref(&requested)), &plain()).0, ["not_requested"]);
+    assert_eq!(found(&explain_facts(ENABLED, std::slice::from_ref(&requested)), &plain()).0, ["not_requested"]);
     let misled = stored(|pod| pod["metadata"]["annotations"] = json!({"pillion.dev/profiles": "askd"}));
-    let explanation = judge(&surroundings(ENABLED, &[requested]), &misled);
+    let explanation = judge(&explain_facts(ENABLED, &[requested]), &misled);
     assert_eq!(codes(&explanation), ["unknown_profile"]);
     assert!(explanation.findings[0].message.contains("did you mean asked?"), "{:?}", explanation.findings);
 }
 
 #[test]
 fn a_template_is_asked_what_its_pods_would_get() {
-    let facts = surroundings(ENABLED, &[logger()]);
+    let facts = explain_facts(ENABLED, &[logger()]);
     let workload = json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "backup", "namespace": "shop",
         "annotations": {"pillion.dev/profiles": "logger"}},
         "spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": [{"name": "b", "image": "b:1"}]}}}}}});
@@ -238,7 +238,7 @@ fn a_template_is_asked_what_its_pods_would_get() {
 
 #[test]
 fn a_profile_that_is_served_is_not_told_as_one_that_is_not_where_nobody_is_opted_in() {
-    let facts = surroundings(&[], &[logger()]);
+    let facts = explain_facts(&[], &[logger()]);
     let told: Vec<_> =
         judge(&facts, &plain()).profiles.into_iter().map(|one| (one.profile, one.outcome, one.reason)).collect();
     assert_eq!(told, [("logger".to_owned(), "not_matched", "not_opted_in")]);
@@ -275,8 +275,10 @@ fn pods_of_a_workload_are_created_by_its_controller_and_not_by_a_dry_run() {
 
 #[test]
 fn what_could_not_be_read_is_told_of_the_release_and_counts_by_what_it_is() {
-    let facts =
-        ExplainFacts { unread: vec![(Part::Namespaces, "forbidden".to_owned())], ..surroundings(ENABLED, &[logger()]) };
+    let facts = ExplainFacts {
+        unread: vec![(Part::Namespaces, "forbidden".to_owned())],
+        ..explain_facts(ENABLED, &[logger()])
+    };
     let explanation = judge(&facts, &plain());
     let unreadable = explanation.findings.iter().find(|finding| finding.code.as_str() == "unreadable").unwrap();
     assert_eq!((unreadable.severity, &*unreadable.object.kind), (finding::Severity::Warning, "Release"));

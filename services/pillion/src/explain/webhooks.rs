@@ -31,7 +31,7 @@ pub(crate) struct EntryView {
     pub(crate) name: String,
     /// Whether the entry belongs to Pillion.
     pub(crate) ours: bool,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: CallOutcome,
     /// The reason, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) detail: String,
@@ -44,7 +44,7 @@ pub(crate) struct EntryView {
 /// Whether the API server calls an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Outcome {
+pub(crate) enum CallOutcome {
     Called,
     NamespaceSelector,
     ObjectSelector,
@@ -120,25 +120,25 @@ fn level(entry: &MutatingWebhook, release: &Release) -> Option<InjectionLevel> {
     InjectionLevel::ALL.into_iter().find(|level| level.path() == path)
 }
 
-fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (Outcome, String) {
+fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (CallOutcome, String) {
     let labels = about.pod.pointer("/metadata/labels");
     let of_pod = |key: &str| labels?.get(key)?.as_str();
     let of_namespace = |key: &str| about.namespace_labels.get(key).map(String::as_str);
     if let Some(failing) = failing(entry.namespace_selector.as_ref(), &of_namespace) {
-        return (Outcome::NamespaceSelector, failing);
+        return (CallOutcome::NamespaceSelector, failing);
     }
     if let Some(failing) = failing(entry.object_selector.as_ref(), &of_pod) {
-        return (Outcome::ObjectSelector, failing);
+        return (CallOutcome::ObjectSelector, failing);
     }
     let conditions = entry.match_conditions.as_deref().unwrap_or_default();
     // The creating user is not known afterwards, but the other conditions can still be evaluated.
     let (of_user, others): (Vec<_>, Vec<_>) =
         conditions.iter().partition(|one| about.is_user_guessed && one.expression.contains("userInfo"));
-    let held = if others.is_empty() { (Outcome::Called, String::new()) } else { conditions_hold(&others, about) };
+    let held = if others.is_empty() { (CallOutcome::Called, String::new()) } else { conditions_hold(&others, about) };
     match (of_user.first(), held) {
-        (Some(condition), (Outcome::Called, _)) => {
+        (Some(condition), (CallOutcome::Called, _)) => {
             let detail = format!("condition {} asks who creates the pod, which is not known", condition.name);
-            (Outcome::Unknown, detail)
+            (CallOutcome::Unknown, detail)
         }
         (_, held) => held,
     }
@@ -147,16 +147,16 @@ fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (Outcome, String) {
 /// Returns the requirements of a selector that fail, in words; `None` if all hold.
 fn failing<'l>(selector: Option<&Text>, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
     let selector: LabelSelector = serde_json::from_value(serde_json::to_value(selector?).ok()?).ok()?;
-    let mut told = Vec::new();
+    let mut mismatches = Vec::new();
     for (key, value) in &selector.match_labels {
         let requirement = Requirement { key: key.clone(), operator: Operator::In, values: vec![value.clone()] };
-        told.extend(told_of(&requirement, label));
+        mismatches.extend(mismatch(&requirement, label));
     }
-    told.extend(selector.match_expressions.iter().filter_map(|requirement| told_of(requirement, label)));
-    (!told.is_empty()).then(|| told.join("; "))
+    mismatches.extend(selector.match_expressions.iter().filter_map(|requirement| mismatch(requirement, label)));
+    (!mismatches.is_empty()).then(|| mismatches.join("; "))
 }
 
-fn told_of<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
+fn mismatch<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
     let alone = LabelSelector { match_expressions: vec![requirement.clone()], ..LabelSelector::default() };
     if alone.matches(label) {
         return None;
@@ -177,8 +177,8 @@ fn told_of<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l str
 }
 
 /// Evaluates the conditions of an entry as those of an otherwise empty profile.
-fn conditions_hold(conditions: &[&MatchCondition], about: About<'_>) -> (Outcome, String) {
-    let unknown = |why: String| (Outcome::Unknown, why);
+fn conditions_hold(conditions: &[&MatchCondition], about: About<'_>) -> (CallOutcome, String) {
+    let unknown = |why: String| (CallOutcome::Unknown, why);
     let spec = json!({
         "activation": "Always",
         "matchConditions": conditions.iter().map(|one| json!({
@@ -211,9 +211,9 @@ fn conditions_hold(conditions: &[&MatchCondition], about: About<'_>) -> (Outcome
     };
     let detail = decision.detail.as_deref().unwrap_or_default().to_owned();
     match (decision.outcome, decision.reason) {
-        (_, Reason::MatchCondition) => (Outcome::ConditionFalse, format!("condition {detail} is false")),
-        (ProfileOutcome::Skipped | ProfileOutcome::Denied, _) => (Outcome::ConditionFailed, detail),
-        _ => (Outcome::Called, String::new()),
+        (_, Reason::MatchCondition) => (CallOutcome::ConditionFalse, format!("condition {detail} is false")),
+        (ProfileOutcome::Skipped | ProfileOutcome::Denied, _) => (CallOutcome::ConditionFailed, detail),
+        _ => (CallOutcome::Called, String::new()),
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    fn view(labels: &[(&str, &str)], pod: &Value, change: impl FnOnce(&mut MutatingWebhook)) -> (Outcome, String) {
+    fn view(labels: &[(&str, &str)], pod: &Value, change: impl FnOnce(&mut MutatingWebhook)) -> (CallOutcome, String) {
         let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
         let mut configuration = mutating(&Settings::new("pillion-system", "ca"));
         change(&mut configuration.webhooks.as_mut().unwrap()[0]);
@@ -248,34 +248,34 @@ mod tests {
     }
 
     #[test]
-    fn selectors_are_those_of_the_api_server_and_say_what_does_not_hold() {
+    fn failing_selector_requirements_are_described() {
         let enabled = [("pillion.dev/injection", "enabled"), ("kubernetes.io/metadata.name", "shop")];
-        assert_eq!(view(&enabled, &pod(&json!({})), |_| {}), (Outcome::Called, String::new()));
+        assert_eq!(view(&enabled, &pod(&json!({})), |_| {}), (CallOutcome::Called, String::new()));
         let (outcome, detail) = view(&[], &pod(&json!({})), |_| {});
-        assert_eq!(outcome, Outcome::NamespaceSelector);
+        assert_eq!(outcome, CallOutcome::NamespaceSelector);
         assert_eq!(detail, "pillion.dev/injection has to be enabled, and is not there");
         let (outcome, detail) = view(&enabled, &pod(&json!({"pillion.dev/inject": "false"})), |_| {});
-        assert_eq!(outcome, Outcome::ObjectSelector);
+        assert_eq!(outcome, CallOutcome::ObjectSelector);
         assert_eq!(detail, "pillion.dev/inject must not be false, and is \"false\"");
     }
 
     #[test]
-    fn conditions_are_evaluated_or_told_as_not_known() {
+    fn match_conditions_are_evaluated_or_unknown() {
         let enabled = [("pillion.dev/injection", "enabled")];
         let with = |expression: &str| {
             let condition = MatchCondition { name: "mine".to_owned(), expression: expression.to_owned() };
             view(&enabled, &pod(&json!({})), |entry| entry.match_conditions = Some(vec![condition])).0
         };
-        assert_eq!(with("object.spec.containers.size() == 1"), Outcome::Called);
-        assert_eq!(with("object.spec.containers.size() == 2"), Outcome::ConditionFalse);
-        assert_eq!(with("request.userInfo.username == 'u'"), Outcome::Called);
-        assert_eq!(with("!(request.dryRun)"), Outcome::Called);
-        assert_eq!(with("object.metadata.labels['none'] == 'x'"), Outcome::ConditionFailed);
-        assert_eq!(with("authorizer.path('/x').check('get').allowed()"), Outcome::Unknown);
+        assert_eq!(with("object.spec.containers.size() == 1"), CallOutcome::Called);
+        assert_eq!(with("object.spec.containers.size() == 2"), CallOutcome::ConditionFalse);
+        assert_eq!(with("request.userInfo.username == 'u'"), CallOutcome::Called);
+        assert_eq!(with("!(request.dryRun)"), CallOutcome::Called);
+        assert_eq!(with("object.metadata.labels['none'] == 'x'"), CallOutcome::ConditionFailed);
+        assert_eq!(with("authorizer.path('/x').check('get').allowed()"), CallOutcome::Unknown);
     }
 
     #[test]
-    fn a_condition_on_who_creates_the_pod_is_not_known_of_a_pod_that_anybody_may_have_created() {
+    fn user_condition_is_unknown_without_known_creator() {
         let outcome = |expressions: &[&str], is_user_guessed: bool| {
             let condition =
                 |expression: &&str| MatchCondition { name: "mine".to_owned(), expression: (*expression).to_owned() };
@@ -296,15 +296,15 @@ mod tests {
             entries(&[configuration], &release, about)[0].outcome
         };
         let nodes = "!('system:nodes' in request.userInfo.groups)";
-        assert_eq!(outcome(&[nodes], false), Outcome::Called);
-        assert_eq!(outcome(&[nodes], true), Outcome::Unknown);
-        assert_eq!(outcome(&["request.userInfo.username == 'jane'"], true), Outcome::Unknown);
-        assert_eq!(outcome(&["request.userInfo.username == 'jane'"], false), Outcome::ConditionFalse);
-        assert_eq!(outcome(&[nodes, "object.spec.containers.size() == 2"], true), Outcome::ConditionFalse);
+        assert_eq!(outcome(&[nodes], false), CallOutcome::Called);
+        assert_eq!(outcome(&[nodes], true), CallOutcome::Unknown);
+        assert_eq!(outcome(&["request.userInfo.username == 'jane'"], true), CallOutcome::Unknown);
+        assert_eq!(outcome(&["request.userInfo.username == 'jane'"], false), CallOutcome::ConditionFalse);
+        assert_eq!(outcome(&[nodes, "object.spec.containers.size() == 2"], true), CallOutcome::ConditionFalse);
     }
 
     #[test]
-    fn entries_for_other_things_than_pods_are_not_asked() {
+    fn webhook_entries_for_other_kinds_are_skipped() {
         let rule = |resources: &[&str], operations: &[&str]| RuleWithOperations {
             api_groups: Some(vec![String::new()]),
             api_versions: Some(vec!["v1".to_owned()]),

@@ -106,7 +106,7 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<ExitCode> {
         let exported = policy::export(Profile { compiled, spec, rival, reach, opt_in: &opt_in });
         complete &= exported.left_out.is_empty();
         for LeftOut { path, why } in exported.left_out {
-            output::tell(&format!("{}: {path} is left out: {why}", compiled.display_name()))?;
+            output::report(&format!("{}: {path} is left out: {why}", compiled.display_name()))?;
         }
         objects.extend(exported.objects);
     }

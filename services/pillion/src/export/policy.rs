@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_labels_and_annotations_are_said_the_same() {
+    fn only_literal_labels_and_annotations_are_exported() {
         for template in [
             json!({"spec": {"containers": []}}),
             json!({"metadata": {"finalizers": ["a"]}}),
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_only_changed_when_it_is_created() {
+    fn exported_policy_changes_pods_only_at_creation() {
         let rule_of = |target: Value| {
             let target = serde_json::from_value(target).unwrap();
             let rule = mutation_rule(&ProfileSpec { target: Some(target), ..ProfileSpec::default() });

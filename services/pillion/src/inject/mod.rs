@@ -96,7 +96,7 @@ fn inject(
                 simulated_cluster::decide(document, &place, simulated, &known).with_context(|| name.clone())?;
             denied |= decided.decision.outcome == Outcome::Denied;
             if !quiet || decided.decision.outcome == Outcome::Denied {
-                output::tell(&lines(&name, &decided.decision))?;
+                output::report(&lines(&name, &decided.decision))?;
             }
             patch.extend(objects::apply(document, &place, decided.patch.as_deref()).with_context(|| name)?);
         }
@@ -119,7 +119,7 @@ fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Res
         Err(error) => return wrong(&[Problem::whole(source.name.as_str(), format!("{error:#}"))]),
     };
     if !quiet {
-        output::tell(&lines(&source.name, &decided.decision))?;
+        output::report(&lines(&source.name, &decided.decision))?;
     }
     output::print(&format!("{}\n", response.trim_end()))?;
     Ok(if decided.decision.outcome == Outcome::Denied { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_found_wherever_they_are() {
+    fn pods_and_templates_are_found_at_any_depth() {
         let template = json!({"spec": {"containers": []}});
         let document = json!({"apiVersion": "v1", "kind": "List", "items": [
             {"apiVersion": "v1", "kind": "Pod", "spec": {}},
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_becomes_a_pod_as_its_controller_makes_it() {
+    fn template_becomes_pod_like_controller() {
         let document = json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
             "spec": {"template": {"metadata": {"labels": {"a": "b"}}, "spec": {"x": 1}}},
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_of_a_pod_is_a_patch_of_its_document() {
+    fn pod_patch_applies_to_its_document() {
         let before = json!({"apiVersion": "v1", "kind": "List", "items": [
             {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {"spec": {"a": 1}}}}]});
         let patch = json!([
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_that_does_not_apply_changes_nothing_and_is_told() {
+    fn inapplicable_patch_is_reported_without_changes() {
         let mut document = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {}});
         let before = document.clone();
         let place = pods(&document)[0].clone();

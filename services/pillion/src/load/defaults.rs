@@ -128,7 +128,7 @@ spec:
     }
 
     #[test]
-    fn a_default_takes_the_place_of_the_one_that_is_written() {
+    fn default_replaces_written_default() {
         for defaults in ["", "shipper: {image: \"shipper:2\", port: 81}"] {
             assert_eq!(problems(defaults), Vec::<String>::new(), "{defaults}");
         }
@@ -137,7 +137,7 @@ spec:
     }
 
     #[test]
-    fn what_nobody_has_is_told_where_it_stands() {
+    fn unknown_default_is_reported_with_position() {
         for (defaults, expected) in [
             ("shiper: {image: a}", "parameters.yaml:1:1: there is no profile shiper"),
             ("shipper: {imag: a}", "parameters.yaml:1:11: the profile shipper has no parameter imag"),

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_piece_of_text_is_shown_with_its_line() {
+    fn problem_shows_marked_source_line() {
         let text = anstream::adapter::strip_str(&problem("a: 1\nb: 22\n", "22").with_help("x".to_owned()).render())
             .to_string();
         assert_eq!(text, "error: that is wrong\n --> a.yaml:2:4\n  |\n2 | b: 22\n  |    ^^\n  |\nhelp: x",);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_lines_the_first_is_shown_and_an_end_of_file_can_be() {
+    fn multi_line_and_end_of_file_positions_are_shown() {
         let text = problem("a: |\n  one\n  two\n", "one\n  two").render();
         assert!(text.contains("one") && !text.contains("two"), "{text}");
         let mut last = problem("a: 1\n", "1");

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gets_a_revision_is_said() {
+    fn history_shows_selection_of_revision() {
         let some = |revision: &str| Some(revision.to_owned());
         let mut status = ProfileStatus {
             revision: some("b"),

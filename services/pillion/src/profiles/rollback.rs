@@ -72,7 +72,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
     if which.namespace.is_none() {
         let note = extension_note(&profile.client, &which.name).await;
         if !note.is_empty() {
-            output::tell(note.trim_end())?;
+            output::report(note.trim_end())?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_back_to_the_one_before_or_to_what_is_promoted() {
+    fn rollback_targets_previous_or_promoted_revision() {
         assert_eq!(target(&status("cc33", "cc33"), None).unwrap(), "bb22");
         assert_eq!(target(&status("cc33", "aa00"), None).unwrap(), "aa00");
         let error = target(&status("aa00", "aa00"), None).unwrap_err().to_string();
@@ -208,17 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn the_first_digits_are_enough_if_they_are_of_one() {
+    fn unique_hash_prefix_finds_revision() {
         let status = status("cc33", "cc33");
         assert_eq!(target(&status, Some("bb")).unwrap(), "bb22");
-        for (digits, told) in [("b", "more than one"), ("dd", "cc33, bb22"), ("", "no revision")] {
+        for (digits, expected) in [("b", "more than one"), ("dd", "cc33, bb22"), ("", "no revision")] {
             let error = target(&status, Some(digits)).unwrap_err().to_string();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
-    fn all_that_extend_it_are_told_also_by_way_of_others() {
+    fn lists_direct_and_indirect_extending_profiles() {
         let child = |namespace: Option<&str>, name: &str, parent: &str| Child {
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),
@@ -232,13 +232,13 @@ mod tests {
             // A cycle, which the controller never accepts.
             child(None, "otel", "java"),
         ];
-        let told = text("otel", &extending("otel", &all));
+        let note = text("otel", &extending("otel", &all));
         for expected in
             ["ClusterInjectionProfile java\n", "InjectionProfile shop/ours\n", "InjectionProfile shop/otel\n"]
         {
-            assert!(told.contains(expected), "{told}");
+            assert!(note.contains(expected), "{note}");
         }
-        assert!(!told.contains("theirs"), "{told}");
+        assert!(!note.contains("theirs"), "{note}");
         assert_eq!(text("nothing", &extending("nothing", &all)), "");
         let many: Vec<_> = (0..NAMED + 3).map(|number| child(None, &format!("p-{number}"), "otel")).collect();
         assert!(text("otel", &extending("otel", &many)).contains("and 3 more"));

@@ -39,8 +39,8 @@ pub(crate) struct RolloutArgs {
     apply: bool,
     /// Which pods are a reason to restart: those that lack a profile, carry an older revision, or carry a profile that
     /// no longer matches them. May be given several times.
-    #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [Stand::Missing, Stand::Outdated])]
-    states: Vec<Stand>,
+    #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [StaleState::Missing, StaleState::Outdated])]
+    states: Vec<StaleState>,
     /// The maximum number of concurrent restarts.
     #[arg(long, value_name = "COUNT", default_value = "1")]
     max_unavailable_workloads: NonZeroUsize,
@@ -57,7 +57,7 @@ pub(crate) struct RolloutArgs {
 
 /// A difference between pods and their profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Stand {
+enum StaleState {
     /// They lack a profile.
     Missing,
     /// They carry an older revision.
@@ -66,7 +66,7 @@ enum Stand {
     Surplus,
 }
 
-impl Stand {
+impl StaleState {
     const fn state(self) -> State {
         match self {
             Self::Missing => State::Missing,
@@ -82,9 +82,9 @@ pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<ExitCode> {
     let lines = block_on(rollout(args))?;
     output.print(|| Ok(table(&lines)), || Ok(value(&lines, applies)))?;
     if output == Form::Text {
-        output::tell(&summary(&lines, applies))?;
+        output::report(&summary(&lines, applies))?;
     }
-    let is_done = lines.iter().all(|line| line.outcome == Some(Outcome::Restarted));
+    let is_done = lines.iter().all(|line| line.outcome == Some(RestartOutcome::Restarted));
     Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -96,7 +96,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
     let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;
-    let states: Vec<_> = states.into_iter().map(Stand::state).collect();
+    let states: Vec<_> = states.into_iter().map(StaleState::state).collect();
     let findings = report.findings.into_iter().filter(|finding| states.contains(&finding.state));
     let stale = plan::by_workload(&client, findings).await?;
     let mut lines = Vec::with_capacity(stale.len());
@@ -132,19 +132,19 @@ async fn restart_all(
         let (has_failed, under_way) = (&has_failed, &under_way);
         async move {
             if has_failed.load(Ordering::Relaxed) {
-                line.outcome = Some(Outcome::NotBegun);
+                line.outcome = Some(RestartOutcome::NotBegun);
                 return Ok(());
             }
-            output::tell(&format!("{}: begins, {} of {all}", line.stale.workload, place + 1))?;
+            output::report(&format!("{}: begins, {} of {all}", line.stale.workload, place + 1))?;
             let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, under_way)).await {
-                Ok(Ok(())) => Outcome::Restarted,
-                Ok(Err(error)) => Outcome::Failed(output::causes(&error)),
-                Err(_) => Outcome::Failed(restart::still_waits_for(client, &line.stale, under_way, limit).await),
+                Ok(Ok(())) => RestartOutcome::Restarted,
+                Ok(Err(error)) => RestartOutcome::Failed(output::causes(&error)),
+                Err(_) => RestartOutcome::Failed(restart::still_waits_for(client, &line.stale, under_way, limit).await),
             };
-            if outcome != Outcome::Restarted {
+            if outcome != RestartOutcome::Restarted {
                 has_failed.store(true, Ordering::Relaxed);
             }
-            output::tell(&format!("{}: {outcome}", line.stale.workload))?;
+            output::report(&format!("{}: {outcome}", line.stale.workload))?;
             line.outcome = Some(outcome);
             anyhow::Ok(())
         }
@@ -164,12 +164,12 @@ struct Line {
     /// The planned action.
     plan: Plan,
     /// The result; `None` if it was not restarted.
-    outcome: Option<Outcome>,
+    outcome: Option<RestartOutcome>,
 }
 
 /// The result of a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Outcome {
+enum RestartOutcome {
     /// All pods are new, available and as their profiles say.
     Restarted,
     /// The restart failed, for this reason.
@@ -178,7 +178,7 @@ enum Outcome {
     NotBegun,
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for RestartOutcome {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Restarted => formatter.write_str("restarted"),
@@ -241,9 +241,9 @@ fn summary(lines: &[Line], applies: bool) -> String {
         all => format!("{all} workloads are stale"),
     };
     if applies {
-        let restarted = count(|line| line.outcome == Some(Outcome::Restarted));
-        let failed = count(|line| matches!(line.outcome, Some(Outcome::Failed(_))));
-        let not_begun = count(|line| line.outcome == Some(Outcome::NotBegun));
+        let restarted = count(|line| line.outcome == Some(RestartOutcome::Restarted));
+        let failed = count(|line| matches!(line.outcome, Some(RestartOutcome::Failed(_))));
+        let not_begun = count(|line| line.outcome == Some(RestartOutcome::NotBegun));
         return format!("{all}: {restarted} restarted, {failed} failed, {not_begun} not begun, {left} left alone");
     }
     let restart = lines.len() - left;
@@ -267,9 +267,9 @@ fn value(lines: &[Line], applies: bool) -> Value {
         };
         let (outcome, error) = match outcome {
             None => (None, None),
-            Some(Outcome::Restarted) => (Some("restarted"), None),
-            Some(Outcome::Failed(why)) => (Some("failed"), Some(why)),
-            Some(Outcome::NotBegun) => (Some("notBegun"), None),
+            Some(RestartOutcome::Restarted) => (Some("restarted"), None),
+            Some(RestartOutcome::Failed(why)) => (Some("failed"), Some(why)),
+            Some(RestartOutcome::NotBegun) => (Some("notBegun"), None),
         };
         json!({
             "namespace": workload.namespace, "kind": workload.kind, "name": workload.name, "pods": pods,
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
     use crate::workload::Workload;
 
-    fn line(plan: Plan, outcome: Option<Outcome>) -> Line {
+    fn line(plan: Plan, outcome: Option<RestartOutcome>) -> Line {
         let wrong = Wrong {
             state: State::Outdated,
             causes: [Cause::ProfileChanged].into(),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_is_wrong_and_what_is_to_be_done() {
+    fn rollout_line_has_problem_and_plan() {
         assert_eq!(
             table(&[line(Plan::Restart, None)]),
             "NAMESPACE   WORKLOAD         PODS   PROFILES                    RESULT\n\
@@ -311,8 +311,10 @@ mod tests {
         let lines = [line(Plan::Leave("it is paused".to_owned()), None), line(Plan::Restart, None)];
         assert!(table(&lines).contains("left alone: it is paused"));
         assert_eq!(summary(&lines, false), "2 workloads are stale: 1 would be restarted by --apply, 1 left alone");
-        let lines =
-            [line(Plan::Restart, Some(Outcome::Restarted)), line(Plan::Restart, Some(Outcome::Failed("x".to_owned())))];
+        let lines = [
+            line(Plan::Restart, Some(RestartOutcome::Restarted)),
+            line(Plan::Restart, Some(RestartOutcome::Failed("x".to_owned()))),
+        ];
         assert_eq!(summary(&lines, true), "2 workloads are stale: 1 restarted, 1 failed, 0 not begun, 0 left alone");
         let found = value(&lines, true);
         assert_eq!(found["workloads"][1]["error"], "x");

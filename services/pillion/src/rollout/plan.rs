@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_the_strategy_takes_away_have_to_be_allowed() {
+    fn budget_must_allow_unavailable_pods_of_strategy() {
         let web = || json!({"matchLabels": {"app": "web"}});
         let rolling = |unavailable: Value, surge: Value| {
             deployment(
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_restarts_take_of_a_budget_that_is_shared_is_taken() {
+    fn restarts_share_disruption_budget() {
         let shared = || [budget(&json!({"matchLabels": {"app": "web"}}), 1, (1, 1))];
         let web = deployment(&json!({}));
         let other = Taken::by("Deployment", &web);
@@ -312,14 +312,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restart_does_nothing_for_is_left_alone_with_a_reason() {
-        for (change, told) in [
+    fn workload_that_restart_cannot_fix_is_left() {
+        for (change, reason) in [
             (json!({"paused": true}), "kubectl rollout resume"),
             (json!({"updateStrategy": {"type": "OnDelete"}}), "OnDelete"),
             (json!({"updateStrategy": {"rollingUpdate": {"partition": 2}}}), "partition is 2"),
         ] {
             let plan = of("StatefulSet", &json!({"spec": change}), &[], &[]);
-            assert!(matches!(&plan, Plan::Leave(why) if why.contains(told)), "{plan:?}");
+            assert!(matches!(&plan, Plan::Leave(why) if why.contains(reason)), "{plan:?}");
         }
         for kind in ["Pod", "Job", "CronJob", "ReplicaSet", "GameServer"] {
             assert!(of_kind(kind).is_some(), "{kind}");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_counted_as_their_controller_counts_them() {
+    fn daemon_set_nodes_are_counted_like_controller() {
         let of = |update: Value| {
             at_one_time(
                 "DaemonSet",
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_counted_once_and_profiles_told_each() {
+    fn pods_are_counted_once_across_profiles() {
         let stale = stale(vec![
             finding("a", "nginx", State::Outdated, Cause::ProfileChanged),
             finding("a", "otel", State::Missing, Cause::WebhookAway),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pod_is_measured_by_what_a_restart_can_mend() {
+    fn new_pod_is_checked_for_fixable_states() {
         let stale = stale(vec![
             finding("a", "nginx", State::Outdated, Cause::ProfileChanged),
             finding("a", "otel", State::Missing, Cause::LeftOut),
@@ -385,18 +385,18 @@ mod tests {
             Injected::Profiles(all.iter().map(|(name, revision)| ((*name).into(), (*revision).into())).collect())
         };
         assert_eq!(stale.is_wrong(&profiles(&[("nginx", "new")])), None);
-        for (has, told) in [
+        for (has, reason) in [
             (Injected::Nothing, "as profile nginx says: it does not have it"),
             (Injected::Foreign, "as profile nginx says: it does not have it"),
             (profiles(&[("nginx", "old")]), "as profile nginx says: it has it at old"),
             (profiles(&[("nginx", "new"), ("old", "r")]), "as profile old says: it has it at r"),
         ] {
-            assert_eq!(stale.is_wrong(&has).as_deref(), Some(told), "{has:?}");
+            assert_eq!(stale.is_wrong(&has).as_deref(), Some(reason), "{has:?}");
         }
     }
 
     #[test]
-    fn what_the_webhook_left_out_it_leaves_out_again() {
+    fn restart_is_in_vain_for_left_out_profiles() {
         let left_out = || finding("a", "nginx", State::Missing, Cause::LeftOut);
         assert!(stale(vec![left_out()]).is_in_vain().is_some());
         let also = finding("b", "nginx", State::Missing, Cause::WebhookAway);

@@ -271,18 +271,18 @@ fn claims(workload: &Value, name: &str, pod: &mut Value) {
 mod tests {
     use super::*;
 
-    fn told(kind: &str, object: &Value) -> Option<String> {
+    fn waits_for_text(kind: &str, object: &Value) -> Option<String> {
         waits_for(kind, object).map(|(Waits::For(what) | Waits::Never(what))| what)
     }
 
     #[test]
-    fn a_workload_is_done_when_all_its_pods_are_new_and_available() {
+    fn rollout_waits_for_new_and_available_pods() {
         let deployment =
             |status: Value| json!({"metadata": {"generation": 2}, "spec": {"replicas": 3}, "status": status});
         let of = |observed: i64, updated: i64, available: i64, all: i64| {
             let status = json!({"observedGeneration": observed, "updatedReplicas": updated,
                                 "availableReplicas": available, "replicas": all});
-            told("Deployment", &deployment(status))
+            waits_for_text("Deployment", &deployment(status))
         };
         assert_eq!(of(1, 3, 3, 3).unwrap(), "its controller has not seen the restart yet");
         assert_eq!(of(2, 1, 3, 4).unwrap(), "1 of 3 pods are new");
@@ -300,18 +300,18 @@ mod tests {
                 "observedGeneration": 1, "replicas": 2, "availableReplicas": 2, "updatedReplicas": updated,
                 "currentRevision": current, "updateRevision": "b"}})
         };
-        assert_eq!(told("StatefulSet", &set("a", 1)).unwrap(), "1 of 2 pods are new");
-        assert_eq!(told("StatefulSet", &set("b", 0)), None);
+        assert_eq!(waits_for_text("StatefulSet", &set("a", 1)).unwrap(), "1 of 2 pods are new");
+        assert_eq!(waits_for_text("StatefulSet", &set("b", 0)), None);
         let daemons = |updated: i64| {
             json!({"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "desiredNumberScheduled": 2,
                    "updatedNumberScheduled": updated, "numberAvailable": 2}})
         };
-        assert_eq!(told("DaemonSet", &daemons(1)).unwrap(), "1 of 2 pods are new");
-        assert_eq!(told("DaemonSet", &daemons(2)), None);
+        assert_eq!(waits_for_text("DaemonSet", &daemons(1)).unwrap(), "1 of 2 pods are new");
+        assert_eq!(waits_for_text("DaemonSet", &daemons(2)), None);
     }
 
     #[test]
-    fn a_pod_is_the_workloads_own() {
+    fn workload_pod_has_template_and_owner() {
         let template = json!({
             "metadata": {"labels": {"app": "web"}, "creationTimestamp": null},
             "spec": {"containers": [{"name": "app"}]},
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stateful_set_claims_is_there_to_be_mounted() {
+    fn stateful_set_claims_become_volumes() {
         let template = json!({
             "metadata": {"labels": {"app": "db"}},
             "spec": {"containers": [{"name": "app"}], "volumes": [{"name": "data", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]},

@@ -60,7 +60,7 @@ impl Service<'_> {
             writeln!(text, "  others of {library}: --profiles {library}/NAME; all at once: --profiles {library}")?;
         }
         for profile in self.profiles.iter() {
-            writeln!(text, "  {} ({}): {}", profile.name(), profile.revision(), how_to_ask(profile))?;
+            writeln!(text, "  {} ({}): {}", profile.name(), profile.revision(), request_hint(profile))?;
         }
         if self.profiles.is_empty() {
             writeln!(text, "  none")?;
@@ -95,8 +95,8 @@ impl Service<'_> {
     }
 
     fn curl(&self, url: &str) -> String {
-        let (authority, review) = (quoted(&self.folder.authority()), quoted(&self.folder.review()));
-        format!("curl -sS --cacert {authority} -H 'content-type: application/json' --data @{review} {url} | {DECODE}")
+        let (ca, review) = (quoted(&self.folder.ca()), quoted(&self.folder.review()));
+        format!("curl -sS --cacert {ca} -H 'content-type: application/json' --data @{review} {url} | {DECODE}")
     }
 
     fn inject(&self) -> String {
@@ -118,7 +118,7 @@ pub(crate) fn change(loaded: &Loaded) -> String {
     if parts.is_empty() { String::new() } else { format!("Profiles: {}\n", parts.join("; ")) }
 }
 
-fn how_to_ask(profile: &CompiledProfile) -> String {
+fn request_hint(profile: &CompiledProfile) -> String {
     let name = &profile.name().name;
     match profile.activation() {
         Activation::Always => "every pod that its selectors match gets it".to_owned(),
@@ -177,13 +177,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_stays_one_word() {
+    fn quoted_path_stays_one_shell_word() {
         assert_eq!(quoted(Path::new("/tmp/pillion-dev-x/ca.crt")), "/tmp/pillion-dev-x/ca.crt");
         assert_eq!(quoted(Path::new("/tmp/my files/it's")), r"'/tmp/my files/it'\''s'");
     }
 
     #[test]
-    fn an_address_that_nobody_can_dial_is_told_as_one_that_can_be() {
+    fn unspecified_address_is_printed_as_loopback() {
         for (address, expected) in [
             ("127.0.0.1:8443", "localhost:8443"),
             ("0.0.0.0:1", "localhost:1"),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_in_one_line() {
+    fn change_is_printed_in_one_line() {
         let loaded = Loaded {
             changed: vec![ProfileName::cluster("a")],
             kept: vec![ProfileName::cluster("b")],
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_enough_only_if_it_finds_this_program() {
+    fn program_name_needs_path_unless_found() {
         let folder = tempfile::tempdir().unwrap();
         let (ours, others) = (folder.path().join("ours"), folder.path().join("others"));
         for folder in [&ours, &others] {

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_says_which_name_its_certificate_has_to_have() {
+    fn secret_determines_namespace_and_server_names() {
         let watched = |secret: &str, names: &[&str]| {
             let names: Vec<_> = names.iter().map(ToString::to_string).collect();
             secret_name(secret).unwrap().watched(&names, "here").map_err(|error| error.to_string())
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_good_one_makes_it_ready_and_what_cannot_be_served_does_not() {
+    fn first_valid_certificate_makes_replica_ready() {
         let pair = || {
             let made = rcgen::generate_simple_self_signed(vec!["pillion.test".to_owned()]).unwrap();
             (made.cert.pem(), made.signing_key.serialize_pem(), made.cert.der().clone())
@@ -526,14 +526,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_missing_is_named() {
+    async fn missing_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let error = format!("{:#}", load(dir.path()).await.unwrap_err());
         assert!(error.contains("cannot read the certificate") && error.contains("tls.crt"), "{error}");
     }
 
     #[tokio::test]
-    async fn new_files_are_taken_and_broken_ones_are_not() {
+    async fn new_files_are_served_unless_broken() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path());
         let mut files = load(dir.path()).await.unwrap();
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_came_of_each_look_is_counted() {
+    async fn reload_results_are_counted() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path());
         let files = load(dir.path()).await.unwrap();
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_used_is_told_with_the_flag_and_the_file() {
+    async fn unusable_client_ca_error_names_flag_and_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.crt");
         let error = format!("{:#}", load_clients(&path).await.unwrap_err());
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_authority_is_taken_and_a_broken_one_is_not() {
+    async fn new_client_ca_is_used_unless_broken() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.crt");
         std::fs::write(&path, authority()).unwrap();

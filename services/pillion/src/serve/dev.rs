@@ -146,7 +146,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         requests,
     })
     .await?;
-    let told = Service {
+    let announcement = Service {
         address: servers.address,
         metrics_address: servers.metrics_address,
         has_playground,
@@ -159,7 +159,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         program: &announce::own_program(),
     }
     .text();
-    output::print(&told)?;
+    output::print(&announcement)?;
 
     let (stop, drain) = (CancellationToken::new(), CancellationToken::new());
     tokio::spawn(controls.level.follow(detail, stop.clone()));
@@ -252,7 +252,7 @@ fn opted_in(namespaces: &Levels) -> impl Iterator<Item = &str> + Clone {
 
 fn certificate(listen: SocketAddr, folder: &Folder) -> anyhow::Result<Arc<ServingCertificate>> {
     let made = self_signed_certificate(listen.ip())?;
-    folder.write_authority(&made.authority)?;
+    folder.write_ca(&made.authority)?;
     let certificate = PemText { source: "the certificate made here", text: made.certificate.as_bytes() };
     let key = PemText { source: "the key made here", text: made.key.as_bytes() };
     Ok(ServingCertificate::new(certificate, key)?)

@@ -49,7 +49,7 @@ fn run_service<S: Future<Output = anyhow::Result<()>>>(
 }
 
 /// The exit code after a second signal: that of a process killed by SIGINT.
-const ASKED_TWICE: i32 = 130;
+const EXIT_SECOND_SIGNAL: i32 = 130;
 
 /// The signals that ask the process to end. Once created, they no longer kill the process by themselves.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Signals {
         tokio::spawn(async move {
             let signal = self.next().await;
             tracing::warn!(signal, "asked again to end: ending without waiting for requests");
-            std::process::exit(ASKED_TWICE);
+            std::process::exit(EXIT_SECOND_SIGNAL);
         });
     }
 }

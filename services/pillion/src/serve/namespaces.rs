@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_objects_are_read_in_every_form() {
+    fn namespaces_parse_from_names_and_objects() {
         let short = "shop: required\ntill: {labels: {pillion.dev/injection: held, team: red}, annotations: {a: b}}\n";
         let read = from_text(short).unwrap();
         assert_eq!(read["shop"].level(), Some(InjectionLevel::Required));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_says_where_and_what_was_expected() {
+    fn invalid_namespace_error_has_position_and_expectation() {
         for (text, expected) in [
             ("shop: maybe", "enabled, required or held"),
             ("shop: {label: {}}", "namespace shop"),

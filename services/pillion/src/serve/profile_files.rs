@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_seen_and_what_is_broken_leaves_the_last_good_one() {
+    fn broken_change_keeps_last_valid_profiles() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "one", "one:1");
         write(dir.path(), "two", "two:1");

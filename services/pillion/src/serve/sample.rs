@@ -86,7 +86,7 @@ fn review(namespace: &str, pod: &Value) -> Value {
 }
 
 /// The CA of the serving certificate.
-const AUTHORITY: &str = "ca.crt";
+const CA_FILE: &str = "ca.crt";
 /// The review of the sample pod's creation.
 const REVIEW: &str = "review.json";
 /// The sample pod.
@@ -135,8 +135,8 @@ impl Folder {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn write_authority(&self, pem: &str) -> anyhow::Result<()> {
-        self.write(AUTHORITY, pem).map(drop)
+    pub(crate) fn write_ca(&self, pem: &str) -> anyhow::Result<()> {
+        self.write(CA_FILE, pem).map(drop)
     }
 
     /// Writes the sample pod and the review of its creation.
@@ -148,8 +148,8 @@ impl Folder {
         self.write(POD, &output::yaml(&sample.pod)?).map(drop)
     }
 
-    pub(crate) fn authority(&self) -> PathBuf {
-        self.path(AUTHORITY)
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.path(CA_FILE)
     }
 
     pub(crate) fn review(&self) -> PathBuf {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_for_the_first_profile_that_can_be_had() {
+    fn sample_pod_requests_first_available_profile() {
         let other = json!({"objectSelector": {"matchLabels": {"app": "other"}}});
         let snapshot = snapshot([profile(None, "a", &other), profile(None, "b", &json!({}))]);
         let sample = Sample::find(&snapshot, &["out", "shop"].into_iter());
@@ -200,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tenants_profile_is_shown_in_its_own_namespace() {
+    fn sample_uses_namespace_of_tenant_profile() {
         let sample = Sample::find(&snapshot([profile(Some("till"), "a", &json!({}))]), &["shop", "till"].into_iter());
         assert!(sample.injected);
         assert_eq!(&*sample.namespace, "till");
     }
 
     #[test]
-    fn without_a_profile_there_is_still_a_pod() {
+    fn sample_pod_exists_without_profiles() {
         let sample = Sample::find(&snapshot([]), &["shop"].into_iter());
         assert!(!sample.injected);
         assert_eq!(&*sample.namespace, "shop");

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_are_answered_while_every_thread_of_requests_is_busy() {
+    fn probes_succeed_while_request_threads_are_busy() {
         const THREADS: usize = 2;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().unwrap();
         let servers = runtime.block_on(servers());

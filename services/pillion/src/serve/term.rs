@@ -77,9 +77,9 @@ impl LeaderMetrics {
 }
 
 /// A second failure within this time is taken as permanent.
-const AGAIN: Duration = Duration::from_mins(10);
+const REPEAT_WITHIN: Duration = Duration::from_mins(10);
 /// How long the other tasks then continue, before a new term retries the failed one.
-const WITHOUT: Duration = Duration::from_mins(5);
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_mins(5);
 
 /// When a task last failed. A failure ends the term, since a new one fixes most problems. But a task that fails in each
 /// term must not stop all other tasks.
@@ -177,7 +177,7 @@ impl Failures {
         }
         let now = Instant::now();
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
-        let again = last.is_some_and(|last| now.duration_since(last) < AGAIN);
+        let again = last.is_some_and(|last| now.duration_since(last) < REPEAT_WITHIN);
         let then =
             if again { "the others go on for five minutes, and a new term tries it again" } else { "the term is over" };
         match first {
@@ -186,7 +186,7 @@ impl Failures {
             None => {}
         }
         if again {
-            stop.run_until_cancelled(sleep(WITHOUT)).await;
+            stop.run_until_cancelled(sleep(PAUSE_AFTER_FAILURE)).await;
         }
     }
 }
@@ -297,7 +297,7 @@ async fn follow_rules(
         seen = Some(Arc::clone(&now));
         // If the rules cannot be computed, the last ones stay.
         let Ok(fresh) = guarded(&"what profiles are for", || Rules::of(now.profiles())) else { continue };
-        tell_left_out(rules.borrow().as_ref(), &fresh);
+        log_left_out(rules.borrow().as_ref(), &fresh);
         let fresh = Some(fresh);
         rules.send_if_modified(|known| {
             let differs = *known != fresh;
@@ -311,7 +311,7 @@ async fn follow_rules(
 
 /// Warns of namespaces whose own profiles validate objects that the API server does not send, if these namespaces
 /// changed.
-fn tell_left_out(before: Option<&Rules>, now: &Rules) {
+fn log_left_out(before: Option<&Rules>, now: &Rules) {
     let is_news = before.is_none_or(|before| before.left_out != now.left_out);
     if let (true, Some(first)) = (is_news, now.left_out.first()) {
         warn!(
@@ -346,9 +346,9 @@ mod tests {
         let (failures, stop) = (Failures::default(), CancellationToken::new());
         let second = Duration::from_secs(1);
         assert_eq!(term(&failures, &stop).await, second, "the first failure ends the term");
-        assert_eq!(term(&failures, &stop).await, second + WITHOUT);
-        assert_eq!(term(&failures, &stop).await, second + WITHOUT);
-        sleep(AGAIN).await;
+        assert_eq!(term(&failures, &stop).await, second + PAUSE_AFTER_FAILURE);
+        assert_eq!(term(&failures, &stop).await, second + PAUSE_AFTER_FAILURE);
+        sleep(REPEAT_WITHIN).await;
         assert_eq!(term(&failures, &stop).await, second, "an old failure is ignored");
         // A term that is stopped ends at once.
         let stopped = stop.clone();

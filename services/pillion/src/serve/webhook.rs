@@ -276,7 +276,7 @@ fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     wrong.extend(runtime.block_on(async { collector(args) }).err());
     wrong.extend(args.kubeconfig.as_deref().map(kubeconfig).and_then(Result::err));
     for error in &wrong {
-        output::tell(&format!("error: {}\n", output::causes(error)))?;
+        output::report(&format!("error: {}\n", output::causes(error)))?;
     }
     let (Ok(policy), true) = (policy, wrong.is_empty()) else { return Ok(ExitCode::FAILURE) };
     output::print(&output::yaml(&policy.to_value())?)?;

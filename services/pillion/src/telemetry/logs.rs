@@ -97,10 +97,10 @@ pub(crate) fn layer(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync>
 
 /// The active level.
 #[derive(Clone, Debug)]
-pub(crate) struct LogLevel(Arc<Shared>);
+pub(crate) struct LogLevel(Arc<LevelState>);
 
 #[derive(Debug)]
-struct Shared {
+struct LevelState {
     filter: reload::Handle<EnvFilter, Registry>,
     state: Mutex<State>,
 }
@@ -120,7 +120,7 @@ impl LogLevel {
     pub(crate) fn new(level: &str) -> anyhow::Result<(reload::Layer<EnvFilter, Registry>, Self)> {
         let (layer, handle) = reload::Layer::new(filter(level)?);
         let state = Mutex::new(State { configured: level.to_owned(), is_detailed: false });
-        Ok((layer, Self(Arc::new(Shared { filter: handle, state }))))
+        Ok((layer, Self(Arc::new(LevelState { filter: handle, state }))))
     }
 
     /// Changes the level. While the detailed level is active, the change takes effect after it.

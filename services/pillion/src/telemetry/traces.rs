@@ -45,8 +45,8 @@ impl TraceArgs {
     /// The CA file cannot be read, or has no certificate.
     pub(crate) fn collector(&self) -> anyhow::Result<Option<Collector>> {
         let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
-        let authority = self.otlp_ca.as_deref().map(authority);
-        Ok(Some(Collector { endpoint, authority: authority.transpose()?, authority_file: self.otlp_ca.clone() }))
+        let ca = self.otlp_ca.as_deref().map(ca);
+        Ok(Some(Collector { endpoint, ca: ca.transpose()?, ca_file: self.otlp_ca.clone() }))
     }
 }
 
@@ -74,8 +74,8 @@ pub(crate) struct Collector {
     /// The URL: `http://` or `https://`.
     pub(crate) endpoint: String,
     /// The trusted CA, PEM. `None`: those of the system.
-    pub(crate) authority: Option<Vec<u8>>,
-    pub(crate) authority_file: Option<PathBuf>,
+    pub(crate) ca: Option<Vec<u8>>,
+    pub(crate) ca_file: Option<PathBuf>,
 }
 
 /// Decides which spans are created. Clones share the state.
@@ -180,8 +180,8 @@ impl Collector {
 
         let exporter = SpanExporter::builder().with_tonic().with_endpoint(&*self.endpoint);
         let exporter = if self.endpoint.starts_with("https://") {
-            let tls = match &self.authority {
-                Some(authority) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority)),
+            let tls = match &self.ca {
+                Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
                 None => ClientTlsConfig::new().with_native_roots(),
             };
             exporter.with_tls_config(tls)
@@ -189,7 +189,7 @@ impl Collector {
             exporter
         };
         let mut exporter = exporter.build().with_context(|| {
-            let authority = match &self.authority_file {
+            let ca = match &self.ca_file {
                 Some(file) => format!(" with --otlp-ca {}", file.display()),
                 // A container image may have no system CAs.
                 None if self.endpoint.starts_with("https://") => {
@@ -197,7 +197,7 @@ impl Collector {
                 }
                 None => String::new(),
             };
-            format!("traces cannot be sent to --otlp-endpoint {}{authority}", self.endpoint)
+            format!("traces cannot be sent to --otlp-endpoint {}{ca}", self.endpoint)
         })?;
         exporter.set_resource(resource);
         Ok(exporter)
@@ -214,7 +214,7 @@ fn resource() -> Resource {
 }
 
 /// Reads and validates a CA file, PEM.
-fn authority(file: &Path) -> anyhow::Result<Vec<u8>> {
+fn ca(file: &Path) -> anyhow::Result<Vec<u8>> {
     let what = || format!("the collector's authority {} (--otlp-ca)", file.display());
     let text = fs::read(file).with_context(|| format!("cannot read {}", what()))?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();

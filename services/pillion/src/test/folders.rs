@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_of_profiles_are_found_below_and_read_with_their_neighbours() {
+    fn nested_profile_folders_are_found() {
         let root = tempfile::tempdir().unwrap();
         for file in [
             "a/profile.yaml",

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_xml_cannot_hold_is_replaced() {
+    fn invalid_xml_characters_are_replaced() {
         assert_eq!(escaped("a<b>&\"\n\u{7}é"), "a&lt;b&gt;&amp;&quot;&#10;\u{fffd}é");
     }
 }

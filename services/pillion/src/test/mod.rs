@@ -83,7 +83,7 @@ pub(crate) fn run(args: TestArgs) -> anyhow::Result<ExitCode> {
     }
     let ran = suites.iter().any(|suite| !suite.cases.is_empty());
     if let Some(filter) = filter.filter(|_| !ran) {
-        output::tell(&format!("no case has {filter:?} in its name"))?;
+        output::report(&format!("no case has {filter:?} in its name"))?;
         return Ok(ExitCode::from(NOTHING_TESTED));
     }
     Ok(if suites.iter().all(Suite::passes) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -99,10 +99,10 @@ fn update_all(suites: &[Suite]) -> anyhow::Result<bool> {
     }
     let (written, left) = update::write(&updates)?;
     for left in left {
-        output::tell(&format!("not updated: {left}"))?;
+        output::report(&format!("not updated: {left}"))?;
     }
     if written > 0 {
-        output::tell(&format!("updated: {written} {}", if written == 1 { "case" } else { "cases" }))?;
+        output::report(&format!("updated: {written} {}", if written == 1 { "case" } else { "cases" }))?;
     }
     Ok(written > 0)
 }

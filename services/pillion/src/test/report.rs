@@ -24,7 +24,7 @@ pub(super) fn text(suites: &[Suite]) -> String {
     let name = |suite: &Suite| suite.folder.display().to_string();
     let width = suites.iter().map(|suite| name(suite).len()).max().unwrap_or_default();
     for suite in suites {
-        let _ = writeln!(text, "{:width$}  {}", name(suite), told(suite));
+        let _ = writeln!(text, "{:width$}  {}", name(suite), counts_text(suite));
         for case in suite.cases.iter().filter(|case| !case.passes()) {
             failure(&mut text, case);
         }
@@ -104,7 +104,7 @@ fn counts(suites: &[Suite]) -> (usize, usize) {
 }
 
 /// Formats the summary of a folder.
-fn told(suite: &Suite) -> String {
+fn counts_text(suite: &Suite) -> String {
     let cases = counted(suite.cases.len(), "case");
     let rest = match (suite.problems.len(), suite.failed()) {
         (0, 0) if suite.cases.is_empty() => return "no cases".to_owned(),

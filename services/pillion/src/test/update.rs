@@ -153,7 +153,7 @@ mod tests {
     const NEW: &str = "result:\n  spec:\n    a: |\n      x\n      \n      y\n";
 
     #[test]
-    fn only_the_result_is_written_anew() {
+    fn update_rewrites_only_the_result() {
         let text = "# one\nname: a\nresult:\n  old: 1\n  # in it\n\n  more: 2\n\n# behind it\nenv: {}\n---\nname: b\nresult: {old: 1}\n";
         let second = Update { key: text.rfind("result"), ..update(text, None, "name: b") };
         let (after, written, left) = updated(text, &[update(text, Some("result"), "name: a"), second]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_at_the_margin_does_not_end_a_result() {
+    fn unindented_comment_does_not_end_result() {
         let text = "name: a\nresult:\n  old: 1\n# in it\n  more: 2\n# behind it\nenv: {}\n";
         let (after, written, left) = updated(text, &[update(text, Some("result"), "name: a")]);
         assert_eq!(after, format!("name: a\n{NEW}# behind it\nenv: {{}}\n"));
@@ -170,21 +170,21 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_say_the_result_afterwards_is_left() {
+    fn update_that_loses_result_is_skipped() {
         // Lines of a quoted string may begin without indentation.
         let text = "name: a\nresult: {old: 'a\nb'}\nenv: {}\n";
         assert_eq!(updated(text, &[update(text, Some("result"), "name: a")]), (text.to_owned(), 0, 1));
     }
 
     #[test]
-    fn a_case_that_expects_nothing_yet_gets_a_result_at_its_end() {
+    fn case_without_result_gets_one_appended() {
         let text = "name: a\nobject: {}\n\n---\nname: b\nobject: {}";
         let (after, ..) = updated(text, &[update(text, None, "name: a"), update(text, None, "name: b")]);
         assert_eq!(after, format!("name: a\nobject: {{}}\n{NEW}\n---\nname: b\nobject: {{}}\n{NEW}"));
     }
 
     #[test]
-    fn what_has_no_line_of_its_own_is_left() {
+    fn flow_style_case_is_skipped() {
         let text = "{name: a, result: {}}\n";
         assert_eq!(updated(text, &[update(text, Some("result"), "{name")]), (text.to_owned(), 0, 1));
     }

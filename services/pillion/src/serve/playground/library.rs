@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shipped_profile_is_there_with_an_object_that_it_is_for() {
+    fn library_has_matching_object_per_shipped_profile() {
         let library = Library::read(&[]);
         let platform = platform();
         for Entry { id, name, about, .. } in library.list() {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_ones_own_comes_first_and_a_pod_asks_for_it() {
+    fn own_file_comes_first_with_requesting_pod() {
         let folder = tempfile::tempdir().unwrap();
         let profile = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: own}\n\
                        spec: {template: {metadata: {labels: {a: b}}}}\n";
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_of_a_folder_are_read_once_and_no_more_is_read_than_may_be() {
+    fn cases_are_read_once_within_limits() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("tests")).unwrap();
         fs::write(folder.path().join("tests/cases.yaml"), "a: 1\n").unwrap();

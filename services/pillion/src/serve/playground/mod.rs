@@ -311,7 +311,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(20);
 
     #[test]
-    fn so_many_run_at_one_time_and_the_next_one_once_there_is_room() {
+    fn concurrent_runs_are_limited() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let playground = Arc::new(Playground::new(WebhookPolicy::default(), Vec::new()).unwrap());
         let (started, starts) = mpsc::channel();
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(starts.recv_timeout(LIMIT).unwrap(), RUNS);
     }
     #[test]
-    fn work_that_nobody_waits_for_any_more_is_told_so() {
+    fn abandoned_run_is_cancelled() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let playground = Arc::new(Playground::new(WebhookPolicy::default(), Vec::new()).unwrap());
         let (told, tells) = mpsc::channel();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
+    fn page_has_no_inline_or_foreign_content() {
         let [page, style, script, editor, icon] = ASSETS.map(|asset| asset.text);
         for forbidden in ["<style", "style=", "javascript:", " onclick", " onload", "<base", "<iframe"] {
             assert!(!page.contains(forbidden), "{forbidden}");
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_machine_for_itself_are_answered() {
+    fn only_loopback_host_names_are_accepted() {
         for host in ["localhost:9090", "LOCALHOST", "127.0.0.1:1", "127.1.2.3", "[::1]:9090", "[::1]"] {
             assert_eq!(checked("/", &[("host", host)]), Ok(()), "{host}");
         }
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn another_page_may_link_here_and_no_more() {
+    fn cross_site_requests_may_only_navigate() {
         let host = ("host", "localhost:9090");
         for (uri, more) in [
             ("/playground/run", vec![]),

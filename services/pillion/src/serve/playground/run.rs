@@ -135,11 +135,11 @@ pub(super) fn run(
             None
         }
     });
-    Answer { diagnostics: told(problems), result }
+    Answer { diagnostics: diagnostics(problems), result }
 }
 
 /// Formats the problems, up to the maximum number: errors first, since they prevent a result.
-fn told(mut problems: Vec<Problem>) -> Vec<Value> {
+fn diagnostics(mut problems: Vec<Problem>) -> Vec<Value> {
     problems.sort_by_key(|problem| problem.severity != Severity::Error);
     problems.iter().take(output::MAX_PROBLEMS).map(Problem::to_json).collect()
 }
@@ -240,11 +240,11 @@ fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
 fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<Problem> {
     // Values have no positions, so the source is parsed again in this rare case.
     let nodes = || yaml::documents(&source.text).unwrap_or_default();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut problems = Vec::new();
     for (index, document) in documents.iter().enumerate() {
         for namespace in objects::pods(document).into_iter().filter_map(|place| place.namespace) {
-            if namespace == described || !told.insert(namespace.clone()) {
+            if namespace == described || !reported.insert(namespace.clone()) {
                 continue;
             }
             let span = nodes().get(index).map(|node| node.place("metadata.namespace")).unwrap_or_default();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_nobody_waits_for_ends() {
+    fn abandoned_run_ends() {
         let given_up = CancellationToken::new();
         assert!(ran(2, &given_up).result.is_some());
         given_up.cancel();
@@ -382,22 +382,22 @@ mod tests {
     }
 
     #[test]
-    fn so_many_profiles_are_tried_and_one_more_is_told() {
+    fn too_many_profiles_are_reported() {
         let answer = ran(MAX_PROFILES, &CancellationToken::new());
         assert!(answer.result.is_some(), "{:?}", answer.diagnostics);
         let answer = ran(MAX_PROFILES + 1, &CancellationToken::new());
         assert!(answer.result.is_none());
-        let [told] = answer.diagnostics.as_slice() else { panic!("{:?}", answer.diagnostics) };
-        assert!(told["message"].as_str().unwrap().starts_with("there are 101 profiles in it"), "{told}");
-        assert_eq!((&told["file"], &told["line"]), (&PROFILE.into(), &(MAX_PROFILES * 5 + 2).into()));
+        let [diagnostic] = answer.diagnostics.as_slice() else { panic!("{:?}", answer.diagnostics) };
+        assert!(diagnostic["message"].as_str().unwrap().starts_with("there are 101 profiles in it"), "{diagnostic}");
+        assert_eq!((&diagnostic["file"], &diagnostic["line"]), (&PROFILE.into(), &(MAX_PROFILES * 5 + 2).into()));
     }
 
     #[test]
-    fn why_there_is_no_result_is_told_before_any_number_of_warnings() {
+    fn errors_are_listed_before_warnings() {
         let mut problems = vec![Problem::whole(OBJECT, "mild").harmless(); output::MAX_PROBLEMS];
         problems.push(Problem::whole(OBJECT, "grave"));
-        let told = told(problems);
-        assert_eq!(told.len(), output::MAX_PROBLEMS);
-        assert_eq!((&told[0]["message"], &told[1]["message"]), (&"grave".into(), &"mild".into()));
+        let listed = diagnostics(problems);
+        assert_eq!(listed.len(), output::MAX_PROBLEMS);
+        assert_eq!((&listed[0]["message"], &listed[1]["message"]), (&"grave".into(), &"mild".into()));
     }
 }
