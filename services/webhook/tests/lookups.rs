@@ -166,7 +166,7 @@ fn profile(expression: &str) -> Value {
         "matchConditions": [{"name": "c", "expression": expression}]})
 }
 
-/// SECURITY.md says what any client learns, and docs/mtls.md how to keep it from that.
+/// SECURITY.md says what any client learns, and docs/certificates.md how to keep it from that.
 #[tokio::test]
 async fn client_without_certificate_gets_no_lookups() {
     let expression = "serviceAccount.annotations.role.orValue('none')";

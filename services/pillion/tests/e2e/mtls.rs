@@ -1,4 +1,4 @@
-//! The API server shows a certificate, as `docs/mtls.md` says how, and nobody else is answered.
+//! The API server shows a certificate, as `docs/certificates.md` says how, and nobody else is answered.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use crate::rig::{Rig, SOON, bare_pod, names};
 
 /// The documentation, whose files are used as they stand there.
-const PAGE: &str = include_str!("../../../../docs/mtls.md");
+const PAGE: &str = include_str!("../../../../docs/certificates.md");
 const CLIENT_NAME: &str = "kube-apiserver-pillion";
 
 /// The text of the block of the documentation that says this.
@@ -26,7 +26,7 @@ fn block(says: &str) -> Result<&'static str> {
     blocks
         .into_iter()
         .find(|block| block.contains(says))
-        .with_context(|| format!("no block with {says} in docs/mtls.md"))
+        .with_context(|| format!("no block with {says} in docs/certificates.md"))
 }
 
 /// An API server that is set up as the documentation says, with files in the folder of the test.
