@@ -145,7 +145,7 @@ fn profile(expression: &str) -> Value {
         "matchConditions": [{"name": "c", "expression": expression}]})
 }
 
-/// SECURITY.md says what any client learns, and docs/mtls.md how to prevent that.
+/// SECURITY.md says what any client learns, and docs/certificates.md how to prevent that.
 #[tokio::test]
 async fn client_without_certificate_gets_no_lookups() {
     let expression = "serviceAccount.annotations.role.orValue('none')";

@@ -330,8 +330,8 @@ async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
 /// Arguments for client authentication.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClientArgs {
-    /// Answer only clients with a certificate of an authority in this file, PEM: the API servers, if they are set up
-    /// for it (docs/mtls.md). Read again when it changes. Default: anybody is answered.
+    /// PEM file of CAs. The webhook then accepts only clients with a certificate of one of them: API servers that are
+    /// configured for it (docs/certificates.md). Changes are read without a restart. Default: all clients are accepted.
     #[arg(long, value_name = "FILE", env = "PILLION_CLIENT_CA")]
     pub(crate) client_ca: Option<PathBuf>,
     /// Of these, answer only those whose certificate has this name: the common name of its subject, or a DNS name, URI

@@ -1,4 +1,4 @@
-//! The API server presents a client certificate, set up as in `docs/mtls.md`. The webhook rejects all other clients.
+//! The API server presents a client certificate, set up as in `docs/certificates.md`. The webhook rejects all other clients.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use crate::rig::{Rig, SOON, bare_pod, names};
 
 /// The documentation page, whose files the test uses unchanged.
-const PAGE: &str = include_str!("../../../../docs/mtls.md");
+const PAGE: &str = include_str!("../../../../docs/certificates.md");
 const CLIENT_NAME: &str = "kube-apiserver-pillion";
 
 /// Returns the block of the page that contains this text.
@@ -26,7 +26,7 @@ fn block(says: &str) -> Result<&'static str> {
     blocks
         .into_iter()
         .find(|block| block.contains(says))
-        .with_context(|| format!("no block with {says} in docs/mtls.md"))
+        .with_context(|| format!("no block with {says} in docs/certificates.md"))
 }
 
 /// Returns an API server that is set up as the page says, with files in the test's folder.
