@@ -38,7 +38,8 @@ pub(crate) fn schema(text: &str, schema: &str) -> Result<String> {
     for (row, description) in described(text)? {
         let path = format!("/properties/{}", row.replace('.', "/properties/"));
         let property = schema.pointer_mut(&path).and_then(Json::as_object_mut);
-        let property = property.with_context(|| format!("values.yaml describes {row}, which the schema does not have"))?;
+        let property =
+            property.with_context(|| format!("values.yaml describes {row}, which the schema does not have"))?;
         property.insert("description".to_owned(), description.into());
     }
     Ok(serde_json::to_string_pretty(&schema)? + "\n")
