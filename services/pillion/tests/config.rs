@@ -200,7 +200,7 @@ fn mounted_policy_reloads_and_invalid_one_is_ignored() {
     dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 2");
 
     dev.write("cluster: {region: us-east-2}\nguardrail: {}\n");
-    dev.program.wait_for_output("the last valid version stays active");
+    dev.program.wait_for_output("the last good one stays at work");
     dev.program.wait_for_output("did you mean `guardrails`?");
     dev.has_metric("pillion_config_last_reload_successful 0");
     dev.has_metric("pillion_config_reloads_total{result=\"failed\"} 1");

@@ -46,13 +46,13 @@ impl TestCa {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names.clone())
             .with_context(|| format!("{names:?} cannot all stand in a certificate"))?;
-        params.distinguished_name.push(DnType::CommonName, "pillion test leaf");
+        params.distinguished_name.push(DnType::CommonName, "pillion test certificate");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         // Without this extension, clients that build chains by key identifier cannot tell the CA's certificates apart.
         params.use_authority_key_identifier_extension = true;
-        let key = KeyPair::generate().context("generating a leaf's key")?;
-        let certificate = params.signed_by(&key, &self.issuer).context("signing a leaf")?;
+        let key = KeyPair::generate().context("generating a certificate's key")?;
+        let certificate = params.signed_by(&key, &self.issuer).context("signing a serving certificate")?;
         Ok((certificate.pem(), key.serialize_pem()))
     }
 

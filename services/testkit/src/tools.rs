@@ -10,30 +10,31 @@ use std::sync::Mutex;
 use anyhow::{Context, bail};
 
 /// The programs of a control plane.
-pub const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
+pub(crate) const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
 /// The variable for a folder of prebuilt control plane programs, as in envtest and Kubebuilder.
-pub const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
+pub(crate) const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 
 /// Returns the folder that contains `etcd`, `kube-apiserver` and `kubectl`.
 ///
 /// The first call builds them, which takes about ten minutes on two cores; later calls take milliseconds. During a
 /// build, the script's progress bypasses the test harness's output capture and goes to standard error.
 ///
-/// # Errors A program is missing from `KUBEBUILDER_ASSETS`, or the script failed. The error contains the script's
-/// output, which suggests remedies if Go is missing.
-pub fn dir() -> anyhow::Result<PathBuf> {
+/// # Errors
+/// A program is missing from `KUBEBUILDER_ASSETS`, or the script failed. The error contains the script's output, which
+/// suggests remedies if Go is missing.
+pub(crate) fn dir() -> anyhow::Result<PathBuf> {
     let dir = built(&PROGRAMS)?;
     check(&dir)?;
     Ok(dir)
 }
 
-/// Returns the path of one program: one of [`PROGRAMS`], `kube-controller-manager`, `prometheus`, `promtool`, `k6`,
-/// `otelcol`, `helm`, `kubeconform`, or one of a [cluster](crate::cluster). It is built on first use, which takes
-/// minutes.
+/// Returns the path of one program: `etcd`, `kube-apiserver`, `kubectl`, `kube-controller-manager`, `prometheus`,
+/// `promtool`, `k6`, `otelcol`, `helm`, `kubeconform`, or one of a [cluster](crate::cluster). It is built on first use,
+/// which takes minutes.
 ///
 /// # Errors
-/// As [`dir`].
+/// The script that builds it failed; the error contains its output.
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     let path = built(&[name])?.join(name);
     if !path.is_file() {

@@ -123,7 +123,7 @@ impl Browser {
         self.ask("GET", &format!("{}{path}", self.session), &Value::Null)
     }
 
-    /// Sends a DevTools command, for functions that `WebDriver` does not have.
+    /// Sends a `DevTools` command, for functions that `WebDriver` does not have.
     pub(crate) fn devtools(&self, command: &str, parameters: &Value) {
         self.post("/goog/cdp/execute", &json!({"cmd": command, "params": parameters}));
     }

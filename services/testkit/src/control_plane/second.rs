@@ -59,12 +59,6 @@ impl SecondApiServer {
         self.client.clone()
     }
 
-    /// Returns `https://ADDRESS:PORT`.
-    #[must_use]
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
     /// Returns the process, to pause, resume or kill it.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.process
