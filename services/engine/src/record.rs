@@ -82,13 +82,14 @@ impl Change<'_> {
 /// The kind of a profile's change at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChangeKind {
-    /// It added something. If that was removed since, there is nothing to protect.
+    /// The profile added a value. If the value was removed since, nothing is protected.
     Added,
-    /// It replaced or removed the value, or found the wanted value there. The wanted value may be none.
+    /// The profile replaced or removed the value, or the object already matched. The wanted state may be an absent
+    /// value.
     Set,
-    /// It moved an existing element within its list.
+    /// The profile moved an existing element within its list.
     Moved,
-    /// It put an element first, or before another element.
+    /// The profile put an element first, or before another element.
     PutInFront,
 }
 
@@ -105,7 +106,7 @@ pub(crate) struct EarlierPass<'r> {
     pub(crate) moved: Vec<String>,
     /// All its changes, in an order in which they can be undone from the last.
     pub(crate) changes: Vec<Change<'r>>,
-    /// The changes of later profiles, which this one did not see then and must not see now.
+    /// The changes of profiles that were applied after this one. It did not see them then, and must not see them now.
     pub(crate) later: Vec<Change<'r>>,
 }
 
@@ -278,7 +279,8 @@ impl Record {
         in_turn.chain(Self::added(entry).map(Change::Added))
     }
 
-    /// A whole container that was replaced, and not removed, moved to the other list.
+    /// Returns the containers that moved to the other list: those that the entry lists as replaced as a whole, and not
+    /// as removed.
     fn moved_by(entry: Value<'_>) -> impl Iterator<Item = String> {
         Self::replacements(entry).filter(|(.., behind)| behind.is_none()).filter_map(|(pointer, ..)| {
             let (other, name) = match pointer.strip_prefix("/spec/containers/") {

@@ -41,11 +41,11 @@ pub struct KeyedList {
 /// Fields of which an object has at most one.
 #[derive(Debug)]
 pub enum OneOf {
-    /// There is no such choice.
+    /// No fields exclude each other.
     Nothing,
-    /// One of these.
+    /// At most one of these fields.
     Among(&'static [&'static str]),
-    /// One of all fields but these.
+    /// At most one of all fields but these.
     AllBut(&'static [&'static str]),
 }
 

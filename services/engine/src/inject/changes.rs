@@ -1,7 +1,7 @@
 //! Changes and removes existing elements and entries: `$each` and `$prune`.
 //!
-//! Items of lists without keys are compared by their value, to recognize those that an earlier pass of the same profile
-//! left.
+//! Items of lists without keys are compared by value, to recognize the items that an earlier pass of the same profile
+//! kept or added.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -43,9 +43,10 @@ impl<'a> Rule<'a> {
 /// The way in which the record holds the changes of a list's elements.
 #[derive(Clone, Copy)]
 enum Recording<'s, 'a> {
-    /// By element.
+    /// By element: the record names each changed element by its keys.
     ByKeys(&'static KeyedList),
-    /// As a whole list, with the items that an earlier pass left. Its elements may have keys too.
+    /// As a whole list: the record holds the original list. The fields are the items after an earlier pass, and the
+    /// schema if the elements have keys.
     WholeList(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
 }
 
@@ -93,14 +94,14 @@ impl<'a> Merge<'_, 'a> {
             Recording::WholeList(settled, keys) => (None, settled, keys),
         };
         let elements: Vec<_> = self.document.children(list).collect();
-        // The preceding element among those that stay: removed elements are restored after it.
+        // The last element that stays. Undoing restores a removed element after it.
         let mut stays = None;
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
             let previous = stays.replace(slot);
             let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
-            // Elements that an earlier pass left, and the profile's own additions, need no further change.
+            // Skip elements that an earlier pass changed, and the profile's own additions.
             let mut is_settled = self.is_own(slot) || self.is_earlier_item(settled, item)?;
             if let Some(keys) = keys {
                 push_keys(&mut self.pointer, keys, |key| item.get(key));
@@ -141,8 +142,8 @@ impl<'a> Merge<'_, 'a> {
         self.is_wanted(rule.node)
     }
 
-    /// Removes an element that the rule matches. `keyed` is set if the elements have keys. It names the last preceding
-    /// element that stays.
+    /// Removes an element if the rule matches it. `keyed` is set if the elements have keys; its slot is the last
+    /// preceding element that stays.
     fn prune_element(
         &mut self,
         list: SlotId,
@@ -174,8 +175,8 @@ impl<'a> Merge<'_, 'a> {
         self.object(slot, Part::Node(rule.node), element, None)
     }
 
-    /// Applies `$each` and `$prune` to a list without keys: the record holds the whole original. Other elements of the
-    /// template are added if the list lacks them.
+    /// Applies `$each` and `$prune` to a list without keys. The record holds the whole original list. Other elements of
+    /// the template are added if the list lacks them.
     pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), MergeError> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
@@ -263,15 +264,14 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Recomputes a list without keys as an earlier pass of this profile left it. It repeats `work` on the original in
-    /// the record, or evaluates `part` if there was no original.
+    /// Recomputes a list without keys as it was after an earlier pass of this profile. Repeats `work` on the original
+    /// in the record, or evaluates `part` if there was no original.
     pub(super) fn earlier_items(
         &mut self,
         part: Option<Part<'a>>,
         work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
     ) -> Result<Option<Settled<'a>>, MergeError> {
-        // It uses a meter of its own. Otherwise a profile that could be applied once might exceed its budget in a
-        // second pass.
+        // Use a separate meter. Otherwise a profile that fits its budget once might exceed it in a second pass.
         std::mem::swap(&mut self.meter, &mut self.again);
         let left = self.find_earlier_items(part, work);
         std::mem::swap(&mut self.meter, &mut self.again);
@@ -312,7 +312,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Some(Settled::These(items)))
     }
 
-    /// Whether an earlier pass left an item.
+    /// Whether an item was in the list after an earlier pass.
     pub(super) fn is_earlier_item(
         &mut self,
         settled: Option<&Settled<'a>>,
@@ -347,8 +347,8 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Returns the violation of a namespaced profile that changes keys. The record could only restore the whole list, and
-/// the platform's profiles would not see in a second pass what others added in between.
+/// Returns the violation of a namespaced profile that changes keys. The record could only restore the whole list, so in
+/// a second pass the platform's profiles would miss elements that others added in between.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields by which elements of a list are told apart; leave them out of \
                    $each, or remove the element and add another one";
@@ -365,9 +365,9 @@ fn gives_keys(node: &Node, keyed: &KeyedList) -> bool {
 #[derive(Default)]
 pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
 
-/// The part of a list that an earlier pass left.
+/// The items of a list after an earlier pass.
 pub(super) enum Settled<'a> {
-    /// All items: the list is part of an addition of this profile.
+    /// All items, because this profile added the list.
     All,
     /// These items.
     These(Items<'a>),

@@ -44,7 +44,8 @@ struct Target<'a> {
     list: &'static str,
     name: Cow<'a, str>,
     kind: ContainerType,
-    /// The container as expressions see it: an author's as it was before any profile, an injected one as it is now.
+    /// The container as expressions see it: the original of an author's container, or the current state of an injected
+    /// one.
     value: Value<'a>,
 }
 
@@ -90,7 +91,7 @@ impl<'a> Merge<'_, 'a> {
             let authors_list = author.at(&["spec", list]);
             let mut containers = Vec::with_capacity(CONTAINERS);
             containers.extend(self.document.children(slot));
-            // In most cases both are in the same order.
+            // Usually both lists have the same order.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
             pointer.clear();
             push_token(&mut pointer, "spec");
@@ -128,7 +129,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(targets)
     }
 
-    /// A container of the original object, with its original list. A container that was moved stands in the other list.
+    /// Returns a container of the original object, with its original list. A moved container is now in the other list.
     fn authors_container(
         &mut self,
         author: Value<'a>,

@@ -1,7 +1,7 @@
 //! Merges elements of lists: finds them in the object, creates, inserts and moves them.
 //!
-//! `$sidecar` selects the list of a container, and an author's container with the same name moves along. Within a list,
-//! `$position` selects the place. Environment variables stand after those that they refer to.
+//! `$sidecar` selects the list of a container. An author's container with the same name moves to that list. Within a
+//! list, `$position` selects the place. Environment variables stand after those that they refer to.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -25,8 +25,8 @@ const CONTAINERS: &str = "containers";
 const ENTRIES: usize = 32;
 
 impl<'a> Merge<'_, 'a> {
-    /// Finds the element of a list with the same keys: the last one, because that one counts if an author writes a
-    /// variable twice.
+    /// Finds the element of a list with the same keys. Of several such elements it returns the last, because Kubernetes
+    /// uses the last of two variables with the same name.
     pub(super) fn find(
         &mut self,
         list: SlotId,
@@ -154,8 +154,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Moves new and joined environment variables, those of `self.env` from `from` on, after the variables that they
-    /// refer to. Slots from `end` on were created for this list.
+    /// Moves the new and joined environment variables in `self.env[from..]` after the variables that they refer to.
+    /// Slots from `end` on were created for this list.
     fn order_env(
         &mut self,
         list: SlotId,
@@ -208,7 +208,7 @@ impl<'a> Merge<'_, 'a> {
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
         if is_among_init && !self.is_at_init_containers(field) {
-            // The container moved to the other list. The next one is searched in this list again.
+            // The container moved to the other list. The next element belongs to this list again.
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
@@ -443,7 +443,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(index)
     }
 
-    /// The list of an element: `$sidecar` changes it for containers.
+    /// Returns the list for an element. `$sidecar` selects it for containers.
     pub(super) fn list_of(
         &mut self,
         parent: SlotId,
@@ -491,9 +491,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Moves an author's overlay to the position of the injected container. A later pass leaves it there, because
-    /// others may have inserted elements beside it since. It also stays if another container has its name, which no API
-    /// server accepts: the last one counts, and a move would change which one that is.
+    /// Moves an author's overlay to the position of the injected container. A later pass does not move it again,
+    /// because others may have inserted elements beside it since. If another container has the same name, the overlay
+    /// stays too: the last one counts, and a move could change which one is last. No API server accepts such a pod.
     pub(super) fn put_in_place(
         &mut self,
         list: SlotId,
@@ -539,7 +539,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Containers of all kinds share their names. A container that `$sidecar` moves is moved; all others are conflicts.
+    /// Finds a container with the same name in a sibling list, because these lists share their names. `$sidecar` moves
+    /// it. Without `$sidecar` it is a conflict.
     pub(super) fn find_elsewhere(
         &mut self,
         parent: SlotId,
@@ -596,9 +597,9 @@ fn pairs<'v>(
     }
 }
 
-/// Moves variables after those that they refer to. An existing variable moves only if it was joined and refers to
-/// another existing one; new ones move before it. `own` are the slots added in this pass, and is updated if they get
-/// other slots. `before_move` is called before anything else is moved.
+/// Moves variables after those that they refer to. An author's variable moves only if it was joined. New variables
+/// without references move in front of it instead, where that is enough. `own` has the slots added in this pass, and is
+/// updated when they change. `before_move` is called before a variable that is not in `own` moves.
 pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,
@@ -668,7 +669,7 @@ fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
 
 /// The names in a text that stand as `$(NAME)`; `$$(NAME)` is a literal.
 fn names_in(text: &str) -> impl Iterator<Item = &str> {
-    // No reference ends after the last parenthesis.
+    // A reference ends with a parenthesis, so none follows the last one.
     let mut rest = text.rfind(')').and_then(|end| text.get(..=end)).unwrap_or_default();
     std::iter::from_fn(move || {
         while let Some((_, behind)) = rest.split_once('$') {

@@ -56,7 +56,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Adds the elements whose keys a list lacks. Kubernetes uses the last of two variables with the same name, so a
-    /// duplicate would change the first.
+    /// duplicate would override the first.
     fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), MergeError> {
         let length = self.pointer.len();
         for item in value.items() {
@@ -77,7 +77,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Joins the front and the back with each other if there is no existing text.
+    /// Joins `prepend` to a value that was just added, because there was no existing text.
     pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), MergeError> {
         let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
         let around = self.enter_added();
@@ -92,7 +92,7 @@ impl<'a> Merge<'_, 'a> {
             Some(text) => self.choice(text)?,
             None => None,
         };
-        // A loop may join to the same growing text over and over.
+        // A loop may join to the same growing text many times.
         let bytes = self.document.raw(present).map_or(0, str::len) + value.raw().len();
         self.charge(bytes.saturating_mul(PIECES_COST))?;
         let there = self.document.raw(present).and_then(text_of);
@@ -137,7 +137,7 @@ impl<'a> Merge<'_, 'a> {
         if self.document.member(existing, "valueFrom")?.is_some() {
             return self.join_reference(list, existing, value, join);
         }
-        // A variable without value is an empty text.
+        // A variable without `value` counts as an empty string.
         push_token(&mut self.pointer, "value");
         let slot = self.document.add_member(existing, Key::new("value"), Content::Scalar("\"\""));
         self.note_added();
@@ -200,7 +200,7 @@ impl<'a> Merge<'_, 'a> {
         push_token(&mut self.pointer, &moved_name);
         self.note_added();
         self.pointer = here;
-        // The original is the whole variable.
+        // The record holds the whole variable as the original.
         self.note_replaced(entry);
         self.document.replace(entry, Content::Map);
         let name = original.get("name").map_or(Content::Scalar("\"\""), Content::Value);
@@ -262,8 +262,8 @@ fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Optio
     (missing > 0).then_some(all)
 }
 
-/// Unites two JSON texts: existing keys of objects win, and lists get missing items. `None` if nothing is missing, or
-/// if their types differ, and then the existing text stays.
+/// Merges two JSON texts: existing keys of objects win, and lists get missing items. Returns `None` if nothing is
+/// missing. Also returns `None` if their types differ, so that the existing text stays.
 fn united(there: &str, value: &str) -> Option<String> {
     let added = OwnedTape::parse(value).ok()?;
     if there.trim().is_empty() {
@@ -297,7 +297,7 @@ fn united(there: &str, value: &str) -> Option<String> {
     Some(format!("{open}{comma}{}{end}", missing.join(",")))
 }
 
-/// The pieces of a text; without a separator it is one piece.
+/// Returns the pieces of a text. Without a separator, the text is one piece.
 fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str> {
     let is_one = separator.is_empty();
     let whole = (is_one && !text.is_empty()).then_some(text);

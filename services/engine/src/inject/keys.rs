@@ -61,7 +61,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// The elements of the current list with the first of their keys.
+/// The elements of the current list, each with its first key.
 #[derive(Default)]
 pub(super) struct Index<'a> {
     list: Option<SlotId>,
@@ -99,8 +99,8 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Whether a plain list of a template can be added as one value where there is none: its keys are distinct, and it has
-/// no environment variable that must be ordered.
+/// Whether a plain list of a template can be added as one value to an object without the list. Its keys must be
+/// distinct, and none of its environment variables may need ordering.
 pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
     /// The maximum number of elements, because each is compared with all before it.
     const MOST: usize = 8;

@@ -23,7 +23,7 @@ impl<'a> ManagedFields<'a> {
         self.managed.map_or(0, |managed| managed.raw().len())
     }
 
-    /// Whether the author wrote the value at a place. Without managedFields the answer is yes.
+    /// Whether the author wrote the value at a place. Returns true without managedFields.
     pub(super) fn wrote(self, pointer: &str) -> bool {
         let Some(managed) = self.managed else { return true };
         managed.items().any(|entry| {
@@ -33,7 +33,7 @@ impl<'a> ManagedFields<'a> {
     }
 }
 
-/// Whether a set of fields names a place, or a value around it.
+/// Whether a set of fields names a place, or one of its parents.
 fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bool {
     let Some(token) = tokens.next() else { return true };
     let name = token.replace("~1", "/").replace("~0", "~");

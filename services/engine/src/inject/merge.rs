@@ -4,8 +4,8 @@
 //! the template says otherwise. Expressions are evaluated at the place where their value goes, because they may read
 //! the existing value.
 //!
-//! A value that an earlier pass added is settled: it is left as it is, whatever changed it since, except for `$join` and
-//! an explicit `Replace`.
+//! A value that an earlier pass added is settled. It stays unchanged, even if another writer changed it since. Only
+//! `$join` and an explicit `Replace` apply to it again.
 //!
 //! The other files of this folder have further methods of [`Merge`]: `render` evaluates, `notes` writes the record,
 //! `elements` merges lists, `join` texts, `changes` changes existing elements, `containers` applies container rules.
@@ -152,7 +152,7 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) bindings: &'d ProfileBindings<'a>,
     pub(super) arena: &'a Arena,
     pub(super) meter: Meter,
-    /// The meter for recognizing what an earlier pass did.
+    /// The separate meter for recomputing an earlier pass.
     pub(super) again: Meter,
     pub(super) managed_fields: ManagedFields<'a>,
     /// The schema of the whole object.
@@ -178,12 +178,12 @@ pub(super) struct Merge<'d, 'a> {
     buffers: &'d mut MergeScratch<'a>,
     /// Slots of the elements added in this pass. Slot numbers rise, so the list is sorted.
     pub(super) own: Vec<SlotId>,
-    /// Containers that moved from the other list in this pass. The record has them as added.
+    /// Containers that moved from the other list in this pass. The record lists them as added.
     pub(super) put: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
     pub(super) profile_origin: ProfileOrigin<'d>,
-    /// The number of places that already were as the profile wants them.
+    /// The number of places that already had the profile's value.
     pub(super) confirmations: usize,
     /// Pointers of the containers added in this pass, if they are collected.
     pub(super) containers: Vec<Box<str>>,
@@ -243,7 +243,7 @@ impl<'d, 'a> Merge<'d, 'a> {
         }
     }
 
-    /// Returns the output of the merge, and its buffers to the next one.
+    /// Returns the output of the merge. Gives the buffers back for the next merge.
     pub(super) fn finish(self) -> ApplyOutput {
         let Self { pointer, scratch, own, env, index, .. } = self;
         *self.buffers = MergeScratch { pointer, scratch, own, env, index };
@@ -276,7 +276,7 @@ impl Part<'_> {
         rules.any(|rules| rules.each.is_some() || rules.prune.is_some())
     }
 
-    /// Whether it acts again on what an earlier pass added.
+    /// Whether it also changes values that an earlier pass added.
     pub(super) fn acts_again(self) -> bool {
         matches!(self, Self::Node(node) if node.acts_again)
     }
@@ -387,7 +387,7 @@ pub(super) enum OriginalValue<'a> {
     Was(Value<'a>),
 }
 
-/// Places that the platform's profiles confirmed in this pass, by pointers as in the record.
+/// Places that already had the values of the platform's profiles in this pass. Pointers are those of the record.
 pub(super) type Confirmed = Vec<(Box<str>, ChangeKind)>;
 
 impl<'a> Merge<'_, 'a> {
@@ -447,7 +447,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Leaves what an earlier pass added as it is, unless a directive below says otherwise.
+    /// Marks values of an earlier pass as settled, so that only explicit directives below change them.
     pub(super) const fn settle(&mut self) {
         self.mode.settled = true;
         self.mode.conflict = ConflictRule::Merge;
@@ -492,7 +492,7 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         }
         match self.mode.conflict {
-            // Values that admission added to an overlay are not the author's.
+            // Admission added these values to the overlay; the author did not write them.
             ConflictRule::Merge if self.mode.overlay => {
                 self.charge(self.managed_fields.size())?;
                 if self.is_author_written() || self.is_earlier_replacement() {
@@ -509,7 +509,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Enters an addition. Returns the mode to restore afterwards.
+    /// Marks the current value as part of an addition. Returns the mode to restore afterwards.
     pub(super) const fn enter_added(&mut self) -> MergeMode {
         let around = self.mode;
         self.mode.within_added = true;
@@ -526,7 +526,7 @@ impl<'a> Merge<'_, 'a> {
         if let Some(raw) = self.document.raw(existing) {
             return Ok(raw == value.raw());
         }
-        // A part of it was changed or undone.
+        // A part of the value was edited, so it must be written first.
         let mut text = String::new();
         self.document.write(existing, &mut text);
         self.charge(text.len())?;
@@ -541,7 +541,7 @@ impl<'a> Merge<'_, 'a> {
             && self.document.first(at).is_none()
     }
 
-    /// Adds a member to a new object. Most of a sidecar is added so, without reading the object.
+    /// Adds a member to a new object, without reading the object. Most parts of a sidecar are added this way.
     pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), MergeError> {
         let content = Content::Value(value);
         self.charge_content(content)?;
@@ -676,7 +676,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a member may be added to a choice: the object has no other member of the choice, or it was removed.
+    /// Whether a member of a choice may be added. If the profile replaces values, removes the other members of the
+    /// choice first.
     fn clear_choice(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.alternatives(member);
         if others.is_empty() {
@@ -694,7 +695,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The object's other members of the same choice: the author has chosen one of them.
+    /// Returns the object's other members of the same choice, which exclude this one.
     fn alternatives(&self, member: &Member<'a>) -> Vec<SlotId> {
         let Member { at, one_of, name, .. } = member;
         if !one_of.holds(name) {
@@ -707,7 +708,7 @@ impl<'a> Merge<'_, 'a> {
         self.document.children(*at).filter(is_other).collect()
     }
 
-    /// Removes a member that excludes one of the profile's at the current place.
+    /// Removes an existing member that excludes the profile's member at the current place.
     fn remove_alternative(&mut self, parent: SlotId, member: SlotId) {
         let around = self.pointer.rfind('/').unwrap_or(0);
         if let Some(key) = self.document.key(member) {
@@ -722,8 +723,8 @@ impl<'a> Merge<'_, 'a> {
 }
 
 impl Node {
-    /// The value of a field that can be added as it stands in the template. Elements of lists are excluded, because
-    /// later steps search for them.
+    /// Returns the value of a field if it can be added exactly as the template has it. Elements of lists are excluded,
+    /// because later steps search for them.
     pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
         let Kind::Plain(tape) = &self.kind else { return None };
         let value = tape.root();

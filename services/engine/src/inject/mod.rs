@@ -44,7 +44,7 @@ pub use undo::{UndoError, Undone, undo};
 /// The node label for the operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// An upper bound, in bytes, of what the record's annotation adds to a patch besides the record.
+/// An upper bound of the bytes that the record's annotation adds to a patch, besides the record itself.
 const RECORD_AROUND: usize = 1024;
 
 /// The result of applying one profile.
@@ -182,8 +182,8 @@ fn is_applicable(selected: &Selected<'_>) -> bool {
     decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
 }
 
-/// Whether a profile gives way to the one before it, which is applied, was applied in an earlier pass, or denies the
-/// object. A stand-in that is left out does not replace the cluster profile.
+/// Whether the stand-in before a cluster profile replaces it. A stand-in does unless it is left out now and was not
+/// applied in an earlier pass.
 fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
     let Some(name) = selected.decision.detail.as_deref().filter(|_| selected.decision.reason == Reason::Extended)
     else {
@@ -279,11 +279,11 @@ impl<'a> Pass<'a> {
         Ok(output)
     }
 
-    /// The state with which the result of a namespaced profile is compared.
+    /// Returns the state with which the result of a namespaced profile is compared.
     fn bound(&mut self, document: &Document<'a>) -> Result<Bound<'a>, Excess> {
         self.insert_counts.forget_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
-        // The original object need not be written.
+        // An unchanged object needs no clone.
         Ok(Bound { protected, before: self.is_touched.then(|| document.clone()) })
     }
 
@@ -297,7 +297,8 @@ impl<'a> Pass<'a> {
     /// Checks the changes of a namespaced profile.
     fn check(&self, profile: &CompiledProfile, bound: &Bound<'a>, document: &Document<'a>) -> Result<(), Excess> {
         let Bound { protected, before } = bound;
-        // A value that it removed and restored would belong to it from then on.
+        // The profile must not even replace a protected value by itself: the record would then list the value as the
+        // profile's.
         let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
         self.target.limits.check(profile.limits(), self.target.object, before.as_ref(), document, protected)?;
@@ -328,7 +329,7 @@ impl<'a> Pass<'a> {
         let earlier = earlier.unwrap_or_default();
         let is_platform = !profile.is_limited();
         if injected.is_wanted {
-            // These containers exist already, whatever this pass adds.
+            // Containers of an earlier pass exist already, even if this pass adds none.
             let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
             injected.extend(own.map(|at| Box::from(&**at)), is_platform);
         }
@@ -406,7 +407,7 @@ impl Injected {
     }
 
     fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_platform: bool) {
-        // Room for the containers of all profiles.
+        // Reserves capacity for the containers of all profiles at once.
         self.places.reserve(8);
         self.places.extend(places.into_iter().map(|place| (place, is_platform)));
     }

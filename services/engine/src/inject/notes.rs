@@ -119,7 +119,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// The value at the current place before an earlier pass of the same profile.
     pub(super) fn original(&self) -> OriginalValue<'a> {
-        // The originals of this profile come first: later profiles may have replaced the same places after it.
+        // The originals of this profile come first, because later profiles may have replaced the same places.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
         let later = self.earlier.later.iter().filter_map(|change| match change {
             Change::Replaced((pointer, original, _)) => Some((pointer, *original)),
@@ -130,14 +130,14 @@ impl<'a> Merge<'_, 'a> {
             return self.part_of(original, pointer.len());
         }
         if self.is_in_earlier_addition() {
-            // A container that moved along was in the other list.
+            // A moved container was in the other list.
             let there = self.moved_from();
             let moved = self.earlier.replaced.iter().find(|(pointer, _)| there.as_deref() == Some(&**pointer));
             if let (Some((_, original)), Some(length)) = (moved, container_length(&self.pointer)) {
                 return self.part_of(*original, length);
             }
         }
-        // In an element that was added as a whole, its parts had no originals.
+        // The parts of an element that was added as a whole had no originals.
         if self.is_earlier_addition()
             || self.is_later_addition()
             || (self.mode.settled && self.is_in_earlier_addition())
@@ -162,8 +162,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The current element as an earlier pass of this profile found it, if it is the same one: without the changes of
-    /// that pass and of later profiles below it.
+    /// Returns the current element as it was before an earlier pass of this profile, if it is still the same element.
+    /// Later profiles' changes below it are left out too.
     pub(super) fn element_before(
         &mut self,
         slot: SlotId,
@@ -184,8 +184,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Whether the author of the object wrote the current value, or the value before a container moved to the other
-    /// list.
+    /// Whether the author of the object wrote the current value. For a moved container, the value in the other list
+    /// counts.
     pub(super) fn is_author_written(&self) -> bool {
         let before = || {
             let rest = self.pointer.get(container_length(&self.pointer)?..)?;
@@ -215,7 +215,7 @@ impl<'a> Merge<'_, 'a> {
         self.earlier.added.iter().any(|pointer| is_at_or_below(&self.pointer, pointer))
     }
 
-    /// Notes that the current place already is as the profile wants it.
+    /// Notes that the current place already has the profile's value.
     pub(super) fn confirm(&mut self) {
         self.confirmations += 1;
         self.confirm_as(ChangeKind::Set);

@@ -1,5 +1,5 @@
-//! Grows pod-level resources (`spec.resources`) by what injected containers use. The API server rejects a pod whose
-//! containers request more than the pod, or of which one has a higher limit than the pod.
+//! Raises pod-level resources (`spec.resources`) by the use of injected containers. The API server rejects a pod if its
+//! containers request more than the pod, or if one of them has a higher limit than the pod.
 
 use crate::expression::Quantity;
 use crate::json::{Document, Malformed, OwnedTape, Value};
@@ -31,8 +31,8 @@ impl PodResources {
         Ok(OwnedTape::parse(text).ok().map(Self))
     }
 
-    /// Raises the pod's requests and limits by the additional use of its containers. Additions of an earlier pass are
-    /// part of the use before, so nothing is raised twice.
+    /// Raises the pod's requests and limits by the additional use of its containers. The use before already includes
+    /// additions of an earlier pass, so nothing is raised twice.
     pub(super) fn grow(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = now.above(before);

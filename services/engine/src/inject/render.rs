@@ -373,7 +373,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Within a value that is written as a whole, nothing exists yet.
+    /// Binds `existing` to no value, for parts of a value that is written as a whole.
     pub(super) fn bind_nothing_existing(&self, node: &Node) {
         if node.uses_existing {
             self.bindings.know(EXISTING, Computed::none());
@@ -404,7 +404,7 @@ impl<'a> Merge<'_, 'a> {
     /// uses.
     pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, MergeError> {
         self.charge(text.len())?;
-        // It was written from valid JSON values.
+        // The text was written from valid JSON, so only the limits on depth and size can fail.
         match OwnedTape::parse(text) {
             Ok(tape) => Ok(self.arena.keep(tape)),
             Err(_) => Err(self.failed(&EvaluationError::new("the value is nested too deeply or too large"))),

@@ -24,8 +24,8 @@ struct Place {
     field: Option<Field>,
 }
 
-/// Returns the original object: without the additions in the record, and with the originals restored. Lists and maps
-/// that become empty are removed too, because they were created for the additions.
+/// Returns the original object: removes the additions in the record, and restores the originals. Also removes lists and
+/// maps that become empty, because they were created for the additions.
 pub(crate) fn without_record(
     object: Value<'_>,
     record: &Record,
@@ -144,8 +144,8 @@ struct Undoing<'v> {
     depth: usize,
 }
 
-/// An index of the elements of long lists by token, those with the same token in order. Each list is read once, not
-/// once for each place in the record. Removed elements stay in the index.
+/// An index of the elements of long lists by token. Elements with the same token keep their order. Each list is read
+/// only once for all places in the record. Removed elements stay in the index.
 #[derive(Default)]
 struct Elements(HashMap<SlotId, HashMap<String, Vec<SlotId>>>);
 
@@ -200,7 +200,7 @@ impl<'v> Undoing<'v> {
         self.create_parent(pointer)?;
         let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
         match (self.document.kind(parent), slot, behind.as_deref()) {
-            // A removed element. An element with the same keys is another one, which the author wrote.
+            // Insert a removed element even if an element with the same keys exists: the author wrote that one.
             (Kind::Array, _, Some(behind)) => {
                 let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
                 let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
@@ -270,8 +270,8 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// Removes the list or map around a place if it is empty and was created for an addition. An empty map that would
-    /// be one addition as a whole is the author's: `securityContext: {}`.
+    /// Removes the list or map around a place if it is empty and was created for an addition. The record would list a
+    /// map such as `securityContext` as one addition, so an empty one is the author's and stays.
     fn remove_empty_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if around.matches('/').count() < self.depth {
@@ -320,8 +320,8 @@ impl<'v> Undoing<'v> {
         Ok(None)
     }
 
-    /// Finds the element of a list with this number of later elements with the same key. As in the merge, 0 is the last
-    /// one.
+    /// Finds an element of a list by its key and by the number of later elements with the same key. 0 is the last
+    /// element, as in the merge.
     fn element(
         &mut self,
         list: SlotId,
@@ -469,9 +469,9 @@ pub struct Undone {
     pub object: Arc<OwnedTape>,
     /// The display names of the undone profiles, each with its revision.
     pub profiles: Vec<(Box<str>, Box<str>)>,
-    /// Places of the record that no longer exist, so that nothing could be removed or restored. Values that were
-    /// changed later are not among them: the record does not hold what injection wrote, so they are removed or replaced
-    /// by the original.
+    /// Places of the record that no longer exist, so that nothing was removed or restored there. Values that changed
+    /// after injection are not listed. The record does not hold injected values, so these are removed or replaced by
+    /// the original.
     pub gone: Vec<Box<str>>,
 }
 

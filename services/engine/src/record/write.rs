@@ -10,7 +10,7 @@ use super::{EXTENDS, MAX_MOVE_BYTES, MAX_RECORD_BYTES, Move, Record, VERSION};
 pub(crate) struct RecordWriter {
     /// The JSON string, from its first quote on.
     out: String,
-    /// The number of bytes that only escape JSON in the string.
+    /// The number of bytes of `out` that only escape JSON.
     escapes: usize,
     /// Whether any profile has an entry.
     has_entries: bool,
@@ -102,8 +102,8 @@ impl RecordWriter {
         mark
     }
 
-    /// Notes that the current namespaced profile only extends a cluster profile. If an earlier pass applied it with a
-    /// text of its own, its changes remain those of a namespaced profile.
+    /// Notes that the current namespaced profile only extends a cluster profile. If an earlier pass applied changes of
+    /// the profile's own, the entry remains that of a namespaced profile.
     pub(crate) fn extends(&mut self, profile: &str, parent: &str, earlier: Option<&Record>) {
         let entry = earlier.and_then(|record| record.entry(profile));
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());
@@ -270,7 +270,7 @@ impl RecordWriter {
         Some(ordered.out)
     }
 
-    /// Its current index.
+    /// Returns a mark at the current end.
     fn mark(&self) -> Mark {
         let Self { escapes, move_bytes, has_entries, .. } = *self;
         Mark { length: self.out.len(), escapes, move_bytes, has_entries }
