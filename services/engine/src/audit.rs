@@ -27,17 +27,17 @@ use crate::snapshot::{Namespace, Snapshot};
 /// The relation of a profile to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It matches the pod.
+    /// The profile matches the pod.
     Wanted,
-    /// It is requested, and the author of the pod dropped it.
+    /// The profile is requested, but the author of the pod opted out of it.
     OptedOut,
-    /// It is requested, and does not match the pod.
+    /// The profile is requested, but does not match the pod.
     NotWanted,
-    /// Metadata is not enough to decide: use [`of_object`].
+    /// Metadata is not enough to decide. Use [`of_object`].
     Open,
-    /// It reads what a stored pod does not contain.
+    /// The profile reads values that a stored pod does not contain.
     Undecided,
-    /// A lookup that it needs failed. A later attempt may succeed.
+    /// A lookup that the profile needs failed. A later attempt may succeed.
     NotLookedUp,
 }
 
@@ -46,9 +46,9 @@ pub enum Standing {
 pub struct Expected {
     /// The profile.
     pub profile: Arc<CompiledProfile>,
-    /// Its relation to the pod.
+    /// The relation of the profile to the pod.
     pub standing: Standing,
-    /// The pinned revision, if it is not available here: then `profile` stands in for it.
+    /// The pinned revision, if it is not available here. `profile` then is the active revision.
     pub pinned: Option<Box<str>>,
 }
 
@@ -65,7 +65,7 @@ impl Expected {
 pub enum Injected {
     /// There is no record.
     Nothing,
-    /// A record that Pillion did not write, or in a format that this build does not understand.
+    /// Pillion did not write the record, or this build does not understand its format.
     Foreign,
     /// The display names of the profiles, with their revisions.
     Profiles(Vec<(Box<str>, Box<str>)>),
@@ -148,8 +148,8 @@ pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<
     }
 }
 
-/// The object for which revisions are chosen. The record is left out: the question is which revision the pod would get
-/// now.
+/// Returns the object for which revisions are chosen. It has no record, so the result is the revision that the pod
+/// would get now.
 fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> TargetObject<'s> {
     TargetObject { namespace_name, namespace, object, record: None }
 }
@@ -195,7 +195,7 @@ fn standing(decision: &ProfileDecision) -> Standing {
     }
 }
 
-/// The known part of the request: the creation of this pod.
+/// Returns a request for the creation of this pod, with the fields that are known.
 fn request_of(namespace: &str, pod: Value<'_>) -> Option<OwnedTape> {
     let mut text = String::with_capacity(256);
     text.push_str(r#"{"uid":"","operation":"CREATE","kind":{"group":"","version":"v1","kind":"Pod"},"#);

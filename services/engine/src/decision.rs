@@ -87,7 +87,7 @@ pub struct ProfileDecision {
     pub outcome: ProfileOutcome,
     /// The reason.
     pub reason: Reason,
-    /// Details of this request, such as the name that is taken or the unknown value. For people only.
+    /// Details of this request, such as the name that is taken or the unknown value. They are for people only.
     pub detail: Option<Box<str>>,
 }
 
@@ -158,14 +158,14 @@ impl ValidationDecision {
 pub enum Notice {
     /// The annotation `pillion.dev/injected` was written by the author, not by Pillion, and was dropped.
     RecordDropped,
-    /// A value in a request key that no profile knows.
+    /// A value in a request key that names no profile.
     UnknownWord {
         /// The label or annotation that holds it.
         key: Box<str>,
         /// The value.
         word: Box<str>,
     },
-    /// A truthy value that could mean several profiles.
+    /// A truthy value that could request several profiles.
     AmbiguousWord {
         /// The label or annotation that holds it.
         key: Box<str>,
@@ -210,10 +210,10 @@ pub struct Decision {
     pub outcome: Outcome,
     /// The reason.
     pub reason: Reason,
-    /// Details of this request. For people only.
+    /// Details of this request. They are for people only.
     pub detail: Option<Box<str>>,
-    /// The requested profiles, in the order in which they are applied. Profiles that are not requested are not listed,
-    /// so a decision costs nothing for them.
+    /// The requested profiles, in the order in which they are applied. Profiles without a request are not listed, so
+    /// they cost nothing.
     pub profiles: Vec<ProfileDecision>,
     /// The failed validations, in the order of the profiles. Empty on the mutating path.
     pub validations: Vec<ValidationDecision>,

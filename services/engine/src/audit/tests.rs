@@ -170,12 +170,12 @@ fn metadata_and_object_agree_on_known_profiles() {
         let tape = OwnedTape::parse(pod.to_string()).unwrap();
         let whole = super::of_object(&snapshot, "shop", &opted_in(), tape.root(), &LookedUp::default());
         let few = spec["containers"].as_array().unwrap().len() < 2;
-        // Both conditions hold for the pods of one container, and only for those.
+        // Both conditions hold only for pods with one container.
         let known = |_: &CompiledProfile, _: &str| Some(few);
         let metadata = OwnedTape::parse(json!({"metadata": pod["metadata"]}).to_string()).unwrap();
         let by_metadata = super::of_metadata(&snapshot, "shop", &opted_in(), metadata.root(), known);
         assert_eq!(shown(&by_metadata), shown(&whole), "{pod}");
-        // Injection decides the same.
+        // Injection selects the same profiles.
         let Injected::Profiles(had) =
             read(OwnedTape::parse(injected(&snapshot, &pod).to_string()).unwrap().root()).injected
         else {

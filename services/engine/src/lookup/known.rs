@@ -1,6 +1,6 @@
 //! Answers lookups from given objects: for manifests and test cases, without a cluster.
 //!
-//! An object that is not among them is missing, as in a cluster to which nothing else was applied.
+//! An object that was not given counts as missing.
 
 use std::sync::Arc;
 

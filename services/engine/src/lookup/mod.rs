@@ -1,8 +1,8 @@
 //! Lookups: objects of the cluster that expressions and parameters read, besides the request and the namespace.
 //!
-//! The engine does no I/O. [`Needs`] is what a profile may read, known from its text. [`Wanted`] is what one review
-//! needs, known before anything is decided. The caller fetches it and passes it as [`LookedUp`]. A lookup that finds
-//! nothing is a valid result. A failed lookup is an error only in expressions that read it, when they read it.
+//! The engine does no I/O. [`Needs`] lists what a profile may read, and is known from its text. [`Wanted`] lists what
+//! one review needs, and is known before the decision. The caller fetches it and passes it as [`LookedUp`]. A missing
+//! object is a valid result. A failed lookup is an error only in expressions that read it, when they read it.
 
 mod known;
 mod owners;
@@ -32,18 +32,18 @@ const DEFAULT_ACCOUNT: &str = "default";
 /// The result of a lookup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Answer<T> {
-    /// It was not made.
+    /// The lookup was not made.
     #[default]
     NotAsked,
     /// The object does not exist. This is not an error.
     Missing,
     /// The object.
     Found(T),
-    /// It failed; the message is for people.
+    /// The lookup failed. The message is for people.
     Failed(Box<str>),
 }
 
-/// One object or several to look up.
+/// A lookup of one object or of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// API group; empty for the core group.
@@ -89,7 +89,7 @@ pub struct LookedUp {
     pub owners: Answer<OwnerChain>,
     /// The results of declared `lookups`: an object, or a list of objects.
     pub objects: Vec<(Query, Answer<Arc<OwnedTape>>)>,
-    /// The platform's facts about the cluster: a map, which needs no lookup. `null`: there are facts, but they are not
+    /// The platform's facts about the cluster: a map, which needs no lookup. `null` if the facts exist but are not
     /// known here; see [`LookedUp::unknown_cluster`].
     pub cluster: Option<Arc<OwnedTape>>,
 }

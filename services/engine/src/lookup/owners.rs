@@ -130,7 +130,7 @@ impl OwnerChain {
         let Some(owner) = self.owners.get_mut(place) else { return };
         owner.asked = true;
         let uid = object.as_ref().and_then(|object| object.root().at(&["metadata", "uid"])?.as_str());
-        // An object with the same name that was created later is another one.
+        // An object with the same name and another UID was created later, and is not the owner.
         if owner.reference.uid.is_some() && uid.is_some() && owner.reference.uid.as_deref() != uid.as_deref() {
             return;
         }

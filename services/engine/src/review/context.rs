@@ -191,11 +191,11 @@ impl<'r> ReviewContext<'r> {
 impl Review<'_> {
     /// The request of the review.
     fn request(&self) -> Value<'_> {
-        // The envelope was read from it.
+        // Parsing the envelope has found this field.
         self.tape.root().get("request").unwrap_or_else(|| self.tape.root())
     }
 
-    /// The object of a review that its decision is about, if there is one: of a deletion, the old object.
+    /// Returns the object that the decision is about, if there is one. For a deletion, it is the old object.
     fn object(&self, action: Action<'_>) -> Option<Value<'_>> {
         match (action.phase, action.operation) {
             (Phase::Validate, Operation::Delete) => self.old_object(),

@@ -1,9 +1,9 @@
 //! Decides a review on the mutating path.
 //!
-//! A policy of the API server adds a scheduling gate to every pod that is created in a `held` namespace. The gate means
-//! that the pod was not decided yet. So every decision removes it in its patch, also if nothing is injected, or if a
-//! profile is left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other
-//! gates keep their place and order.
+//! A policy of the API server adds a scheduling gate to every pod that is created in a `held` namespace. The gate marks
+//! pods without a decision. So every decision removes it in its patch, even if nothing is injected, or a profile is
+//! left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other gates keep
+//! their place and order.
 //!
 //! Another policy rejects pods of `required` namespaces that have no injection record. If guardrails ask for it, every
 //! decision that allows such a pod writes a record, which is empty if nothing is injected.
@@ -194,7 +194,7 @@ fn apply_profiles<'v>(
     Ok(applied)
 }
 
-/// The changes of an earlier pass that are undone, with the reason.
+/// Returns why other namespaced profiles are left out, with the changes of an earlier pass to undo.
 fn others<'p, 'v>(
     interfering: Option<&'p (String, &'v NamespaceChanges<'v>)>,
 ) -> Option<(&'p str, &'v NamespaceChanges<'v>)> {

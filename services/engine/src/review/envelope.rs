@@ -16,7 +16,7 @@ const MAX_KEYS: usize = 64;
 /// The length to which an invalid value is shortened in messages.
 const SHOWN: usize = 60;
 
-/// The supported versions; each is answered in kind.
+/// The supported versions. The response has the version of the review.
 const VERSIONS: [&str; 2] = ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"];
 
 /// The metadata of a request.

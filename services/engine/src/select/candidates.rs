@@ -88,14 +88,14 @@ impl Entry {
 }
 
 impl StagePlaces {
-    /// The places after this number of other candidates.
+    /// Returns the places, shifted by this number of preceding candidates.
     pub(crate) fn behind(self, others: usize) -> Self {
         Self { newest: self.newest.map(|place| place + others), promoted: self.promoted.map(|place| place + others) }
     }
 }
 
-/// Profiles in the order in which they apply, by everything that can request them. Profiles that are only extended are
-/// left out.
+/// Indexes profiles, in the order in which they apply, by everything that can request them. Profiles that are only
+/// extended are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
@@ -267,8 +267,8 @@ impl Index {
 pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
-    /// Places of the profiles whose selectors exclude the namespace. One of the namespace's own has a selector if it
-    /// extends a cluster profile that has one.
+    /// Places of the profiles whose selectors exclude the namespace. A profile of the namespace's own has a selector if
+    /// it extends a cluster profile that has one.
     excluded: PlaceSet,
     /// The request keys that the namespace itself sets: kind, key and value of those that some profile knows.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
@@ -278,7 +278,7 @@ pub(crate) struct Candidates {
     pub(crate) choice: Choice,
 }
 
-/// The choice of revisions for one object, where there is one.
+/// The revisions chosen for one object.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
     /// Places of revisions that this object does not get.
@@ -495,7 +495,7 @@ impl PartialEq for Choice {
     }
 }
 
-/// Two are equal if every request finds the same in them.
+/// Two sets of candidates are equal if every request finds the same profiles in them.
 impl PartialEq for Candidates {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.cluster, &other.cluster)
@@ -540,13 +540,13 @@ impl PlaceSet {
 
 /// The meaning of a value in a request key.
 pub(crate) enum Meaning {
-    /// It names these profiles.
+    /// The value names these profiles.
     Named(Vec<Place>),
-    /// It requests the default, which should be one of these.
+    /// The value requests the default, which should be one of these.
     Truthy(Vec<Place>),
-    /// It requests no profile, or only profiles that do not act on the object.
+    /// The value requests no profile, or only profiles that do not act on the object.
     Falsy,
-    /// No profile knows it.
+    /// No profile knows the value.
     Unknown,
 }
 

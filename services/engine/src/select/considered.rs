@@ -28,13 +28,13 @@ use super::{Selected, give_way, group_is_taken, is_stand_in, object_matches, res
 /// The standing of a profile before its conditions are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It is requested and part of the decision.
+    /// The profile is requested and part of the decision.
     Asked,
-    /// It might act on the object, but neither the object nor its namespace requests it.
+    /// The profile might act on the object, but neither the object nor its namespace requests it.
     NotAsked,
-    /// The labels of the namespace do not match its `namespaceSelector`.
+    /// The labels of the namespace do not match the profile's `namespaceSelector`.
     NamespaceSelector,
-    /// Its target has other resources or operations.
+    /// The profile targets other resources or operations.
     OtherTarget,
 }
 

@@ -36,13 +36,14 @@ pub(crate) struct Selected<'v> {
     pub(crate) profile: &'v CompiledProfile,
     /// The bindings of its expressions, if it matches the object.
     pub(crate) bindings: Option<ProfileBindings<'v>>,
-    /// Whether it is a namespaced profile that is applied instead of the cluster profile that it extends, which stands
-    /// after it.
+    /// Whether it is a namespaced profile that is applied instead of the cluster profile that it extends. The cluster
+    /// profile follows it.
     pub(crate) stands_in: bool,
 }
 
 impl Selected<'_> {
-    /// Whether the profile does only what a cluster profile does, with values that the namespace may set.
+    /// Whether the platform decides what the profile does: it is a cluster profile, or only sets permitted values of
+    /// one.
     pub(crate) fn is_of_platform(&self) -> bool {
         self.profile.name().namespace.is_none() || self.stands_in
     }
@@ -188,8 +189,8 @@ fn give_way(profiles: &mut [Selected<'_>]) {
     }
 }
 
-/// Moves each profile that stands in before its cluster profile, so that later cluster profiles see the same object as
-/// without it.
+/// Moves each stand-in in front of its cluster profile, so that later cluster profiles see the same object as without
+/// the stand-in.
 fn put_in_place(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some(child) = profiles.get(index).filter(|child| child.stands_in).map(|child| child.profile) else {
@@ -242,7 +243,7 @@ fn check_conditions<'v>(
                 reason: Reason::MatchCondition,
                 detail: Some(condition.failure_message(&bindings, &mut meter)),
             },
-            // It reads an invalid parameter, which is reported by itself.
+            // The condition reads an invalid parameter, which is reported separately.
             Err(_) if invalid.is_some() => continue,
             Err(error) => Refusal {
                 outcome: match profile.on_error {

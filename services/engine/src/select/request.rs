@@ -134,7 +134,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Reads one value of a key.
+    /// Applies one value of a key to the requests.
     fn read_value(&mut self, source: RequestSource, kind: KeyKind, key: &str, value: &str) {
         let Some(groups) = self.candidates.groups(kind, key, self.action) else { return };
         for word in words(value) {

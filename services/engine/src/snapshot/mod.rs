@@ -44,7 +44,7 @@ const MAX_REVISIONS: usize = 64;
 
 type Shard = HashMap<Box<str>, Arc<Namespace>>;
 
-/// The profiles, guardrails and namespaces at one moment.
+/// The profiles, guardrails and namespaces at one time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     profiles: Arc<ProfileSet>,
@@ -157,8 +157,8 @@ impl Snapshot {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// The profiles that may act in a namespace. They are found once for each namespace and set of profiles, and stored
-    /// once for all namespaces with the same result.
+    /// Returns the profiles that may act in a namespace. They are found once per namespace and set of profiles.
+    /// Namespaces with the same result share it.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
         let (cluster, own) = self.profiles.indexes(name);
         if let Some(found) = namespace.cached_candidates()

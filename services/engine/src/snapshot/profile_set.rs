@@ -24,7 +24,7 @@ pub struct Served {
 /// An incomplete rollout.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The revision for all other workloads; without it they get none.
+    /// The revision for all other workloads. Without it, they do not get the profile.
     pub promoted: Option<Arc<CompiledProfile>>,
     /// Share of the workloads, in percent.
     pub percent: u8,
