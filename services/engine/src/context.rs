@@ -17,13 +17,13 @@ use crate::namespace::NamespaceMetadata;
 /// Names that every expression of a profile may use, besides its variables.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
 
-/// Names that are bound in some places only. A variable may read them, and is then usable only there.
+/// Names that are bound only in parts of a profile. A variable that reads one is usable only there.
 pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 
 /// The existing value of the field that a template writes. Variables cannot read it.
 pub(crate) const EXISTING: &str = "existing";
 
-/// Names that stand for the results of lookups.
+/// Names of lookup results.
 const LOOKED_UP_NAMES: [&str; 4] = ["serviceAccount", "owner", "owners", "cluster"];
 
 /// Names that are defined for pods only.
@@ -71,9 +71,9 @@ pub(crate) struct Definitions<'v> {
     pub(crate) own_containers: &'v [Box<str>],
 }
 
-/// Owns values that are created while a request is decided and borrowed until the end.
+/// Owns the values that a decision creates and borrows until its end.
 pub(crate) struct Arena {
-    // Most requests need neither, and creating an arena allocates.
+    // Created on first use: most requests need neither arena, and creating one allocates.
     tapes: OnceCell<typed_arena::Arena<OwnedTape>>,
     parameters: OnceCell<typed_arena::Arena<Parameters>>,
 }
@@ -93,7 +93,7 @@ pub(crate) struct ProfileBindings<'v> {
     lists: OnceCell<[Option<json::Value<'v>>; LISTS.len()]>,
     /// The value of `containers`. Filled on first use.
     containers: OnceCell<Value<'v>>,
-    /// Names that are bound at the current place, the innermost last.
+    /// Names that are bound at the current path, the innermost last.
     locals: RefCell<Vec<(&'v str, Value<'v>)>>,
 }
 
@@ -187,12 +187,12 @@ impl<'v> ProfileBindings<'v> {
         }
     }
 
-    /// The number of names that are bound at the current place.
+    /// Returns the number of names that are bound at the current path.
     pub(crate) fn known(&self) -> usize {
         self.locals.borrow().len()
     }
 
-    /// Unbinds all names above this number. In most cases there are none.
+    /// Unbinds all names above this number. Usually there are none.
     #[inline]
     pub(crate) fn forget(&self, known: usize) {
         if self.known() > known {
@@ -302,7 +302,7 @@ impl<'v> ProfileBindings<'v> {
 impl<'v> Bindings<'v> for ProfileBindings<'v> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         if let "containers" | "primary" | "overlays" = name {
-            // Building these values takes time in proportion to the pod, and most of them are built on every use.
+            // Building these values takes time in proportion to the pod, and most values are built on every use.
             meter.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
         }
         match name {
@@ -384,7 +384,7 @@ fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<V
 fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
     let what = "the owner";
     if let Some(chain) = known_from_pod(context) {
-        // No object was looked up for this chain, so nothing of it is borrowed.
+        // No owner was looked up, so the values borrow nothing from the chain.
         return chain.owners().iter().map(|owner| owner_value(owner, None, meter)).collect();
     }
     let chain = context.looked_up.owners.known(what)?;
@@ -392,7 +392,7 @@ fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<
     owners.iter().map(|owner| owner_value(owner, owner.object.as_ref().map(|object| object.root()), meter)).collect()
 }
 
-/// The owners, if the names of all of them are known without a lookup.
+/// Returns the owners, if the pod alone names all of them.
 fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
     if !matches!(context.looked_up.owners, Answer::NotAsked) {
         return None;

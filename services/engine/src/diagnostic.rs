@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use crate::expression::ExpressionError;
 
-/// The maximum length, in bytes, of a piece of an expression that a message repeats.
+/// The maximum length, in bytes, of a piece of an expression that a message quotes.
 const LONGEST_PIECE: usize = 60;
 
-/// The maximum length of each text of a diagnostic, in bytes: it may repeat text of the profile.
+/// The maximum length of each string of a diagnostic, in bytes. Strings may quote the profile.
 const LONGEST_TEXT: usize = 1_000;
 
 /// A mistake in a profile.
@@ -24,13 +24,13 @@ pub struct Diagnostic {
     pub part: Part,
 }
 
-/// The part of a field that a mistake is about.
+/// The part of a field to which a diagnostic refers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Part {
     /// Its value.
     #[default]
     Value,
-    /// Its name: the field does not belong there.
+    /// Its name, because the field is not allowed there.
     Name,
     /// A byte range of its text: a piece of an expression.
     Bytes(Range<usize>),

@@ -1,8 +1,8 @@
 //! The metadata of a namespace: its labels, its annotations and its failure mode.
 //!
-//! A cluster has thousands of namespaces, each with some labels and annotations of a few dozen bytes. As maps of
-//! strings, the maps would take more memory than the strings. So [`NamespaceMetadata`] keeps all strings of a namespace
-//! in one buffer, each after its length, and reads the buffer from its start: the strings are few and lie side by side.
+//! A cluster has thousands of namespaces, each with some labels and annotations of a few dozen bytes. Maps of strings
+//! would take more memory than the strings themselves. So [`NamespaceMetadata`] keeps all strings of a namespace in one
+//! buffer, each after its length. Lookups read the few strings from the start.
 
 use std::collections::BTreeMap;
 use std::fmt;

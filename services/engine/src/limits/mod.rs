@@ -1,7 +1,7 @@
 //! Limits of namespaced profiles, checked on the result of every injection.
 //!
-//! A tenant's profile acts on all pods of the namespace. Its text does not show what it will do, because values may
-//! come from expressions. So the pod after the profile is compared with the pod before it:
+//! A tenant's profile acts on all pods of the namespace. Values may come from expressions, so its text does not show
+//! its effect. The pod after the profile is therefore compared with the pod before it:
 //!
 //! * `protected`: changes of the platform's profiles keep their values and positions.
 //! * `scope`: which fields may change at all, and how much may be added.

@@ -32,7 +32,7 @@ const EMPTY_OF_A_KEY: &str = "empty is about the value of one annotation or labe
 #[derive(Debug)]
 pub(crate) struct Parameter {
     pub(crate) name: Arc<str>,
-    /// Whether a namespaced profile set the default: then the value comes from `Namespace`.
+    /// Whether a namespaced profile set the default, so that the source of the value is `Namespace`.
     pub(crate) set_by_namespace: bool,
     pub(crate) default: Option<Default>,
     keys: Vec<Key>,

@@ -53,7 +53,7 @@ pub(crate) struct Resolved {
     pub(crate) moved: Vec<Box<str>>,
 }
 
-/// A value that was read from somewhere.
+/// A value as read, with a message if it was clamped.
 struct Read {
     value: Json,
     moved: Option<Box<str>>,

@@ -77,7 +77,7 @@ fn rejects_capability_on_authors_container() {
     let expected =
         "/spec/containers/app/securityContext/capabilities/add: \"SYS_ADMIN\" violates the Pod Security control";
     assert!(detail.starts_with(expected), "{detail}");
-    // The platform is permitted, and its changes do not count against the tenant's next profile.
+    // Limits do not apply to the platform's profile, and its changes do not count for the tenant's next profile.
     let label = always(&json!({"metadata": {"labels": {"team.example.com/z": "1"}}}));
     let (decided, object) = decide(&author, &snapshot([platforms("more", &append), tenants("label", &label)]), None);
     assert_eq!(decided.decision.outcome, Outcome::Injected);
