@@ -23,7 +23,7 @@ fn opted_in() -> Arc<Namespace> {
 }
 
 fn shown(expected: &[Expected]) -> Vec<(String, Standing)> {
-    expected.iter().map(|one| (one.profile.display_name().to_owned(), one.standing)).collect()
+    expected.iter().map(|expected| (expected.profile.display_name().to_owned(), expected.standing)).collect()
 }
 
 fn of_metadata(snapshot: &Snapshot, pod: &Json) -> Vec<(String, Standing)> {
@@ -57,7 +57,7 @@ fn injected(snapshot: &Snapshot, pod: &Json) -> Json {
 }
 
 #[test]
-fn what_metadata_says_is_said_without_an_expression() {
+fn metadata_decides_without_expressions() {
     let snapshot = snapshot(&[
         ("always", json!({"activation": "Always"})),
         ("asked", json!({"request": {"annotation": "example.com/ask"}})),
@@ -86,7 +86,7 @@ fn what_metadata_says_is_said_without_an_expression() {
 }
 
 #[test]
-fn the_whole_pod_decides_what_is_open() {
+fn whole_pod_decides_open_profiles() {
     let snapshot = snapshot(&[
         (
             "few",
@@ -179,12 +179,16 @@ fn metadata_and_object_agree_on_known_profiles() {
         let Injected::Profiles(had) =
             read(OwnedTape::parse(injected(&snapshot, &pod).to_string()).unwrap().root()).injected
         else {
-            assert!(whole.iter().all(|one| one.standing != Standing::Wanted), "{pod}");
+            assert!(whole.iter().all(|expected| expected.standing != Standing::Wanted), "{pod}");
             continue;
         };
         let had: Vec<_> = had.into_iter().map(|(profile, _)| profile).collect();
-        let wanted = whole.iter().filter(|one| one.standing == Standing::Wanted);
-        assert_eq!(had, wanted.map(|one| one.profile.display_name().into()).collect::<Vec<Box<str>>>(), "{pod}");
+        let wanted = whole.iter().filter(|expected| expected.standing == Standing::Wanted);
+        assert_eq!(
+            had,
+            wanted.map(|expected| expected.profile.display_name().into()).collect::<Vec<Box<str>>>(),
+            "{pod}"
+        );
         cases += 1;
     }
     assert!(cases > 8, "{cases}");
@@ -239,8 +243,8 @@ fn failed_lookup_differs_from_undecided() {
     let standing = |expression: &str, looked_up: &LookedUp| {
         super::of_object(&with(expression), "shop", &opted_in(), tape.root(), looked_up)[0].standing
     };
-    let away = LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
-    assert_eq!(standing("serviceAccount.hasValue()", &away), Standing::NotLookedUp);
+    let unavailable = LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
+    assert_eq!(standing("serviceAccount.hasValue()", &unavailable), Standing::NotLookedUp);
     let unknown = LookedUp { cluster: LookedUp::unknown_cluster(), ..LookedUp::default() };
     assert_eq!(standing("cluster.?region.orValue('') == ''", &unknown), Standing::Undecided);
     assert_eq!(standing("cluster.?region.orValue('') == ''", &LookedUp::default()), Standing::Wanted);
@@ -268,7 +272,7 @@ fn reads_record_from_metadata_alone() {
 }
 
 #[test]
-fn nothing_is_expected_where_nobody_opted_in() {
+fn expects_nothing_without_opt_in() {
     let snapshot = snapshot(&[("a", json!({"activation": "Always"}))]);
     let tape = OwnedTape::parse(pod(&json!({}), &json!({})).to_string()).unwrap();
     for (name, namespace) in

@@ -17,14 +17,14 @@ fn try_compile(name: &ProfileName, mut spec: Json) -> Result<CompiledProfile, Ve
     spec["activation"] = json!("Always");
     spec["template"] = json!({"metadata": {"labels": {"x": "y"}}});
     crate::profile::compile(name, &serde_json::from_value(spec).unwrap())
-        .map_err(|faults| faults.iter().map(ToString::to_string).collect())
+        .map_err(|compile_errors| compile_errors.iter().map(ToString::to_string).collect())
 }
 
 fn compile(spec: Json) -> CompiledProfile {
     try_compile(&ProfileName::cluster("p"), spec).unwrap()
 }
 
-fn faults(spec: Json) -> String {
+fn compile_errors(spec: Json) -> String {
     try_compile(&ProfileName::cluster("p"), spec).unwrap_err().join("; ")
 }
 
@@ -238,9 +238,9 @@ fn owner_chain_ends_at_workload() {
     let circle = json!({"ownerReferences": [owner("batch/v1", "Job", "backup-1")]});
     assert_eq!(follow(&of("batch/v1", "Job", "backup-1"), true, &[("backup-1", circle)]).0.len(), 4);
     // An owner that is not the pod's controller is ignored.
-    let mut stranger = of("apps/v1", "StatefulSet", "db");
-    stranger["metadata"]["ownerReferences"][0]["controller"] = json!(false);
-    assert!(follow(&stranger, true, &[]).0.is_empty());
+    let mut uncontrolled = of("apps/v1", "StatefulSet", "db");
+    uncontrolled["metadata"]["ownerReferences"][0]["controller"] = json!(false);
+    assert!(follow(&uncontrolled, true, &[]).0.is_empty());
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn compile_reports_invalid_lookups() {
         lookup[field] = value;
         json!({"lookups": [lookup]})
     };
-    for (spec, told) in [
+    for (spec, expected) in [
         (with("resource", json!("secrets")), "Secrets are never looked up"),
         (with("resource", json!("serviceaccounts/token")), "spec.lookups[0].resource"),
         (with("resource", json!("../secrets")), "spec.lookups[0].resource"),
@@ -344,8 +344,8 @@ fn compile_reports_invalid_lookups() {
         (json!({"lookups": [base, base]}), "stands at spec.lookups[0] too"),
         (with_condition(with("group", json!("")), "lookups.y.a"), "did you mean `lookups.x`"),
     ] {
-        let found = faults(spec.clone());
-        assert!(found.contains(told), "{spec}: {found:?} does not say {told:?}");
+        let found = compile_errors(spec.clone());
+        assert!(found.contains(expected), "{spec}: {found:?} does not contain {expected:?}");
     }
     let tenants = try_compile(&ProfileName::namespaced("team-a", "p"), json!({"lookups": [base]})).unwrap_err();
     assert!(tenants.iter().any(|fault| fault.contains("lookups are for cluster profiles")), "{tenants:?}");
@@ -383,11 +383,15 @@ fn most_specific_source_sets_parameter() {
         }
     }
     // The pod's value wins, even if the lookup of the service account failed.
-    let away = || LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
+    let unavailable = || LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
     let spec = |expression: &str| with_condition(json!({"parameters": [parameter(&all, "Replace")]}), expression);
-    assert_eq!(decided(spec("params.p == 'pod'"), &with_pod, away()).outcome, ProfileOutcome::Applied);
-    assert_eq!(decided(spec("params.p == 'pod'"), &bare(), away()).reason, Reason::LookupFailed);
-    assert_eq!(decided(spec("true"), &bare(), away()).outcome, ProfileOutcome::Applied, "no expression reads it");
+    assert_eq!(decided(spec("params.p == 'pod'"), &with_pod, unavailable()).outcome, ProfileOutcome::Applied);
+    assert_eq!(decided(spec("params.p == 'pod'"), &bare(), unavailable()).reason, Reason::LookupFailed);
+    assert_eq!(
+        decided(spec("true"), &bare(), unavailable()).outcome,
+        ProfileOutcome::Applied,
+        "no expression reads it"
+    );
 }
 
 #[test]
@@ -420,7 +424,7 @@ fn default_may_be_computed() {
         let decision = decided(spec, &bare(), LookedUp::default());
         assert_eq!(decision.reason, reason, "{expression}: {:?}", decision.detail);
     }
-    for (parameter, told) in [
+    for (parameter, expected) in [
         (json!({"name": "a", "type": "string", "default": "${params.b}"}), "stand before it"),
         (json!({"name": "a", "type": "string", "default": "${params.a}"}), "stand before it"),
         (json!({"name": "a", "type": "string", "default": "${variables.v}"}), "spec.parameters[0].default"),
@@ -431,8 +435,8 @@ fn default_may_be_computed() {
     ] {
         let spec = json!({"parameters": [parameter, {"name": "b", "type": "string"}],
             "variables": [{"name": "v", "expression": "1"}]});
-        let found = faults(spec);
-        assert!(found.contains(told), "{parameter}: {found:?} does not say {told:?}");
+        let found = compile_errors(spec);
+        assert!(found.contains(expected), "{parameter}: {found:?} does not contain {expected:?}");
     }
 }
 
@@ -444,19 +448,19 @@ fn notices_report_invalid_and_clamped_values() {
         let spec = with_condition(json!({"parameters": [expiration]}), &format!("params.e == {expected}"));
         let decided = decide(spec, &pod(json!({}), annotations, json!([])), looked_up);
         assert_eq!(decided.decision.profiles[0].outcome, ProfileOutcome::Applied);
-        let told = decided.decision.notices.into_iter().map(|notice| match notice {
+        let texts = decided.decision.notices.into_iter().map(|notice| match notice {
             Notice::Parameter { profile, message } => format!("{profile}: {message}"),
             other => panic!("{other:?}"),
         });
-        told.collect::<Vec<_>>()
+        texts.collect::<Vec<_>>()
     };
     assert_eq!(notices(json!({"example.com/e": "700"}), account(json!({})), 700), [""; 0]);
     assert_eq!(
         notices(json!({"example.com/e": "10"}), account(json!({})), 600),
         ["p: example.com/e: 10 is outside of what is allowed, 600 was taken"]
     );
-    let told = notices(json!({"example.com/e": "soon"}), account(json!({})), 86400);
-    assert_eq!(told, ["p: example.com/e: expected a whole number, found \"soon\"; the default is taken"]);
-    let told = notices(json!({}), account(json!({"example.com/e": "1"})), 600);
-    assert_eq!(told, ["p: example.com/e of the service account: 1 is outside of what is allowed, 600 was taken"]);
+    let found = notices(json!({"example.com/e": "soon"}), account(json!({})), 86400);
+    assert_eq!(found, ["p: example.com/e: expected a whole number, found \"soon\"; the default is taken"]);
+    let found = notices(json!({}), account(json!({"example.com/e": "1"})), 600);
+    assert_eq!(found, ["p: example.com/e of the service account: 1 is outside of what is allowed, 600 was taken"]);
 }

@@ -83,7 +83,7 @@ fn parses_text_by_type() {
 #[test]
 fn error_names_expected_type() {
     let endless: &'static str = format!("{}h", "9".repeat(400)).leak();
-    for (text, annotation, told) in [
+    for (text, annotation, expected) in [
         (json!({"type": "integer"}), "4.2", "a: expected a whole number, found \"4.2\""),
         (json!({"type": "integer"}), "99999999999999999999", "a whole number"),
         (json!({"type": "number"}), "NaN", "expected a number"),
@@ -120,7 +120,7 @@ fn error_names_expected_type() {
         (json!({"type": "quantity", "minimum": 0}), "-1", "\"-1\" is less than 0"),
     ] {
         let message = value(text.clone(), annotation).unwrap_err();
-        assert!(message.contains(told), "{message:?} does not say {told:?}");
+        assert!(message.contains(expected), "{message:?} do not contain {expected:?}");
         assert!(message.starts_with("a: "), "{message}");
     }
 }
@@ -135,7 +135,7 @@ fn pattern_bounds_defaults_and_items() {
         kind[field] = value;
         kind
     };
-    for (kind, default, told) in [
+    for (kind, default, expected) in [
         (&boolean, json!(true), "p.default: \"true\" does not match"),
         (&port, json!(1), "p.default: \"1\" does not match"),
         (&json!({"type": "number", "pattern": "^[0-9]+$"}), json!(1.5), "p.default: \"1.5\" does not match"),
@@ -144,8 +144,11 @@ fn pattern_bounds_defaults_and_items() {
         (&json!({"type": "integer", "enum": [1, 2]}), json!(3), "p.default: 3 is not one of 1, 2"),
         (&json!({"type": "quantity", "pattern": "^[0-9]+m$"}), json!(1), "p.default: \"1\" does not match"),
     ] {
-        let told_of = diagnostics(with(kind, "default", default));
-        assert!(told_of.iter().any(|diagnostic| diagnostic.starts_with(told)), "{told_of:?} do not say {told:?}");
+        let found = diagnostics(with(kind, "default", default));
+        assert!(
+            found.iter().any(|diagnostic| diagnostic.starts_with(expected)),
+            "{found:?} do not contain {expected:?}"
+        );
     }
     parameter(with(&port, "default", json!(8080)));
     parameter(with(&json!({"type": "number", "enum": [1, 2.5]}), "default", json!(1)));
@@ -153,13 +156,13 @@ fn pattern_bounds_defaults_and_items() {
     for format in ["JSON", "YAML"] {
         let list = |items: &Json| json!({"type": "list", "format": format, "items": items});
         assert_eq!(value(list(&port), "[8080]"), Ok(json!([8080])));
-        for (items, text, told) in [
+        for (items, text, expected) in [
             (&port, "[8080, 1]", "\"1\" does not match"),
             (&boolean, "[true]", "\"true\" does not match"),
             (&json!({"type": "boolean", "enum": [true]}), "[false]", "false is not one of true"),
         ] {
             let message = value(list(items), text).unwrap_err();
-            assert!(message.contains(told), "{message:?} does not say {told:?}");
+            assert!(message.contains(expected), "{message:?} do not contain {expected:?}");
         }
     }
     // A parsed value is checked by its original text, including spaces.
@@ -289,7 +292,7 @@ fn joins_records_by_suffix() {
 
 #[test]
 fn compile_reports_mistakes() {
-    for (text, told) in [
+    for (text, expected) in [
         (json!({"type": "string", "pattern": "("}), "p.pattern"),
         (json!({"type": "string", "pattern": "(a{1000}){1000}"}), "p.pattern"),
         (json!({"type": "integer", "minimum": "x"}), "p.minimum"),
@@ -327,8 +330,8 @@ fn compile_reports_mistakes() {
     ] {
         let diagnostics = diagnostics(text.clone());
         assert!(
-            diagnostics.iter().any(|diagnostic| diagnostic.contains(told)),
-            "{text}: {diagnostics:?} do not say {told:?}"
+            diagnostics.iter().any(|diagnostic| diagnostic.contains(expected)),
+            "{text}: {diagnostics:?} do not contain {expected:?}"
         );
     }
 }
@@ -347,8 +350,8 @@ fn reports_clamped_nested_items() {
     let sources = Sources { pod: &Object::default(), service_account: Ok(None), namespace: &namespace };
     let resolved = resolve(&parameter(clamped), sources).unwrap();
     assert_eq!(resolved.value, Ok(Some(json!([[1], [9]]))));
-    let told = "a of the namespace: [[1],[10]] is outside of what is allowed, [[1],[9]] was taken";
-    assert_eq!(resolved.moved, [told.into()]);
+    let expected = "a of the namespace: [[1],[10]] is outside of what is allowed, [[1],[9]] was taken";
+    assert_eq!(resolved.moved, [expected.into()]);
 }
 
 #[test]
@@ -397,7 +400,7 @@ fn records_need_opening_key() {
 fn compile_rejects_useless_records_and_formats() {
     let field = |name: &str, opens: bool| json!({"name": name, "annotationPrefix": "x-", "opens": opens});
     let records = |fields: Json| json!({"type": "records", "sources": ["Pod"], "fields": fields});
-    for (text, told) in [
+    for (text, expected) in [
         (records(json!([field("a", false)])), "no field opens a record"),
         (records(json!([field("key", true)])), "p.fields[0].name"),
         (records(json!([field("a", true), field("a", true)])), "stands at fields[0] too"),
@@ -407,8 +410,8 @@ fn compile_rejects_useless_records_and_formats() {
     ] {
         let diagnostics = diagnostics(text.clone());
         assert!(
-            diagnostics.iter().any(|diagnostic| diagnostic.contains(told)),
-            "{text}: {diagnostics:?} do not say {told:?}"
+            diagnostics.iter().any(|diagnostic| diagnostic.contains(expected)),
+            "{text}: {diagnostics:?} do not contain {expected:?}"
         );
     }
 }

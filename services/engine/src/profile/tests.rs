@@ -126,7 +126,7 @@ fn checks_expressions() {
         diagnostics(&ProfileName::cluster("p"), &spec)
     };
     assert_eq!(conditions("variables.team == 'a'"), Vec::<String>::new());
-    for (expression, told) in [
+    for (expression, expected) in [
         ("objct.spec == 1", "objct"),
         ("variables.taem == 'a'", "taem"),
         ("object.spec.contains(", "spec.matchConditions[0].expression"),
@@ -135,7 +135,10 @@ fn checks_expressions() {
         (&"(".repeat(900), "spec.matchConditions[0].expression"),
     ] {
         let diagnostics = conditions(expression);
-        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(told)), "{expression:.40}: {diagnostics:?}");
+        assert!(
+            diagnostics.iter().any(|diagnostic| diagnostic.contains(expected)),
+            "{expression:.40}: {diagnostics:?}"
+        );
     }
     let mut circular = container(&json!({}));
     circular["variables"] =
@@ -145,7 +148,7 @@ fn checks_expressions() {
 
 #[test]
 fn checks_directives() {
-    for (more, told) in [
+    for (more, expected) in [
         (json!({"$conflict": "Sometimes"}), "expected Merge, Keep, Replace or Fail"),
         (json!({"$position": "Middle"}), "expected First, Last"),
         (json!({"$position": {"before": "a", "after": "b"}}), "expected First, Last"),
@@ -155,7 +158,7 @@ fn checks_directives() {
         (json!({"$forEech": "x"}), "there is no directive $forEech"),
     ] {
         let diagnostics = diagnostics(&ProfileName::cluster("p"), &container(&more));
-        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(told)), "{more}: {diagnostics:?}");
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(expected)), "{more}: {diagnostics:?}");
     }
 }
 

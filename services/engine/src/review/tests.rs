@@ -191,7 +191,7 @@ fn too_large_result_skips_or_denies() {
 fn parse_rejects_invalid_bodies_with_reason() {
     let good = review_of(&pod()).to_string();
     let with = |from: &str, to: &str| good.replacen(from, to, 1);
-    for (body, told) in [
+    for (body, expected) in [
         (String::new(), "empty"),
         ("null".into(), "the body is null"),
         ("[]".into(), "the body is []"),
@@ -216,7 +216,7 @@ fn parse_rejects_invalid_bodies_with_reason() {
         (with("\"web\"", "\"\\ud800\""), "surrogate"),
     ] {
         let error = Review::parse(body.as_bytes()).unwrap_err().to_string();
-        assert!(error.contains(told), "{error:?} does not say {told:?}");
+        assert!(error.contains(expected), "{error:?} does not contain {expected:?}");
         assert!(error.len() < 300, "{error}");
     }
     assert!(matches!(Review::parse(b"\"\xff\""), Err(ReviewError::Encoding(1))));
@@ -507,7 +507,7 @@ fn keeps_gate_outside_held_namespaces() {
 }
 
 #[test]
-fn a_decision_from_elsewhere_is_completed() {
+fn without_gate_completes_other_decisions() {
     let review = review_of(&gated(&[INJECTION_GATE])).to_string();
     let review = Review::parse(review.as_bytes()).unwrap();
     let nothing = || Decided { decision: Decision::skipped(Reason::NotOptedIn), patch: None };
@@ -567,7 +567,7 @@ fn every_decision_marks_pod_of_required_namespace() {
 }
 
 #[test]
-fn nobody_else_has_an_empty_record() {
+fn only_required_namespaces_get_empty_record() {
     let bare = as_stored(pod());
     for level in [InjectionLevel::Enabled, InjectionLevel::Held] {
         let result = decided(Endpoint::Level(level), &bare, &[("nginx", optional())]);

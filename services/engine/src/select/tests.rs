@@ -91,7 +91,7 @@ fn by_key() -> Json {
 }
 
 #[test]
-fn a_word_is_truthy_falsy_or_a_name() {
+fn value_is_truthy_falsy_or_name() {
     let case = Case::new([
         profile("java", json!({"request": {"annotation": KEY, "values": ["JVM"]}})),
         profile("python", json!({"request": {"annotation": KEY, "truthy": ["serpent"]}})),
@@ -196,7 +196,7 @@ fn value_requests_cluster_and_namespaced_profile() {
 }
 
 #[test]
-fn a_truthy_word_that_means_two_applies_none() {
+fn ambiguous_truthy_value_applies_no_profile() {
     let case = Case::new([profile("java", by_key()), profile("python", by_key())]);
     let selection = case.select(&json!({}), &json!({KEY: "true"}));
     assert!(selection.profiles.is_empty());
@@ -341,8 +341,8 @@ fn failed_condition_returns_its_message() {
     let labels = json!({});
     let known = |otherwise: &str| json!({"name": "known", "expression": "variables.known", "otherwise": otherwise, "message": "which team?"});
     let skip = json!([known("Skip")]);
-    let told = (ProfileOutcome::Skipped, Reason::MatchCondition, Some("which team?".to_owned()));
-    assert_eq!(conditional(&skip, &labels), told);
+    let expected = (ProfileOutcome::Skipped, Reason::MatchCondition, Some("which team?".to_owned()));
+    assert_eq!(conditional(&skip, &labels), expected);
     let both = json!([known("Skip"), {"name": "second", "expression": "false", "otherwise": "Skip"}]);
     assert_eq!(conditional(&both, &labels).2.as_deref(), Some("which team?; second"));
     let silent = json!([known("Skip"), {"name": "second", "expression": "false"}]);
@@ -353,14 +353,14 @@ fn failed_condition_returns_its_message() {
 
 #[test]
 fn condition_message_may_be_computed() {
-    let said = |message: &str, team: &str| {
+    let failure_message = |message: &str, team: &str| {
         let condition = json!([{"name": "known", "expression": "false", "otherwise": "Deny", "message": message}]);
         conditional(&condition, &json!({"team": team})).2.unwrap()
     };
-    assert_eq!(said("${variables.team} is no team", "green"), "green is no team");
-    assert_eq!(said("${variables.team} is no team", "a\nb"), "a b is no team");
+    assert_eq!(failure_message("${variables.team} is no team", "green"), "green is no team");
+    assert_eq!(failure_message("${variables.team} is no team", "a\nb"), "a b is no team");
     assert_eq!(
-        said("${object.metadata.labels.zone}", "green"),
+        failure_message("${object.metadata.labels.zone}", "green"),
         "known",
         "a message that fails is replaced by the name"
     );
@@ -388,18 +388,18 @@ fn invalid_parameter_counts_only_for_matching_profile() {
         (decision.outcome, decision.reason, decision.detail.unwrap_or_default().into_string(), selection.notices.len())
     };
     let wrong = json!({"example.com/level": "x", "example.com/port": "y", "example.com/size": "z"});
-    let (outcome, reason, detail, told) = select("red", &wrong);
-    assert_eq!((outcome, reason, told), (ProfileOutcome::Denied, Reason::InvalidParameter, 1));
+    let (outcome, reason, detail, notices) = select("red", &wrong);
+    assert_eq!((outcome, reason, notices), (ProfileOutcome::Denied, Reason::InvalidParameter, 1));
     assert!(detail.contains("example.com/level") && detail.contains("example.com/port"), "{detail}");
-    let (outcome, reason, _, told) = select("blue", &wrong);
-    assert_eq!((outcome, reason, told), (ProfileOutcome::NotMatched, Reason::MatchCondition, 0));
+    let (outcome, reason, _, notices) = select("blue", &wrong);
+    assert_eq!((outcome, reason, notices), (ProfileOutcome::NotMatched, Reason::MatchCondition, 0));
     let (outcome, _, detail, _) = select("red", &json!({"example.com/level": "x", "example.com/size": "9"}));
     assert_eq!(outcome, ProfileOutcome::Denied);
     assert!(detail.starts_with("too large; ") && detail.contains("example.com/level"), "{detail}");
 }
 
 #[test]
-fn an_expression_that_fails_leaves_its_profile_out() {
+fn failing_expression_leaves_out_profile() {
     let failing = json!([{"name": "c", "expression": "object.spec.nothing.here == 1"}]);
     let (outcome, reason, detail) = conditional(&failing, &json!({}));
     assert_eq!((outcome, reason), (ProfileOutcome::Skipped, Reason::ExpressionFailed));

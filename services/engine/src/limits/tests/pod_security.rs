@@ -197,7 +197,7 @@ fn every_control_accepts_and_rejects() {
         assert_eq!(violated(&pod(), &bad, control.level()), Some(control), "{control} {field} {bad}");
         seen.insert(control);
     }
-    seen.insert(capabilities_of_the_baseline());
+    seen.insert(baseline_capabilities_control());
     assert_eq!(
         seen.len(),
         Control::ALL.len(),
@@ -207,7 +207,7 @@ fn every_control_accepts_and_rejects() {
 }
 
 /// Tests the baseline's list of capabilities separately, because the restricted level permits fewer.
-fn capabilities_of_the_baseline() -> Control {
+fn baseline_capabilities_control() -> Control {
     let place = format!("{SIDE}/securityContext/capabilities/add");
     let side = with(pod(), &[(SIDE, hardened("side"))]);
     let all = json!([
@@ -340,8 +340,8 @@ fn existing_violation_of_higher_level_stays_allowed() {
     assert_eq!(exceeded, Some(Limit::PodSecurity(Control::CapabilitiesRestricted)));
     // A capability of the baseline lowers the level of a container that had dropped all.
     let lowered = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
-    let told = Case::default().check(&pod(), &lowered).unwrap_err().to_string();
-    assert!(told.contains("that was fulfilled before"), "{told}");
+    let message = Case::default().check(&pod(), &lowered).unwrap_err().to_string();
+    assert!(message.contains("that was fulfilled before"), "{message}");
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn cluster_profile_changes_are_protected() {
 }
 
 #[test]
-fn guardrails_are_the_snapshots_and_stay_with_it() {
+fn derived_snapshot_keeps_guardrails() {
     let side = always(&json!({"spec": {"containers": [{"name": "s", "image": "ghcr.io/team/x"}]}}));
     let guardrails = |registry: &str| serde_json::from_value(json!({"registries": [registry]})).unwrap();
     for (registry, expected) in [("ghcr.io/team", Reason::Injected), ("ghcr.io/other", Reason::LimitExceeded)] {

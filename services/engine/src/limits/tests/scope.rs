@@ -41,7 +41,7 @@ fn allows_containers_volumes_and_metadata() {
 }
 
 #[test]
-fn nothing_else_of_the_pod_may_change() {
+fn other_fields_cannot_change() {
     for (path, value) in [
         ("/spec/hostNetwork", json!(true)),
         ("/spec/serviceAccountName", json!("admin")),
@@ -75,7 +75,7 @@ fn nothing_else_of_the_pod_may_change() {
 }
 
 #[test]
-fn what_is_there_stays() {
+fn existing_parts_stay() {
     let before = with(
         pod(),
         &[
@@ -130,7 +130,7 @@ fn native_sidecar_may_become_ordinary_container() {
 }
 
 #[test]
-fn images_come_from_registries_that_are_allowed() {
+fn images_must_come_from_allowed_registries() {
     let case = Case::guarded(json!({"registries": ["ghcr.io/team", "docker.io/library"]}));
     for (image, allowed) in [
         (json!("ghcr.io/team/side:1"), true),
@@ -157,8 +157,8 @@ fn images_come_from_registries_that_are_allowed() {
         assert_eq!(limit(&case, &before, &after), None, "{image}");
     }
     let none = Case::guarded(json!({"registries": []}));
-    let told = none.check(&pod(), &side(&[])).unwrap_err().to_string();
-    assert!(told.starts_with("/spec/containers/side/image: \"ghcr.io/team/side:1\" is not from"), "{told}");
+    let message = none.check(&pod(), &side(&[])).unwrap_err().to_string();
+    assert!(message.starts_with("/spec/containers/side/image: \"ghcr.io/team/side:1\" is not from"), "{message}");
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn reserved_keys_cannot_change() {
 }
 
 #[test]
-fn what_the_platform_did_is_not_touched() {
+fn platform_changes_are_protected() {
     let proxy = json!({"name": "proxy", "image": "a", "volumeMounts": [{"name": "data", "mountPath": "/d"}]});
     let before = with(
         pod(),
@@ -342,7 +342,7 @@ fn what_the_platform_did_is_not_touched() {
 }
 
 #[test]
-fn no_more_is_added_than_is_allowed() {
+fn additions_stay_within_numeric_limits() {
     let case = Case::guarded(json!({
         "maxContainers": 2, "maxVolumes": 1, "maxEnv": 3, "maxMounts": 2, "maxKeys": 2, "maxBytes": 2000,
     }));
@@ -458,7 +458,7 @@ proptest! {
 
     /// The check returns a result for any two objects, and an unchanged object exceeds no limit.
     #[test]
-    fn anything_is_answered_and_no_change_is_no_excess(left in anything(), right in anything()) {
+    fn check_accepts_any_unchanged_object(left in anything(), right in anything()) {
         let case = Case::guarded(json!({"registries": ["ghcr.io"], "maxContainers": 1}));
         for (before, after) in [(&left, &right), (&right, &left)] {
             let pods = [before, after].map(|spec| json!({"metadata": spec["metadata"], "spec": spec}));

@@ -384,7 +384,7 @@ fn reports_invalid_chain() {
         ("on-broken", link("broken")),
     ]);
     let name = ProfileName::cluster("child");
-    for (parent, told) in [
+    for (parent, expected) in [
         ("three", ""),
         ("skd", "there is no cluster profile \"skd\" (help: did you mean \"sdk\"?)"),
         ("nothing-like-it", "a profile of a namespace cannot be extended"),
@@ -397,11 +397,12 @@ fn reports_invalid_chain() {
     ] {
         let diagnostics = diagnostics(&name, link(parent), &library);
         match diagnostics.as_slice() {
-            [] => assert_eq!(told, "", "{parent}"),
+            [] => assert_eq!(expected, "", "{parent}"),
             [diagnostic] => {
-                let expected =
-                    diagnostic.starts_with("spec.extends.name: ") && diagnostic.contains(told) && !told.is_empty();
-                assert!(expected, "{parent}: {diagnostic}");
+                let is_reported = diagnostic.starts_with("spec.extends.name: ")
+                    && diagnostic.contains(expected)
+                    && !expected.is_empty();
+                assert!(is_reported, "{parent}: {diagnostic}");
             }
             diagnostics => panic!("{parent}: {diagnostics:?}"),
         }
@@ -558,7 +559,7 @@ fn namespace_sets_permitted_parameters() {
     ] {
         assert_eq!(set(good.clone()), Vec::<String>::new(), "{good}");
     }
-    for (parameter, told) in [
+    for (parameter, expected) in [
         (json!({"name": "level", "default": 6}), "spec.parameters[0].default: 6 is more than 5"),
         (json!({"name": "level", "default": "5"}), "spec.parameters[0].default: expected a whole number"),
         (json!({"name": "mode", "default": "c"}), "spec.parameters[0].default: \"c\" is not one of"),
@@ -580,13 +581,13 @@ fn namespace_sets_permitted_parameters() {
         (json!({"name": "level", "default": "x", "type": "string"}), "spec.parameters[0].type: "),
     ] {
         let diagnostics = set(parameter.clone());
-        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(told)), "{parameter}: {diagnostics:#?}");
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.contains(expected)), "{parameter}: {diagnostics:#?}");
     }
 }
 
 #[test]
 fn namespace_cannot_widen_inherited_fields() {
-    for (more, told) in [
+    for (more, expected) in [
         (json!({"optOut": "Allowed"}), "spec.optOut: the cluster profile cannot be dropped"),
         (json!({"optOut": "Forbidden"}), "spec.optOut: optOut Forbidden is for cluster profiles"),
         (json!({"namespaceSelector": {}}), "spec.namespaceSelector: "),
@@ -596,7 +597,7 @@ fn namespace_cannot_widen_inherited_fields() {
         ),
     ] {
         let diagnostics = diagnostics(&own(), child(more.clone()), &library());
-        assert!(diagnostics.iter().any(|diagnostic| diagnostic.starts_with(told)), "{more}: {diagnostics:#?}");
+        assert!(diagnostics.iter().any(|diagnostic| diagnostic.starts_with(expected)), "{more}: {diagnostics:#?}");
     }
 }
 
@@ -613,12 +614,12 @@ fn child_with_own_fields_has_tenant_limits() {
     ] {
         let mut text = child(more.clone());
         let privileged = diagnostics(&own(), text.clone(), &library);
-        let told = |text: &str| privileged.iter().any(|diagnostic| diagnostic.contains(text));
+        let reports = |text: &str| privileged.iter().any(|diagnostic| diagnostic.contains(text));
         assert!(
-            told("agent, which it extends: a namespaced profile cannot set hostNetwork"),
+            reports("agent, which it extends: a namespaced profile cannot set hostNetwork"),
             "{more}: {privileged:#?}"
         );
-        assert!(told("cannot add a privileged container"), "{more}: {privileged:#?}");
+        assert!(reports("cannot add a privileged container"), "{more}: {privileged:#?}");
         text["extends"]["name"] = json!("harmless");
         let limited = compiled(&own(), text, &library).unwrap();
         assert_eq!((limited.limits(), limited.is_limited()), (Limits::Tenant, true), "{more}");

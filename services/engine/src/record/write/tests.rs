@@ -167,7 +167,7 @@ fn restores_kept_values() {
 }
 
 #[test]
-fn no_entry_is_no_record() {
+fn record_without_entries_is_none() {
     assert_eq!(RecordWriter::new().finish(None), None);
 }
 

@@ -55,7 +55,7 @@ fn considered(annotations: &Json) -> Vec<Considered> {
 #[test]
 fn considered_lists_profiles_with_standing() {
     let all = considered(&json!({"pillion.dev/profiles": "set"}));
-    let told: Vec<_> = all.iter().map(|one| (one.profile.display_name(), one.standing)).collect();
+    let found: Vec<_> = all.iter().map(|entry| (entry.profile.display_name(), entry.standing)).collect();
     let expected = [
         ("set", Standing::Asked),
         // By default, a namespaced profile applies to all pods of its namespace.
@@ -63,8 +63,8 @@ fn considered_lists_profiles_with_standing() {
         ("other", Standing::NotAsked),
         ("selective", Standing::NamespaceSelector),
     ];
-    assert_eq!(told, expected);
-    assert!(all.iter().skip(2).all(|one| one.parameters.is_empty()));
+    assert_eq!(found, expected);
+    assert!(all.iter().skip(2).all(|entry| entry.parameters.is_empty()));
 }
 
 #[test]
@@ -77,7 +77,9 @@ fn considered_parameter_has_sources_and_keys() {
             Err(error) => json!({"error": error}),
         };
         parameters
-            .map(|one| (value(one.value), one.set_by.into_iter().map(|(by, key)| (by, key.into())).collect()))
+            .map(|parameter| {
+                (value(parameter.value), parameter.set_by.into_iter().map(|(by, key)| (by, key.into())).collect())
+            })
             .collect()
     };
     let by = |by: SetBy, key: &str| (by, key.to_owned());

@@ -38,7 +38,7 @@ fn conflict_leaves_other_profiles_applied() {
 }
 
 #[test]
-fn the_authors_values_win() {
+fn author_values_win() {
     let mut object = pod();
     object["metadata"]["annotations"] = json!({"example.com/status": "mine"});
     object["spec"]["terminationGracePeriodSeconds"] = json!(7);
@@ -52,7 +52,7 @@ fn the_authors_values_win() {
 }
 
 #[test]
-fn null_stands_for_absent() {
+fn null_counts_as_absent() {
     let mut object = pod();
     object["metadata"]["annotations"] = Json::Null;
     object["spec"]["volumes"] = Json::Null;
@@ -63,7 +63,7 @@ fn null_stands_for_absent() {
 }
 
 #[test]
-fn fields_that_nobody_knows_stay_as_they_are() {
+fn preserves_unknown_fields() {
     let text = review_of(&pod()).to_string().replace(
         r#""spec":{"#,
         r#""spec":{"fooBar":{"n":1e999,"big":18446744073709551616,"precise":0.10000000000000000055,"z":-0},"#,
@@ -87,7 +87,7 @@ fn missing_volume_leaves_out_profile() {
 }
 
 #[test]
-fn a_pod_for_windows_gets_no_linux_container() {
+fn windows_pod_gets_no_linux_container() {
     let labels = json!({"activation": "Always", "template": {"metadata": {"labels": {"x": "y"}}}});
     for (field, value) in [("os", json!({"name": "windows"})), ("nodeSelector", json!({"kubernetes.io/os": "windows"}))]
     {
@@ -110,7 +110,7 @@ fn overriding(rule: &str) -> Json {
 }
 
 #[test]
-fn a_conflict_is_decided_as_the_template_says() {
+fn conflict_follows_rule_of_template() {
     let mut object = as_stored(pod());
     object["metadata"]["labels"] = json!({"tier": "mine"});
     object["spec"]["terminationGracePeriodSeconds"] = json!(5);
@@ -145,7 +145,7 @@ fn a_conflict_is_decided_as_the_template_says() {
 }
 
 #[test]
-fn an_overlay_is_merged_and_its_author_wins() {
+fn overlay_is_merged_and_author_wins() {
     let mut object = pod();
     object["spec"]["containers"].as_array_mut().unwrap().push(json!({
         "name": "sidecar", "image": "auto", "env": [{"name": "LEVEL", "value": "debug"}],
@@ -181,7 +181,7 @@ fn exclusive_fields_keep_or_replace_authors_choice() {
 }
 
 #[test]
-fn new_elements_go_where_the_template_says() {
+fn new_elements_follow_position_of_template() {
     let mut object = pod();
     object["spec"]["initContainers"] = json!([{"name": "one", "image": "i"}, {"name": "two", "image": "i"}]);
     let init = |name: &str, position: Json| json!({"name": name, "image": "i", "$position": position});
@@ -201,7 +201,7 @@ fn new_elements_go_where_the_template_says() {
 }
 
 #[test]
-fn what_is_joined_is_added_once() {
+fn join_adds_each_piece_once() {
     let mut object = as_stored(pod());
     object["metadata"]["annotations"] = json!({"features": "a,b"});
     object["spec"]["containers"][0]["args"] = json!(["--x"]);

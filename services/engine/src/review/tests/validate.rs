@@ -83,7 +83,7 @@ fn sidecar() -> Json {
     })
 }
 
-fn one(validation: &Json) -> Json {
+fn profile_with(validation: &Json) -> Json {
     json!({"activation": "Always", "validations": [validation]})
 }
 
@@ -107,27 +107,29 @@ fn failed_validation_denies_with_status_and_field() {
         response["status"]["message"],
         "the object does not pass a validation: profile deny-env: containers may not set env or envFrom"
     );
-    let ports =
-        one(&json!({"expression": "false", "message": "no", "reason": "Forbidden", "fieldPath": ".spec.ports"}));
+    let ports = profile_with(
+        &json!({"expression": "false", "message": "no", "reason": "Forbidden", "fieldPath": ".spec.ports"}),
+    );
     let (_, response) = validate(&object, &[("ports", ports)]);
     assert_eq!((&response["status"]["code"], &response["status"]["reason"]), (&json!(403), &json!("Forbidden")));
     let cause = json!({"reason": "FieldValueInvalid", "message": "no", "field": "spec.ports"});
     assert_eq!(response["status"]["details"]["causes"], json!([cause]));
-    let (_, response) = validate(&object, &[("p", one(&json!({"expression": "object.spec.x == 1 || false"})))]);
+    let (_, response) =
+        validate(&object, &[("p", profile_with(&json!({"expression": "object.spec.x == 1 || false"})))]);
     assert!(response["allowed"] == true, "an expression that fails is skipped by default: {response}");
-    let (_, response) = validate(&object, &[("p", one(&json!({"expression": "has(object.spec.x)"})))]);
+    let (_, response) = validate(&object, &[("p", profile_with(&json!({"expression": "has(object.spec.x)"})))]);
     assert_eq!(response["status"]["code"], 422);
     assert!(response["status"]["message"].as_str().unwrap().ends_with("failed expression: has(object.spec.x)"));
 }
 
 #[test]
-fn all_that_do_not_hold_are_told() {
+fn reports_all_failed_conditions() {
     let spec = json!({"activation": "Always", "validations": [
         {"expression": "false", "message": "first"}, {"expression": "true", "message": "good"},
         {"expression": "false", "message": "second", "code": 403},
     ]});
     let (decided, response) =
-        validate(&pod(), &[("a", spec), ("b", one(&json!({"expression": "false", "message": "third"})))]);
+        validate(&pod(), &[("a", spec), ("b", profile_with(&json!({"expression": "false", "message": "third"})))]);
     let message = response["status"]["message"].as_str().unwrap();
     assert!(message.ends_with("profile a: first; second; profile b: third"), "{message}");
     assert_eq!(response["status"]["code"], 422, "the code of the first denial");
@@ -153,7 +155,7 @@ fn failed_validation_may_warn_or_audit() {
 
 #[test]
 fn failing_message_does_not_allow_object() {
-    for (message, told) in [
+    for (message, expected) in [
         ("plain", "plain"),
         ("${object.metadata.name}", "web"),
         ("${containers.size()} in ${object.metadata.name}", "1 in web"),
@@ -161,8 +163,9 @@ fn failing_message_does_not_allow_object() {
         ("${object.metadata.nothing}", "failed expression: false"),
         ("${object.metadata}", "failed expression: false"),
     ] {
-        let (decided, _) = validate(&pod(), &[("p", one(&json!({"expression": "false", "message": message})))]);
-        assert_eq!(&*decided.decision.validations[0].message, told, "{message}");
+        let (decided, _) =
+            validate(&pod(), &[("p", profile_with(&json!({"expression": "false", "message": message})))]);
+        assert_eq!(&*decided.decision.validations[0].message, expected, "{message}");
         assert_eq!(decided.decision.outcome, Outcome::Denied);
     }
 }
@@ -171,7 +174,7 @@ fn failing_message_does_not_allow_object() {
 fn failing_expression_follows_on_error() {
     let failing = |on_error: &str, action: &str| {
         let validation = json!({"expression": "object.spec.nothing.here == 1", "action": action});
-        let mut spec = one(&validation);
+        let mut spec = profile_with(&validation);
         spec["onError"] = json!(on_error);
         let (decided, response) = validate(&pod(), &[("p", spec)]);
         assert_eq!(decided.decision.validations[0].reason, Reason::ExpressionFailed);
@@ -182,7 +185,7 @@ fn failing_expression_follows_on_error() {
     assert_eq!(failing("Deny", "Warn"), (ValidationOutcome::Warned, true));
     assert_eq!(failing("Skip", "Audit"), (ValidationOutcome::Audited, true));
     let mut costly =
-        one(&json!({"expression": "[1,2,3].all(a, object.list.all(b, object.list.exists(c, c > a + b)))"}));
+        profile_with(&json!({"expression": "[1,2,3].all(a, object.list.all(b, object.list.exists(c, c > a + b)))"}));
     costly["validations"][0]["expression"] = json!("object.list.all(b, object.list.all(c, c + b < 1000000))");
     costly["onError"] = json!("Deny");
     let mut object = pod();
@@ -195,7 +198,7 @@ fn failing_expression_follows_on_error() {
 fn old_object_is_null_on_create() {
     let profile = || {
         let expression = "oldObject == null || object.metadata.labels.app == oldObject.metadata.labels.app";
-        let mut spec = one(&json!({"expression": expression}));
+        let mut spec = profile_with(&json!({"expression": expression}));
         spec["target"] = json!({"version": "v1", "resources": ["pods"], "operations": ["CREATE", "UPDATE"]});
         snapshot(&[("p", spec)])
     };
@@ -209,7 +212,7 @@ fn old_object_is_null_on_create() {
 
 #[test]
 fn deletion_validates_old_object() {
-    let mut spec = one(&json!({"expression": "object == null && oldObject.metadata.name != 'web'"}));
+    let mut spec = profile_with(&json!({"expression": "object == null && oldObject.metadata.name != 'web'"}));
     spec["target"] = json!({"version": "v1", "resources": ["pods"], "operations": ["DELETE"]});
     spec["objectSelector"] = json!({"matchLabels": {"app": "web"}});
     let snapshot = snapshot(&[("p", spec)]);
@@ -222,7 +225,7 @@ fn deletion_validates_old_object() {
 }
 
 #[test]
-fn only_genuine_record_marks_containers_as_ours() {
+fn only_genuine_record_marks_injected_containers() {
     let profiles = [("deny-env", deny_env()), ("sidecar", sidecar())];
     let mut object = pod();
     object["metadata"]["managedFields"] = json!([{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]);
@@ -262,7 +265,7 @@ fn only_genuine_record_marks_containers_as_ours() {
 }
 
 #[test]
-fn ephemeral_containers_are_seen_and_are_never_ours() {
+fn ephemeral_containers_are_visible_and_never_injected() {
     let snapshot = snapshot(&[("deny-env", deny_env())]);
     let answer = |name: &str, env: bool| {
         let mut object = pod();
@@ -315,8 +318,8 @@ fn validation_requests_and_opt_outs_match_mutation() {
 }
 
 #[test]
-fn only_opted_in_namespaces_are_looked_at() {
-    let snapshot = snapshot(&[("p", one(&json!({"expression": "false"})))]);
+fn ignores_namespaces_without_opt_in() {
+    let snapshot = snapshot(&[("p", profile_with(&json!({"expression": "false"})))]);
     let review = review_of("pods", "CREATE", &pod(), &Json::Null);
     let reason = |namespace: Namespace| {
         let facts = Facts { namespace: Some(Arc::new(namespace)), ..Facts::default() };
@@ -341,7 +344,7 @@ fn name_of_mutating_profile_is_known() {
         spec["activation"] = json!("Requested");
         spec
     };
-    let profiles = [("check", by_key(one(&json!({"expression": "true"})))), ("add", by_key(sidecar()))];
+    let profiles = [("check", by_key(profile_with(&json!({"expression": "true"})))), ("add", by_key(sidecar()))];
     let mut object = pod();
     object["metadata"]["annotations"] = asks;
     for (endpoint, name) in [(MUTATE, "add"), (VALIDATE, "check")] {

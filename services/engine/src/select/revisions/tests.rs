@@ -128,11 +128,11 @@ fn larger_share_keeps_all_workloads() {
     }
     assert_eq!((among(0, "proxy").len(), among(100, "proxy").len()), (0, 10_000));
     // Each profile's rollout selects other workloads: the overlap of two shares of 10 % is about a tenth.
-    let (one, other) = (among(10, "proxy"), among(10, "logger"));
-    let both = one.iter().filter(|name| other.contains(name)).count();
+    let (proxy, logger) = (among(10, "proxy"), among(10, "logger"));
+    let both = proxy.iter().filter(|name| logger.contains(name)).count();
     assert!((50..200).contains(&both), "{both}");
     let elsewhere = workloads.iter().filter(|name| is_among(10, "proxy", "till", name));
-    let both = elsewhere.filter(|name| one.contains(name)).count();
+    let both = elsewhere.filter(|name| proxy.contains(name)).count();
     assert!((50..200).contains(&both), "{both}");
 }
 
@@ -187,7 +187,7 @@ fn each_revision_has_its_own_request_keys() {
 }
 
 #[test]
-fn a_rollout_may_be_for_some_namespaces_only() {
+fn rollout_may_select_namespaces() {
     let name = ProfileName::cluster("proxy");
     let (mut served, _) = staged(&name, 100, &json!({}));
     let selector = serde_json::from_value(json!({"matchLabels": {"canary": "yes"}})).unwrap();
@@ -197,7 +197,7 @@ fn a_rollout_may_be_for_some_namespaces_only() {
 }
 
 #[test]
-fn a_pin_is_a_part_of_a_revision() {
+fn pin_matches_prefix_of_revision() {
     let name = ProfileName::cluster("proxy");
     let (served, [new, promoted, old]) = staged(&name, 0, &json!({"activation": "Requested"}));
     let snapshot = snapshot([served]);
@@ -249,7 +249,7 @@ fn only_last_pin_of_profile_is_fetched() {
 }
 
 #[test]
-fn what_nobody_can_drop_nobody_can_pin() {
+fn forbidden_opt_out_cannot_be_pinned() {
     let name = ProfileName::cluster("proxy");
     let (served, [_, _, old]) = staged(&name, 0, &json!({"optOut": "Forbidden"}));
     let snapshot = snapshot([served]);
@@ -296,23 +296,23 @@ fn parameter_child_cannot_be_pinned() {
     let looked_up = LookedUp { objects: vec![(query.clone(), kept)], ..LookedUp::default() };
     let got = inject(&own, &object, InjectionLevel::Enabled, looked_up);
     assert_eq!(got.label.as_deref(), Some("own"));
-    assert!(got.warnings.iter().any(|told| told.contains("own@")), "{:?}", got.warnings);
+    assert!(got.warnings.iter().any(|warning| warning.contains("own@")), "{:?}", got.warnings);
 }
 
 #[test]
 fn second_pass_keeps_recorded_revision() {
     let name = ProfileName::cluster("proxy");
-    let one = |label: &str, kept: &[&str]| Served {
+    let served = |label: &str, kept: &[&str]| Served {
         kept: kept.iter().map(|kept| Box::from(*kept)).collect(),
         ..Served::from(profile(&name, &labelled(label)))
     };
     let old = profile(&name, &labelled("old"));
-    let before = snapshot([one("old", &[])]);
+    let before = snapshot([served("old", &[])]);
     let first = inject(&before, &pod("web", &json!({})), InjectionLevel::Enabled, LookedUp::default());
     assert_eq!(first.label.as_deref(), Some("old"));
 
     // A newer revision was published in between, and the old one is still stored.
-    let after = snapshot([one("new", &[old.revision()])]);
+    let after = snapshot([served("new", &[old.revision()])]);
     let asking = inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default());
     let [query] = asking.wanted.as_slice() else { panic!("{:?}", asking.wanted) };
     let kept = whole(&name, &labelled("old")).to_revision(&name, None, None).unwrap();
@@ -324,14 +324,14 @@ fn second_pass_keeps_recorded_revision() {
 
     // During a rollout the promoted revision is active, so no lookup is needed.
     let stage = Stage { promoted: Some(old), percent: 100, namespaces: None };
-    let rolling = snapshot([Served { stage: Some(stage), ..one("new", &[]) }]);
+    let rolling = snapshot([Served { stage: Some(stage), ..served("new", &[]) }]);
     let second = inject(&rolling, &first.object, InjectionLevel::Enabled, LookedUp::default());
     assert_eq!((second.object, second.wanted.len()), (first.object.clone(), 0));
     assert_eq!(label(&rolling, &pod("web", &json!({}))).as_deref(), Some("new"));
 }
 
 #[test]
-fn a_workload_is_known_by_its_owner() {
+fn owner_identifies_workload() {
     let owned = |kind: &str, name: &str| {
         let mut object = pod("x", &json!({}));
         object["metadata"]["ownerReferences"] =
