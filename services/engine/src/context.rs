@@ -382,12 +382,11 @@ fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<V
 
 /// The owners, the nearest first. Owners that are known from the pod alone need no lookup.
 fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
-    let what = "the owner";
     if let Some(chain) = known_from_pod(context) {
         // No owner was looked up, so the values borrow nothing from the chain.
         return chain.owners().iter().map(|owner| owner_value(owner, None, meter)).collect();
     }
-    let chain = context.looked_up.owners.known(what)?;
+    let chain = context.looked_up.owners.known("the owner")?;
     let owners = chain.map(OwnerChain::owners).unwrap_or_default();
     owners.iter().map(|owner| owner_value(owner, owner.object.as_ref().map(|object| object.root()), meter)).collect()
 }

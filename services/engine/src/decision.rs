@@ -137,8 +137,7 @@ impl ValidationDecision {
     }
 
     /// The Kubernetes status reason of the denial, if the profile sets one.
-    #[must_use]
-    pub fn status_reason(&self) -> Option<&str> {
+    pub(crate) fn status_reason(&self) -> Option<&str> {
         self.validation().map(|validation| &*validation.reason).filter(|reason| !reason.is_empty())
     }
 

@@ -52,10 +52,10 @@ impl Diagnostic {
 
     /// Creates the diagnostic of an expression's error. The range of `error` is relative to the text of the field.
     pub(crate) fn of_expression(path: impl Into<String>, text: &str, error: &ExpressionError) -> Self {
-        let said = |piece: &str| error.message.contains(&format!("`{piece}`"));
+        let is_quoted = |piece: &str| error.message.contains(&format!("`{piece}`"));
         let piece = text
             .get(error.range.clone())
-            .filter(|piece| !piece.is_empty() && piece.len() <= LONGEST_PIECE && !said(piece));
+            .filter(|piece| !piece.is_empty() && piece.len() <= LONGEST_PIECE && !is_quoted(piece));
         let message = piece.map_or_else(|| error.message.clone(), |piece| format!("{}: `{piece}`", error.message));
         Self { help: error.help.clone(), part: Part::Bytes(error.range.clone()), ..Self::new(path, message) }
     }

@@ -51,8 +51,7 @@ pub enum OneOf {
 
 impl Type {
     /// Whether the object is a pod.
-    #[must_use]
-    pub fn is_pod(&self) -> bool {
+    pub(crate) fn is_pod(&self) -> bool {
         std::ptr::eq(self, &raw const POD)
     }
 

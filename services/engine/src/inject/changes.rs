@@ -59,7 +59,7 @@ impl<'a> Merge<'_, 'a> {
         element: &'static schema::Type,
         keyed: &'static KeyedList,
     ) -> Result<(), MergeError> {
-        let mut left = None;
+        let mut settled = None;
         for (place, node) in nodes.iter().enumerate() {
             let Some(rule) = Rule::of(node) else { continue };
             if rule.prunes || !gives_keys(node, keyed) {
@@ -67,14 +67,14 @@ impl<'a> Merge<'_, 'a> {
                 continue;
             }
             // If the keys change, the record cannot name the element, so it holds the whole list.
-            if left.is_none() {
+            if settled.is_none() {
                 let all = nodes.get(place..).unwrap_or_default();
                 let work = |merge: &mut Merge<'_, 'a>| merge.change_elements(Document::ROOT, all, element, keyed);
-                left = Some(self.earlier_items(None, work)?);
+                settled = Some(self.earlier_items(None, work)?);
             }
-            let how = Recording::WholeList(left.as_ref().and_then(Option::as_ref), Some(keyed));
+            let recording = Recording::WholeList(settled.as_ref().and_then(Option::as_ref), Some(keyed));
             let edits = self.edits;
-            self.change_whole_list(list, |merge| merge.change_matching(list, rule, element, how))?;
+            self.change_whole_list(list, |merge| merge.change_matching(list, rule, element, recording))?;
             if self.edits > edits && matches!(self.profile_origin, ProfileOrigin::Namespace(_)) {
                 return Err(MergeError::from(&renamed(&self.pointer)));
             }
@@ -87,9 +87,9 @@ impl<'a> Merge<'_, 'a> {
         list: SlotId,
         rule: Rule<'a>,
         element: &'static schema::Type,
-        how: Recording<'_, 'a>,
+        recording: Recording<'_, 'a>,
     ) -> Result<(), MergeError> {
-        let (keyed, settled, keys) = match how {
+        let (keyed, settled, keys) = match recording {
             Recording::ByKeys(keyed) => (Some(keyed), None, Some(keyed)),
             Recording::WholeList(settled, keys) => (None, settled, keys),
         };
@@ -180,10 +180,10 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), MergeError> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
-        let left = self.earlier_items(Some(part), work)?;
+        let settled = self.earlier_items(Some(part), work)?;
         self.change_whole_list(list, |merge| {
             merge.document.open(list)?;
-            merge.change_and_add(list, nodes, left.as_ref())
+            merge.change_and_add(list, nodes, settled.as_ref())
         })
     }
 
@@ -191,10 +191,10 @@ impl<'a> Merge<'_, 'a> {
         &mut self,
         list: SlotId,
         nodes: &'a [Node],
-        left: Option<&Settled<'a>>,
+        settled: Option<&Settled<'a>>,
     ) -> Result<(), MergeError> {
         for rule in nodes.iter().filter_map(Rule::of) {
-            self.change_matching(list, rule, &schema::ANY, Recording::WholeList(left, None))?;
+            self.change_matching(list, rule, &schema::ANY, Recording::WholeList(settled, None))?;
         }
         let mut items = None;
         self.expand(nodes, None, &schema::ANY, &mut |merge, element| {
@@ -204,11 +204,11 @@ impl<'a> Merge<'_, 'a> {
                     return Ok(());
                 }
             }
-            let there = match items.take() {
+            let current = match items.take() {
                 Some(items) => items,
                 None => merge.items_of(list)?,
             };
-            merge.add_item(list, element.part, items.insert(there))
+            merge.add_item(list, element.part, items.insert(current))
         })
     }
 
@@ -273,9 +273,9 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<Option<Settled<'a>>, MergeError> {
         // Use a separate meter. Otherwise a profile that fits its budget once might exceed it in a second pass.
         std::mem::swap(&mut self.meter, &mut self.again);
-        let left = self.find_earlier_items(part, work);
+        let settled = self.find_earlier_items(part, work);
         std::mem::swap(&mut self.meter, &mut self.again);
-        left
+        settled
     }
 
     fn find_earlier_items(
@@ -283,18 +283,18 @@ impl<'a> Merge<'_, 'a> {
         part: Option<Part<'a>>,
         work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
     ) -> Result<Option<Settled<'a>>, MergeError> {
-        let left = match self.original() {
+        let earlier_list = match self.original() {
             OriginalValue::Was(list)
                 if list.kind() == JsonKind::Array
                     && (self.is_earlier_replacement() || self.is_in_earlier_addition()) =>
             {
                 let mode = MergeMode { settled: false, within_added: true, ..self.mode };
-                let left = self.change_copy(list, |merge| {
+                let changed = self.change_copy(list, |merge| {
                     merge.mode = mode;
                     merge.document.open(Document::ROOT)?;
                     work(merge)
                 });
-                Some(left?)
+                Some(changed?)
             }
             OriginalValue::Nothing if self.is_earlier_addition() => match part {
                 Some(part) => self.value_of(part)?,
@@ -303,9 +303,9 @@ impl<'a> Merge<'_, 'a> {
             OriginalValue::Nothing if self.is_in_earlier_addition() => return Ok(Some(Settled::All)),
             OriginalValue::Was(_) | OriginalValue::Nothing | OriginalValue::Unchanged => None,
         };
-        let Some(left) = left else { return Ok(None) };
+        let Some(earlier_list) = earlier_list else { return Ok(None) };
         let mut items = Items::default();
-        for item in left.items() {
+        for item in earlier_list.items() {
             self.charge_item(item)?;
             items.add(item);
         }

@@ -565,8 +565,8 @@ impl<'a> Merge<'_, 'a> {
             let (target, source) =
                 if *name == CONTAINERS { (INIT_CONTAINERS, CONTAINERS) } else { (CONTAINERS, INIT_CONTAINERS) };
             let current = self.current(found)?;
-            let there = self.pointer.replacen(target, source, 1);
-            let here = std::mem::replace(&mut self.pointer, there);
+            let source_pointer = self.pointer.replacen(target, source, 1);
+            let here = std::mem::replace(&mut self.pointer, source_pointer);
             // It is appended first, and then moved to its position.
             let list_pointer = self.pointer.rfind('/').unwrap_or(0);
             self.note_move(sibling, found, list_pointer, keyed);

@@ -95,9 +95,9 @@ impl<'a> Merge<'_, 'a> {
         // A loop may join to the same growing text many times.
         let bytes = self.document.raw(present).map_or(0, str::len) + value.raw().len();
         self.charge(bytes.saturating_mul(PIECES_COST))?;
-        let there = self.document.raw(present).and_then(text_of);
-        let (Some(there), Some(value)) = (there, value.as_str()) else { return Ok(()) };
-        let joined = text(&there, &value, prepend.as_deref(), join);
+        let existing = self.document.raw(present).and_then(text_of);
+        let (Some(existing), Some(value)) = (existing, value.as_str()) else { return Ok(()) };
+        let joined = text(&existing, &value, prepend.as_deref(), join);
         if joined.is_none() {
             self.confirm();
         }
@@ -189,8 +189,8 @@ impl<'a> Merge<'_, 'a> {
             None => None,
         };
         let value = value.as_str().unwrap_or_default();
-        let there = format!("$({moved_name})");
-        let Some(joined) = text(&there, &value, prepend.as_deref(), join) else { return Ok(()) };
+        let reference = format!("$({moved_name})");
+        let Some(joined) = text(&reference, &value, prepend.as_deref(), join) else { return Ok(()) };
         let place = self.document.children(list).position(|child| child == entry).unwrap_or(0);
         let moved = self.keep(&moved)?;
         self.document.insert_item(list, place, Content::Value(moved));
@@ -214,32 +214,32 @@ impl<'a> Merge<'_, 'a> {
 
 /// Joins the missing pieces of a text to another, as a JSON string; `None` if nothing is missing. `prepend` goes in
 /// front.
-fn text(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
+fn text(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,
-        JoinFormat::Json => Some(united(there, value)),
-        JoinFormat::Auto => serde_json::from_str::<Json>(there)
-            .is_ok_and(|there| there.is_object() || there.is_array())
-            .then(|| united(there, value)),
+        JoinFormat::Json => Some(united(existing, value)),
+        JoinFormat::Auto => serde_json::from_str::<Json>(existing)
+            .is_ok_and(|existing| existing.is_object() || existing.is_array())
+            .then(|| united(existing, value)),
     };
     let joined = match as_json {
         Some(united) => united?,
-        None => joined(there, value, prepend, join)?,
+        None => joined(existing, value, prepend, join)?,
     };
     let mut quoted = String::with_capacity(joined.len() + 2);
     write_string(&mut quoted, &joined);
     Some(quoted)
 }
 
-fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
-    let names: HashSet<_> = pieces(there, &join.separator).map(|piece| name(piece, join)).collect();
+fn joined(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
+    let names: HashSet<_> = pieces(existing, &join.separator).map(|piece| name(piece, join)).collect();
     let is_missing = |piece: &&str| {
         if join.separator.is_empty() {
-            return !there.contains(*piece);
+            return !existing.contains(*piece);
         }
         !names.contains(name(piece, join))
     };
-    let length = there.len() + value.len() + prepend.map_or(0, str::len) + 2 * join.separator.len();
+    let length = existing.len() + value.len() + prepend.map_or(0, str::len) + 2 * join.separator.len();
     let mut all = String::with_capacity(length);
     let mut put = |piece: &str| {
         if !all.is_empty() {
@@ -252,8 +252,8 @@ fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Optio
         put(piece);
         missing += 1;
     }
-    if !there.is_empty() {
-        put(there);
+    if !existing.is_empty() {
+        put(existing);
     }
     for piece in pieces(value, &join.separator).filter(is_missing) {
         put(piece);
@@ -264,26 +264,26 @@ fn joined(there: &str, value: &str, prepend: Option<&str>, join: &Join) -> Optio
 
 /// Merges two JSON texts: existing keys of objects win, and lists get missing items. Returns `None` if nothing is
 /// missing. Also returns `None` if their types differ, so that the existing text stays.
-fn united(there: &str, value: &str) -> Option<String> {
+fn united(existing_text: &str, value: &str) -> Option<String> {
     let added = OwnedTape::parse(value).ok()?;
-    if there.trim().is_empty() {
+    if existing_text.trim().is_empty() {
         return Some(value.to_owned());
     }
-    let existing = OwnedTape::parse(there).ok()?;
+    let existing = OwnedTape::parse(existing_text).ok()?;
     let (existing, added) = (existing.root(), added.root());
     // Existing text stays byte for byte: numbers may be longer than any Rust type.
     let (is_empty, missing): (bool, Vec<String>) = match (existing.kind(), added.kind()) {
         (Kind::Object, Kind::Object) => {
-            let there: HashSet<_> = existing.members().map(|(key, _)| key.text()).collect();
-            let missing = added.members().filter(|(key, _)| !there.contains(&key.text()));
+            let keys: HashSet<_> = existing.members().map(|(key, _)| key.text()).collect();
+            let missing = added.members().filter(|(key, _)| !keys.contains(&key.text()));
             let written = missing.map(|(key, value)| format!("\"{}\":{}", key.escaped(), value.raw()));
             (existing.members().next().is_none(), written.collect())
         }
         (Kind::Array, Kind::Array) => {
             // A number that is too long to parse is compared by its text.
             let read = |item: Value<'_>| serde_json::from_str(item.raw()).unwrap_or_else(|_| Json::from(item.raw()));
-            let there: HashSet<_> = existing.items().map(read).collect();
-            let missing = added.items().filter(|item| !there.contains(&read(*item)));
+            let items: HashSet<_> = existing.items().map(read).collect();
+            let missing = added.items().filter(|item| !items.contains(&read(*item)));
             (existing.items().next().is_none(), missing.map(|item| item.raw().to_owned()).collect())
         }
         _ => return None,

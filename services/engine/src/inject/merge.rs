@@ -665,8 +665,8 @@ impl<'a> Merge<'_, 'a> {
             }
         }
         // A map or list is left out if all its parts are left out.
-        let is_made = matches!(self.document.content(slot), Content::Map | Content::List);
-        if is_made && self.document.children(slot).next().is_none() {
+        let is_created = matches!(self.document.content(slot), Content::Map | Content::List);
+        if is_created && self.document.children(slot).next().is_none() {
             match original {
                 Some((original, State::Original)) => self.document.restore(slot, original),
                 Some((original, _)) => self.document.replace(slot, original),

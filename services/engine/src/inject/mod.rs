@@ -466,9 +466,9 @@ fn absent_volumes<'n>(
     let names = names.iter().map(|name| &**name);
     let Some(volumes) = document.member(spec, "volumes")? else { return Ok(names.collect()) };
     document.open(volumes)?;
-    let there = document.children(volumes).filter_map(|volume| document.value_of(volume, "name")?.as_str());
-    let there: HashSet<_> = there.collect();
-    Ok(names.filter(|name| !there.contains(*name)).collect())
+    let existing = document.children(volumes).filter_map(|volume| document.value_of(volume, "name")?.as_str());
+    let existing: HashSet<_> = existing.collect();
+    Ok(names.filter(|name| !existing.contains(*name)).collect())
 }
 
 /// Sets the record's annotation, or removes it if `text` is `None`. `text` is the record as a JSON string.

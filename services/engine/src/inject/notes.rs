@@ -131,8 +131,8 @@ impl<'a> Merge<'_, 'a> {
         }
         if self.is_in_earlier_addition() {
             // A moved container was in the other list.
-            let there = self.moved_from();
-            let moved = self.earlier.replaced.iter().find(|(pointer, _)| there.as_deref() == Some(&**pointer));
+            let source_pointer = self.moved_from();
+            let moved = self.earlier.replaced.iter().find(|(pointer, _)| source_pointer.as_deref() == Some(&**pointer));
             if let (Some((_, original)), Some(length)) = (moved, container_length(&self.pointer)) {
                 return self.part_of(*original, length);
             }

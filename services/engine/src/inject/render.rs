@@ -291,8 +291,8 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn directives_of(&mut self, rules: &'a Rules) -> Result<Directives<'a>, MergeError> {
         let conflict = match &rules.conflict {
             None => None,
-            Some(Choice::Known(rule)) => Some(*rule),
-            Some(Choice::Found(text)) => Some(self.keyword(text, ConflictRule::from_word, ConflictRule::WORDS)?),
+            Some(Choice::Constant(rule)) => Some(*rule),
+            Some(Choice::Computed(text)) => Some(self.keyword(text, ConflictRule::from_word, ConflictRule::WORDS)?),
         };
         Ok(Directives { conflict, join: rules.join.as_ref() })
     }
@@ -305,8 +305,8 @@ impl<'a> Merge<'_, 'a> {
         };
         match position {
             None => Ok(InsertPosition::Last),
-            Some(Position::End(Choice::Known(known))) => Ok(end(*known)),
-            Some(Position::End(Choice::Found(text))) => Ok(end(self.keyword(text, End::from_word, End::WORDS)?)),
+            Some(Position::End(Choice::Constant(known))) => Ok(end(*known)),
+            Some(Position::End(Choice::Computed(text))) => Ok(end(self.keyword(text, End::from_word, End::WORDS)?)),
             Some(Position::Before(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::Before)),
             Some(Position::After(name)) => Ok(self.choice(name)?.map_or(InsertPosition::Last, InsertPosition::After)),
         }
@@ -315,8 +315,8 @@ impl<'a> Merge<'_, 'a> {
     /// A constant or computed text; `None` if the expression returns none.
     pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, MergeError> {
         match choice {
-            Choice::Known(text) => Ok(Some(text.clone())),
-            Choice::Found(text) => {
+            Choice::Constant(text) => Ok(Some(text.clone())),
+            Choice::Computed(text) => {
                 Ok(self.any_text(text)?.and_then(|value| value.as_str().map(|text| text.as_ref().into())))
             }
         }

@@ -277,13 +277,13 @@ impl<'v> Undoing<'v> {
         if around.matches('/').count() < self.depth {
             return Ok(());
         }
-        let is_made = |field: Option<Field>| match field {
+        let is_created = |field: Option<Field>| match field {
             Some(Field::Keyed(_)) => true,
             Some(Field::Object(type_)) => type_.spread,
             None => false,
         };
         if let Some(Place { parent, slot: Some(slot), field }) = self.locate(around)?
-            && is_made(field)
+            && is_created(field)
             && self.document.children(slot).next().is_none()
         {
             self.document.remove(slot, parent);
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn undo_lists_places_that_are_gone() {
+    fn undo_lists_missing_places() {
         let record = record(
             &json!(["/spec/containers/other", "/spec/containers/proxy"]),
             &json!([["/spec/containers/gone/image", "old"]]),
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn undo_needs_a_readable_record() {
+    fn undo_rejects_missing_or_invalid_record() {
         assert_eq!(undo("{}").unwrap_err(), UndoError::NoRecord);
         let unknown = pod(&json!({"version": 2, "profiles": []}));
         assert_eq!(undo(&unknown.to_string()).unwrap_err(), UndoError::UnknownRecord);

@@ -91,8 +91,7 @@ impl PodSecurityLevel {
     /// Returns the level that tenants' additions must meet. Without a label, and for `privileged`, it is `baseline`: a
     /// tenant who may create privileged pods can do so directly, but must not do it through other authors' pods. An
     /// unknown value means `restricted`, as in the API server.
-    #[must_use]
-    pub fn from_label(value: Option<&str>) -> Self {
+    pub(crate) fn from_label(value: Option<&str>) -> Self {
         match value {
             None | Some("privileged" | "baseline") => Self::Baseline,
             Some(_) => Self::Restricted,
@@ -258,10 +257,10 @@ fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) ->
         }
         Subject::Volume(name) => format!("/spec/volumes/{name}/{path}"),
     };
-    let what = if found.is_empty() { "what should be there is missing".to_owned() } else { format!("{found:?}") };
+    let violation = if found.is_empty() { "what should be there is missing".to_owned() } else { format!("{found:?}") };
     let scope = if control.level() <= level { "of the namespace's pods" } else { "that was fulfilled before" };
     let message = format!(
-        "{what} violates the Pod Security control {control} ({}) {scope}; expected {}; change it in the profile, or let a \
+        "{violation} violates the Pod Security control {control} ({}) {scope}; expected {}; change it in the profile, or let a \
          cluster profile do it",
         control.level(),
         control.expected(),

@@ -103,8 +103,9 @@ impl Kind {
     }
 
     /// Whether two values are equal. `1` and `1.0` are.
-    fn same(&self, one: &Json, other: &Json) -> bool {
-        one == other || (self.type_ == ParameterType::Number && one.is_number() && self.size(one) == self.size(other))
+    fn same(&self, left: &Json, right: &Json) -> bool {
+        left == right
+            || (self.type_ == ParameterType::Number && left.is_number() && self.size(left) == self.size(right))
     }
 
     /// Checks the constraints on texts.

@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn reports_mistakes_beside_expressions() {
-        for (wrong, told) in [
+        for (wrong, expected) in [
             (
                 json!({"containers": [{"name": "a", "image": "i"}, {"$value": [{"name": "a", "image": "i"}]}]}),
                 "s.containers[1].$value[0].name: the name \"a\" stands at s.containers[0] too",
@@ -453,7 +453,10 @@ mod tests {
             ),
         ] {
             let diagnostics = spec(&wrong);
-            assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
+            assert!(
+                diagnostics.len() == 1 && diagnostics[0].starts_with(expected),
+                "{diagnostics:?} is not {expected:?}"
+            );
         }
     }
 
@@ -465,7 +468,7 @@ mod tests {
             diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(diagnostics(&json!({"env": [{"$when": "x", "name": "A", "value": "b"}]})), Vec::<String>::new());
-        for (template, told) in [
+        for (template, expected) in [
             (json!({"name": "x"}), "t.name: a rule cannot give a container another name"),
             (json!({"env": [{"value": "b"}]}), "t.env[0]: an element of env needs name"),
             (json!({"volumeMounts": [{"name": "v"}]}), "t.volumeMounts[0]: an element of volumeMounts needs mountPath"),
@@ -473,7 +476,10 @@ mod tests {
             (json!([]), "t: the template has to be an object"),
         ] {
             let diagnostics = diagnostics(&template);
-            assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
+            assert!(
+                diagnostics.len() == 1 && diagnostics[0].starts_with(expected),
+                "{diagnostics:?} is not {expected:?}"
+            );
         }
     }
 
@@ -524,17 +530,17 @@ mod tests {
 
     #[test]
     fn warns_of_mount_without_volume() {
-        let told = advice(&mounting("cache", &json!([{"name": "cahce", "emptyDir": {}}])));
-        assert_eq!(told.len(), 1, "{told:?}");
+        let warnings = advice(&mounting("cache", &json!([{"name": "cahce", "emptyDir": {}}])));
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(
-            told[0].starts_with("spec.template.spec.containers[0].volumeMounts[0].name: no volume of this profile")
+            warnings[0].starts_with("spec.template.spec.containers[0].volumeMounts[0].name: no volume of this profile")
         );
-        assert!(told[0].ends_with("(help: did you mean cahce?)"), "{told:?}");
+        assert!(warnings[0].ends_with("(help: did you mean cahce?)"), "{warnings:?}");
         assert!(advice(&mounting("cache", &json!([])))[0].contains("unless the pods have it"));
         let rule =
             json!({"containers": [{"name": "r", "template": {"volumeMounts": [{"name": "x", "mountPath": "/x"}]}}]});
-        let told = advise(&serde_json::from_value(rule).unwrap());
-        assert_eq!(told[0].path, "spec.containers[0].template.volumeMounts[0].name");
+        let warnings = advise(&serde_json::from_value(rule).unwrap());
+        assert_eq!(warnings[0].path, "spec.containers[0].template.volumeMounts[0].name");
     }
 
     #[test]

@@ -137,7 +137,7 @@ fn ancestors<'p>(
     let mut next = spec.extends.as_ref().map(|extends| Box::from(extends.name.as_str()));
     // A repeated name is an error, and a chain is short, so the loop ends.
     while let Some(parent) = next.take() {
-        let said = |sentence: &str| Diagnostic::new(EXTENDS, sentence);
+        let at_extends = |sentence: &str| Diagnostic::new(EXTENDS, sentence);
         let by = chain.last().map(|ancestor| &ancestor.name);
         let so_far = || {
             let names = chain.iter().map(|ancestor| &*ancestor.name);
@@ -145,11 +145,11 @@ fn ancestors<'p>(
         };
         let is_itself = name.namespace.is_none() && *name.name == *parent;
         if is_itself || chain.iter().any(|ancestor| ancestor.name == parent) {
-            return Err(said(&format!("a profile cannot extend itself: {}", so_far()))
+            return Err(at_extends(&format!("a profile cannot extend itself: {}", so_far()))
                 .with_help("leave extends out of one of them"));
         }
         if chain.len() + 1 >= MAX_CHAIN {
-            return Err(said(&format!("a chain has at most {MAX_CHAIN} profiles: {}", so_far()))
+            return Err(at_extends(&format!("a chain has at most {MAX_CHAIN} profiles: {}", so_far()))
                 .with_help("extend one of the later ones"));
         }
         let spec = match parents.parent(&parent) {
@@ -160,7 +160,7 @@ fn ancestors<'p>(
             }
             Parent::Unknown => {
                 let by = by.map_or_else(String::new, |by| format!(", which {by} extends"));
-                let diagnostic = said(&format!("there is no cluster profile {parent:?}{by}"));
+                let diagnostic = at_extends(&format!("there is no cluster profile {parent:?}{by}"));
                 return Err(match closest(&parent, parents.names()) {
                     Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
                     None => diagnostic.with_help(

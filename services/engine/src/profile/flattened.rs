@@ -271,6 +271,12 @@ mod tests {
         spec(json!({"extends": {"name": "parent"}, "parameters": [{"name": "level", "default": level}]}))
     }
 
+    /// Returns the stored revision of a child that sets the level to `debug`.
+    fn child_revision(name: &ProfileName) -> RevisionSpec {
+        let flattened = ProfileSource::Author(&child("debug"), &library()).flatten(name).unwrap();
+        flattened.to_revision(name, None, None).unwrap()
+    }
+
     #[test]
     fn stored_revision_compiles_to_same_profile() {
         for name in [ProfileName::cluster("child"), ProfileName::namespaced("shop", "child")] {
@@ -292,13 +298,9 @@ mod tests {
 
     /// Tenants read their revisions, so docs/tenancy.md says that they can read what they extend.
     #[test]
-    fn revision_of_tenants_child_has_the_text_of_its_parent() {
+    fn tenant_revision_contains_parent_text() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = ProfileSource::Author(&child("debug"), &library())
-            .flatten(&name)
-            .unwrap()
-            .to_revision(&name, None, None)
-            .unwrap();
+        let kept = child_revision(&name);
         let text: Json = serde_json::from_str(&kept.text).unwrap();
         assert_eq!(text["template"]["metadata"]["labels"]["level"], "${params.level}");
     }
@@ -323,11 +325,7 @@ mod tests {
     #[test]
     fn rejects_revision_with_wrong_hash() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = ProfileSource::Author(&child("debug"), &library())
-            .flatten(&name)
-            .unwrap()
-            .to_revision(&name, None, None)
-            .unwrap();
+        let kept = child_revision(&name);
         let forged = [
             RevisionSpec { text: kept.text.replace("debug", "trace"), ..kept.clone() },
             RevisionSpec { ancestors: vec!["privileged".to_owned()], ..kept.clone() },
@@ -363,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_same_hash_when_read_again() {
+    fn parsed_numbers_keep_hash() {
         let name = ProfileName::cluster("p");
         for number in 1..2_000_u32 {
             let number = f64::from(number).sqrt() * 1e-7;
@@ -377,11 +375,7 @@ mod tests {
     #[test]
     fn rejects_revision_of_other_profile_or_scope() {
         let name = ProfileName::namespaced("shop", "child");
-        let kept = ProfileSource::Author(&child("debug"), &library())
-            .flatten(&name)
-            .unwrap()
-            .to_revision(&name, None, None)
-            .unwrap();
+        let kept = child_revision(&name);
         let other = ProfileName::namespaced("shop", "other");
         assert!(ProfileSource::Revision(&kept).compile(&other).unwrap_err()[0].message.contains("child"));
         let platforms = RevisionSpec { bounds: RevisionBounds::Platform, ..kept.clone() };

@@ -229,8 +229,7 @@ impl CompiledProfile {
     }
 
     /// Whether the limits for namespaced profiles apply.
-    #[must_use]
-    pub fn is_limited(&self) -> bool {
+    pub(crate) fn is_limited(&self) -> bool {
         self.limits == Limits::Tenant
     }
 
@@ -279,8 +278,8 @@ impl CompiledProfile {
     #[must_use]
     pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
-        let said = values.into_iter().filter(|value| request.empty.says(value));
-        let mut asks = said.map(|value| !request.declines(value));
+        let set = values.into_iter().filter(|value| request.empty.says(value));
+        let mut asks = set.map(|value| !request.declines(value));
         match self.opt_out {
             // A request for a profile that cannot be dropped always counts.
             OptOut::Forbidden => asks.any(|asks| asks),

@@ -80,8 +80,8 @@ impl Condition {
     pub(crate) fn failure_message<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
-            Some(Choice::Known(text)) => text.clone(),
-            Some(Choice::Found(text)) => {
+            Some(Choice::Constant(text)) => text.clone(),
+            Some(Choice::Computed(text)) => {
                 let computed = text.evaluate(bindings, meter).ok().filter(|text| !text.trim().is_empty());
                 computed.map_or_else(|| self.name.clone(), |text| one_line(&text).into())
             }
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn reports_mistake_with_field_path() {
-        for (more, place, told) in [
+        for (more, place, expected) in [
             (json!({"expression": "objct.x"}), "expression", "objct"),
             (json!({"message": "no ${objct.x}"}), "message", "objct"),
             (json!({"message": "no ${object.x"}), "message", "not closed"),
@@ -426,7 +426,7 @@ mod tests {
             let diagnostics = compiled(&validation).unwrap_err();
             let start = format!("spec.validations[0].{place}: ");
             assert!(
-                diagnostics.iter().any(|diagnostic| diagnostic.starts_with(&start) && diagnostic.contains(told)),
+                diagnostics.iter().any(|diagnostic| diagnostic.starts_with(&start) && diagnostic.contains(expected)),
                 "{more}: {diagnostics:?}"
             );
         }

@@ -104,16 +104,16 @@ impl CompiledProfile {
         {
             return None;
         }
-        let (one, two) = (&self.namespace_selector, &other.namespace_selector);
-        if one.is_some() && two.is_some() && one != two {
+        let (left, right) = (&self.namespace_selector, &other.namespace_selector);
+        if left.is_some() && right.is_some() && left != right {
             return None;
         }
-        let (one, two) = (self.request.as_ref()?, other.request.as_ref()?);
-        if !one.truthy.iter().any(|word| two.truthy.contains(word)) {
+        let (left, right) = (self.request.as_ref()?, other.request.as_ref()?);
+        if !left.truthy.iter().any(|word| right.truthy.contains(word)) {
             return None;
         }
-        let keys = [(&one.label, &two.label), (&one.annotation, &two.annotation)];
-        keys.into_iter().filter(|(one, two)| one == two).find_map(|(key, _)| key.as_deref())
+        let keys = [(&left.label, &right.label), (&left.annotation, &right.annotation)];
+        keys.into_iter().filter(|(left, right)| left == right).find_map(|(key, _)| key.as_deref())
     }
 }
 

@@ -305,9 +305,9 @@ mod tests {
         assert_eq!(child.wanted(&missing), None);
         assert!(child.warnings(&missing).iter().any(|warning| warning.contains("did you mean \"middel\"")));
 
-        let mut away = KnownParents::default();
-        away.found(&middle, &Answer::Failed("no answer".into()));
-        assert_eq!(child.warnings(&away), Vec::<String>::new(), "a failed lookup causes no warning");
+        let mut unavailable = KnownParents::default();
+        unavailable.found(&middle, &Answer::Failed("no answer".into()));
+        assert_eq!(child.warnings(&unavailable), Vec::<String>::new(), "a failed lookup causes no warning");
         let circle = review(&json!({"extends": {"name": "p"}}), "");
         assert!(circle.warnings(&KnownParents::default())[1].contains("cannot extend itself"));
     }

@@ -256,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    fn faults_of(name: &ProfileName, target: &Json, with_template: bool) -> Vec<String> {
+    fn compile_errors(name: &ProfileName, target: &Json, with_template: bool) -> Vec<String> {
         let mut spec: ProfileSpec = serde_json::from_value(json!({"target": target})).unwrap();
         spec.template = with_template.then(|| json!({"metadata": {"labels": {"a": "b"}}}));
         let mut diagnostics = Vec::new();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     fn diagnostics(target: &Json) -> Vec<String> {
-        faults_of(&ProfileName::cluster("p"), target, false)
+        compile_errors(&ProfileName::cluster("p"), target, false)
     }
 
     #[test]
@@ -314,9 +314,9 @@ mod tests {
     fn tenant_targets_pods_only() {
         let own = ProfileName::namespaced("team-a", "p");
         let deployments = json!({"group": "apps", "version": "v1", "resources": ["deployments"]});
-        assert!(faults_of(&own, &deployments, false)[0].contains("a namespaced profile is for pods"));
+        assert!(compile_errors(&own, &deployments, false)[0].contains("a namespaced profile is for pods"));
         let pods = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"]});
-        assert_eq!(faults_of(&own, &pods, false), Vec::<String>::new());
+        assert_eq!(compile_errors(&own, &pods, false), Vec::<String>::new());
         let mixed = json!({"version": "v1", "resources": ["pods", "configmaps"]});
         assert!(diagnostics(&mixed)[0].contains("not for one profile"));
         assert!(diagnostics(&json!({"version": "v2", "resources": ["pods"]}))[0].contains("v1"));
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn template_needs_applicable_target() {
         let cluster = ProfileName::cluster("p");
-        let with = |target: Json| faults_of(&cluster, &target, true);
+        let with = |target: Json| compile_errors(&cluster, &target, true);
         for target in [
             json!({"version": "v1", "resources": ["pods"], "operations": ["UPDATE"]}),
             json!({"version": "v1", "resources": ["pods/ephemeralcontainers"]}),

@@ -180,17 +180,17 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
         diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("leave optOut out"));
     }
     if !only_extends {
-        let said = |what: &str| {
+        let not_inheritable = |what: &str| {
             let message =
                 format!("a namespaced profile that says more than values cannot have the cluster profile's {what}");
             let help = "leave out what is not extends, parameters, request, activation, objectSelector or order";
             Diagnostic::new("spec.extends.name", message).with_help(help)
         };
         if !inherited.lookups.is_empty() {
-            diagnostics.push(said("look-ups"));
+            diagnostics.push(not_inheritable("look-ups"));
         }
         if inherited.target.is_some() && own.target.is_none() {
-            diagnostics.push(said("target"));
+            diagnostics.push(not_inheritable("target"));
         }
     }
 }
@@ -198,8 +198,8 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
 /// Checks that a namespaced profile sets only the value of an inherited parameter, and only if the platform permits it.
 fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, diagnostics: &mut Vec<Diagnostic>) {
     let Parameter { name, type_, default, sources, .. } = own;
-    let said = serde_json::to_value(own).unwrap_or_default();
-    for field in said.as_object().into_iter().flat_map(|fields| fields.keys()) {
+    let fields = serde_json::to_value(own).unwrap_or_default();
+    for field in fields.as_object().into_iter().flat_map(|fields| fields.keys()) {
         let is_theirs = match field.as_str() {
             "name" | "default" => false,
             "type" => *type_ != inherited.type_,

@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn reports_fields_that_api_server_rejects_or_drops() {
-        for (template, told) in [
+        for (template, expected) in [
             (
                 json!({"env": [{"name": "P", "value": 8080}]}),
                 "t.env[0].value: expected a string, found a number (help: quote it: \"8080\")",
@@ -449,9 +449,12 @@ mod tests {
             ),
         ] {
             let diagnostics = container(&template);
-            assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
+            assert!(
+                diagnostics.len() == 1 && diagnostics[0].starts_with(expected),
+                "{diagnostics:?} is not {expected:?}"
+            );
         }
-        for (spec, told) in [
+        for (spec, expected) in [
             (json!({"hostNetwork": "yes"}), "spec.template.spec.hostNetwork: expected a boolean, found a string"),
             (
                 json!({"ephemeralContainers": []}),
@@ -467,13 +470,16 @@ mod tests {
             ),
         ] {
             let diagnostics = pod(&spec);
-            assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
+            assert!(
+                diagnostics.len() == 1 && diagnostics[0].starts_with(expected),
+                "{diagnostics:?} is not {expected:?}"
+            );
         }
     }
 
     #[test]
     fn suggests_field_for_unknown_one() {
-        for (template, told) in [
+        for (template, expected) in [
             (
                 json!({"imagePullpolicy": "Always"}),
                 "t.imagePullpolicy: Kubernetes has no field \"imagePullpolicy\" in a Container (help: did you mean imagePullPolicy?)",
@@ -516,9 +522,12 @@ mod tests {
             ),
         ] {
             let diagnostics = container(&template);
-            assert!(diagnostics.len() == 1 && diagnostics[0].starts_with(told), "{diagnostics:?} is not {told:?}");
+            assert!(
+                diagnostics.len() == 1 && diagnostics[0].starts_with(expected),
+                "{diagnostics:?} is not {expected:?}"
+            );
         }
-        for (spec, told) in [
+        for (spec, expected) in [
             (json!({"contaners": []}), "(help: did you mean containers?)"),
             (
                 json!({"containers": [{"name": "a", "hostNetwork": true}]}),
@@ -530,7 +539,10 @@ mod tests {
             ),
         ] {
             let diagnostics = pod(&spec);
-            assert!(diagnostics.len() == 1 && diagnostics[0].ends_with(told), "{diagnostics:?} is not {told:?}");
+            assert!(
+                diagnostics.len() == 1 && diagnostics[0].ends_with(expected),
+                "{diagnostics:?} is not {expected:?}"
+            );
         }
     }
 
@@ -590,10 +602,10 @@ mod tests {
 
     #[test]
     fn suggests_directive_for_unknown_one() {
-        let told = |name| unknown_directive("a", name).to_string();
-        assert_eq!(told("$conflcit"), "a: there is no directive $conflcit (help: did you mean $conflict?)");
-        assert_eq!(told("$foreach"), "a: there is no directive $foreach (help: did you mean $forEach?)");
-        assert!(told("$zzz").contains("(help: there are $value, $when"));
+        let message = |name| unknown_directive("a", name).to_string();
+        assert_eq!(message("$conflcit"), "a: there is no directive $conflcit (help: did you mean $conflict?)");
+        assert_eq!(message("$foreach"), "a: there is no directive $foreach (help: did you mean $forEach?)");
+        assert!(message("$zzz").contains("(help: there are $value, $when"));
     }
 
     #[test]
@@ -607,7 +619,7 @@ mod tests {
             {"name": "untyped"},
         ]))
         .unwrap();
-        let told = |template: &Json| {
+        let messages = |template: &Json| {
             let mut diagnostics = Vec::new();
             check_types("t", template, Root::Container, &parameters, &mut diagnostics);
             diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>()
@@ -627,16 +639,16 @@ mod tests {
             ),
             (json!({"tty": "${params.port}"}), "t.tty: expected a boolean, found the parameter port, a string"),
         ] {
-            let found = told(&template);
+            let found = messages(&template);
             assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?} is not {expected:?}");
         }
-        for fine in [
+        for valid in [
             json!({"env": [{"name": "A", "value": "${string(params.lines)}"}, {"name": "B", "value": "-n${params.lines}"}]}),
             json!({"args": ["${params.all}", "${params.untyped}", "${params.unknown}", "${params.memory}"]}),
             json!({"ports": [{"containerPort": "${params.lines}"}], "tty": "${params.verbose}"}),
             json!({"resources": {"limits": {"memory": "${params.memory}"}}}),
         ] {
-            assert_eq!(told(&fine), Vec::<String>::new(), "{fine}");
+            assert_eq!(messages(&valid), Vec::<String>::new(), "{valid}");
         }
     }
 }

@@ -92,7 +92,8 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
 
     // The record of an earlier pass. A cluster profile takes over the entry of a profile that stood in for it.
     let record = original.record.genuine();
-    let taken_over = record.and_then(|record| record.taken_over(|name, parent| selection.heir(name, parent)));
+    let taken_over =
+        record.and_then(|record| record.taken_over(|name, parent| selection.successor_revision(name, parent)));
     let record = taken_over.as_ref().or(record);
     let changes = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
     let had_stand_in = record.is_some_and(|record| {
@@ -205,7 +206,7 @@ fn others<'p, 'v>(
 ///
 /// They are kept if another cluster profile would be lost without them.
 fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_>) -> Option<String> {
-    let mut why = None;
+    let mut message = None;
     for (place, selected) in profiles.iter().enumerate() {
         if selected.profile.name().namespace.is_some() {
             continue;
@@ -216,15 +217,15 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
         };
         match (left_out(with), left_out(without)) {
             (None, Some(_)) => return None,
-            (Some(verdict), None) if why.is_none() => {
+            (Some(verdict), None) if message.is_none() => {
                 let (name, reason) = (selected.profile.display_name(), verdict.reason.sentence());
                 let detail = verdict.detail.unwrap_or_default();
-                why = Some(format!("with it the cluster profile {name} would not be applied: {reason}: {detail}"));
+                message = Some(format!("with it the cluster profile {name} would not be applied: {reason}: {detail}"));
             }
             _ => {}
         }
     }
-    why
+    message
 }
 
 /// Checks that the changes of the platform's profiles alone are part of the joint result. An earlier pass may have

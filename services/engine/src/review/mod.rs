@@ -52,12 +52,6 @@ impl Endpoint {
         Self::ValidateLevel(InjectionLevel::Held),
     ];
 
-    /// The endpoint of a path; `None` if there is none.
-    #[must_use]
-    pub fn from_path(path: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
-    }
-
     /// The path.
     #[must_use]
     pub const fn path(self) -> &'static str {
@@ -254,8 +248,7 @@ pub trait Observer {
 }
 
 /// An observer that does nothing and is optimized away.
-#[derive(Clone, Copy, Debug)]
-pub struct Unobserved;
+struct Unobserved;
 
 impl Observer for Unobserved {
     #[inline(always)]

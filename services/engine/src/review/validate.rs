@@ -163,8 +163,8 @@ fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {
         None => unsaid(),
-        Some(Choice::Known(text)) => text.to_string(),
-        Some(Choice::Found(text)) => {
+        Some(Choice::Constant(text)) => text.to_string(),
+        Some(Choice::Computed(text)) => {
             let text = text.evaluate(bindings, meter);
             text.ok().filter(|text| !text.trim().is_empty()).unwrap_or_else(unsaid)
         }

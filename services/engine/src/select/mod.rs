@@ -63,12 +63,12 @@ pub(crate) struct Selection<'v> {
 impl<'v> Selection<'v> {
     /// The revision of the cluster profile that takes over the entry of a namespaced profile, if that one no longer
     /// stands in for it.
-    pub(crate) fn heir(&self, name: &str, parent: &str) -> Option<&'v str> {
-        let is_heir = |selected: &&Selected<'v>| {
+    pub(crate) fn successor_revision(&self, name: &str, parent: &str) -> Option<&'v str> {
+        let is_successor = |selected: &&Selected<'v>| {
             selected.profile.display_name() == parent && selected.decision.outcome == ProfileOutcome::Unchanged
         };
-        let heir = self.profiles.iter().find(is_heir).filter(|_| !self.has_stand_in(name));
-        heir.map(|heir| heir.profile.revision())
+        let successor = self.profiles.iter().find(is_successor).filter(|_| !self.has_stand_in(name));
+        successor.map(|selected| selected.profile.revision())
     }
 
     /// Whether the profile with this name stands in for the cluster profile that it extends.

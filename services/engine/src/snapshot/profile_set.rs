@@ -119,7 +119,7 @@ impl ProfileSet {
         let begin = self.all.partition_point(|entry| entry.profile.name().namespace.as_deref() < namespace);
         let own = self.all.get(begin..)?;
         let own = own.get(..own.partition_point(|entry| entry.profile.name().namespace.as_deref() == namespace))?;
-        let same = own.len() == group.len() && own.iter().zip(group).all(|(one, other)| one.is_same_entry(other));
+        let same = own.len() == group.len() && own.iter().zip(group).all(|(left, right)| left.is_same_entry(right));
         let index = match namespace {
             Some(namespace) => self.namespaced.get(namespace)?,
             None => &self.cluster,

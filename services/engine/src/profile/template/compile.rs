@@ -96,8 +96,8 @@ impl<'d> Compiler<'d> {
     pub(crate) fn text_at(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
         path.clone_into(&mut self.path);
         match expression::Text::parse(text) {
-            Ok(expression::Text::Literal(text)) => Some(Choice::Known(text.into())),
-            Ok(parsed) => self.text(text, parsed).map(Choice::Found),
+            Ok(expression::Text::Literal(text)) => Some(Choice::Constant(text.into())),
+            Ok(parsed) => self.text(text, parsed).map(Choice::Computed),
             Err(error) => {
                 self.wrong(text, &error);
                 None
@@ -463,7 +463,7 @@ impl<'d> Compiler<'d> {
         if let Json::String(text) = value {
             if text.contains("${") {
                 match expression::Text::parse(text) {
-                    Ok(parsed) => return self.text(text, parsed).map(Choice::Found),
+                    Ok(parsed) => return self.text(text, parsed).map(Choice::Computed),
                     Err(error) => {
                         self.wrong(text, &error);
                         return None;
@@ -471,7 +471,7 @@ impl<'d> Compiler<'d> {
                 }
             }
             if let Some(known) = known(text) {
-                return Some(Choice::Known(known));
+                return Some(Choice::Constant(known));
             }
         }
         self.report(

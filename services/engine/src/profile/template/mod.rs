@@ -88,8 +88,8 @@ pub(crate) struct ForEach {
 /// A constant, or a value that an expression computes.
 #[derive(Debug)]
 pub(crate) enum Choice<T> {
-    Known(T),
-    Found(Text),
+    Constant(T),
+    Computed(Text),
 }
 
 /// The rule for values that differ from the object.
@@ -220,8 +220,8 @@ impl<T> Choice<T> {
     /// Visits all expressions of the string.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match self {
-            Self::Known(_) => {}
-            Self::Found(text) => text.each_expression(see),
+            Self::Constant(_) => {}
+            Self::Computed(text) => text.each_expression(see),
         }
     }
 }
@@ -249,17 +249,17 @@ impl Rules {
     /// Whether one of its expressions reads `existing`, the object's value at this path.
     fn use_existing(&self) -> bool {
         let found = |text: &Text| text.uses(EXISTING);
-        let in_conflict = matches!(&self.conflict, Some(Choice::Found(text)) if found(text));
+        let in_conflict = matches!(&self.conflict, Some(Choice::Computed(text)) if found(text));
         let in_position = match &self.position {
             Some(
-                Position::End(Choice::Found(text))
-                | Position::Before(Choice::Found(text))
-                | Position::After(Choice::Found(text)),
+                Position::End(Choice::Computed(text))
+                | Position::Before(Choice::Computed(text))
+                | Position::After(Choice::Computed(text)),
             ) => found(text),
             _ => false,
         };
         let in_join = self.join.as_ref().and_then(|join| join.prepend.as_ref());
-        let in_join = matches!(in_join, Some(Choice::Found(text)) if found(text));
+        let in_join = matches!(in_join, Some(Choice::Computed(text)) if found(text));
         let expressions = [&self.when, &self.sidecar];
         in_conflict
             || in_position
@@ -270,8 +270,8 @@ impl Rules {
     /// Whether it changes or removes what an earlier pass added.
     const fn acts_again(&self) -> bool {
         let replaces = match &self.conflict {
-            Some(Choice::Known(rule)) => matches!(rule, ConflictRule::Replace),
-            Some(Choice::Found(_)) => true,
+            Some(Choice::Constant(rule)) => matches!(rule, ConflictRule::Replace),
+            Some(Choice::Computed(_)) => true,
             None => false,
         };
         replaces || self.join.is_some() || self.each.is_some() || self.prune.is_some()
