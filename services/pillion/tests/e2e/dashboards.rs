@@ -243,6 +243,30 @@ async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Re
     Ok(asked)
 }
 
+/// Uses the kill switch and disables the webhooks, and checks the alert about each.
+async fn expect_switch_alerts(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
+    set(managed, r#"{"injection":"disabled"}"#).await?;
+    wait_for_alerts(prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
+    set(managed, r#"{"injection":"enabled"}"#).await?;
+    wait_for_alerts(prometheus, "it is not set any more", &[], &["PillionSwitchedOff"]).await?;
+    set(managed, r#"{"webhooks":"disarmed"}"#).await?;
+    wait_for_alerts(prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
+    set(managed, r#"{"webhooks":"armed"}"#).await?;
+    wait_for_alerts(prometheus, "armed", &[], &["PillionDisarmed"]).await
+}
+
+/// Sends requests whose deadline has passed before the replica can decide.
+async fn exceed_deadlines(replica: &Replica) -> Result<()> {
+    let (direct, late) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
+    for _ in 0..5 {
+        // The client retries rejected requests. The test does not wait for that, and only leaves enough time to connect.
+        let response = direct.answer("/mutate/enabled?timeout=1us", &late);
+        let response = tokio::time::timeout(Duration::from_secs(1), response).await;
+        ensure!(!matches!(response, Ok(Ok(_))), "decided after the deadline");
+    }
+    Ok(())
+}
+
 #[test]
 fn real_faults_fire_expected_alerts() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
@@ -279,14 +303,7 @@ fn real_faults_fire_expected_alerts() {
 
         expect_rejected_pods_alert(&managed, &prometheus).await?;
 
-        set(&managed, r#"{"injection":"disabled"}"#).await?;
-        wait_for_alerts(&prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
-        set(&managed, r#"{"injection":"enabled"}"#).await?;
-        wait_for_alerts(&prometheus, "it is not set any more", &[], &["PillionSwitchedOff"]).await?;
-        set(&managed, r#"{"webhooks":"disarmed"}"#).await?;
-        wait_for_alerts(&prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
-        set(&managed, r#"{"webhooks":"armed"}"#).await?;
-        wait_for_alerts(&prometheus, "armed", &[], &["PillionDisarmed"]).await?;
+        expect_switch_alerts(&managed, &prometheus).await?;
         managed.rig.wait_until_called("team-a").await?;
 
         // The alerts of the next faults do not fire yet.
@@ -311,20 +328,7 @@ fn real_faults_fire_expected_alerts() {
             stream.write_all(b"no TLS at all\r\n\r\n")?;
         }
         wait_for_alerts(&prometheus, "connections without TLS", &["PillionHandshakesFail"], &[]).await?;
-        let (direct, in_no_time) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
-        // The client retries rejected requests. The test does not wait for that, and only leaves enough time to
-        // connect.
-        let turned_away = async || {
-            let answer = direct.answer("/mutate/enabled?timeout=1us", &in_no_time);
-            ensure!(
-                !matches!(tokio::time::timeout(Duration::from_secs(1), answer).await, Ok(Ok(_))),
-                "decided after the deadline"
-            );
-            Ok(())
-        };
-        for _ in 0..5 {
-            turned_away().await?;
-        }
+        exceed_deadlines(replica).await?;
         wait_for_alerts(&prometheus, "requests are shed", &FOR_UNDECIDED_REQUESTS, &[]).await?;
 
         managed.rig.replicas[0].kill()?;

@@ -183,7 +183,7 @@ fn explain_names_author_namespace_and_profile_causes() {
 
         // A correct pod: the explanation lists its changes, with profiles, values and their sources.
         let set = with(requesting_pod("fine", "limited"), |pod| {
-            pod["metadata"]["annotations"]["example.com/port"] = json!("8080")
+            pod["metadata"]["annotations"]["example.com/port"] = json!("8080");
         });
         rig.create("team-a", &set).await?;
         let fine = explain(&rig, "team-a", "pod/fine").await?;

@@ -34,7 +34,7 @@ const FOUND_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.yaml");
 pub(crate) const CONTROLLER: &str = include_str!("../../../../deploy/rbac/controller.yaml");
 
-/// The webhook's permissions in a tenant's namespace: those of its ClusterRole.
+/// The webhook's permissions in a tenant's namespace: those of its `ClusterRole`.
 const WEBHOOK_IN_TENANT_NAMESPACE: &str = "\
 apps daemonsets: get
 apps deployments: get

@@ -374,7 +374,7 @@ impl Managed {
             MarkedObject::Mutating => drop(self.configurations().patch(RELEASE, &parameters, &patch).await?),
             MarkedObject::Validating => drop(self.validating().patch(RELEASE, &parameters, &patch).await?),
             MarkedObject::ServingSecret => {
-                drop(self.secrets().patch(&format!("{RELEASE}-serving"), &parameters, &patch).await?)
+                drop(self.secrets().patch(&format!("{RELEASE}-serving"), &parameters, &patch).await?);
             }
         }
         Ok(())
