@@ -310,6 +310,40 @@ fn links_and_anchors_exist() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
+/// Returns a message for each link such as [`Type::name`](file.rs) whose file does not define `name`.
+fn undefined(document: &Path, text: &str) -> Vec<String> {
+    let is_undefined = |link: &str| {
+        let (name, rest) = link.split_once("`](")?;
+        let (target, _) = rest.split_once(')')?;
+        let item = name.rsplit("::").next()?;
+        let is_name = item.chars().all(|character| character.is_alphanumeric() || character == '_');
+        if !is_name || !target.ends_with(".rs") {
+            return None;
+        }
+        let file = document.parent()?.join(target);
+        // A module is defined by its file.
+        let is_module = file.with_extension("").iter().rev().take(2).any(|part| part == item);
+        let source = fs::read_to_string(&file).ok()?;
+        let words: Vec<_> = source.split(|character: char| !character.is_alphanumeric() && character != '_').collect();
+        let kinds = ["fn", "struct", "enum", "trait", "const", "type", "static", "mod"];
+        let is_defined = words.windows(2).any(|pair| kinds.contains(&pair[0]) && pair[1] == item);
+        (!is_module && !is_defined).then(|| format!("{target} does not define {name}"))
+    };
+    text.split("[`").skip(1).filter_map(is_undefined).collect()
+}
+
+#[test]
+fn linked_items_are_defined_in_their_files() {
+    for page in documents() {
+        let undefined = undefined(&page, &fs::read_to_string(&page).unwrap());
+        assert!(undefined.is_empty(), "{}: {undefined:#?}", page.display());
+    }
+    let page = root().join("docs/page.md");
+    let text = "[`Term::lead`](../services/pillion/src/serve/term.rs) [`term`](../services/pillion/src/serve/term.rs) \
+                [`Term::led`](../services/pillion/src/serve/term.rs)";
+    assert_eq!(undefined(&page, text), ["../services/pillion/src/serve/term.rs does not define Term::led"]);
+}
+
 #[test]
 fn broken_links_are_found() {
     let page = root().join("docs/page.md");
