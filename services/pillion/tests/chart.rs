@@ -91,14 +91,18 @@ fn everything() -> Json {
         "image": {"registry": "registry.example.com", "digest": format!("sha256:{}", "0".repeat(64))},
         "webhook": {
             "autoscaling": {"enabled": true}, "hostNetwork": true, "port": 10443, "metricsPort": 10090, "listenAddress": "[::]",
-            "policy": {"cluster": {"region": "eu-west-1"}, "guardrails": {"registries": ["ghcr.io/team"]}},
+            "policy": {"cluster": {"region": "eu-west-1"}},
             "extraArgs": ["--client-name=kube-apiserver"], "extraEnv": [{"name": "A", "value": "b"}],
             "extraVolumes": [{"name": "v", "emptyDir": {}}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
             "tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity": {}}, "podAnnotations": {"a": "b"},
             "deploymentAnnotations": {"a": "b"}, "serviceAnnotations": {"a": "b"}, "serviceAccount": {"annotations": {"a": "b"}},
             "podLabels": {"a": "b"},
         },
-        "controller": {"policy": {"webhooks": {"timeoutRequired": "5s"}}, "podLabels": {"a": "b"}},
+        "controller": {
+            "policy": {"webhooks": {"timeoutRequired": "5s"}}, "podLabels": {"a": "b"}, "serviceAccount": {"annotations": {"a": "b"}},
+            "extraVolumes": [{"name": "v", "emptyDir": {}}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+        },
+        "guardrails": {"profiles": {"registries": ["ghcr.io/team"]}},
         "service": {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
         "rbac": {"extraLookups": [{"resource": "configmaps"}, {"group": "example.com", "resource": "things"}]},
         "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
@@ -211,7 +215,17 @@ fn pods_are_restricted_and_spread() {
         let webhook = &named(&objects, "Deployment", "pillion-webhook")["spec"];
         // The default of connections.drainDeadline is 100 s.
         assert!(webhook["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() > 100);
-        assert_eq!(webhook["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap().len(), 2);
+        for constraint in webhook["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap() {
+            assert_eq!(constraint["labelSelector"]["matchLabels"], webhook["selector"]["matchLabels"], "{constraint}");
+        }
+        if set == "everything" {
+            for kind in ["ServiceAccount", "Deployment"] {
+                let object = named(&objects, kind, "pillion-webhook");
+                assert_eq!(object["metadata"]["annotations"], json!({"a": "b"}), "{kind}");
+            }
+            let service = named(&objects, "Service", "pillion");
+            assert_eq!(service["metadata"]["annotations"], json!({"a": "b"}));
+        }
         // On the host network, an old pod must stop before a new one can start.
         assert_eq!(webhook["strategy"]["rollingUpdate"]["maxUnavailable"], u64::from(set == "everything"));
         assert_eq!(webhook.get("replicas").is_none(), set == "everything", "an HPA sets the replicas");
@@ -354,6 +368,7 @@ fn policies_come_from_values() {
             }
             if set == "everything" && component == "webhook" {
                 assert_eq!(policy["cluster"]["region"], "eu-west-1");
+                assert_eq!(policy["guardrails"]["registries"], json!(["ghcr.io/team"]));
             } else if set == "everything" {
                 assert_eq!(policy["webhooks"]["excludedNamespaces"], json!(["vault"]));
                 assert_eq!(policy["webhooks"]["timeoutRequired"], "5s");
@@ -437,6 +452,10 @@ fn invalid_values_are_rejected() {
         (json!({"image": {"digest": "latest"}}), "digest"),
         (json!({"optIn": ["istio-injection"]}), "optIn"),
         (json!({"webhook": {"policy": {"kind": "WebhookPolicy"}}}), "policy"),
+        (json!({"webhook": {"policy": {"guardrails": {}}}}), "policy"),
+        (json!({"webhook": {"replicas": 2}}), "replicas"),
+        (json!({"guardrails": {"profiles": {"maxContainer": 2}}}), "maxContainer"),
+        (json!({"webhook": {"topologySpreadConstraints": ["kubernetes.io/hostname"]}}), "topologySpreadConstraints"),
         (json!({"rbac": {"extraLookups": [{"resource": "secrets"}]}}), "Secrets are never looked up"),
         (json!({"rbac": {"extraLookups": [{"group": "*", "resource": "secrets"}]}}), "Secrets are never looked up"),
         (json!({"rbac": {"extraLookups": [{"group": "*", "resource": "*"}]}}), "Secrets are never looked up"),
@@ -550,4 +569,15 @@ fn values_set_parameter_defaults() {
         let error = profiles(value).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn own_spread_constraint_keeps_its_selector() {
+    let constraint = json!({
+        "topologyKey": "example.com/rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "own"}},
+    });
+    let objects = rendered(&json!({"controller": {"topologySpreadConstraints": [constraint]}}));
+    let controller = named(&objects, "Deployment", "pillion-controller");
+    assert_eq!(controller["spec"]["template"]["spec"]["topologySpreadConstraints"], json!([constraint]));
 }

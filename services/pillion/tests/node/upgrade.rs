@@ -53,7 +53,7 @@ fn upgrade_and_rollback_lose_no_pod() {
 
         let creations = Creations::start(platform, &["team-a", "pay"]).await?;
         let mut values = Platform::values("two");
-        values["webhook"]["policy"] = json!({"guardrails": {"maxContainers": 5}});
+        values["guardrails"]["profiles"] = json!({"maxContainers": 5});
         let begun = Instant::now();
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
