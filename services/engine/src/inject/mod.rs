@@ -87,7 +87,7 @@ pub(crate) struct Applied<'a> {
     pub(crate) document: Document<'a>,
     /// The result of each profile. `None`: selection excluded the profile, or another profile stands in for it.
     pub(crate) verdicts: Vec<Option<Verdict>>,
-    /// The record as a JSON string; `None` if nothing was ever added.
+    /// The record as a JSON string; `None` if it has no entries.
     pub(crate) record: Option<String>,
     /// The places that the platform's profiles changed. `None` unless [`Exclusions::others`] is set and the record can
     /// be read.
