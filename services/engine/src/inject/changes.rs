@@ -348,7 +348,7 @@ impl<'a> Merge<'_, 'a> {
 }
 
 /// Returns the violation of a namespaced profile that changes keys. The record could only restore the whole list, so in
-/// a second pass the platform's profiles would miss elements that others added in between.
+/// a second pass the platform's profiles would miss elements that other webhooks added in between.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields by which elements of a list are told apart; leave them out of \
                    $each, or remove the element and add another one";

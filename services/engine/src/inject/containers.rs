@@ -29,11 +29,11 @@ const LOOK: usize = 64;
 /// The origin of a container that the profile itself does not add, as the profile sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContainerOrigin {
-    /// A profile injected it, and this profile sees it.
+    /// A profile injected the container, and this profile sees it.
     Injected,
-    /// A profile injected it, and this profile must not see it.
+    /// A profile injected the container, and this profile must not see it.
     Hidden,
-    /// The author wrote it. It may have been moved.
+    /// The author wrote the container. A profile may have moved it.
     Author,
 }
 

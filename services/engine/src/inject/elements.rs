@@ -107,7 +107,7 @@ impl<'a> Merge<'_, 'a> {
         }
         let pending = node.uses_existing.then_some(node);
         match &node.kind {
-            // A list in a list is spliced.
+            // A list within a list is a group: its elements are spliced into the outer list.
             Kind::List(nodes) => return self.expand(nodes, rules.map(|_| node).or(group), type_, sink),
             Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: pending }),
             Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
@@ -208,7 +208,7 @@ impl<'a> Merge<'_, 'a> {
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
         if is_among_init && !self.is_at_init_containers(field) {
-            // The container moved to the other list. The next element belongs to this list again.
+            // The container moved to the other list. The next element belongs to the list of init containers again.
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
@@ -494,9 +494,9 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Moves an author's overlay to the position that the template sets. A later pass does not move it again, because
-    /// others may have inserted elements beside it since. If another container has the same name, the overlay also
-    /// keeps its position: a move could change which container is last, and the last one counts. No API server accepts
-    /// such a pod.
+    /// other webhooks may have inserted elements beside it since. If another container has the same name, the overlay
+    /// also keeps its position: a move could change which container is last, and the last one counts. No API server
+    /// accepts such a pod.
     pub(super) fn put_in_place(
         &mut self,
         list: SlotId,
@@ -543,7 +543,8 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Finds a container with the same name in a sibling list, because the lists of containers share their names. With
-    /// `$sidecar`, moves it to `list`, and returns its new slot. Otherwise such a container is a conflict.
+    /// `$sidecar`, moves it to `list`, and returns its new slot. Otherwise such a container is a conflict. `None` if no
+    /// sibling list has one.
     pub(super) fn find_elsewhere(
         &mut self,
         parent: SlotId,
@@ -601,9 +602,9 @@ fn pairs<'v>(
     }
 }
 
-/// Moves the variables in `entries` after the variables that they refer to. If an author's variable refers only to
-/// later variables that are new and have no references, those move before it instead. `own` has the slots added in this
-/// pass, and is updated when they change. `before_move` is called before a variable that is not in `own` moves.
+/// Moves the variables in `entries` after the variables that they refer to. If the later variables that an author's
+/// variable refers to are all new and have no references, those move before it instead. `own` has the slots added in
+/// this pass, and is updated when they change. `before_move` is called before a variable that is not in `own` moves.
 pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,

@@ -1,8 +1,8 @@
 //! The fields that the author of the request wrote, by `metadata.managedFields`.
 //!
-//! In a CREATE review, managedFields name what the author wrote and nothing that admission added; the API server
-//! computes them. So defaults that a `LimitRange` put into an overlay container are distinguished from the author's
-//! values.
+//! In a CREATE review, managedFields list the fields that the author wrote, and none that admission added. The API
+//! server computes them. So defaults that a `LimitRange` put into an overlay container are distinguished from the
+//! author's values.
 
 use crate::json::Value;
 

@@ -92,7 +92,7 @@ pub(super) struct MergeMode {
     pub(super) settled: bool,
     /// Whether the current value is part of an addition of this pass, so that the record already covers it.
     pub(super) within_added: bool,
-    /// Whether the current container is an author's overlay of an injected one.
+    /// Whether the author wrote the current container, as an overlay of a container in the template.
     pub(super) overlay: bool,
 }
 
@@ -107,7 +107,7 @@ pub(super) struct MergeInputs<'d, 'a> {
     pub(super) managed_fields: ManagedFields<'a>,
     /// The schema of the whole object.
     pub(super) type_: &'static Type,
-    /// Whether the added containers are returned.
+    /// Whether the output lists the added containers.
     pub(super) collects_containers: bool,
     /// Whether the profile changes containers that it adds itself.
     pub(super) changes_own: bool,
@@ -383,11 +383,11 @@ impl InsertCounts {
 /// The value at a place before an earlier pass of the same profile.
 #[derive(Clone, Copy)]
 pub(super) enum OriginalValue<'a> {
-    /// The pass did not change it.
+    /// The earlier pass did not change the value.
     Unchanged,
-    /// There was no value.
+    /// The place had no value.
     Nothing,
-    /// This value.
+    /// The place had this value.
     Was(Value<'a>),
 }
 
@@ -444,7 +444,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Applies a part's directives to everything below it.
+    /// Applies the conflict rule of a part to everything below the part.
     pub(super) fn apply_directives(&mut self, directives: Directives<'a>) {
         if let Some(rule) = directives.conflict {
             self.mode.conflict = rule;
@@ -458,7 +458,7 @@ impl<'a> Merge<'_, 'a> {
         self.mode.conflict = ConflictRule::Merge;
     }
 
-    /// Merges a part into an existing value.
+    /// Merges a part into the existing value in the slot `present`, or joins it to the value if `join` is set.
     pub(super) fn merge_part(
         &mut self,
         parent: SlotId,
@@ -681,8 +681,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Returns whether a member may be added, because no existing member excludes it. If the profile replaces values,
-    /// first removes the members that exclude it.
+    /// Returns whether a member may be added, because no existing member excludes it. The conflict rule `Replace` first
+    /// removes members that exclude it. The rule `Fail` returns an error if there are any.
     fn clear_choice(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.alternatives(member);
         if others.is_empty() {

@@ -242,7 +242,7 @@ impl<'a> Pass<'a> {
             Err(excess) => Err(MergeError::from(excess)),
         };
         if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
-            // The changes of an earlier pass are still there, at the revision of that pass.
+            // The object still has the changes of an earlier pass, at the revision of that pass.
             self.record.keep(mark, self.earlier, name);
         }
         let (Conflict { reason, place }, on_error) = match output {

@@ -156,7 +156,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Resolves `$value`, with the fields beside it merged into it.
+    /// Resolves `$value`, and merges the fields beside `$value` into the result; `None` if `$value` is left out.
     fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };

@@ -164,7 +164,8 @@ impl<'v> Undoing<'v> {
         resources.map_or(Ok(()), |resources| resources.shrink(&mut self.document))
     }
 
-    /// Restores what was replaced or moved and removes what was added, from the last change to the first.
+    /// Undoes changes, from the last to the first. Calls `missing` with the pointer of each change whose place no
+    /// longer exists.
     fn undo(&mut self, changes: &'v [Undoable<'v>], missing: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
         for change in changes.iter().rev() {
             match change {
@@ -184,7 +185,7 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// Removes an addition. Returns false if it was not there.
+    /// Removes an addition. Returns false if the object no longer has it.
     fn remove_addition(&mut self, pointer: &str) -> Result<bool, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(pointer)? else { return Ok(false) };
         // An added slot is unlinked instead of marked as removed, so the index of its list would still contain it.
@@ -203,7 +204,8 @@ impl<'v> Undoing<'v> {
         self.create_parent(pointer)?;
         let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
         match (self.document.kind(parent), slot, behind.as_deref()) {
-            // Insert a removed element even if an element with the same keys exists: the author wrote that one.
+            // Insert a removed element even if an element with the same keys exists: the author wrote the existing
+            // element.
             (Kind::Array, _, Some(behind)) => {
                 let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
                 let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
@@ -248,7 +250,7 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// The index after an element of a list; `None` if the element is gone.
+    /// Returns the index after an element of a list; `None` if the element is gone.
     fn index_behind(&mut self, list: SlotId, behind: &str) -> Result<Option<usize>, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(behind)? else { return Ok(None) };
         let index = || self.document.children(list).position(|child| child == slot);

@@ -63,7 +63,7 @@ fn containers(pod: Value<'_>) -> Containers<'_> {
     containers
 }
 
-/// Returns the volumes that are mounted at the path of the service account's token.
+/// Returns the names of the volumes that are mounted at the path of the service account's token.
 fn tokens<'v>(containers: &Containers<'v>) -> HashSet<Cow<'v, str>> {
     let mounts = containers.values().filter_map(|(_, container)| container.get("volumeMounts")).flat_map(Value::items);
     mounts.filter(|mount| mount.get("mountPath").is_some_and(|path| path.is(TOKEN_FOLDER))).map(name_of).collect()

@@ -38,7 +38,7 @@ pub enum Answer<T> {
     NotAsked,
     /// The object does not exist. This is not an error.
     Missing,
-    /// The object.
+    /// The found object.
     Found(T),
     /// The lookup failed, with this message for people.
     Failed(Box<str>),

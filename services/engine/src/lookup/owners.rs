@@ -12,7 +12,7 @@ use crate::json::{OwnedTape, Value};
 /// The maximum length of a chain.
 const MAX_OWNERS: usize = 4;
 
-/// The label by which a Deployment distinguishes the pods of its `ReplicaSet`s.
+/// The label that distinguishes the pods of a Deployment's `ReplicaSet`s.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// The kinds of workloads: group, kind, resource, and whether another workload may own them.

@@ -205,8 +205,8 @@ impl Review<'_> {
         }
     }
 
-    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. In most cases the result is
-    /// empty and costs next to nothing.
+    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. Most results are empty and cheap
+    /// to compute.
     #[must_use]
     pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
         if SYSTEM_NAMESPACES.contains(&self.namespace()) {
@@ -216,8 +216,8 @@ impl Review<'_> {
     }
 
     /// Returns the cluster profiles and the namespace's profiles, with the values of their parameters and the sources
-    /// of these values. For `pillion explain`; [`Review::decide`] does not need it. Empty if the namespace is not opted
-    /// in.
+    /// of these values. For `pillion explain`; [`Review::decide`] does not use the result. Empty if the namespace is
+    /// not opted in.
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let Some(context) = ReviewContext::new(self, endpoint, snapshot, facts) else { return Vec::new() };

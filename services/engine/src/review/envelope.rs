@@ -38,7 +38,7 @@ pub(super) struct Envelope<'b> {
 }
 
 impl<'b> Envelope<'b> {
-    /// Parses the envelope.
+    /// Parses the envelope of a review.
     pub(super) fn read(tape: &BorrowedTape<'b>) -> Result<Self, ReviewError> {
         let review = object("the body", Some(tape.root()), "an AdmissionReview")?;
         let version = text("apiVersion", review.get("apiVersion"), "admission.k8s.io/v1 or admission.k8s.io/v1beta1")?;

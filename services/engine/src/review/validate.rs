@@ -1,9 +1,9 @@
 //! Decides a review on the validating path: evaluates the validations of the selected profiles.
 //!
-//! Profiles are selected and configured as on the mutating path, by the object as its author wrote it, so that both
-//! paths select the same profiles. Their validations then see the object as it will be stored, with everything that was
-//! injected. Each failed validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit
-//! annotations are rendered.
+//! Both paths select and configure profiles by the object as its author wrote it, so they select the same profiles.
+//! Their validations then see the object as it will be stored, with everything that was injected. Each failed
+//! validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit annotations are
+//! rendered.
 
 use std::sync::Arc;
 
