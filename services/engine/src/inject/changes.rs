@@ -43,15 +43,15 @@ impl<'a> Rule<'a> {
 /// The way in which the record holds the changes of a list's elements.
 #[derive(Clone, Copy)]
 enum Recording<'s, 'a> {
-    /// By element: the record names each changed element by its keys.
+    /// By element: the record identifies each changed element by its keys.
     ByKeys(&'static KeyedList),
-    /// As a whole list: the record holds the original list. The fields are the items after an earlier pass, and the
+    /// As a whole list: the record contains the original list. The fields are the items after an earlier pass, and the
     /// schema if the elements have keys.
     WholeList(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Changes and removes existing elements: `$each` and `$prune`.
+    /// Applies the `$each` and `$prune` elements of a template's list to the existing elements of a list with keys.
     pub(super) fn change_elements(
         &mut self,
         list: SlotId,
@@ -133,7 +133,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether `$each` or `$prune` matches an element.
+    /// Whether a rule applies to an element: its condition and its `$when` are true.
     fn rule_matches(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, MergeError> {
         if !self.truth(rule.condition)? {
             return Ok(false);
@@ -212,7 +212,7 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    /// Adds an item to a list, unless the list has it.
+    /// Adds an item to a list and to `items`, the set of the list's items, unless the set contains it.
     fn add_item(&mut self, list: SlotId, part: Part<'a>, items: &mut Items<'a>) -> Result<(), MergeError> {
         let Some(value) = self.value_of(part)? else { return Ok(()) };
         self.charge_item(value)?;
@@ -264,8 +264,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Recomputes a list without keys as it was after an earlier pass of this profile. Repeats `work` on the original
-    /// in the record, or evaluates `part` if there was no original.
+    /// Recomputes the items of the current list as an earlier pass of this profile left them; `None` if no earlier pass
+    /// changed the list. Repeats `work` on the original in the record, or evaluates `part` if there was no original.
     pub(super) fn earlier_items(
         &mut self,
         part: Option<Part<'a>>,
@@ -312,7 +312,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Some(Settled::These(items)))
     }
 
-    /// Whether an item was in the list after an earlier pass.
+    /// Whether `settled` contains an item: the item was in the list after an earlier pass.
     pub(super) fn is_earlier_item(
         &mut self,
         settled: Option<&Settled<'a>>,
@@ -328,7 +328,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The current items of a list.
+    /// Returns the set of a list's current items.
     pub(super) fn items_of(&mut self, list: SlotId) -> Result<Items<'a>, MergeError> {
         let slots: Vec<_> = self.document.children(list).collect();
         self.charge_looks(slots.len())?;
@@ -348,7 +348,7 @@ impl<'a> Merge<'_, 'a> {
 }
 
 /// Returns the violation of a namespaced profile that changes keys. The record could only restore the whole list, so in
-/// a second pass the platform's profiles would miss elements that others added in between.
+/// a second pass the platform's profiles would miss elements that other webhooks added in between.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields by which elements of a list are told apart; leave them out of \
                    $each, or remove the element and add another one";
@@ -369,7 +369,7 @@ pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
 pub(super) enum Settled<'a> {
     /// All items, because this profile added the list.
     All,
-    /// These items.
+    /// Only the items in this set.
     These(Items<'a>),
 }
 
@@ -384,7 +384,7 @@ impl<'a> Items<'a> {
     }
 }
 
-/// The canonical form of a value: equal values have the same form.
+/// Returns the canonical form of a value: equal values have the same form.
 fn normal(value: Value<'_>) -> Cow<'_, str> {
     match value.kind() {
         JsonKind::EscapedString | JsonKind::Object | JsonKind::Array => {

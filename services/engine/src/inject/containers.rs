@@ -29,18 +29,18 @@ const LOOK: usize = 64;
 /// The origin of a container that the profile itself does not add, as the profile sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContainerOrigin {
-    /// A profile injected it, and this profile sees it.
+    /// A profile injected the container, and this profile sees it.
     Injected,
-    /// A profile injected it, and this profile must not see it.
+    /// A profile injected the container, and this profile must not see it.
     Hidden,
-    /// The author wrote it. It may have been moved.
+    /// The author wrote the container. A profile may have moved it.
     Author,
 }
 
 /// A container to which rules may apply.
 struct Target<'a> {
     slot: SlotId,
-    /// The list that holds it.
+    /// The list that contains the container.
     list: &'static str,
     name: Cow<'a, str>,
     kind: ContainerType,
@@ -91,7 +91,7 @@ impl<'a> Merge<'_, 'a> {
             let authors_list = author.at(&["spec", list]);
             let mut containers = Vec::with_capacity(CONTAINERS);
             containers.extend(self.document.children(slot));
-            // Usually both lists have the same order.
+            // Usually the containers and the author's containers have the same order.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
             pointer.clear();
             push_token(&mut pointer, "spec");
@@ -105,7 +105,7 @@ impl<'a> Merge<'_, 'a> {
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
                 let (kind, value) = match origin {
                     ContainerOrigin::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
-                    // Another profile added it and it is hidden, or no rule applies to injected containers.
+                    // The container is hidden, or no rule applies to injected containers.
                     ContainerOrigin::Hidden | ContainerOrigin::Injected => continue,
                     ContainerOrigin::Author => {
                         let found = match in_order.next_if(has_name) {
@@ -129,7 +129,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(targets)
     }
 
-    /// Returns a container of the original object, with its original list. A moved container is now in the other list.
+    /// Finds a container of the original object, and returns it with its original list. Searches `list` first, and then
+    /// the other list, because a profile may have moved the container.
     fn authors_container(
         &mut self,
         author: Value<'a>,
@@ -201,8 +202,8 @@ impl<'a> Merge<'_, 'a> {
         result
     }
 
-    /// Checks the containers that profiles added or merged into. A violation that the original pod has too is not attributed
-    /// to the profile.
+    /// Checks the containers that profiles added or merged into. A violation that the original pod has too is not
+    /// attributed to the profile.
     ///
     /// # Errors
     /// A container violates a rule, or the profile exceeds its budget.
@@ -238,7 +239,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the rule that a field of a changed container violates.
+    /// Returns the rule that a field of a changed container violates; `None` if the field is absent, unchanged or
+    /// valid.
     fn violation_in(&mut self, container: SlotId, field: &str, type_name: &str) -> Result<Option<String>, MergeError> {
         self.charge(LOOK)?;
         if let Content::Value(container) = self.document.content(container) {
@@ -263,8 +265,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Whether the container of this name in the original pod violates the same rule. A profile may have moved it to the other
-    /// list.
+    /// Whether the container of this name in the original pod violates the same rule. Searches both lists, because a
+    /// profile may have moved the container.
     fn is_violated_before(
         &mut self,
         original: Value<'_>,

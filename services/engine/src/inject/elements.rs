@@ -1,7 +1,7 @@
 //! Merges elements of lists: finds them in the object, creates, inserts and moves them.
 //!
 //! `$sidecar` selects the list of a container. An author's container with the same name moves to that list. Within a
-//! list, `$position` selects the place. Environment variables stand after those that they refer to.
+//! list, `$position` selects the place. Environment variables are placed after the variables that they refer to.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -54,8 +54,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(found)
     }
 
-    /// Expands the elements of a template's list: opens groups, repeats `$forEach`, and leaves out what `$when`
-    /// excludes.
+    /// Calls `sink` with each element of a template's list: opens groups, repeats `$forEach`, and leaves out elements
+    /// that `$when` excludes. Skips `$each` and `$prune` elements. `group` is the group that contains the nodes.
     pub(super) fn expand(
         &mut self,
         nodes: &'a [Node],
@@ -107,7 +107,7 @@ impl<'a> Merge<'_, 'a> {
         }
         let pending = node.uses_existing.then_some(node);
         match &node.kind {
-            // A list in a list is spliced.
+            // A list within a list is a group: its elements are spliced into the outer list.
             Kind::List(nodes) => return self.expand(nodes, rules.map(|_| node).or(group), type_, sink),
             Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: pending }),
             Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
@@ -171,7 +171,7 @@ impl<'a> Merge<'_, 'a> {
             remembered.sort_unstable();
             self.env.extend(earlier.into_iter().filter(|child| remembered.binary_search(child).is_err()));
         }
-        // Each rule may read what all earlier rules added to this list.
+        // Charged for each rule, because a rule may read the variables that all earlier rules added.
         let entries = self.env.get(from..).unwrap_or_default().iter();
         let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
         let read = texts.map(str::len).sum();
@@ -208,7 +208,7 @@ impl<'a> Merge<'_, 'a> {
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
         if is_among_init && !self.is_at_init_containers(field) {
-            // The container moved to the other list. The next element belongs to this list again.
+            // The container moved to the other list. The next element belongs to the list of init containers again.
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
@@ -343,14 +343,15 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Remembers new and joined environment variables, which must stand after those that they refer to.
+    /// Remembers a new or joined environment variable, which must be placed after the variables that it refers to.
+    /// Ignores elements of other lists.
     pub(super) fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
         if schema::is_env(keyed) {
             self.env.push(slot);
         }
     }
 
-    /// The directives of an element: its own, else those of its group.
+    /// Returns the directives of an element. If it has no conflict rule, the rule of its group applies.
     fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, MergeError> {
         let own = match element.rules {
             Some(rules) => self.directives_of(rules)?,
@@ -364,7 +365,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The keys of an element.
+    /// Returns the keys of an element. Fails if a key without a default is absent or not a scalar.
     pub(super) fn keys_of(&mut self, part: Part<'a>, keyed: &'static KeyedList) -> Result<Keys<'a>, MergeError> {
         let mut values = [None; 2];
         for (value, field) in values.iter_mut().zip(keyed.keys) {
@@ -443,7 +444,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(index)
     }
 
-    /// Returns the list for an element. `$sidecar` selects it for containers.
+    /// Returns the list for an element, and the length of the list's pointer. For a container with a false `$sidecar`,
+    /// returns `containers` and changes the current pointer accordingly.
     pub(super) fn list_of(
         &mut self,
         parent: SlotId,
@@ -491,9 +493,10 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Moves an author's overlay to the position of the injected container. A later pass does not move it again,
-    /// because others may have inserted elements beside it since. If another container has the same name, the overlay
-    /// stays too: the last one counts, and a move could change which one is last. No API server accepts such a pod.
+    /// Moves an author's overlay to the position that the template sets. A later pass does not move it again, because
+    /// other webhooks may have inserted elements beside it since. If another container has the same name, the overlay
+    /// also keeps its position: a move could change which container is last, and the last one counts. No API server
+    /// accepts such a pod.
     pub(super) fn put_in_place(
         &mut self,
         list: SlotId,
@@ -539,8 +542,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Finds a container with the same name in a sibling list, because these lists share their names. `$sidecar` moves
-    /// it. Without `$sidecar` it is a conflict.
+    /// Finds a container with the same name in a sibling list, because the lists of containers share their names. With
+    /// `$sidecar`, moves it to `list`, and returns its new slot. Otherwise such a container is a conflict. `None` if no
+    /// sibling list has one.
     pub(super) fn find_elsewhere(
         &mut self,
         parent: SlotId,
@@ -567,7 +571,7 @@ impl<'a> Merge<'_, 'a> {
             let current = self.current(found)?;
             let source_pointer = self.pointer.replacen(target, source, 1);
             let here = std::mem::replace(&mut self.pointer, source_pointer);
-            // It is appended first, and then moved to its position.
+            // Undoing first appends the container to its original list, and then moves it back to the noted position.
             let list_pointer = self.pointer.rfind('/').unwrap_or(0);
             self.note_move(sibling, found, list_pointer, keyed);
             self.note_replaced(found);
@@ -583,7 +587,8 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// The items of a list, or the entries of a map by their keys.
+/// Returns pairs of key and value: the items of a list with null as the key, or the entries of a map, sorted. `None`
+/// for other values.
 fn pairs<'v>(
     list: &Computed<'v>,
     meter: &mut Meter,
@@ -597,9 +602,9 @@ fn pairs<'v>(
     }
 }
 
-/// Moves variables after those that they refer to. An author's variable moves only if it was joined. New variables
-/// without references move in front of it instead, where that is enough. `own` has the slots added in this pass, and is
-/// updated when they change. `before_move` is called before a variable that is not in `own` moves.
+/// Moves the variables in `entries` after the variables that they refer to. If the later variables that an author's
+/// variable refers to are all new and have no references, those move before it instead. `own` has the slots added in
+/// this pass, and is updated when they change. `before_move` is called before a variable that is not in `own` moves.
 pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,
@@ -625,7 +630,7 @@ pub(super) fn order_env_by_refs<'a>(
         let behind: Vec<_> = behind.map(|(place, (slot, _))| (place, *slot)).collect();
         let Some((end, _)) = behind.last().copied() else { continue };
         let is_new = |slot: SlotId| document.state(slot) == State::Added;
-        // New variables without references can stand anywhere, so no variable of the author has to move.
+        // New variables without references can be anywhere, so no variable of the author has to move.
         let movable = behind.iter().all(|(_, slot)| is_new(*slot) && references(document, *slot).is_empty());
         if !is_new(*entry) && movable {
             for (index, (place, slot)) in behind.into_iter().enumerate() {
@@ -653,7 +658,7 @@ fn moved_to(own: &mut Vec<SlotId>, before: SlotId, moved: SlotId) {
     }
 }
 
-/// The names that a variable's value refers to.
+/// Returns the names that a variable's value refers to.
 fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
     // Most values have no reference, and searching one byte is faster than finding a member or two bytes.
     let may_refer = |raw: &str| has_byte(raw, b'$');
@@ -667,9 +672,9 @@ fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
     text_of(raw).map(|text| names_in(&text).map(str::to_owned).collect()).unwrap_or_default()
 }
 
-/// The names in a text that stand as `$(NAME)`; `$$(NAME)` is a literal.
+/// Returns the names that a string refers to as `$(NAME)`; `$$(NAME)` is a literal.
 fn names_in(text: &str) -> impl Iterator<Item = &str> {
-    // A reference ends with a parenthesis, so none follows the last one.
+    // A reference ends with a parenthesis, so no reference follows the last parenthesis.
     let mut rest = text.rfind(')').and_then(|end| text.get(..=end)).unwrap_or_default();
     std::iter::from_fn(move || {
         while let Some((_, behind)) = rest.split_once('$') {

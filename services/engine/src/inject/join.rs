@@ -1,5 +1,5 @@
-//! Applies `$join`: the object's text stays, and missing pieces are added. A variable with `valueFrom`, which has no text,
-//! is renamed, and a new one refers to it.
+//! Applies `$join`: keeps the object's value, and adds missing pieces. An environment variable with `valueFrom` has no
+//! string to extend, so it is renamed, and a new variable refers to it.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,14 +13,15 @@ use crate::schema::{Field, KeyedList};
 use super::keys::{push_token, text_of};
 use super::merge::{Merge, MergeError, Part};
 
-/// The charge for each byte of a text that is split into pieces and compared, in bytes.
+/// The charge for each byte of a string that is split into pieces and compared, in bytes.
 const PIECES_COST: usize = 5;
 
 /// The prefix of the name of a renamed variable.
 const PREFIX: &str = "PILLION_";
 
 impl<'a> Merge<'_, 'a> {
-    /// Adds missing pieces to an existing value. A value of another type stays as it is.
+    /// Adds the missing pieces of `value` to the existing value in the slot `present`. Nothing changes unless both are
+    /// strings or both are lists.
     pub(super) fn join(
         &mut self,
         present: SlotId,
@@ -55,8 +56,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Adds the elements whose keys a list lacks. Kubernetes uses the last of two variables with the same name, so a
-    /// duplicate would override the first.
+    /// Adds the elements of `value` whose keys the list lacks. Kubernetes uses the last of two variables with the same
+    /// name, so a duplicate would override the existing one.
     fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), MergeError> {
         let length = self.pointer.len();
         for item in value.items() {
@@ -77,7 +78,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Joins `prepend` to a value that was just added, because there was no existing text.
+    /// Joins `prepend` to a value that was just added because the object had none.
     pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), MergeError> {
         let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
         let around = self.enter_added();
@@ -92,7 +93,7 @@ impl<'a> Merge<'_, 'a> {
             Some(text) => self.choice(text)?,
             None => None,
         };
-        // A loop may join to the same growing text many times.
+        // A loop may join to the same growing string many times.
         let bytes = self.document.raw(present).map_or(0, str::len) + value.raw().len();
         self.charge(bytes.saturating_mul(PIECES_COST))?;
         let existing = self.document.raw(present).and_then(text_of);
@@ -110,7 +111,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Joins to an existing element. For an environment variable, it joins to the value.
+    /// Joins the `value` field of a template's element to the `value` field of the existing element.
     pub(super) fn join_element(
         &mut self,
         list: SlotId,
@@ -137,7 +138,7 @@ impl<'a> Merge<'_, 'a> {
         if self.document.member(existing, "valueFrom")?.is_some() {
             return self.join_reference(list, existing, value, join);
         }
-        // A variable without `value` counts as an empty string.
+        // An absent `value` counts as an empty string.
         push_token(&mut self.pointer, "value");
         let slot = self.document.add_member(existing, Key::new("value"), Content::Scalar("\"\""));
         self.note_added();
@@ -149,7 +150,8 @@ impl<'a> Merge<'_, 'a> {
         result
     }
 
-    /// Joins a value to a variable with `valueFrom`.
+    /// Joins a value to an environment variable with `valueFrom`: renames the variable, and adds one that refers to it.
+    /// If `$join` does not allow this, or the new name is taken, only adds a note.
     pub(super) fn join_reference(
         &mut self,
         list: SlotId,
@@ -200,7 +202,7 @@ impl<'a> Merge<'_, 'a> {
         push_token(&mut self.pointer, &moved_name);
         self.note_added();
         self.pointer = here;
-        // The record holds the whole variable as the original.
+        // The record contains the whole variable as the original.
         self.note_replaced(entry);
         self.document.replace(entry, Content::Map);
         let name = original.get("name").map_or(Content::Scalar("\"\""), Content::Value);
@@ -212,8 +214,8 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Joins the missing pieces of a text to another, as a JSON string; `None` if nothing is missing. `prepend` goes in
-/// front.
+/// Adds the missing pieces of `prepend` before `existing` and those of `value` after it. Merges JSON instead if the
+/// format requires it, without `prepend`. Returns a JSON string; `None` if nothing is added.
 fn text(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,
@@ -262,8 +264,9 @@ fn joined(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Op
     (missing > 0).then_some(all)
 }
 
-/// Merges two JSON texts: existing keys of objects win, and lists get missing items. Returns `None` if nothing is
-/// missing. Also returns `None` if their types differ, so that the existing text stays.
+/// Merges two strings that contain JSON: existing keys of objects win, and lists get missing items. Returns `None` if
+/// nothing is missing. Also returns `None` if a string is not JSON or the types differ, so that the existing string
+/// stays.
 fn united(existing_text: &str, value: &str) -> Option<String> {
     let added = OwnedTape::parse(value).ok()?;
     if existing_text.trim().is_empty() {
@@ -271,7 +274,7 @@ fn united(existing_text: &str, value: &str) -> Option<String> {
     }
     let existing = OwnedTape::parse(existing_text).ok()?;
     let (existing, added) = (existing.root(), added.root());
-    // Existing text stays byte for byte: numbers may be longer than any Rust type.
+    // The existing JSON is copied byte for byte, because its numbers may be longer than any Rust type.
     let (is_empty, missing): (bool, Vec<String>) = match (existing.kind(), added.kind()) {
         (Kind::Object, Kind::Object) => {
             let keys: HashSet<_> = existing.members().map(|(key, _)| key.text()).collect();
@@ -280,7 +283,7 @@ fn united(existing_text: &str, value: &str) -> Option<String> {
             (existing.members().next().is_none(), written.collect())
         }
         (Kind::Array, Kind::Array) => {
-            // A number that is too long to parse is compared by its text.
+            // A number that is too long to parse is compared as it is written.
             let read = |item: Value<'_>| serde_json::from_str(item.raw()).unwrap_or_else(|_| Json::from(item.raw()));
             let items: HashSet<_> = existing.items().map(read).collect();
             let missing = added.items().filter(|item| !items.contains(&read(*item)));
@@ -297,7 +300,7 @@ fn united(existing_text: &str, value: &str) -> Option<String> {
     Some(format!("{open}{comma}{}{end}", missing.join(",")))
 }
 
-/// Returns the pieces of a text. Without a separator, the text is one piece.
+/// Splits a string at the separator, and leaves out blank pieces. If the separator is empty, the string is one piece.
 fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str> {
     let is_one = separator.is_empty();
     let whole = (is_one && !text.is_empty()).then_some(text);
@@ -305,7 +308,7 @@ fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str
     whole.into_iter().chain(split.into_iter().flatten())
 }
 
-/// The key of a piece: the part before the key separator, or all of it.
+/// Returns the key of a piece: the part before the key separator, or the whole piece without one.
 fn name<'p>(piece: &'p str, join: &Join) -> &'p str {
     let name = join.key.as_deref().and_then(|key| piece.split_once(key)).map_or(piece, |(name, _)| name);
     name.trim()

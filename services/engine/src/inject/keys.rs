@@ -7,13 +7,13 @@ use std::borrow::Cow;
 use crate::json::{Document, Kind as JsonKind, OwnedTape, SlotId, Value, has_byte, needs_escape, split_at_escape};
 use crate::schema::{self, KeyedList};
 
-/// Appends a token to a pointer.
+/// Appends a slash and the escaped token to a pointer.
 pub(super) fn push_token(pointer: &mut String, token: &str) {
     pointer.push('/');
     push_escaped(pointer, token);
 }
 
-/// Appends a text, with `~` and `/` escaped.
+/// Appends a token, with `~` and `/` escaped.
 pub(super) fn push_escaped(pointer: &mut String, token: &str) {
     let mut rest = token;
     if needs_escape(token) {
@@ -30,7 +30,7 @@ pub(super) fn push_escaped(pointer: &mut String, token: &str) {
 pub(super) struct Keys<'a> {
     fields: &'static [&'static str],
     values: [Option<Value<'a>>; 2],
-    /// The texts for comparison, with defaults for absent fields.
+    /// The values as strings for comparison, with defaults for absent fields.
     texts: [Option<Cow<'a, str>>; 2],
 }
 
@@ -40,22 +40,22 @@ impl<'a> Keys<'a> {
         Self { fields: keyed.keys, values, texts: [text(0), text(1)] }
     }
 
-    /// Appends the token of the element to a pointer.
+    /// Appends a slash and the token of the element: its keys, separated by commas.
     pub(super) fn push(&self, pointer: &mut String) {
         push_texts(pointer, self.fields.iter().enumerate().map(|(place, _)| self.text(place).unwrap_or_default()));
     }
 
-    /// The text of a key field, for comparison.
+    /// Returns a key field by its index, as a string for comparison. `None`: the field is absent and has no default.
     pub(super) fn text(&self, place: usize) -> Option<&str> {
         self.texts.get(place)?.as_deref()
     }
 
-    /// The value of a key field, if the element has it.
+    /// Returns the value of a key field by its name, if the element has it.
     pub(super) fn get(&self, field: &str) -> Option<Value<'a>> {
         self.at(self.fields.iter().position(|candidate| *candidate == field)?)
     }
 
-    /// The value of a key field by its index.
+    /// Returns the value of a key field by its index, if the element has it.
     fn at(&self, place: usize) -> Option<Value<'a>> {
         self.values.get(place).copied().flatten()
     }
@@ -78,7 +78,8 @@ impl<'a> Index<'a> {
         self.elements.reserve(16);
     }
 
-    /// Reads a list, unless it was read and has not changed since.
+    /// Returns the elements of a list, each with its value of `key`. Reads the list, unless it was the last one read
+    /// and the document has not changed since.
     pub(super) fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
         if self.list != Some(list) || self.upheavals != document.upheavals() {
             self.list = Some(list);
@@ -89,7 +90,8 @@ impl<'a> Index<'a> {
         &self.elements
     }
 
-    /// Adds an element that was just inserted, if nothing else has changed.
+    /// Adds an element that was just inserted into the list, if the document has not changed otherwise since the list
+    /// was read.
     pub(super) fn added(&mut self, document: &Document<'a>, list: SlotId, element: SlotId, keys: &Keys<'a>) {
         let upheavals = self.upheavals.wrapping_add(1);
         if self.list == Some(list) && upheavals == document.upheavals() {
@@ -119,12 +121,13 @@ pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
     items.next().is_none() && !(schema::is_env(keyed) && has_byte(list.raw(), b'$'))
 }
 
-/// Whether two elements have the same text in a key field.
+/// Whether two values of a key field are equal as strings. False if one is absent.
 pub(super) fn same_key(left: Option<Value<'_>>, right: Option<Value<'_>>) -> bool {
     left.zip(right).is_some_and(|(left, right)| key_text(left) == key_text(right))
 }
 
-/// The value of a key field as text: strings unescaped, anything else as written.
+/// Returns the value of a key field as a string: strings unescaped, anything else as written. An absent field has its
+/// default; `None` if it has no default.
 pub(super) fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
     if let Some(value) = value {
         return Some(key_text(value));
@@ -133,7 +136,7 @@ pub(super) fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedLi
     default.map(|(_, text)| Cow::Borrowed(text.trim_matches('"')))
 }
 
-/// Whether the value of a key field equals a text.
+/// Whether the value of a key field equals a string.
 pub(super) fn is_key(value: Value<'_>, text: &str) -> bool {
     match value.kind() {
         JsonKind::String | JsonKind::EscapedString => value.is(text),
@@ -145,7 +148,7 @@ fn key_text(value: Value<'_>) -> Cow<'_, str> {
     value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
 }
 
-/// Appends the token of an element by the values of its key fields.
+/// Appends a slash and the token of an element. `value` returns the element's value of a key field.
 pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
     push_texts(pointer, keyed.keys.iter().map(|key| key_of(value(key), key, keyed).unwrap_or_default()));
 }
@@ -161,7 +164,7 @@ fn push_texts(pointer: &mut String, texts: impl Iterator<Item = impl AsRef<str>>
     }
 }
 
-/// The text of a JSON string; `None` if it is not a string.
+/// Returns the unescaped content of a JSON string; `None` if `raw` is not a string.
 pub(super) fn text_of(raw: &str) -> Option<Cow<'_, str>> {
     if !raw.starts_with('"') {
         return None;

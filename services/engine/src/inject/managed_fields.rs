@@ -1,8 +1,8 @@
 //! The fields that the author of the request wrote, by `metadata.managedFields`.
 //!
-//! In a CREATE review, managedFields name what the author wrote and nothing that admission added; the API server
-//! computes them. So defaults that a `LimitRange` put into an overlay container are distinguished from the author's
-//! values.
+//! In a CREATE review, managedFields list the fields that the author wrote, and none that admission added. The API
+//! server computes them. So defaults that a `LimitRange` put into an overlay container are distinguished from the
+//! author's values.
 
 use crate::json::Value;
 
@@ -33,7 +33,7 @@ impl<'a> ManagedFields<'a> {
     }
 }
 
-/// Whether a set of fields names a place, or one of its parents.
+/// Whether a `fieldsV1` set contains the place with these tokens, or a parent that is owned as a whole.
 fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bool {
     let Some(token) = tokens.next() else { return true };
     let name = token.replace("~1", "/").replace("~0", "~");
@@ -55,15 +55,15 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
     }
 }
 
-/// Whether a map is owned as a whole: `x-kubernetes-map-type: atomic`.
+/// Whether the map in a field of this name is owned as a whole: `x-kubernetes-map-type: atomic`.
 #[must_use]
 pub fn is_whole(field: &str) -> bool {
     matches!(field, "nodeSelector" | "labelSelector" | "resourceClaimTemplate") || field.ends_with("Ref")
 }
 
-/// Whether the keys of an element, as JSON, are those of a token.
+/// Whether `keys`, a JSON object, has the values in `name`, the unescaped token of an element.
 fn is_key(keys: &str, name: &str) -> bool {
-    // Most keys differ, and need not be parsed.
+    // Most keys differ, and need no parsing.
     if !keys.contains('\\') && !name.split(',').all(|part| keys.contains(part)) {
         return false;
     }

@@ -4,11 +4,12 @@
 //! the template says otherwise. Expressions are evaluated at the place where their value goes, because they may read
 //! the existing value.
 //!
-//! A value that an earlier pass added is settled. It stays unchanged, even if another writer changed it since. Only
-//! `$join` and an explicit `Replace` apply to it again.
+//! A value that an earlier pass added is settled. The merge leaves it unchanged, even if another writer has changed it
+//! since. Only `$join` and an explicit `Replace` apply to it again.
 //!
 //! The other files of this folder have further methods of [`Merge`]: `render` evaluates, `notes` writes the record,
-//! `elements` merges lists, `join` texts, `changes` changes existing elements, `containers` applies container rules.
+//! `elements` merges lists, `join` joins values, `changes` changes existing elements, `containers` applies container
+//! rules.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,7 +26,7 @@ use crate::schema::{self, Field, OneOf, Type};
 use super::keys::{Index, Keys, is_one_value, push_token};
 use super::managed_fields::ManagedFields;
 
-/// The list of init containers in the spec of a pod.
+/// The name of the pod spec's field for init containers.
 pub(super) const INIT_CONTAINERS: &str = "initContainers";
 
 /// Why a template cannot be merged into an object.
@@ -75,7 +76,7 @@ pub(super) enum Part<'a> {
     Plain(Value<'a>),
 }
 
-/// The directives of a part that matter where it is merged.
+/// The directives of a part that decide how it merges into an existing value.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Directives<'a> {
     pub(super) conflict: Option<ConflictRule>,
@@ -91,7 +92,7 @@ pub(super) struct MergeMode {
     pub(super) settled: bool,
     /// Whether the current value is part of an addition of this pass, so that the record already covers it.
     pub(super) within_added: bool,
-    /// Whether the current container is an author's overlay of an injected one.
+    /// Whether the author wrote the current container, as an overlay of a container in the template.
     pub(super) overlay: bool,
 }
 
@@ -106,7 +107,7 @@ pub(super) struct MergeInputs<'d, 'a> {
     pub(super) managed_fields: ManagedFields<'a>,
     /// The schema of the whole object.
     pub(super) type_: &'static Type,
-    /// Whether the added containers are returned.
+    /// Whether the output lists the added containers.
     pub(super) collects_containers: bool,
     /// Whether the profile changes containers that it adds itself.
     pub(super) changes_own: bool,
@@ -178,7 +179,8 @@ pub(super) struct Merge<'d, 'a> {
     buffers: &'d mut MergeScratch<'a>,
     /// Slots of the elements added in this pass. Slot numbers rise, so the list is sorted.
     pub(super) own: Vec<SlotId>,
-    /// Containers that moved from the other list in this pass. The record lists them as added.
+    /// Slots of the containers that this pass moved between `containers` and `initContainers`. The record lists them as
+    /// added.
     pub(super) put: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
@@ -256,7 +258,8 @@ impl<'d, 'a> Merge<'d, 'a> {
 }
 
 impl Part<'_> {
-    /// The kind of its value. Strings with expressions and changed values are resolved before this is called.
+    /// Returns the kind of the part's value. For a string with expressions or a changed `$value`, which must be
+    /// resolved first, returns `Null`.
     pub(super) fn kind(self) -> JsonKind {
         match self {
             Self::Plain(value) => value.kind(),
@@ -269,14 +272,14 @@ impl Part<'_> {
         }
     }
 
-    /// Whether it is a list that changes or removes existing elements.
+    /// Whether the part is a list with `$each` or `$prune`, which change or remove existing elements.
     pub(super) fn changes_elements(self) -> bool {
         let Self::Node(Node { kind: Kind::List(nodes), .. }) = self else { return false };
         let mut rules = nodes.iter().filter_map(|node| node.rules.as_ref());
         rules.any(|rules| rules.each.is_some() || rules.prune.is_some())
     }
 
-    /// Whether it also changes values that an earlier pass added.
+    /// Whether the part also changes values that an earlier pass added.
     pub(super) fn acts_again(self) -> bool {
         matches!(self, Self::Node(node) if node.acts_again)
     }
@@ -286,27 +289,27 @@ impl Part<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Element<'a> {
     pub(super) part: Part<'a>,
-    /// The directives beside its fields.
+    /// The directives beside the element's fields.
     pub(super) rules: Option<&'a Rules>,
-    /// The group that holds it.
+    /// The group that contains the element: a list within the template's list.
     pub(super) group: Option<&'a Node>,
-    /// The node with a `$when` that is not evaluated yet, because it reads the existing element.
+    /// The element's node, if its `$when` is not evaluated yet because it reads the existing element.
     pub(super) node: Option<&'a Node>,
 }
 
 impl<'a> Element<'a> {
-    /// The nodes with a `$when` that is not evaluated yet.
+    /// Returns the nodes of the group and the element with a `$when` that is not evaluated yet.
     pub(super) fn pending_conditions(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
         self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
     }
 
-    /// The position that it or its group sets.
+    /// Returns the position that the element sets, or else its group.
     pub(super) fn position(&self) -> Option<&'a Position> {
         let own = self.rules.and_then(|rules| rules.position.as_ref());
         own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
     }
 
-    /// The directives of its group.
+    /// Returns the directives of the element's group, if it has one.
     pub(super) fn of_group(&self) -> Option<&'a Rules> {
         self.group.and_then(|group| group.rules.as_deref())
     }
@@ -338,9 +341,9 @@ impl<'a> Member<'a> {
 pub(super) enum InsertPosition {
     First,
     Last,
-    /// Before the element with this name; last if there is none.
+    /// Before the element with this name; last if no element has it.
     Before(Box<str>),
-    /// After the element with this name; last if there is none.
+    /// After the element with this name; last if no element has it.
     After(Box<str>),
 }
 
@@ -354,14 +357,15 @@ impl InsertCounts {
         self.0.len()
     }
 
-    /// Resets the counts of the first position: namespaced profiles insert after what the platform inserted there.
+    /// Resets the counts of the first position: namespaced profiles count from the end of the elements that the
+    /// platform inserted there.
     pub(super) fn forget_first(&mut self) {
         for positions in self.0.values_mut() {
             positions.retain(|(position, _)| *position != InsertPosition::First);
         }
     }
 
-    /// Returns the count at a position and increments it.
+    /// Returns the count at a position of a list, and increments it. `list` is the pointer of the list.
     pub(super) fn next(&mut self, list: &str, position: &InsertPosition) -> usize {
         let positions = match self.0.get_mut(list) {
             Some(positions) => positions,
@@ -379,15 +383,15 @@ impl InsertCounts {
 /// The value at a place before an earlier pass of the same profile.
 #[derive(Clone, Copy)]
 pub(super) enum OriginalValue<'a> {
-    /// The pass did not change it.
+    /// The earlier pass did not change the value.
     Unchanged,
-    /// There was no value.
+    /// The place had no value.
     Nothing,
-    /// This value.
+    /// The place had this value.
     Was(Value<'a>),
 }
 
-/// Places that already had the values of the platform's profiles in this pass. Pointers are those of the record.
+/// Places that already had the values of the platform's profiles in this pass. Pointers are written as in the record.
 pub(super) type Confirmed = Vec<(Box<str>, ChangeKind)>;
 
 impl<'a> Merge<'_, 'a> {
@@ -397,7 +401,8 @@ impl<'a> Merge<'_, 'a> {
         self.object(Document::ROOT, part, type_, None)
     }
 
-    /// Merges the members of an object. `keys` has the values of its key fields, if it is an element.
+    /// Merges the members of a part into the object `at`. If the object is an element of a keyed list, `keys` has the
+    /// values of its key fields.
     pub(super) fn object(
         &mut self,
         at: SlotId,
@@ -439,7 +444,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Applies a part's directives to everything below it.
+    /// Applies the conflict rule of a part to everything below the part.
     pub(super) fn apply_directives(&mut self, directives: Directives<'a>) {
         if let Some(rule) = directives.conflict {
             self.mode.conflict = rule;
@@ -453,7 +458,7 @@ impl<'a> Merge<'_, 'a> {
         self.mode.conflict = ConflictRule::Merge;
     }
 
-    /// Merges a part into an existing value.
+    /// Merges a part into the existing value in the slot `present`, or joins it to the value if `join` is set.
     pub(super) fn merge_part(
         &mut self,
         parent: SlotId,
@@ -492,7 +497,7 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         }
         match self.mode.conflict {
-            // Admission added these values to the overlay; the author did not write them.
+            // In an overlay, admission added the values that the author did not write, so the template replaces them.
             ConflictRule::Merge if self.mode.overlay => {
                 self.charge(self.managed_fields.size())?;
                 if self.is_author_written() || self.is_earlier_replacement() {
@@ -612,7 +617,7 @@ impl<'a> Merge<'_, 'a> {
         result
     }
 
-    /// Adds a member that is absent or null.
+    /// Adds a member that is absent, or null in the slot `null`.
     fn add_member(
         &mut self,
         member: &Member<'a>,
@@ -676,8 +681,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a member of a choice may be added. If the profile replaces values, removes the other members of the
-    /// choice first.
+    /// Returns whether a member may be added, because no existing member excludes it. The conflict rule `Replace` first
+    /// removes members that exclude it. The rule `Fail` returns an error if there are any.
     fn clear_choice(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.alternatives(member);
         if others.is_empty() {
@@ -695,7 +700,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the object's other members of the same choice, which exclude this one.
+    /// Returns the slots of the object's members that exclude this one.
     fn alternatives(&self, member: &Member<'a>) -> Vec<SlotId> {
         let Member { at, one_of, name, .. } = member;
         if !one_of.holds(name) {
@@ -723,8 +728,8 @@ impl<'a> Merge<'_, 'a> {
 }
 
 impl Node {
-    /// Returns the value of a field if it can be added exactly as the template has it. Elements of lists are excluded,
-    /// because later steps search for them.
+    /// Returns the node's value if it can be added exactly as the template has it. Excludes lists whose elements later
+    /// steps search: the lists of containers and, if `is_changed`, all keyed lists.
     pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
         let Kind::Plain(tape) = &self.kind else { return None };
         let value = tape.root();

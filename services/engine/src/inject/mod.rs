@@ -53,7 +53,7 @@ pub(crate) struct Verdict {
     pub(crate) outcome: ProfileOutcome,
     pub(crate) reason: Reason,
     pub(crate) detail: Option<Box<str>>,
-    /// Messages for the author.
+    /// Messages for the author of the object.
     pub(crate) notes: Vec<Box<str>>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct InjectTarget<'a> {
     pub(crate) type_: &'static Type,
     pub(crate) context: EvalContext<'a>,
     pub(crate) arena: &'a Arena,
-    /// The record of an earlier pass.
+    /// The injection record of an earlier pass, if there was one.
     pub(crate) earlier: Option<&'a Record>,
     /// The limits of the namespaced profiles.
     pub(crate) limits: TenantLimits<'a>,
@@ -74,25 +74,28 @@ pub(crate) struct InjectTarget<'a> {
 /// Which profiles of the namespace are left out, and why.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Exclusions<'p, 'a> {
-    /// Why profiles that stand in for cluster profiles are left out. The cluster profiles are applied instead.
+    /// Why profiles that stand in for cluster profiles are left out, so that the cluster profiles are applied instead.
+    /// `None`: they are not left out.
     pub(crate) stand_ins: Option<&'p str>,
-    /// Why all other profiles are left out, and the changes of an earlier pass that are undone first.
+    /// Why all other namespaced profiles are left out, and their changes in an earlier pass, which are undone first.
+    /// `None`: they are not left out.
     pub(crate) others: Option<(&'p str, &'a NamespaceChanges<'a>)>,
 }
 
 /// The result of applying all profiles.
 pub(crate) struct Applied<'a> {
     pub(crate) document: Document<'a>,
-    /// The result of each profile; `None` for profiles that were not to be applied.
+    /// The result of each profile. `None`: selection excluded the profile, or another profile stands in for it.
     pub(crate) verdicts: Vec<Option<Verdict>>,
-    /// The record as a JSON string; `None` if nothing was ever added.
+    /// The record as a JSON string; `None` if it has no entries.
     pub(crate) record: Option<String>,
-    /// The places that the platform's profiles changed, if they were applied alone and the record can be read.
+    /// The places that the platform's profiles changed. `None` unless [`Exclusions::others`] is set and the record can
+    /// be read.
     pub(crate) protected: Option<Protected>,
 }
 
 impl Verdict {
-    /// The result of a profile that is not applied.
+    /// Returns the result of a profile that is not applied: skipped or denied, as `on_error` sets.
     fn left_out(on_error: OnError, reason: Reason, detail: Box<str>) -> Self {
         let outcome = match on_error {
             OnError::Skip => ProfileOutcome::Skipped,
@@ -108,7 +111,7 @@ impl Verdict {
 }
 
 impl Exclusions<'_, '_> {
-    /// Why a profile is left out; `None` if it is applied.
+    /// Returns why a profile is left out; `None` if it is not.
     fn reason(&self, selected: &Selected<'_>) -> Option<&str> {
         if selected.stands_in {
             self.stand_ins
@@ -118,7 +121,7 @@ impl Exclusions<'_, '_> {
     }
 }
 
-/// Applies the profiles that selection did not exclude.
+/// Applies the profiles that selection did not exclude and `exclusions` does not leave out.
 pub(crate) fn apply<'a>(
     profiles: &[Selected<'a>],
     target: InjectTarget<'a>,
@@ -176,14 +179,15 @@ pub(crate) fn apply<'a>(
     Ok(Applied { document, verdicts, protected, record: pass.record.finish(earlier) })
 }
 
-/// Whether selection permits applying a profile, at least if the profile that stands in for it is not applied.
+/// Whether a profile may be applied: selection did not exclude it, or excluded it only because another profile stands
+/// in for it.
 fn is_applicable(selected: &Selected<'_>) -> bool {
     let decision = &selected.decision;
     decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
 }
 
-/// Whether the stand-in before a cluster profile replaces it. A stand-in does unless it is left out now and was not
-/// applied in an earlier pass.
+/// Whether a stand-in replaces a cluster profile. `stand_in` is the verdict of the profile before it. A stand-in that
+/// is skipped now still replaces the profile if an earlier pass applied the stand-in.
 fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
     let Some(name) = selected.decision.detail.as_deref().filter(|_| selected.decision.reason == Reason::Extended)
     else {
@@ -193,7 +197,7 @@ fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlie
     !is_left_out || earlier.is_some_and(|earlier| earlier.has(name))
 }
 
-/// Whether a profile would replace one that was applied in an earlier pass.
+/// Whether an earlier pass applied the parent of a profile, but not the profile itself.
 fn is_too_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
     let has = |name: &str| earlier.is_some_and(|earlier| earlier.has(name));
     !has(profile.display_name()) && profile.ancestors().next().is_some_and(has)
@@ -208,7 +212,8 @@ struct Pass<'a> {
     insert_counts: InsertCounts,
     merge_scratch: MergeScratch<'a>,
     injected: Injected,
-    /// Whether the changes of the platform's profiles are needed later.
+    /// Whether places that already have the values of the platform's profiles are collected, to protect them from
+    /// namespaced profiles.
     is_watched: bool,
     confirmed: Confirmed,
     is_touched: bool,
@@ -237,7 +242,7 @@ impl<'a> Pass<'a> {
             Err(excess) => Err(MergeError::from(excess)),
         };
         if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
-            // The changes of an earlier pass are still there, at the revision of that pass.
+            // The object still has the changes of an earlier pass, at the revision of that pass.
             self.record.keep(mark, self.earlier, name);
         }
         let (Conflict { reason, place }, on_error) = match output {
@@ -262,7 +267,7 @@ impl<'a> Pass<'a> {
         Ok(Verdict::left_out(on_error, reason, place))
     }
 
-    /// Applies a profile, and checks its result if it is a namespaced one.
+    /// Applies a profile, and checks the result against `bound`, which is set for a namespaced profile.
     fn apply_and_check(
         &mut self,
         document: &mut Document<'a>,
@@ -279,7 +284,8 @@ impl<'a> Pass<'a> {
         Ok(output)
     }
 
-    /// Returns the state with which the result of a namespaced profile is compared.
+    /// Prepares for a namespaced profile: resets the counts of first positions, and returns the state with which the
+    /// profile's result is compared. Fails if the record cannot be read.
     fn bound(&mut self, document: &Document<'a>) -> Result<Bound<'a>, Excess> {
         self.insert_counts.forget_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
@@ -294,11 +300,12 @@ impl<'a> Pass<'a> {
         Some(Protected::new(record.of_the_platform().chain(places)))
     }
 
-    /// Checks the changes of a namespaced profile.
+    /// Checks the changes of a namespaced profile against protected places, the tenant limits, and the maximum size of
+    /// a patch.
     fn check(&self, profile: &CompiledProfile, bound: &Bound<'a>, document: &Document<'a>) -> Result<(), Excess> {
         let Bound { protected, before } = bound;
-        // The profile must not even replace a protected value by itself: the record would then list the value as the
-        // profile's.
+        // The profile must not replace a protected value even by an equal one: the record would then list the value as
+        // the profile's.
         let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
         self.target.limits.check(profile.limits(), self.target.object, before.as_ref(), document, protected)?;
@@ -386,18 +393,18 @@ impl<'a> Pass<'a> {
 /// The state with which the result of a namespaced profile is compared.
 struct Bound<'a> {
     protected: Protected,
-    /// The object after other profiles; `None` if they changed nothing.
+    /// The object before the profile is applied; `None` if this pass has not applied another profile yet.
     before: Option<Document<'a>>,
 }
 
 /// The containers that profiles have added so far.
 #[derive(Default)]
 struct Injected {
-    /// Whether a profile has container rules, which depend on the injected containers.
+    /// Whether any profile has container rules, which depend on the injected containers.
     is_wanted: bool,
     /// The pointers of added containers, and whether the platform's profiles added them.
     places: Vec<(Box<str>, bool)>,
-    /// The profiles that were applied so far.
+    /// The profiles that this pass has reached, collected only if an earlier pass left a record.
     profiles: Vec<Box<str>>,
 }
 
@@ -412,13 +419,13 @@ impl Injected {
         self.places.extend(places.into_iter().map(|place| (place, is_platform)));
     }
 
-    /// Whether a profile was already applied.
+    /// Whether this pass has reached a profile. Always false if no earlier pass left a record.
     fn knows(&self, profile: &str) -> bool {
         self.profiles.iter().any(|applied| **applied == *profile)
     }
 
-    /// The origin of a container, as a profile sees it. A tenant's profile never sees containers that the platform
-    /// added.
+    /// Returns the origin of the container at a pointer, as a profile sees it. If `seen_by_platform` is false,
+    /// containers that only the platform added are hidden.
     fn origin(&self, pointer: &str, seen_by_platform: bool) -> ContainerOrigin {
         let mut origin = ContainerOrigin::Author;
         for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {
@@ -439,7 +446,7 @@ fn is_for_windows(document: &mut Document<'_>) -> Result<bool, Malformed> {
     Ok(by_name || by_node)
 }
 
-/// Returns the first of these volumes that a container mounts and the pod does not have.
+/// Returns the first of the named volumes that a container mounts and the pod does not have.
 fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Result<Option<&'n str>, Malformed> {
     if names.is_empty() {
         return Ok(None);
@@ -457,7 +464,7 @@ fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Res
     Ok(absent.into_iter().find(|volume| mounted.contains(*volume)))
 }
 
-/// Returns those of the volumes that the pod does not have.
+/// Returns the named volumes that the pod does not have.
 fn absent_volumes<'n>(
     document: &mut Document<'_>,
     spec: SlotId,
@@ -496,7 +503,7 @@ pub(crate) fn set_record(document: &mut Document<'_>, text: Option<String>) -> R
     };
     match (document.member(annotations, INJECTED_ANNOTATION)?, text) {
         (Some(existing), Some(text)) => {
-            // The API server may have escaped it differently.
+            // The API server may have escaped the annotation differently.
             let same = match document.content(existing) {
                 Content::Value(value) => {
                     value.raw() == text || (value.as_str().is_some() && value.as_str() == text_of(&text))

@@ -89,7 +89,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Changes a list without keys, which the record can only hold as a whole.
+    /// Runs `work`, which changes a list, and records the whole original list instead of the single changes.
     pub(super) fn change_whole_list(
         &mut self,
         list: SlotId,
@@ -117,7 +117,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// The value at the current place before an earlier pass of the same profile.
+    /// Returns the value at the current place before an earlier pass of the same profile.
     pub(super) fn original(&self) -> OriginalValue<'a> {
         // The originals of this profile come first, because later profiles may have replaced the same places.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
@@ -147,7 +147,7 @@ impl<'a> Merge<'_, 'a> {
         OriginalValue::Unchanged
     }
 
-    /// The current value, without the changes that later profiles made below it in an earlier pass.
+    /// Returns the current value without the changes that later profiles made below it in an earlier pass.
     pub(super) fn seen(&mut self, slot: SlotId) -> Result<Value<'a>, MergeError> {
         let earlier = self.earlier;
         let is_below = |pointer: &str| is_at_or_below(pointer, &self.pointer);
@@ -176,7 +176,8 @@ impl<'a> Merge<'_, 'a> {
         if changes.is_empty() { Ok(value) } else { self.keep(&part_before(value, changes, type_)?) }
     }
 
-    /// The part of an original at the current place. The first `length` bytes of the pointer name the original.
+    /// Returns the part of an original at the current place. The first `length` bytes of the current pointer name the
+    /// original.
     fn part_of(&self, original: Value<'a>, length: usize) -> OriginalValue<'a> {
         match value_at(original, &self.pointer, length, self.type_) {
             Some(value) => OriginalValue::Was(value),
@@ -194,7 +195,7 @@ impl<'a> Merge<'_, 'a> {
         self.managed_fields.wrote(&self.pointer) || before().is_some_and(|before| self.managed_fields.wrote(&before))
     }
 
-    /// The pointer of the current container in the other list.
+    /// Returns the pointer that the current container would have in the other list of containers.
     fn moved_from(&self) -> Option<String> {
         let container = self.pointer.get(..container_length(&self.pointer)?)?;
         let [current, other] = if container.starts_with("/spec/initContainers/") {
@@ -205,7 +206,7 @@ impl<'a> Merge<'_, 'a> {
         container.strip_prefix(current).map(|name| format!("{other}{name}"))
     }
 
-    /// Whether a later profile added the current value.
+    /// Whether a later profile added the current value, or one around it, in an earlier pass.
     pub(super) fn is_later_addition(&self) -> bool {
         let mut later = self.earlier.later.iter();
         later.any(|change| matches!(change, Change::Added(pointer) if is_at_or_below(&self.pointer, pointer)))
@@ -221,7 +222,8 @@ impl<'a> Merge<'_, 'a> {
         self.confirm_as(ChangeKind::Set);
     }
 
-    /// Notes an element that the profile puts first, or before another one.
+    /// Notes an element that a cluster profile puts first or before another one, so that namespaced profiles insert
+    /// nothing before it.
     pub(super) fn note_in_front(&mut self, list: SlotId, element: Element<'a>, keyed: &'static KeyedList) {
         let Some(position) = element.position().filter(|_| matches!(self.profile_origin, ProfileOrigin::Watched(_)))
         else {
@@ -270,8 +272,9 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// The entry in the record for a moved element: its position among the elements that the profile did not add in this or
-/// an earlier pass. Those remain when its additions are undone.
+/// Returns the record's entry for the move of `item`: its position among the elements that remain when the profile's
+/// additions are undone. `earlier` has the pointers of additions in an earlier pass, and `is_own` returns whether this
+/// pass added an element.
 pub(super) fn move_of(
     document: &Document<'_>,
     list: SlotId,
@@ -303,12 +306,12 @@ pub(super) fn move_of(
     Move { pointer, behind: behind.into(), same }
 }
 
-/// Whether a pointer equals another one, or is below it.
+/// Whether the pointer `place` equals `other`, or is below it.
 fn is_at_or_below(place: &str, other: &str) -> bool {
     place.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The length of the part of a pointer that names a container.
+/// Returns the length of the part of a pointer that names a container; `None` if the pointer is shorter.
 fn container_length(pointer: &str) -> Option<usize> {
     let mut slashes = pointer.match_indices('/').map(|(place, _)| place).skip(3);
     (pointer.matches('/').count() >= 3).then(|| slashes.next().unwrap_or(pointer.len()))

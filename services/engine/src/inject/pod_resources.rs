@@ -31,7 +31,7 @@ impl PodResources {
         Ok(OwnedTape::parse(text).ok().map(Self))
     }
 
-    /// Raises the pod's requests and limits by the additional use of its containers. The use before already includes
+    /// Raises the pod's requests and limits by the additional use of its containers. The use in `self` already includes
     /// additions of an earlier pass, so nothing is raised twice.
     pub(super) fn grow(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
@@ -45,7 +45,7 @@ impl PodResources {
         })
     }
 
-    /// Lowers the pod's requests and limits by what its containers no longer use.
+    /// Lowers the pod's requests and limits by the amount that its containers no longer use.
     pub(super) fn shrink(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = before.above(now);
@@ -53,7 +53,8 @@ impl PodResources {
         })
     }
 
-    /// Changes the pod's requests and limits by the use before and now.
+    /// Replaces each of the pod's requests and limits with the result of `new`. Its arguments are `requests` or
+    /// `limits`, the old amount, and the containers' use before and now.
     fn change(
         self,
         document: &mut Document<'_>,
@@ -82,8 +83,8 @@ impl PodResources {
 }
 
 impl Use {
-    /// Containers and restarted init containers run at the same time. Other init containers run one after the other,
-    /// beside the restarted ones that started before.
+    /// Returns the peak use of a pod's containers. Containers and restarted init containers run at the same time. Other
+    /// init containers run one after the other, beside the restarted ones that started before.
     fn of(spec: Value<'_>, resource: &str) -> Self {
         let containers = |list: &str| spec.get(list).into_iter().flat_map(Value::items);
         let sum = |left: Self, right: Self| left.with(right, Quantity::plus);
@@ -111,7 +112,7 @@ impl Use {
         }
     }
 
-    /// The requests and limits above those of another use.
+    /// Returns the amounts by which the requests and limits exceed those of `other`.
     fn above(self, other: Self) -> (Quantity, Quantity) {
         (self.requests.above(other.requests), self.limits.above(other.limits))
     }
@@ -125,7 +126,7 @@ impl Use {
     }
 }
 
-/// Reads a quantity in JSON: a string or a number.
+/// Reads a quantity in JSON: a string or a number. `None` if it is invalid.
 fn quantity(raw: &str) -> Option<Quantity> {
     match text_of(raw) {
         Some(text) => Quantity::read(&text),

@@ -49,7 +49,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// The value of a string with expressions, checked against the type that the API server accepts.
+    /// Evaluates a string with expressions, and checks the value against the type that the API server accepts. `None`
+    /// if the string is one expression without a value.
     fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, MergeError> {
         let value = self.any_text(text)?;
         if let Some(value) = value
@@ -65,7 +66,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// The value of a string with expressions.
+    /// Evaluates a string with expressions, without checking the value's type. `None` if the string is one expression
+    /// without a value.
     fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, MergeError> {
         match text {
             Text::Whole(expression) => {
@@ -82,7 +84,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The text of a string with expressions.
+    /// Evaluates a string with expressions, and converts the value to a string.
     fn plain_text(&mut self, text: &'a Text) -> Result<String, MergeError> {
         match text {
             Text::Whole(expression) => {
@@ -97,7 +99,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Calls `put` with each part of a text, in order.
+    /// Evaluates the pieces of a string with expressions, and calls `put` with each result in order.
     fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), MergeError> {
         let mut length = 0;
         for piece in pieces {
@@ -117,7 +119,8 @@ impl<'a> Merge<'_, 'a> {
         self.charge(length)
     }
 
-    /// Writes the value of a string with expressions. Returns false if there is none.
+    /// Writes the value of a string with expressions as JSON. Returns false if the string is one expression without a
+    /// value.
     fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, MergeError> {
         match text {
             Text::Mixed(pieces) if !expected.has_rule() => {
@@ -134,7 +137,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// A field of a part that is an object, as one value; `None` if it is absent.
+    /// Returns a field of a part as one value; `None` if the part is not an object, or the field is absent or left out.
     pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, MergeError> {
         let fields = match part {
             Part::Plain(value) => return Ok(value.get(name)),
@@ -153,7 +156,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Resolves `$value`, with the fields beside it merged into it.
+    /// Resolves `$value`, and merges the fields beside `$value` into the result; `None` if `$value` is left out.
     fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
@@ -164,7 +167,7 @@ impl<'a> Merge<'_, 'a> {
         .map(Some)
     }
 
-    /// Changes a copy of a value, without the record.
+    /// Returns a copy of a value that `work` has changed. The changes are not in the profile's record.
     pub(super) fn change_copy(
         &mut self,
         value: Value<'a>,
@@ -200,7 +203,8 @@ impl<'a> Merge<'_, 'a> {
         self.keep(&out)
     }
 
-    /// Writes a part as one value, without its own directives. Returns false if there is none.
+    /// Writes a part as one JSON value, ignoring the directives of the part itself. Returns false if the part has no
+    /// value.
     fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => out.push_str(tape.root().raw()),
@@ -272,7 +276,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(true)
     }
 
-    /// Evaluates `$when`.
+    /// Evaluates the node's `$when`. True if it has none.
     pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, MergeError> {
         match node.rules.as_ref().and_then(|rules| rules.when.as_ref()) {
             Some(when) => self.truth(when),
@@ -280,7 +284,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The directives of a part that matter where it is merged.
+    /// Returns the directives of a part that decide how it merges into an existing value.
     pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, MergeError> {
         match &node.rules {
             Some(rules) => self.directives_of(rules),
@@ -297,7 +301,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Directives { conflict, join: rules.join.as_ref() })
     }
 
-    /// The position of a new element.
+    /// Evaluates the position of a new element. Last if no position is set, or its name has no value.
     pub(super) fn insert_position(&mut self, position: Option<&'a Position>) -> Result<InsertPosition, MergeError> {
         let end = |end: End| match end {
             End::First => InsertPosition::First,
@@ -312,7 +316,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// A constant or computed text; `None` if the expression returns none.
+    /// Returns a constant or computed string; `None` if the expression returns no string.
     pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, MergeError> {
         match choice {
             Choice::Constant(text) => Ok(Some(text.clone())),
@@ -340,7 +344,7 @@ impl<'a> Merge<'_, 'a> {
         expression.evaluate(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
-    /// A computed value as JSON; `None` if it is absent.
+    /// Converts a computed value to JSON; `None` if it is absent.
     pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, MergeError> {
         if let Computed::Tape(value) = value {
             return Ok((!value.is_null()).then_some(*value));
@@ -355,7 +359,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Binds `existing` to the value of the object, if a part reads it.
+    /// Binds the variable `existing` to the object's value at the current place, if the part reads the variable.
     pub(super) fn bind_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), MergeError> {
         if !node.uses_existing {
             return Ok(());
@@ -373,14 +377,14 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Binds `existing` to no value, for parts of a value that is written as a whole.
+    /// Binds the variable `existing` to no value, for parts of a value that is written as a whole.
     pub(super) fn bind_nothing_existing(&self, node: &Node) {
         if node.uses_existing {
             self.bindings.know(EXISTING, Computed::none());
         }
     }
 
-    /// The current value of a slot.
+    /// Returns the current value of a slot.
     pub(super) fn current(&mut self, slot: SlotId) -> Result<Value<'a>, MergeError> {
         if let Content::Value(value) = self.document.content(slot) {
             return Ok(value);
@@ -400,8 +404,8 @@ impl<'a> Merge<'_, 'a> {
         scratch
     }
 
-    /// Stores a JSON text until the request ends. It is charged here, because a loop may store texts that it never
-    /// uses.
+    /// Parses JSON, and stores the value until the request ends. Charges its length, because a loop may store values
+    /// that it never uses.
     pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, MergeError> {
         self.charge(text.len())?;
         // The text was written from valid JSON, so only the limits on depth and size can fail.
@@ -415,8 +419,8 @@ impl<'a> Merge<'_, 'a> {
         self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
-    /// Charges a search over this number of members or elements. Fails early if the record is full, so that long lists
-    /// do not take quadratic time.
+    /// Charges a search over `looks` members or elements. Fails early if the record is full, so that long lists do not
+    /// take quadratic time.
     pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
             return Err(MergeError::conflict(Reason::RecordTooLarge, INJECTED_ANNOTATION));
@@ -433,7 +437,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The error of an expression that failed at the current place.
+    /// Returns the error of an expression that failed at the current place.
     pub(super) fn failed(&self, error: &EvaluationError) -> MergeError {
         let place = format!("{}: {}", self.pointer, error.message());
         MergeError::conflict(lookup::reason_of(error), &place)

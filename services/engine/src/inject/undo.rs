@@ -25,7 +25,7 @@ struct Place {
 }
 
 /// Returns the original object: removes the additions in the record, and restores the originals. Also removes lists and
-/// maps that become empty, because they were created for the additions.
+/// maps that become empty, because they were created for the additions. `None` if the result is not valid JSON.
 pub(crate) fn without_record(
     object: Value<'_>,
     record: &Record,
@@ -34,7 +34,8 @@ pub(crate) fn without_record(
     undo_record(object, record, type_, &mut |_| {})
 }
 
-/// Like [`without_record`]. Calls `missing` with each place where there was nothing to undo.
+/// Like [`without_record`]. Calls `missing` with the pointer of each change that cannot be undone, because its place no
+/// longer exists.
 pub(super) fn undo_record(
     object: Value<'_>,
     record: &Record,
@@ -50,7 +51,7 @@ pub(super) fn undo_record(
     Ok(OwnedTape::parse(text).ok())
 }
 
-/// The value at a place before changes of the whole object, as JSON; `None` if there was none.
+/// Undoes changes of an object, and returns the value at a pointer as JSON; `None` if there is no value then.
 pub(super) fn before<'v>(
     object: Value<'v>,
     changes: Vec<Change<'v>>,
@@ -66,7 +67,8 @@ pub(super) fn before<'v>(
     Ok(Some(text))
 }
 
-/// A part of an object before changes below it, as JSON.
+/// Undoes changes below a part of an object, and returns the part as JSON. The pointers of `changes` start at the part,
+/// and `type_` is its schema.
 pub(super) fn part_before<'v>(
     part: Value<'v>,
     changes: Vec<Change<'v>>,
@@ -80,7 +82,7 @@ pub(super) fn part_before<'v>(
     Ok(text)
 }
 
-/// The changes that namespaced profiles made in an earlier pass, except those that stand in for cluster profiles.
+/// The changes that namespaced profiles made in an earlier pass, except profiles that stand in for cluster profiles.
 pub(crate) struct NamespaceChanges<'r> {
     changes: Vec<Undoable<'r>>,
     /// The record without these changes.
@@ -88,7 +90,8 @@ pub(crate) struct NamespaceChanges<'r> {
 }
 
 impl<'r> NamespaceChanges<'r> {
-    /// Reads them from the record; `None` if there are none. `stands_in` returns whether a profile stands in now.
+    /// Reads the changes from the record; `None` if it has none. `stands_in` returns whether the profile with this name
+    /// stands in for a cluster profile now.
     pub(crate) fn of(record: &'r Record, stands_in: impl Fn(&str) -> bool) -> Option<Self> {
         let (changes, others) = record.split(stands_in)?;
         Some(Self { changes: undoable(changes), others })
@@ -109,12 +112,12 @@ enum Undoable<'v> {
     Moved(Move<'v>),
 }
 
-/// A replaced place, with the last token as the key of a member, and the original.
+/// A replaced value: its pointer, the pointer's last token as an escaped key, and the original.
 struct Replaced<'v> {
     pointer: Cow<'v, str>,
     key: String,
     original: Value<'v>,
-    /// For a removed element, the token of the element before it; empty if it was the first.
+    /// For a removed element, the pointer of the element before it; empty if it was the first. `None` for other values.
     behind: Option<String>,
 }
 
@@ -161,7 +164,8 @@ impl<'v> Undoing<'v> {
         resources.map_or(Ok(()), |resources| resources.shrink(&mut self.document))
     }
 
-    /// Restores what was replaced or moved and removes what was added, from the last change to the first.
+    /// Undoes changes, from the last to the first. Calls `missing` with the pointer of each change whose place no
+    /// longer exists.
     fn undo(&mut self, changes: &'v [Undoable<'v>], missing: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
         for change in changes.iter().rev() {
             match change {
@@ -181,10 +185,10 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// Removes an addition. Returns false if it was not there.
+    /// Removes an addition. Returns false if the object no longer has it.
     fn remove_addition(&mut self, pointer: &str) -> Result<bool, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(pointer)? else { return Ok(false) };
-        // A restored element is not in the index of its list, so the index is dropped.
+        // An added slot is unlinked instead of marked as removed, so the index of its list would still contain it.
         if self.document.state(slot) == State::Added {
             self.elements.forget(parent);
         }
@@ -200,7 +204,8 @@ impl<'v> Undoing<'v> {
         self.create_parent(pointer)?;
         let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
         match (self.document.kind(parent), slot, behind.as_deref()) {
-            // Insert a removed element even if an element with the same keys exists: the author wrote that one.
+            // Insert a removed element even if an element with the same keys exists: the author wrote the existing
+            // element.
             (Kind::Array, _, Some(behind)) => {
                 let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
                 let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
@@ -245,14 +250,14 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// The index after an element of a list; `None` if the element is gone.
+    /// Returns the index after an element of a list; `None` if the element is gone.
     fn index_behind(&mut self, list: SlotId, behind: &str) -> Result<Option<usize>, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(behind)? else { return Ok(None) };
         let index = || self.document.children(list).position(|child| child == slot);
         Ok((parent == list).then(index).flatten().map(|index| index + 1))
     }
 
-    /// Creates the list or map around a place: the API server drops empty ones.
+    /// Creates the list or map around a place if it is missing: the API server drops empty lists and maps.
     fn create_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if let Some(Place { parent, slot: None, field: Some(field) }) = self.locate(around)?
@@ -263,7 +268,7 @@ impl<'v> Undoing<'v> {
                 Field::Object(type_) if type_.spread => Content::Map,
                 Field::Object(_) => return Ok(()),
             };
-            // These field names need no escapes.
+            // The field names of schemas need no escapes.
             let Some(field) = field_of(around, self.type_) else { return Ok(()) };
             self.document.add_member(parent, Key::new(field), content);
         }
@@ -320,8 +325,8 @@ impl<'v> Undoing<'v> {
         Ok(None)
     }
 
-    /// Finds an element of a list by its key and by the number of later elements with the same key. 0 is the last
-    /// element, as in the merge.
+    /// Finds an element of a list by its token. `same` is the number of later elements with the same token: 0 finds the
+    /// last element, like the merge.
     fn element(
         &mut self,
         list: SlotId,
@@ -341,7 +346,7 @@ impl<'v> Undoing<'v> {
 }
 
 impl Elements {
-    /// The existing elements with a token, in their order.
+    /// Returns the existing elements with a token, in the order of the list. Reads the list if it has no index.
     fn of(
         &mut self,
         document: &Document<'_>,
@@ -367,7 +372,8 @@ impl Elements {
         named.iter().copied().filter(|slot| document.state(*slot) != State::Removed)
     }
 
-    /// Adds an inserted element to the index. Its order among elements with the same token is unknown.
+    /// Adds an inserted element to the index. If other elements have the same token, drops the index, because their
+    /// order is unknown.
     fn put(&mut self, document: &Document<'_>, list: SlotId, token: &str, added: SlotId) {
         let Some(by_token) = self.0.get_mut(&list) else { return };
         let named = by_token.entry(token.to_owned()).or_default();
@@ -379,7 +385,7 @@ impl Elements {
         }
     }
 
-    /// Updates an element that has a new slot or position.
+    /// Updates the index after an element moved from the slot `before` to the slot `after`.
     fn moved(&mut self, document: &Document<'_>, list: SlotId, token: &str, before: SlotId, after: SlotId) {
         if let Some(named) = self.0.get_mut(&list).and_then(|by_token| by_token.get_mut(token)) {
             named.retain(|slot| *slot != before);
@@ -393,7 +399,8 @@ impl Elements {
     }
 }
 
-/// The name of the field at the end of a pointer.
+/// Returns the name of the field at the end of a pointer; `None` if the pointer ends at an element or at an unknown
+/// field.
 fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
     let mut tokens = pointer.split('/').skip(1);
     let mut around = type_;
@@ -414,7 +421,7 @@ fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
     name
 }
 
-/// The part of a value that a pointer names. The first `length` bytes of the pointer lead to the value.
+/// Returns the part of `value` at a pointer, if it exists. The first `length` bytes of the pointer name `value` itself.
 pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_: &'static Type) -> Option<Value<'v>> {
     let mut field = Some(Field::Object(type_));
     let mut found = value;
@@ -447,7 +454,7 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
     Some(found)
 }
 
-/// The token of an element, written to a buffer.
+/// Returns the token of an element. `name` is the buffer for it.
 fn token_of<'n>(document: &Document<'_>, element: SlotId, keyed: &KeyedList, name: &'n mut String) -> Option<&'n str> {
     name.clear();
     push_keys(name, keyed, |key| document.value_of(element, key));
@@ -509,7 +516,7 @@ pub fn undo(pod: &str) -> Result<Undone, UndoError> {
     });
     let object = undone.map_err(|error| malformed(&format!("the key {:?} stands twice", error.key)))?;
     let object = object.ok_or_else(|| malformed(&"what is left is no JSON"))?;
-    // Parts of an addition, such as those of a moved container, are removed with it.
+    // Parts of an addition, such as those of a moved container, are removed with the addition, so they are not missing.
     let added: Vec<_> = record.all_added().collect();
     let goes_with = |place: &str| {
         let mut around = place.rmatch_indices('/').filter_map(|(at, _)| place.get(..at));

@@ -108,13 +108,13 @@ pub struct Guardrails {
     pub record_decisions: bool,
 }
 
-/// The registry of names without one.
+/// The registry of image names that name no registry.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// The other name of the default registry.
 const DEFAULT_REGISTRY_ALIAS: &str = "index.docker.io";
 
-/// The folder of names without a registry and a folder.
+/// The folder of image names in the default registry that name no folder.
 const DEFAULT_FOLDER: &str = "library";
 
 impl Default for Guardrails {
@@ -151,12 +151,12 @@ impl Guardrails {
             .any(|reserved| domain.strip_suffix(reserved).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
     }
 
-    /// Whether an image is allowed.
+    /// Whether an image comes from an allowed registry.
     pub(super) fn allows_image(&self, image: &str) -> bool {
         self.registries.as_ref().is_none_or(|registries| registries.iter().any(|registry| registry.holds(image)))
     }
 
-    /// Whether a kind of volume is allowed.
+    /// Whether tenants may use this kind of volume.
     pub(super) fn allows_volume(&self, kind: &str) -> bool {
         self.volume_kinds.iter().any(|allowed| &*allowed.0 == kind)
     }
@@ -168,7 +168,7 @@ impl Guardrails {
 pub struct VolumeKind(Box<str>);
 
 impl VolumeKind {
-    /// The name.
+    /// Returns the name of the volume's source.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -253,7 +253,7 @@ impl TryFrom<String> for ImagePrefix {
     }
 }
 
-/// Writes the prefix in the notation that is parsed.
+/// Writes the prefix as a string that `TryFrom` parses.
 impl Serialize for ImagePrefix {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -268,7 +268,7 @@ impl fmt::Display for ImagePrefix {
 }
 
 impl Name {
-    /// Parses a reference; `None` if it is invalid.
+    /// Parses and completes an image reference; `None` if it is invalid.
     fn of_image(image: &str) -> Option<Self> {
         let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
         if digest.is_some_and(|digest| !is_digest(digest)) {

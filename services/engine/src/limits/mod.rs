@@ -1,7 +1,7 @@
 //! Limits of namespaced profiles, checked on the result of every injection.
 //!
-//! A tenant's profile acts on all pods of the namespace. Values may come from expressions, so its text does not show
-//! its effect. The pod after the profile is therefore compared with the pod before it:
+//! A tenant's profile acts on all pods of the namespace. Values may come from expressions, so the profile's spec does
+//! not show its effect. The pod after the profile is therefore compared with the pod before it:
 //!
 //! * `protected`: changes of the platform's profiles keep their values and positions.
 //! * `scope`: which fields may change at all, and how much may be added.
@@ -72,7 +72,7 @@ pub(crate) enum Limit {
 /// A violation of a limit by a namespaced profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Excess {
-    /// The limit.
+    /// The exceeded limit.
     pub(crate) limit: Limit,
     /// The path in the pod, with elements of lists by their keys: `/spec/containers/app/image`.
     pub(crate) place: String,
@@ -105,8 +105,8 @@ pub(crate) struct TenantLimits<'b> {
 }
 
 impl TenantLimits<'_> {
-    /// Checks the result of a namespaced profile with these limits. `before` is the object after preceding profiles, if
-    /// they changed it.
+    /// Checks the result of a namespaced profile. `limits` selects the checks. `before` is the object after the
+    /// preceding profiles; `None` if it equals `object`.
     ///
     /// # Errors
     /// The first violation.
@@ -127,7 +127,7 @@ impl TenantLimits<'_> {
     }
 }
 
-/// Checks that the changes of the platform's profiles alone are part of the joint result of all profiles.
+/// Checks that the result of all profiles keeps the protected changes in the result of the platform's profiles alone.
 ///
 /// # Errors
 /// The first violation.

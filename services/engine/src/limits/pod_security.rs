@@ -64,7 +64,7 @@ const RESTRICTED_VOLUMES: [&str; 8] =
 /// The prefix of the annotations that `appArmorProfile` replaced, one for each container.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The fields of a container that define calls of the kubelet.
+/// The probes and hooks of a container: their paths, and the fields that violations name.
 const HANDLERS: [(&[&str], &str); 5] = [
     (&["livenessProbe"], "livenessProbe.host"),
     (&["readinessProbe"], "readinessProbe.host"),
@@ -216,8 +216,8 @@ struct Violation<'v> {
     found: Cow<'v, str>,
 }
 
-/// Checks that the pod has no new violation of a control. The controls of the level apply to all elements. Existing
-/// elements must also keep fulfilling controls of higher levels that they fulfilled before.
+/// Checks that the pod has no new violation of a control. The controls of `level` and lower levels apply to all
+/// elements. Existing elements must also keep fulfilling controls of higher levels that they fulfilled before.
 pub(super) fn check(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
     let before_all = violations(before);
     let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
@@ -288,7 +288,7 @@ fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
     evaluation.found
 }
 
-/// Returns the name of an element of a list.
+/// Returns the name of an element of a list. Empty if the element has none.
 pub(super) fn name_of(element: Value<'_>) -> Cow<'_, str> {
     element.get("name").and_then(Value::as_str).unwrap_or_default()
 }

@@ -21,7 +21,7 @@ static POD: Field = Field::Object(&schema::POD);
 
 static CONTAINER: Field = Field::Object(&schema::CONTAINER);
 
-/// One path at which two states differ. At least one of them has a value there.
+/// One path at which two states of a pod differ. At least one state has a value at the path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change<'c, 'v> {
     /// The tokens of the path from the root of the pod.
@@ -46,25 +46,25 @@ pub(super) struct Order<'c> {
     pub(super) after: &'c [ElementKey],
 }
 
-/// One difference.
+/// A difference between two states of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Difference<'c, 'v> {
     Change(Change<'c, 'v>),
     Order(Order<'c>),
 }
 
-/// Walks through all differences.
+/// A walk through the differences between two states of a pod. Calls `see` with each difference.
 pub(super) struct Differences<'v, 's, E> {
     path: Vec<String>,
     element: Option<Value<'v>>,
     see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
 }
 
-/// A value before and after.
+/// The values at a path in the two states; `None` if a state has no value.
 type Pair<'v> = (Option<Value<'v>>, Option<Value<'v>>);
 
 impl<'v, 's, E> Differences<'v, 's, E> {
-    /// Walks through the differences of two pods.
+    /// Calls `see` with each difference between two states of a pod, up to its first error.
     pub(super) fn of_pods(
         before: Value<'v>,
         after: Value<'v>,
@@ -74,7 +74,8 @@ impl<'v, 's, E> Differences<'v, 's, E> {
         walk.value((Some(before), Some(after)), Some(&POD))
     }
 
-    /// Walks through the differences of two containers. `path` is that of the second one.
+    /// Calls `see` with each difference between two states of a container, up to its first error. `path` is the path of
+    /// `after`.
     pub(super) fn of_containers(
         before: Value<'v>,
         after: Value<'v>,
@@ -172,7 +173,7 @@ fn members<'v>((before, after): Pair<'v>) -> IndexMap<Cow<'v, str>, Pair<'v>> {
     pairs
 }
 
-/// Whether two values are equal as JSON.
+/// Whether two values are equal as JSON. Numbers are compared as they are written.
 fn is_same(before: Value<'_>, after: Value<'_>) -> bool {
     if before.raw() == after.raw() {
         return true;
@@ -196,7 +197,7 @@ fn is_same(before: Value<'_>, after: Value<'_>) -> bool {
     }
 }
 
-/// Returns the token of an element: the values of its key fields.
+/// Returns the unescaped token of an element: the values of its key fields, separated by commas.
 fn token(element: Value<'_>, keyed: &KeyedList) -> String {
     let mut token = String::new();
     for (index, key) in keyed.keys.iter().enumerate() {
@@ -237,16 +238,17 @@ pub(crate) struct Protected {
 /// The role of an element in the order of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// It does not belong to the platform.
+    /// The element does not belong to the platform.
     Other,
-    /// It keeps its position among the existing elements.
+    /// The element keeps its position among the existing elements.
     Kept,
-    /// It also stays in front of all new elements.
+    /// The element also stays before all new elements.
     InFront,
 }
 
 impl Protected {
-    /// Creates it from pointers. Of two entries with the same pointer, the last one counts.
+    /// Creates the set from pointers. Of two entries with the same pointer, the last one counts, except that `Moved`
+    /// does not replace `PutInFront`.
     pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, ChangeKind)>) -> Self {
         let mut protected = Self::default();
         for (pointer, done) in pointers {
@@ -259,7 +261,7 @@ impl Protected {
         protected
     }
 
-    /// Checks that everything protected in one state of a pod is unchanged in another.
+    /// Checks that the protected values and positions of `before` are unchanged in `after`.
     ///
     /// # Errors
     /// The first violation.
@@ -274,18 +276,19 @@ impl Protected {
         })
     }
 
-    /// Checks that no replaced place is protected.
+    /// Checks that no replaced place touches a protected path.
     ///
     /// # Errors
-    /// The first place that is.
+    /// The first place that touches one.
     pub(crate) fn check_replaced<'p>(&self, mut places: impl Iterator<Item = Cow<'p, str>>) -> Result<(), Excess> {
         places.try_for_each(|place| {
             self.touched(&place, true).map_or(Ok(()), |protected| Err(changed(&place, protected)))
         })
     }
 
-    /// Returns the protected path that a change touches: the changed path, one of its parents, or a path below it if an
-    /// existing value is removed or replaced.
+    /// Returns the protected path that a change touches: a parent of the changed path, the path itself, or a path below
+    /// it. If `was_there` is false, the change only adds a value. Then paths below do not count, and the path itself
+    /// counts only as [`ChangeKind::Set`].
     fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
@@ -294,15 +297,15 @@ impl Protected {
         found.or_else(|| self.below(pointer).next().filter(|_| was_there))
     }
 
-    /// Returns the protected paths below another one.
+    /// Returns the protected paths below a pointer.
     pub(super) fn below(&self, pointer: &str) -> impl Iterator<Item = &str> {
         let folder = format!("{pointer}/").into_boxed_str();
         let from = self.pointers.range(folder.clone()..).map(|(pointer, _)| &**pointer);
         from.take_while(move |found| found.starts_with(&*folder))
     }
 
-    /// Returns the number of elements at the start of a list among which nothing may be inserted. They end with the
-    /// last element that the platform put in front. `elements` are pointers, in order.
+    /// Returns the number of elements at the start of a list among which nothing may be inserted: those up to the last
+    /// element that ranks as in front. `elements` are pointers, in order.
     pub(crate) fn front(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> usize {
         let ranks = self.ranks(elements);
         ranks.iter().rposition(|rank| *rank == Rank::InFront).map_or(0, |last| last + 1)
@@ -336,7 +339,7 @@ impl Protected {
             self.ranks(before.iter().map(place))
         };
         let mut in_front = ranks.iter().filter(|rank| **rank == Rank::InFront).count();
-        // The number of the platform's elements before each element.
+        // The number of the platform's elements before the current element.
         let mut passed = 0;
         let mut places = HashMap::with_capacity(before.len());
         for (key, rank) in before.iter().zip(ranks) {

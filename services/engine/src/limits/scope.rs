@@ -63,7 +63,7 @@ fn containers(pod: Value<'_>) -> Containers<'_> {
     containers
 }
 
-/// Returns the volumes that are mounted at the path of the service account's token.
+/// Returns the names of the volumes that are mounted at the path of the service account's token.
 fn tokens<'v>(containers: &Containers<'v>) -> HashSet<Cow<'v, str>> {
     let mounts = containers.values().filter_map(|(_, container)| container.get("volumeMounts")).flat_map(Value::items);
     mounts.filter(|mount| mount.get("mountPath").is_some_and(|path| path.is(TOKEN_FOLDER))).map(name_of).collect()
@@ -86,7 +86,7 @@ struct Scope<'c, 'v> {
     volumes: HashMap<Cow<'v, str>, Value<'v>>,
     before: &'c Containers<'v>,
     after: &'c Containers<'v>,
-    /// Volumes with the token that the API server mounts into every container.
+    /// Names of the volumes with the token that the API server mounts into every container.
     tokens: HashSet<Cow<'v, str>>,
     counts: Counts,
 }
@@ -151,7 +151,7 @@ impl<'v> Scope<'_, 'v> {
             _ => return Err(removed(place)),
         };
         if let Some((_, other)) = other {
-            // The container moved to the other list. Only a change to or from a native sidecar permits that.
+            // The container moved to the other list. Only a change to or from a native sidecar permits the move.
             let is_sidecar = [change.before, change.after, Some(*other)]
                 .into_iter()
                 .flatten()
@@ -174,7 +174,8 @@ impl<'v> Scope<'_, 'v> {
         Ok(())
     }
 
-    /// Checks a field of an existing container. `is_element` means that the change is an element of one of its lists.
+    /// Checks a change to a field of an existing container. `is_element`: the field is a list, and the change is to one
+    /// of its elements.
     fn container_field(
         &mut self,
         place: &str,
@@ -233,7 +234,8 @@ impl<'v> Scope<'_, 'v> {
         }
         let name = mount.get("name").and_then(Value::as_str).unwrap_or_default();
         let Some(volume) = self.volumes.get(&name) else { return Ok(()) };
-        // A copied container brings the token's mount, and the API server adds the mount to containers without one.
+        // The token may be mounted at its usual path: a copied container has this mount, and the API server adds it to
+        // any other container.
         let is_token = self.tokens.contains(&name) && folder_parts(&folder) == folder_parts(TOKEN_FOLDER);
         match self.volume(place, *volume) {
             Err(_) if is_token => Ok(()),

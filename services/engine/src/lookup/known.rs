@@ -17,7 +17,7 @@ const MAX_LISTS: usize = 8;
 struct KnownObject {
     group: String,
     resource: String,
-    /// `None` if it sets none: then it is in the default namespace, or cluster-scoped.
+    /// `None` if the object sets no namespace: it is then in the default namespace, or cluster-scoped.
     namespace: Option<String>,
     name: String,
     object: Value,
@@ -31,7 +31,8 @@ pub struct KnownObjects {
 }
 
 impl KnownObjects {
-    /// Creates it from objects and lists of objects. Those without a namespace are in the default one.
+    /// Creates the set from objects and lists of objects. Objects without a namespace are in `default_namespace`, or
+    /// cluster-scoped.
     #[must_use]
     pub fn new<'o>(objects: impl IntoIterator<Item = &'o Value>, default_namespace: &str) -> Self {
         let mut known = Self { objects: Vec::new(), default_namespace: default_namespace.to_owned() };
@@ -81,7 +82,7 @@ impl KnownObjects {
         metadata_tape(&known.object)
     }
 
-    /// Answers all lookups of a review. The platform's facts about the cluster are not among them.
+    /// Answers all lookups of a review. The result has no facts about the cluster.
     #[must_use]
     pub fn answer(&self, wanted: Wanted) -> LookedUp {
         let namespace = wanted.namespace.clone();
@@ -125,7 +126,8 @@ impl KnownObjects {
     }
 }
 
-/// The part of an object that a lookup of its metadata returns.
+/// Returns the part of an object that a lookup of its metadata returns. Absent labels and annotations become empty
+/// maps.
 #[must_use]
 pub fn metadata_tape(object: &Value) -> Option<Arc<OwnedTape>> {
     let mut metadata = object.get("metadata").cloned().unwrap_or_else(|| json!({}));
@@ -139,13 +141,14 @@ pub fn metadata_tape(object: &Value) -> Option<Arc<OwnedTape>> {
     OwnedTape::parse(json!({"metadata": metadata}).to_string()).ok().map(Arc::new)
 }
 
-/// The group of an `apiVersion`; empty for the core group.
+/// Returns the group of an `apiVersion`; empty for the core group.
 #[must_use]
 pub fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// The resource of a kind, by the rules of Kubernetes: `Ingress` is `ingresses`, `NetworkPolicy` `networkpolicies`.
+/// Returns the resource of a kind, by the rules of Kubernetes: `Ingress` is `ingresses`, `NetworkPolicy`
+/// `networkpolicies`.
 #[must_use]
 pub fn plural(kind: &str) -> String {
     let kind = kind.to_lowercase();

@@ -1,8 +1,9 @@
 //! Lookups: objects of the cluster that expressions and parameters read, besides the request and the namespace.
 //!
-//! The engine does no I/O. [`Needs`] lists what a profile may read, and is known from its text. [`Wanted`] lists what
-//! one review needs, and is known before the decision. The caller fetches it and passes it as [`LookedUp`]. A missing
-//! object is a valid result. A failed lookup is an error only in expressions that read it, when they read it.
+//! The engine does no I/O. [`Needs`] lists the lookups that a profile may read, and follows from the profile's spec.
+//! [`Wanted`] lists the lookups that one review needs, and is known before the decision. The caller makes these lookups
+//! and passes the results as [`LookedUp`]. A missing object is a valid result. A failed lookup is an error only when an
+//! expression reads its result.
 
 mod known;
 mod owners;
@@ -37,9 +38,9 @@ pub enum Answer<T> {
     NotAsked,
     /// The object does not exist. This is not an error.
     Missing,
-    /// The object.
+    /// The found object.
     Found(T),
-    /// The lookup failed. The message is for people.
+    /// The lookup failed, with this message for people.
     Failed(Box<str>),
 }
 
@@ -52,9 +53,9 @@ pub struct Query {
     pub version: Box<str>,
     /// Resource, in the plural.
     pub resource: Box<str>,
-    /// The namespace to look in; empty for objects that are in none.
+    /// The namespace of the objects; empty for cluster-scoped objects.
     pub namespace: Box<str>,
-    /// The objects.
+    /// Which objects of the resource to return.
     pub which: Which,
 }
 
@@ -72,7 +73,7 @@ pub enum Which {
 pub struct Wanted {
     /// The namespace of the object, of its service account and of its owners.
     pub namespace: Box<str>,
-    /// The name of its service account.
+    /// The name of the object's service account; `None` if no profile reads the service account.
     pub service_account: Option<Box<str>>,
     /// The owners that are known without a lookup. The caller completes the chain.
     pub owners: Option<OwnerChain>,
@@ -80,7 +81,7 @@ pub struct Wanted {
     pub objects: Vec<Query>,
 }
 
-/// The results of the lookups for one review. Objects of which only the metadata is kept are `{"metadata": {...}}`.
+/// The results of the lookups for one review. An object whose metadata alone is kept is `{"metadata": {...}}`.
 #[derive(Clone, Debug, Default)]
 pub struct LookedUp {
     /// The metadata of the service account.
@@ -97,11 +98,11 @@ pub struct LookedUp {
 /// The lookups that a profile may read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Whether it reads the service account.
+    /// Whether the profile reads the service account.
     pub service_account: bool,
-    /// The data of owners that it reads.
+    /// The data of owners that the profile reads.
     pub owners: OwnerNeeds,
-    /// The names of the declared `lookups` that it reads.
+    /// The names of the declared `lookups` that the profile reads.
     pub lookups: BTreeSet<Box<str>>,
 }
 
@@ -111,14 +112,15 @@ pub enum OwnerNeeds {
     /// Nothing.
     #[default]
     Nothing,
-    /// Their API version, kind and name.
+    /// The API version, kind and name of owners.
     Names,
     /// Also labels, annotations or UID, which need a lookup of each owner.
     Metadata,
 }
 
 impl Needs {
-    /// Adds what an expression reads. All expressions of a profile count, even if they may not be evaluated.
+    /// Adds the lookups that an expression reads. All expressions of a profile count, even if they may not be
+    /// evaluated.
     pub(crate) fn add(&mut self, expression: &Expression) {
         self.service_account |= expression.uses("serviceAccount");
         for (name, is_list) in [("owner", false), ("owners", true)] {
@@ -133,24 +135,24 @@ impl Needs {
         self.lookups.extend(expression.members("lookups").map(Box::from));
     }
 
-    /// Whether no pod needs a lookup.
+    /// Whether the profile reads no lookup.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A compiled lookup.
+/// A compiled entry of a profile's `lookups`.
 #[derive(Clone, Debug)]
 pub(crate) struct Declared {
     pub(crate) name: Box<str>,
-    /// The query. Its namespace counts only if the profile sets one.
+    /// The query. Its namespace is ignored if `in_objects_namespace` is set, because the profile sets none.
     query: Query,
     in_objects_namespace: bool,
 }
 
 impl Declared {
-    /// The query for an object of a namespace.
+    /// Returns the query for a review of an object in this namespace.
     pub(crate) fn query(&self, namespace: &str) -> Query {
         let mut query = self.query.clone();
         if self.in_objects_namespace {
@@ -161,7 +163,7 @@ impl Declared {
 }
 
 impl<T> Answer<T> {
-    /// The object; `None` if it does not exist.
+    /// Returns the object; `None` if it does not exist. `what` names the lookup in errors.
     ///
     /// # Errors
     /// The lookup was not made or failed.
@@ -176,7 +178,7 @@ impl<T> Answer<T> {
 }
 
 impl Wanted {
-    /// Adds the lookups that a profile needs for an object.
+    /// Adds the lookups that a profile needs for an object. `declared` are the profile's compiled `lookups`.
     pub(crate) fn add(&mut self, needs: &Needs, declared: &[Declared], object: Value<'_>) {
         if needs.service_account && self.service_account.is_none() {
             self.service_account = Some(account_of(object));
@@ -220,35 +222,36 @@ impl Wanted {
 }
 
 impl LookedUp {
-    /// The value of `cluster` if the facts are not known: an expression that reads it fails.
+    /// Returns the value of [`LookedUp::cluster`] if the facts are not known. Expressions that read the facts then
+    /// fail.
     #[must_use]
     pub fn unknown_cluster() -> Option<Arc<OwnedTape>> {
         OwnedTape::parse("null".to_owned()).ok().map(Arc::new)
     }
 
-    /// The result of a declared lookup.
+    /// Returns the result of a declared lookup; [`Answer::NotAsked`] if it was not made.
     pub(crate) fn object(&self, query: &Query) -> Answer<Arc<OwnedTape>> {
         self.objects.iter().find(|(asked, _)| asked == query).map_or(Answer::NotAsked, |(_, answer)| answer.clone())
     }
 }
 
-/// The reason for a profile whose expression could not be evaluated.
+/// Returns the reason for a profile whose expression could not be evaluated.
 pub(crate) fn reason_of(error: &EvaluationError) -> Reason {
     if error.is_unavailable() { Reason::LookupFailed } else { Reason::ExpressionFailed }
 }
 
-/// The name of a pod's service account.
+/// Returns the name of a pod's service account.
 fn account_of(object: Value<'_>) -> Box<str> {
     let field = |name: &str| object.at(&["spec", name]).and_then(Value::as_str).filter(|name| !name.is_empty());
-    // The second field is the deprecated name of the first. The API server sets both.
+    // `serviceAccount` is the deprecated name of `serviceAccountName`. The API server sets both.
     let name = field("serviceAccountName").or_else(|| field("serviceAccount"));
     name.map_or_else(|| DEFAULT_ACCOUNT.into(), Into::into)
 }
 
-/// Compiles the lookups that a profile declares. Mistakes go to `diagnostics`.
+/// Compiles the lookups that a profile declares. Adds mistakes to `diagnostics`, and leaves out lookups with mistakes.
 ///
-/// Lookups run with Pillion's permissions, and their results go into pods of others. So only cluster profiles may
-/// declare them, their objects are known from the text alone, and Secrets are excluded.
+/// Lookups run with Pillion's permissions, and profiles may write the results into any author's pods. So only cluster
+/// profiles may declare lookups, the spec alone determines the objects, and Secrets are excluded.
 pub(crate) fn compile(lookups: &[Lookup], diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::new();

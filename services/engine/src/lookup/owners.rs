@@ -12,7 +12,7 @@ use crate::json::{OwnedTape, Value};
 /// The maximum length of a chain.
 const MAX_OWNERS: usize = 4;
 
-/// The label by which a Deployment distinguishes the pods of its `ReplicaSet`s.
+/// The label that distinguishes the pods of a Deployment's `ReplicaSet`s.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
 /// The kinds of workloads: group, kind, resource, and whether another workload may own them.
@@ -29,13 +29,13 @@ const KINDS: [(&str, &str, &str, bool); 7] = [
 /// A reference to an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerReference {
-    /// `apps/v1`.
+    /// The API group and version, such as `apps/v1`.
     pub api_version: Box<str>,
-    /// `ReplicaSet`.
+    /// The kind, such as `ReplicaSet`.
     pub kind: Box<str>,
-    /// Its name, in the namespace of the pod.
+    /// The name of the owner, in the namespace of the pod.
     pub name: Box<str>,
-    /// Its UID; `None` if only its name is known.
+    /// The UID of the owner; `None` if only the name is known.
     pub uid: Option<Box<str>>,
 }
 
@@ -43,7 +43,7 @@ pub struct OwnerReference {
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) reference: OwnerReference,
-    /// `{"metadata": {...}}`.
+    /// The found metadata, as `{"metadata": {...}}`.
     pub(crate) object: Option<Arc<OwnedTape>>,
     asked: bool,
 }
@@ -56,7 +56,7 @@ pub struct OwnerChain {
 }
 
 impl OwnerReference {
-    /// Reads an entry of `metadata.ownerReferences`.
+    /// Reads an entry of `metadata.ownerReferences`; `None` if a required field is absent.
     fn read(entry: Value<'_>) -> Option<Self> {
         let text = |field: &str| entry.get(field).and_then(Value::as_str).filter(|text| !text.is_empty());
         Some(Self {
@@ -95,7 +95,8 @@ impl OwnerReference {
 }
 
 impl OwnerChain {
-    /// Creates the chain that is known from the pod alone.
+    /// Creates the chain that is known from the pod alone. If `with_metadata` is set, [`OwnerChain::next`] returns each
+    /// owner for a lookup. Otherwise it returns only the owners that are needed to complete the chain.
     pub(crate) fn of_pod(pod: Value<'_>, with_metadata: bool) -> Self {
         let mut chain = Self { owners: Vec::new(), with_metadata };
         let Some(controller) = controller(pod) else { return chain };
@@ -117,13 +118,14 @@ impl OwnerChain {
         chain
     }
 
-    /// The next owner to look up; `None` if the chain is as complete as it can be.
+    /// Returns the next owner to look up; `None` if no further lookup is needed.
     #[must_use]
     pub fn next(&self) -> Option<&OwnerReference> {
         self.place_of_next().and_then(|place| self.owners.get(place)).map(|owner| &owner.reference)
     }
 
-    /// Adds the result of the lookup of [`OwnerChain::next`]: the object with its metadata, or that it does not exist.
+    /// Adds the result of the lookup of [`OwnerChain::next`]: the object with its metadata, or `None` if it does not
+    /// exist.
     pub fn found(&mut self, object: Option<Arc<OwnedTape>>) {
         let Some(place) = self.place_of_next() else { return };
         let is_last = place + 1 == self.owners.len();
@@ -149,7 +151,7 @@ impl OwnerChain {
         &self.owners
     }
 
-    /// Whether the end of the chain is not known.
+    /// Whether the last owner may have an owner itself, which was not looked up.
     pub(crate) fn is_open(&self) -> bool {
         self.owners.last().is_some_and(|last| !last.asked && last.reference.may_be_made_by_another())
     }
@@ -169,9 +171,9 @@ impl OwnerChain {
     }
 }
 
-/// The name of the workload of a pod, as far as it is known without a lookup: the Deployment, which stays the same with
-/// its next ReplicaSet; the CronJob, which stays the same with its next Job; else the controlling owner, or the name of
-/// the object.
+/// Returns the name of the workload of a pod, as far as it is known without a lookup: the Deployment, which stays the
+/// same with its next ReplicaSet; the CronJob, which stays the same with its next Job; else the controlling owner, or
+/// the name of the object.
 pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     if let Some(controller) = controller(object) {
         let name = match deployment_of(object, &controller) {
@@ -185,7 +187,7 @@ pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     name("generateName").or_else(|| name("name")).unwrap_or_default()
 }
 
-/// The name of a Job without the scheduled time in minutes that its CronJob appends.
+/// Returns the name of a Job without the scheduled time in minutes that its CronJob appends.
 fn without_schedule(job: &str) -> &str {
     match job.rsplit_once('-') {
         Some((name, minutes)) if minutes.len() >= 8 && minutes.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -193,14 +195,14 @@ fn without_schedule(job: &str) -> &str {
     }
 }
 
-/// The controlling owner of an object.
+/// Returns the controlling owner of an object, if it has one.
 fn controller(object: Value<'_>) -> Option<OwnerReference> {
     let references = object.at(&["metadata", "ownerReferences"])?;
     let is_controller = |entry: &Value<'_>| entry.get("controller").and_then(Value::as_bool) == Some(true);
     references.items().find(is_controller).and_then(OwnerReference::read)
 }
 
-/// The Deployment of a pod's ReplicaSet.
+/// Returns the Deployment of a pod's ReplicaSet, whose name ends with the pod's template hash; `None` for other owners.
 fn deployment_of(pod: Value<'_>, replica_set: &OwnerReference) -> Option<OwnerReference> {
     if replica_set.group() != "apps" || &*replica_set.kind != "ReplicaSet" {
         return None;

@@ -1,4 +1,4 @@
-//! Tests the lookups that a profile's text needs, the owners of pods, and decisions that use lookup results.
+//! Tests the lookups that a profile's spec needs, the owners of pods, and decisions that use lookup results.
 
 #![expect(clippy::needless_pass_by_value, reason = "calls can contain `json!` without a reference")]
 
@@ -32,12 +32,12 @@ fn tape(value: &Json) -> Arc<OwnedTape> {
     Arc::new(OwnedTape::parse(value.to_string()).unwrap())
 }
 
-/// A profile with one condition.
+/// Returns the spec of a profile with one condition.
 fn condition(expression: &str) -> Json {
     json!({"matchConditions": [{"name": "c", "otherwise": "Skip", "expression": expression}]})
 }
 
-/// Adds a condition to the spec of a profile.
+/// Replaces the conditions in the spec of a profile with one condition.
 fn with_condition(mut spec: Json, expression: &str) -> Json {
     spec["matchConditions"] = condition(expression)["matchConditions"].clone();
     spec
@@ -150,7 +150,7 @@ fn expressions_determine_needs() {
         let mut spec = condition(expression);
         spec["lookups"] = lookups.clone();
         assert_eq!(*compile(spec).needs(), expected, "{expression}");
-        // A condition also needs what its variables read.
+        // A condition also needs the lookups that its variables read.
         let variables = json!([{"name": "v", "expression": expression}]);
         let spec = json!({"lookups": lookups, "variables": variables});
         assert_eq!(*compile(with_condition(spec, "variables.v")).needs(), expected, "a variable: {expression}");
@@ -190,7 +190,7 @@ fn review_wants_what_profiles_read() {
     assert_eq!(labels.next().unwrap().resource(), Some("replicasets"));
 }
 
-/// Returns the kinds and names of an owner chain, and the names of the lookups until its end.
+/// Returns the kinds and names of an owner chain, and the names of the owners that were looked up until its end.
 fn follow(object: &Json, with_metadata: bool, known: &[(&str, Json)]) -> (Vec<String>, Vec<String>) {
     let pod = tape(object);
     let mut chain = OwnerChain::of_pod(pod.root(), with_metadata);

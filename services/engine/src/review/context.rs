@@ -23,7 +23,7 @@ use crate::select::revisions::{self, TargetObject};
 use crate::select::wanted;
 use crate::snapshot::{Namespace, Snapshot};
 
-/// A review with the object and the namespace that it is about.
+/// A review with its object and its namespace.
 pub(super) struct ReviewContext<'r> {
     review: &'r Review<'r>,
     snapshot: &'r Snapshot,
@@ -36,10 +36,10 @@ pub(super) struct ReviewContext<'r> {
     allowances: Allowances,
 }
 
-/// The object of a review as its author wrote it, and the injection record that it has.
+/// The object of a review as its author wrote it, and the injection record in the object.
 pub(super) struct OriginalObject {
     pub(super) record: FoundRecord,
-    /// The object without what the record lists; `None` if it equals the object.
+    /// The object without the changes in the record; `None` if the object has no genuine record.
     restored: Option<OwnedTape>,
 }
 
@@ -80,12 +80,13 @@ impl<'r> ReviewContext<'r> {
         Ok(context)
     }
 
-    /// Returns the context; `None` if the review has no object, or the namespace is not opted in.
+    /// Returns the context; `None` if no profile can target the operation, the review has no object, or the namespace
+    /// is not opted in.
     fn new(review: &'r Review<'r>, endpoint: Endpoint, snapshot: &'r Snapshot, facts: &'r Facts) -> Option<Self> {
         let action = review.envelope.action(endpoint.phase())?;
         let object = review.object(action)?;
         let level = facts.level(endpoint)?;
-        // A namespace that was not found has only the failure mode by which the API server matched it.
+        // A namespace that was not found has only the failure mode of the endpoint.
         let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
         let allowances = Allowances::until(facts.deadline);
         Some(Self { review, snapshot, facts, action, level, namespace, object, allowances })
@@ -95,7 +96,7 @@ impl<'r> ReviewContext<'r> {
         self.facts.guardrails.as_deref().unwrap_or_else(|| self.snapshot.guardrails())
     }
 
-    /// The schema of the object.
+    /// Returns the schema of the object.
     pub(super) fn type_(&self) -> &'static Type {
         schema::of(self.action.group, self.action.resource)
     }
@@ -127,7 +128,7 @@ impl<'r> ReviewContext<'r> {
         self.review.old_object().and_then(text) != text(self.object)
     }
 
-    /// The context of expressions, with the original object.
+    /// Returns the context of expressions, with the original object.
     pub(super) fn eval_context<'e>(&'e self, original: &'e OriginalObject) -> EvalContext<'e> {
         let envelope = &self.review.envelope;
         let request = self.review.request();
@@ -148,16 +149,17 @@ impl<'r> ReviewContext<'r> {
         }
     }
 
-    /// The candidates of the namespace, each at the revision that the object gets.
+    /// Returns the candidate profiles of the namespace, each at the revision that applies to the object.
     pub(super) fn candidates(&self, original: &OriginalObject) -> Arc<Candidates> {
-        // For a stored object, all active profiles are considered.
+        // The revisions in the record apply only to the request that creates the object. Later requests use the active
+        // ones.
         let is_recorded = self.action.phase == Phase::Mutate || self.action.operation == Operation::Create;
         let record = original.record.genuine().filter(|_| is_recorded);
         let target = self.target(original, record);
         self.snapshot.choose_revisions(self.namespace_candidates(), target, &self.facts.looked_up)
     }
 
-    /// The lookups that a decision needs. This is an upper bound, because conditions are not evaluated.
+    /// Returns the lookups that a decision needs. The result is an upper bound, because conditions are not evaluated.
     fn needs(&self) -> Wanted {
         if self.action.operation == Operation::Delete {
             return Wanted::default();
@@ -168,7 +170,7 @@ impl<'r> ReviewContext<'r> {
         if !candidates.wants_lookups() && !revisions::may_fetch(&candidates, self.object, is_new && has_record()) {
             return Wanted::default();
         }
-        // A malformed object is denied when it is decided.
+        // A malformed object is denied when the review is decided.
         let Ok(original) = self.original() else { return Wanted::default() };
         let target = self.target(&original, original.record.genuine().filter(|_| is_new));
         let (candidates, revisions) = self.snapshot.missing_revisions(candidates, target);
@@ -181,7 +183,7 @@ impl<'r> ReviewContext<'r> {
         self.snapshot.candidates(&self.review.envelope.namespace, &self.namespace)
     }
 
-    /// The object for which revisions are chosen.
+    /// Returns the object for which revisions are chosen.
     fn target<'t>(&'t self, original: &'t OriginalObject, record: Option<&'t Record>) -> TargetObject<'t> {
         let EvalContext { object, namespace_name, namespace, .. } = self.eval_context(original);
         TargetObject { namespace_name, namespace, object: if object.is_null() { self.object } else { object }, record }
@@ -189,9 +191,9 @@ impl<'r> ReviewContext<'r> {
 }
 
 impl Review<'_> {
-    /// The request of the review.
+    /// Returns the request of the review.
     fn request(&self) -> Value<'_> {
-        // Parsing the envelope has found this field.
+        // The field exists, because the envelope was parsed from it.
         self.tape.root().get("request").unwrap_or_else(|| self.tape.root())
     }
 
@@ -203,8 +205,8 @@ impl Review<'_> {
         }
     }
 
-    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. In most cases the result is
-    /// empty and costs next to nothing.
+    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. Most results are empty and cheap
+    /// to compute.
     #[must_use]
     pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
         if SYSTEM_NAMESPACES.contains(&self.namespace()) {
@@ -213,9 +215,9 @@ impl Review<'_> {
         ReviewContext::new(self, endpoint, snapshot, facts).map(|context| context.needs()).unwrap_or_default()
     }
 
-    /// Returns the cluster profiles and the namespace's own, with the values of their parameters and the sources of
-    /// these values. For `pillion explain`; [`Review::decide`] does not need it. Empty if the namespace is not opted
-    /// in.
+    /// Returns the cluster profiles and the namespace's profiles, with the values of their parameters and the sources
+    /// of these values. For `pillion explain`; [`Review::decide`] does not use the result. Empty if the namespace is
+    /// not opted in.
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let Some(context) = ReviewContext::new(self, endpoint, snapshot, facts) else { return Vec::new() };
@@ -230,7 +232,7 @@ impl Review<'_> {
 pub(super) enum FoundRecord {
     None,
     Genuine(Record),
-    /// Not written by Pillion, or in a format that this build does not understand.
+    /// A record that Pillion did not write, or in a format that this build does not understand.
     Foreign,
 }
 
@@ -247,7 +249,7 @@ impl FoundRecord {
         }
     }
 
-    /// The record, if it is trusted.
+    /// Returns the record, if it is trusted.
     pub(super) const fn genuine(&self) -> Option<&Record> {
         match self {
             Self::Genuine(record) => Some(record),
@@ -256,7 +258,7 @@ impl FoundRecord {
     }
 }
 
-/// Denies an object in which a key stands twice.
+/// Denies an object in which a key appears twice.
 pub(super) fn malformed_object(malformed: &Malformed) -> Decision {
     Decision::denied(Reason::DuplicateKey, format!("{:?}", malformed.key))
 }

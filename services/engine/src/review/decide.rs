@@ -1,12 +1,12 @@
 //! Decides a review on the mutating path.
 //!
 //! A policy of the API server adds a scheduling gate to every pod that is created in a `held` namespace. The gate marks
-//! pods without a decision. So every decision removes it in its patch, even if nothing is injected, or a profile is
-//! left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other gates keep
+//! pods without a decision. So every decision removes the gate in its patch, even if nothing is injected, or a profile
+//! is left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other gates keep
 //! their place and order.
 //!
-//! Another policy rejects pods of `required` namespaces that have no injection record. If guardrails ask for it, every
-//! decision that allows such a pod writes a record, which is empty if nothing is injected.
+//! Another policy rejects pods of `required` namespaces that have no injection record. If the guardrails set
+//! `recordDecisions`, every decision that allows such a pod writes a record, which is empty if nothing is injected.
 
 use pillion_api::names::{INJECTION_GATE, InjectionLevel};
 use pillion_api::profile::OnError;
@@ -27,16 +27,16 @@ use crate::snapshot::Snapshot;
 /// The changes of namespaced profiles in an earlier pass.
 #[derive(Clone, Copy)]
 struct EarlierPass<'v> {
-    /// The changes of profiles that do not stand in for cluster profiles.
+    /// The changes of profiles that do not stand in for cluster profiles, if there are any.
     changes: Option<&'v NamespaceChanges<'v>>,
-    /// Whether a profile stood in for a cluster profile. Its changes are then kept: they come from its parent's text,
-    /// and the parent might not make them again.
+    /// Whether the pass applied a profile that stands in for a cluster profile. The changes of such a profile are kept:
+    /// they come from its parent's template, and the parent might not make them again.
     had_stand_in: bool,
 }
 
 /// Why an object cannot be injected.
 enum MutateError {
-    /// The author wrote a key twice. The API server never sends such an object, because it has decoded it.
+    /// The author wrote a key twice. The API server never sends such an object, because it decodes objects first.
     Malformed(Malformed),
     /// The patch failed its self-check.
     SelfCheck(InternalError),
@@ -167,7 +167,8 @@ fn apply_profiles<'v>(
     };
     let mut applied = apply(Exclusions::default())?;
 
-    // Stand-ins are applied before other cluster profiles.
+    // Stand-ins are applied before other cluster profiles, so only the complete patch shows whether the stand-ins make
+    // the patch too large.
     let mut has_stand_ins = profiles.iter().any(|selected| selected.stands_in);
     let excess = if has_stand_ins { too_large(target.object, patch::length(&applied.document)) } else { None };
     let stand_ins = excess.as_deref();
@@ -195,16 +196,18 @@ fn apply_profiles<'v>(
     Ok(applied)
 }
 
-/// Returns why other namespaced profiles are left out, with the changes of an earlier pass to undo.
+/// Returns [`Exclusions::others`] after interference: why the other namespaced profiles are left out, and their changes
+/// in an earlier pass.
 fn others<'p, 'v>(
     interfering: Option<&'p (String, &'v NamespaceChanges<'v>)>,
 ) -> Option<(&'p str, &'v NamespaceChanges<'v>)> {
     interfering.map(|(why, changes)| (why.as_str(), *changes))
 }
 
-/// Returns why stand-ins for cluster profiles are left out: they prevent another cluster profile from being applied.
+/// Returns why stand-ins for cluster profiles must be left out: a cluster profile is left out of `with`, the result
+/// with stand-ins, but not of `without`.
 ///
-/// They are kept if another cluster profile would be lost without them.
+/// Returns `None` if there is no such profile, or if another cluster profile is left out only of `without`.
 fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_>) -> Option<String> {
     let mut message = None;
     for (place, selected) in profiles.iter().enumerate() {
@@ -228,14 +231,15 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
     message
 }
 
-/// Checks that the changes of the platform's profiles alone are part of the joint result. An earlier pass may have
-/// applied namespaced profiles before changes that the platform's profiles make only now.
+/// Checks that `together`, the result of all profiles, keeps the protected changes in `alone`, the result of the
+/// platform's profiles. An earlier pass may have applied namespaced profiles before changes that the platform's
+/// profiles make only now.
 fn interference(together: &Applied<'_>, alone: &Applied<'_>) -> Result<(), Excess> {
     let protected = alone.protected.as_ref().ok_or_else(Excess::unreadable)?;
     limits::check_interference(&alone.document, &together.document, protected)
 }
 
-/// The message about a patch that is too large.
+/// Returns a message if a patch of `patch` bytes is too large for the object.
 fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     let object = object.raw().len();
     let message = || {
@@ -246,7 +250,7 @@ fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     (!patch::fits(patch, object)).then(message)
 }
 
-/// Derives the decision from the results of all profiles.
+/// Derives the decision from the results of all profiles. `nothing_requested` is the reason if no profile was selected.
 fn conclude(
     object: Value<'_>,
     profiles: Vec<ProfileDecision>,
@@ -274,13 +278,13 @@ fn conclude(
         let reason = profiles.first().map_or(nothing_requested, |decision| decision.reason);
         (Outcome::Skipped, reason, None)
     };
-    // There may be a patch without any applied profile: it drops a record that is not genuine.
+    // There may be a patch without any applied profile: for instance, one that drops a record that is not genuine.
     let sends_patch = refusing.is_none() && is_sent;
     let patch = if sends_patch { patch } else { None };
     Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }
 }
 
-/// Removes the gate from a document, and the list of gates if it becomes empty.
+/// Removes the gate from a document if the namespace is `held`. Also removes the list of gates if it becomes empty.
 fn remove_gate(document: &mut Document<'_>, level: InjectionLevel) -> Result<(), Malformed> {
     if level != InjectionLevel::Held {
         return Ok(());
@@ -310,7 +314,7 @@ fn remove_gate(document: &mut Document<'_>, level: InjectionLevel) -> Result<(),
     Ok(())
 }
 
-/// Whether a JSON text is the name of the gate. The name needs no escapes, but a client may write some.
+/// Whether a JSON string is the name of the gate. The name needs no escapes, but a client may write some.
 fn is_the_gate(raw: &str) -> bool {
     serde_json::from_str::<String>(raw).is_ok_and(|name| name == INJECTION_GATE)
 }
@@ -327,7 +331,7 @@ pub(super) fn without_gate(
     settle(object, decided, |document| remove_gate(document, level))
 }
 
-/// Changes an object that a decision allows without a patch.
+/// If a decision allows the object without a patch, applies `change` and adds the patch to the decision.
 fn settle(
     object: Value<'_>,
     decided: Decided,

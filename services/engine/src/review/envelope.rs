@@ -10,7 +10,7 @@ use crate::json::{BorrowedTape, Kind, Value, key_that_stands_twice};
 use crate::profile::target::{Action, Phase};
 
 /// The maximum number of keys in an object of the envelope. The API server sends at most sixteen. Comparing each key
-/// with all before it is the cheapest way to find duplicates among few.
+/// with all before it is the cheapest way to find duplicates among so few keys.
 const MAX_KEYS: usize = 64;
 
 /// The length to which an invalid value is shortened in messages.
@@ -38,7 +38,7 @@ pub(super) struct Envelope<'b> {
 }
 
 impl<'b> Envelope<'b> {
-    /// Parses the envelope.
+    /// Parses the envelope of a review.
     pub(super) fn read(tape: &BorrowedTape<'b>) -> Result<Self, ReviewError> {
         let review = object("the body", Some(tape.root()), "an AdmissionReview")?;
         let version = text("apiVersion", review.get("apiVersion"), "admission.k8s.io/v1 or admission.k8s.io/v1beta1")?;
@@ -83,18 +83,18 @@ impl<'b> Envelope<'b> {
         })
     }
 
-    /// The action of the request; `None` if no profile can target it, such as a connection.
+    /// Returns the action of the request; `None` if no profile can target the operation, such as `CONNECT`.
     pub(super) fn action(&self, phase: Phase) -> Option<Action<'_>> {
         let (group, version, resource) = (&*self.group, &*self.version, &*self.resource);
         Some(Action { phase, group, version, resource, operation: self.operation? })
     }
 }
 
-/// Checks that the keys of an object are unique.
+/// Returns the object in a field. Fails if the value is not an object, or if its keys are too many or not unique.
 fn object<'t>(field: &'static str, value: Option<Value<'t>>, expected: &'static str) -> Result<Value<'t>, ReviewError> {
     let object = value.filter(|value| value.kind() == Kind::Object);
     let object = object.ok_or_else(|| unexpected(field, value, expected))?;
-    // The object itself may have any number of keys, which are checked when it is opened.
+    // The object of the request may have any number of keys, which the merge checks.
     if field != "request.object" {
         if object.members().nth(MAX_KEYS).is_some() {
             return Err(ReviewError::TooManyKeys { field, most: MAX_KEYS });

@@ -26,16 +26,16 @@ use crate::patch::CheckFault;
 use crate::profile::target::Phase;
 use crate::snapshot::{Namespace, Snapshot};
 
-/// The path of a review.
+/// The path to which the API server sends a review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// `/mutate`: the engine determines the failure mode of the namespace.
+    /// `/mutate`: the engine reads the failure mode of the namespace from its labels.
     Any,
-    /// A path of a webhook configuration: the API server has matched namespaces with this failure mode.
+    /// A path of a mutating webhook configuration: the API server has matched the namespace by this failure mode.
     Level(InjectionLevel),
     /// `/validate`: like [`Endpoint::Any`], for validations.
     Validate,
-    /// A path of a webhook configuration for validations.
+    /// Like [`Endpoint::Level`], for validations.
     ValidateLevel(InjectionLevel),
 }
 
@@ -52,7 +52,7 @@ impl Endpoint {
         Self::ValidateLevel(InjectionLevel::Held),
     ];
 
-    /// The path.
+    /// Returns the path of the endpoint.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ impl Endpoint {
         }
     }
 
-    /// The phase of the endpoint: mutating or validating.
+    /// Returns the phase of the endpoint: mutating or validating.
     pub(crate) const fn phase(self) -> Phase {
         match self {
             Self::Any | Self::Level(_) => Phase::Mutate,
@@ -71,7 +71,7 @@ impl Endpoint {
         }
     }
 
-    /// The value of the metric label, the log field and the span attribute.
+    /// Returns the value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -85,7 +85,7 @@ impl Endpoint {
     }
 }
 
-/// Facts besides the request and the snapshot.
+/// The inputs of a decision besides the request and the snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The namespace of the object; `None` if it was not found.
@@ -94,16 +94,17 @@ pub struct Facts {
     pub looked_up: LookedUp,
     /// Which records are trusted.
     pub record_trust: RecordTrust,
-    /// The guardrails, if they change while the snapshot stays; `None`: those of the snapshot.
+    /// Guardrails that apply instead of the snapshot's, because they can change while the snapshot stays. `None`: the
+    /// snapshot's apply.
     pub guardrails: Option<Arc<Guardrails>>,
-    /// The deadline of the request. It ends expressions even if they have steps left; `None`: only their steps end
-    /// them.
+    /// The deadline of the request, at which expressions fail even if they have steps left. `None`: only the steps are
+    /// limited.
     pub deadline: Option<Instant>,
 }
 
 impl Facts {
-    /// The failure mode of the object's namespace. The API server has read it for an endpoint that names one; for
-    /// the other endpoints, the labels of the namespace name it.
+    /// Returns the failure mode of the object's namespace: that of the endpoint or, if the endpoint has none, that in
+    /// the namespace's labels. `None`: the namespace is not opted in.
     fn level(&self, endpoint: Endpoint) -> Option<InjectionLevel> {
         match endpoint {
             Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
@@ -125,21 +126,21 @@ pub enum RecordTrust {
 /// Why a body is not a valid review. This is a client error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReviewError {
-    /// It is empty.
+    /// The body is empty.
     #[error("the body is empty; expected an AdmissionReview")]
     Empty,
-    /// It is not UTF-8.
+    /// The body is not UTF-8.
     #[error("the body is not UTF-8 at byte {0}; expected an AdmissionReview as JSON")]
     Encoding(usize),
-    /// It is not JSON.
+    /// The body is not JSON.
     #[error("the body is not JSON that can be read: {0}")]
     Syntax(#[from] SyntaxError),
-    /// It is JSON, but not an AdmissionReview of a supported version.
+    /// The body is JSON, but not an AdmissionReview of a supported version.
     #[error("{field} is {found}; expected {expected}")]
     Field {
-        /// The field.
+        /// The path of the field.
         field: &'static str,
-        /// The value, shortened.
+        /// The found value, shortened.
         found: String,
         /// The expected value.
         expected: &'static str,
@@ -147,9 +148,9 @@ pub enum ReviewError {
     /// An object of the envelope has more keys than the API server ever sends.
     #[error("{field} has more than {most} keys; expected an AdmissionReview")]
     TooManyKeys {
-        /// The object.
+        /// The path of the object.
         field: &'static str,
-        /// The limit.
+        /// The maximum number of keys.
         most: usize,
     },
     /// A key of the envelope appears twice.
@@ -162,12 +163,12 @@ pub enum ReviewError {
 #[error("the patch did not pass its check before it was sent: {0}")]
 pub struct InternalError(#[from] CheckFault);
 
-/// The stage at which the check of a patch failed. A closed set, because each is a label value of a metric.
+/// The stage at which the check of a patch failed. A closed set, because each stage is a label value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CheckStage {
-    /// It could not be parsed as a JSON patch.
+    /// The patch could not be parsed as a JSON patch.
     Read,
-    /// It could not be applied to the object.
+    /// The patch could not be applied to the object.
     Apply,
     /// The patched object differs from the intended one.
     Compare,
@@ -177,7 +178,7 @@ impl CheckStage {
     /// All stages.
     pub const ALL: [Self; 3] = [Self::Read, Self::Apply, Self::Compare];
 
-    /// The value of the metric label.
+    /// Returns the value of the metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -189,7 +190,7 @@ impl CheckStage {
 }
 
 impl InternalError {
-    /// The stage at which the check failed.
+    /// Returns the stage at which the check failed.
     #[must_use]
     pub const fn stage(&self) -> CheckStage {
         match self.0 {
@@ -220,7 +221,7 @@ impl Decided {
 pub enum Step {
     /// Selects the profiles for the object.
     Match,
-    /// Merges their templates, and writes the patch.
+    /// Merges the templates of the selected profiles, and writes the patch.
     Merge,
     /// Applies the patch to the original object, and compares the result.
     SelfCheck,
@@ -229,7 +230,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// The name of the span.
+    /// Returns the name of the tracing span.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -241,7 +242,8 @@ impl Step {
     }
 }
 
-/// Observes the steps of a decision. Each step begins at most once, in this order. A decision that ends early has none.
+/// Observes the steps of a decision. Each step begins at most once, in the order of [`Step`]. A decision that ends
+/// before the first step begins none.
 pub trait Observer {
     /// Called when a step begins.
     fn begins(&mut self, step: Step);
@@ -263,7 +265,7 @@ pub struct Review<'b> {
 }
 
 impl<'b> Review<'b> {
-    /// Parses a body.
+    /// Parses the body of a request.
     ///
     /// # Errors
     /// The body is not an AdmissionReview of version v1 or v1beta1 with a request. This is a client error.
@@ -277,12 +279,12 @@ impl<'b> Review<'b> {
         Ok(Self { tape, envelope })
     }
 
-    /// The object of the request, if there is one.
+    /// Returns the object of the request, if there is one.
     fn new_object(&self) -> Option<Value<'_>> {
         self.tape.root().at(&["request", "object"]).filter(|object| object.kind() == Kind::Object)
     }
 
-    /// The old object of the request, if there is one.
+    /// Returns the old object of the request, if there is one.
     fn old_object(&self) -> Option<Value<'_>> {
         self.tape.root().at(&["request", "oldObject"]).filter(|object| object.kind() == Kind::Object)
     }
@@ -299,7 +301,7 @@ impl<'b> Review<'b> {
         &self.envelope.namespace
     }
 
-    /// The operation.
+    /// The operation of the request; `None` if no profile can target it.
     #[must_use]
     pub const fn operation(&self) -> Option<Operation> {
         self.envelope.operation
@@ -313,7 +315,7 @@ impl<'b> Review<'b> {
         text("name").or_else(|| text("generateName"))
     }
 
-    /// Whether it is a dry run.
+    /// Whether the request is a dry run.
     #[must_use]
     pub const fn dry_run(&self) -> bool {
         self.envelope.dry_run
@@ -341,8 +343,9 @@ impl<'b> Review<'b> {
         decide::decide(self, endpoint, snapshot, facts, observer)
     }
 
-    /// Removes the scheduling gate of a pod in a `held` namespace from a decision that was made without
-    /// [`Self::decide`], for instance while injection is switched off. Decisions of [`Self::decide`] already do.
+    /// Completes a decision that was made without [`Self::decide`], for instance while injection is switched off: adds
+    /// a patch that removes the scheduling gate of a pod in a `held` namespace. Decisions of [`Self::decide`] already
+    /// remove the gate.
     ///
     /// # Errors
     /// Like [`Self::decide`].

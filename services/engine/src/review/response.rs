@@ -1,4 +1,5 @@
-//! Writes the response to a review by hand: it has seven fields, and one of them takes most of the bytes.
+//! Writes the response to a review without serde: the response has only seven fields, and the patch takes most of the
+//! bytes.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -36,10 +37,10 @@ const AUDIT_KEY: &str = "validations";
 /// The status code of a denial that no validation causes.
 const DENIED: u16 = 403;
 
-/// Uses the SIMD instructions of the CPU, which are detected once.
+/// The base64 encoder. Uses the SIMD instructions of the CPU, which are detected once.
 static BASE64: LazyLock<Simd> = LazyLock::new(|| Simd::standard(PAD));
 
-/// Writes the response.
+/// Writes the response to a review.
 pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
     let patch = decided.patch.as_deref().unwrap_or_default();
     let mut out = Vec::with_capacity(320 + patch.len() / 3 * 4);
@@ -62,7 +63,8 @@ pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
     out
 }
 
-/// Writes the status of a denial: that of the first denying validation, with all denying validations as causes.
+/// Writes the status of a denial. The code and the reason are those of the first denying validation. The causes are the
+/// denying validations, up to [`MAX_CAUSES`].
 fn write_status(out: &mut Vec<u8>, decision: &Decision) {
     let first = decision.refusals().next();
     out.extend_from_slice(b",\"status\":{\"code\":");
@@ -87,7 +89,8 @@ fn write_status(out: &mut Vec<u8>, decision: &Decision) {
     out.extend_from_slice(if first.is_some() { b"]}}" } else { b"}" });
 }
 
-/// Writes the audit annotation, one JSON list. The API server prefixes the key with the webhook's name.
+/// Writes the audit annotation, a JSON list of the audited validations. The API server prefixes its key with the
+/// webhook's name.
 fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
     let mut list = String::new();
     for audited in decision.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Audited) {
@@ -144,7 +147,7 @@ fn write_warnings(out: &mut Vec<u8>, decided: &Decided) {
     out.push(b']');
 }
 
-/// The warnings for the author of the object.
+/// Returns the warnings for the author of the object.
 fn warnings(decided: &Decided) -> impl Iterator<Item = String> {
     let skipped = decided.decision.profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Skipped);
     let skipped = skipped.map(|decision| {

@@ -298,7 +298,7 @@ fn differently_escaped_record_is_equal() {
     object["metadata"]["annotations"] = json!({"example.com/a": "x&y<z"});
     let object = inject(&object, &[("nginx", profile.clone())]).object;
     assert!(object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap().contains("x&y"));
-    // Go escapes these characters in JSON.
+    // Go escapes `&` and `<` in JSON.
     let body = review_of(&object).to_string().replace('&', r"\u0026").replace('<', r"\u003c");
     assert!(body.contains(r"x\u0026y"), "{body}");
     let snapshot = snapshot(&[("nginx", profile)]);

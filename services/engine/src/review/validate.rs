@@ -1,9 +1,9 @@
 //! Decides a review on the validating path: evaluates the validations of the selected profiles.
 //!
-//! Profiles are selected and configured as on the mutating path, by the object as its author wrote it, so that both
-//! paths select the same profiles. Their validations then see the object as it will be stored, with everything that was
-//! injected. Each failed validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit
-//! annotations are rendered.
+//! Both paths select and configure profiles by the object as its author wrote it, so they select the same profiles.
+//! Their validations then see the object as it will be stored, with everything that was injected. Each failed
+//! validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit annotations are
+//! rendered.
 
 use std::sync::Arc;
 
@@ -43,8 +43,8 @@ pub(super) fn decide(context: &ReviewContext<'_>, observer: &mut impl Observer) 
     Decision { outcome, reason, detail, profiles, validations, notices }
 }
 
-/// The names of the containers that the platform's profiles added by a record. Containers of all kinds share their
-/// names. A container that was moved from another list belongs to the author, who wrote a part of it.
+/// Returns the names of the containers that, by the record, the platform's profiles added. Names are unique across the
+/// lists of containers. A container that was moved from another list belongs to the author, who wrote a part of it.
 fn injected_containers(record: &Record) -> Vec<Box<str>> {
     let lists = ["/spec/containers/", "/spec/initContainers/"];
     let name = |pointer: &str| {
@@ -56,7 +56,7 @@ fn injected_containers(record: &Record) -> Vec<Box<str>> {
     record.added_by_platform().filter_map(|pointer| name(&pointer)).filter(|name| !moved.contains(name)).collect()
 }
 
-/// Derives the outcome from the results of all profiles.
+/// Derives the outcome from the results of all profiles. `nothing_requested` is the reason if no profile was selected.
 fn conclude(profiles: &[ProfileDecision], nothing_requested: Reason) -> (Outcome, Reason, Option<Box<str>>) {
     let mut refusing = profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Denied).peekable();
     if let Some(first) = refusing.peek() {
@@ -67,7 +67,7 @@ fn conclude(profiles: &[ProfileDecision], nothing_requested: Reason) -> (Outcome
         });
         return (Outcome::Denied, reason, Some(messages.collect::<Vec<_>>().join("; ").into()));
     }
-    // The first failed profile gives the reason, so that a passed one does not hide it.
+    // The first profile with a failed validation gives the reason, so that profiles that passed do not hide it.
     let validated = || profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Validated);
     match validated().find(|decision| decision.reason != Reason::Valid).or_else(|| validated().next()) {
         Some(decision) => (Outcome::Validated, decision.reason, None),
@@ -144,8 +144,8 @@ const fn outcome_of(action: ValidationAction) -> ValidationOutcome {
     }
 }
 
-/// The outcome of a validation that cannot be evaluated. It denies the object if it could have denied it and `onError`
-/// is `Deny`.
+/// Returns the outcome of a validation that cannot be evaluated. The object is denied only if the validation's action
+/// and the profile's `onError` are `Deny`.
 const fn on_error(on_error: OnError, action: ValidationAction) -> ValidationOutcome {
     match (on_error, action) {
         (OnError::Deny, ValidationAction::Deny) => ValidationOutcome::Denied,
@@ -158,7 +158,8 @@ fn could_not_evaluate(index: usize, error: &EvaluationError) -> String {
     format!("validation {index} could not be evaluated: {}", error.message())
 }
 
-/// The message for an object that fails a validation. If the message itself fails, the object still does not pass.
+/// Returns the message for an object that fails a validation. If the message is absent, blank or cannot be evaluated,
+/// returns the failed expression instead.
 fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {

@@ -1,4 +1,4 @@
-//! Limits on results, tested with tables of pods before and after a profile.
+//! Tests the limits with tables of pods before and after a profile.
 
 mod pod_security;
 mod reviews;
@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::snapshot::Namespace;
 
-/// A pod that fulfils all controls of both levels.
+/// Returns a pod that fulfils all controls of both levels.
 fn pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -22,7 +22,7 @@ fn pod() -> Json {
     })
 }
 
-/// A container that fulfils all controls of both levels.
+/// Returns a container that fulfils all controls of both levels.
 fn hardened(name: &str) -> Json {
     json!({"name": name, "image": "ghcr.io/team/app:1", "securityContext": {
         "allowPrivilegeEscalation": false, "runAsNonRoot": true, "capabilities": {"drop": ["ALL"]},
@@ -60,7 +60,7 @@ fn with(mut object: Json, changes: &[(&str, Json)]) -> Json {
     object
 }
 
-/// The inputs of the limits besides the two pods.
+/// The inputs of the checks besides the two pods.
 #[derive(Default)]
 struct Case {
     namespace: Namespace,
@@ -84,7 +84,7 @@ impl Case {
         check(before.root(), after.root(), &self.protected, &self.namespace, &self.guardrails)
     }
 
-    /// Returns the limit that is exceeded, and the path.
+    /// Returns the first exceeded limit and its path; `None` if no limit is exceeded.
     fn exceeded(&self, before: &Json, after: &Json) -> Option<(Limit, String)> {
         self.check(before, after).err().map(|excess| (excess.limit, excess.place))
     }

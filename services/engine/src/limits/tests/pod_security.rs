@@ -1,4 +1,4 @@
-//! At least one row for each control of the Pod Security Standards.
+//! Tests each control of the Pod Security Standards with at least one row.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ const APP: &str = "/spec/containers/0";
 /// A control, a field of the pod, a permitted value, and a violating value.
 type Row = (Control, &'static str, Json, Json);
 
-/// Returns rows for any container. Fields are relative to it.
+/// Returns rows for any container. Their fields are relative to the container.
 fn container_rows() -> Vec<Row> {
     let null = || Json::Null;
     vec![
@@ -157,7 +157,7 @@ fn pod_rows() -> Vec<Row> {
     ]
 }
 
-/// Returns the violated control without the other limits, which reject many of these fields anyway.
+/// Returns the violated control. Skips the other limits, which reject many of the rows' fields anyway.
 fn violated(before: &Json, after: &Json, level: PodSecurityLevel) -> Option<Control> {
     let tape = |pod: &Json| OwnedTape::parse(pod.to_string()).unwrap();
     let (before, after) = (tape(before), tape(after));
@@ -338,7 +338,7 @@ fn existing_violation_of_higher_level_stays_allowed() {
     assert_eq!(Case::default().exceeded(&weak, &weaker), None);
     let exceeded = Case::at("restricted").exceeded(&weak, &weaker).map(|(limit, _)| limit);
     assert_eq!(exceeded, Some(Limit::PodSecurity(Control::CapabilitiesRestricted)));
-    // A capability of the baseline lowers the level of a container that had dropped all.
+    // A capability that the baseline permits violates the restricted level, which the container fulfilled before.
     let lowered = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
     let message = Case::default().check(&pod(), &lowered).unwrap_err().to_string();
     assert!(message.contains("that was fulfilled before"), "{message}");

@@ -16,7 +16,7 @@ fn tenants(name: &str, spec: &Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::namespaced("team-a", name), &spec).unwrap())
 }
 
-/// Creates a tenant's profile as if its values came from expressions.
+/// Creates a tenant's profile whose values are not checked at compilation, as if they came from expressions.
 fn tenants_unseen(name: &str, spec: &Json) -> Arc<CompiledProfile> {
     let spec = serde_json::from_value(spec.clone()).unwrap();
     Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap().into_namespaced("team-a"))

@@ -1,4 +1,4 @@
-//! Tests which fields may change, and how much may be added.
+//! Tests which fields a namespaced profile may change, and how much it may add.
 
 use std::time::{Duration, Instant};
 

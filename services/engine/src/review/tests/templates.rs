@@ -101,7 +101,7 @@ fn windows_pod_gets_no_linux_container() {
     }
 }
 
-/// Returns a profile that sets fields which the object already has.
+/// Returns a profile that sets fields which the object already has, with this conflict rule.
 fn overriding(rule: &str) -> Json {
     json!({"activation": "Always", "template": {
         "metadata": {"labels": {"tier": {"$value": "gold", "$conflict": rule}}},

@@ -33,7 +33,7 @@ fn pod() -> Json {
     })
 }
 
-/// A review about an object of `group/version/resource`.
+/// Returns a review about an object. A resource outside the core group has the group and `//` as its prefix.
 fn review_of(resource: &str, operation: &str, object: &Json, old: &Json) -> Json {
     let (group, rest) = resource.split_once("//").unwrap_or(("", resource));
     let (name, part) = rest.split_once('/').unwrap_or((rest, ""));
