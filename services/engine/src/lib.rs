@@ -17,8 +17,8 @@
 //!
 //! # Modules
 //!
-//! The modules stand in the order of their dependencies: each uses only modules that stand above it. Only test code may
-//! refer to modules below. Keep the order when you add a module.
+//! The modules are listed in the order of their dependencies: each uses only modules above it. Only test code may refer
+//! to modules below. Keep the order when you add a module.
 
 // Text formats and the expression language: crates of their own.
 use pillion_expression as expression;
@@ -36,7 +36,7 @@ pub mod lookup;
 mod parameter;
 mod context;
 
-// Profiles: from the text of an author to what the engine runs.
+// Profiles: from the author's spec to the compiled profile.
 pub mod profile;
 
 // The pipeline of a review.

@@ -1,4 +1,4 @@
-//! Resolves the value that was set for a parameter, by source, and holds the values that expressions read by name.
+//! Resolves the value that sources set for a parameter, and holds the values that expressions read by name.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -12,7 +12,7 @@ use crate::expression::{EvaluationError, Meter, Value};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, Declared, LookedUp};
 
-/// The maximum number of annotations that a prefix or the families of records collect.
+/// The maximum number of annotations that are collected for one prefix.
 const MAX_GATHERED: usize = 256;
 
 /// The labels and annotations of an object that may set parameters.
@@ -29,7 +29,7 @@ pub(crate) trait Metadata {
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'s> {
     pub(crate) pod: &'s dyn Metadata,
-    /// `None` if it does not exist; an error if the lookup failed.
+    /// `None` if the service account does not exist; an error if the lookup failed.
     pub(crate) service_account: Result<Option<&'s dyn Metadata>, &'s EvaluationError>,
     pub(crate) namespace: &'s dyn Metadata,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Sources<'s> {
 pub(crate) struct Invalid {
     /// The error, with the key that holds the value.
     pub(crate) message: Box<str>,
-    /// The consequence.
+    /// The parameter's `onInvalid`, if set.
     pub(crate) consequence: Option<OnInvalid>,
 }
 
@@ -59,7 +59,7 @@ struct Read {
     moved: Option<Box<str>>,
 }
 
-/// A source of values, for messages.
+/// The metadata of a source, and the source's name in messages.
 #[derive(Clone, Copy)]
 struct MetadataSource<'m> {
     metadata: &'m dyn Metadata,
@@ -67,7 +67,7 @@ struct MetadataSource<'m> {
     place: &'static str,
 }
 
-/// Resolves the value that was set for a parameter.
+/// Resolves the value that `sources` set for a parameter. Fails if a value is invalid.
 pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Resolved, Invalid> {
     let name = if parameter.fields.is_empty() { "name" } else { "key" };
     let mut found: Option<Json> = None;
@@ -116,13 +116,13 @@ impl<'s> Sources<'s> {
 }
 
 impl Parameter {
-    /// The allowed sources, the most specific first.
+    /// Returns the allowed sources, the most specific first.
     fn allowed(&self) -> impl Iterator<Item = Source> {
         let order = [Source::Pod, Source::ServiceAccount, Source::Namespace];
         order.into_iter().filter(|source| self.sources.contains(source))
     }
 
-    /// The sources that set it with their keys, the most specific first. The values are not checked.
+    /// Returns the sources that set the parameter, with their keys, the most specific first. Does not check the values.
     pub(crate) fn found_in(&self, sources: Sources<'_>) -> Vec<(Source, Box<str>)> {
         let mut found = Vec::new();
         for source in self.allowed() {
@@ -136,7 +136,8 @@ impl Parameter {
         found
     }
 
-    /// The key by which an object sets it; for a family of keys, its prefix.
+    /// Returns the key by which an object sets the parameter. For annotations with a prefix, returns the prefix and
+    /// `*`.
     fn key_in(&self, metadata: &dyn Metadata) -> Option<Box<str>> {
         let family = |prefix: &str| Some(format!("{prefix}*").into());
         if !self.fields.is_empty() {
@@ -165,7 +166,8 @@ impl Parameter {
         self.checked(name, place, &written).map(Some)
     }
 
-    /// The first of its keys that an object has, with its value.
+    /// Returns the first of the parameter's keys that an object has, with its value. Skips empty values if `empty` is
+    /// `Absent`.
     fn written_in<'m>(&'m self, metadata: &'m dyn Metadata) -> Option<(&'m str, Cow<'m, str>)> {
         self.keys.iter().find_map(|key| {
             let (name, text) = match key {
@@ -176,7 +178,7 @@ impl Parameter {
         })
     }
 
-    /// Collects one record for each suffix of a family that opens records, sorted by suffix.
+    /// Collects the records, sorted by suffix. There is one for each suffix of annotations whose field opens records.
     fn records(&self, from: MetadataSource<'_>) -> Result<Option<Read>, Invalid> {
         let MetadataSource { metadata, place } = from;
         let mut records: BTreeMap<String, Map<String, Json>> = BTreeMap::new();
@@ -215,7 +217,7 @@ impl Parameter {
 }
 
 impl Kind {
-    /// Whether a value or one of its items was clamped.
+    /// Whether clamping changed `written` or one of its items to `value`.
     fn was_moved(&self, written: &Json, value: &Json) -> bool {
         if self.clamp && self.size(written) != self.size(value) {
             return true;
@@ -229,7 +231,7 @@ impl Kind {
     }
 }
 
-/// Unites two values, the more specific first: maps by key, lists by the name of their items, which is in field `name`.
+/// Merges two values, the more specific first: maps by key, lists by the field `name` of their items.
 fn unite(specific: Json, general: Json, name: &str) -> Json {
     match (specific, general) {
         (Json::Object(mut specific), Json::Object(general)) => {
@@ -284,7 +286,7 @@ impl Values {
         Some(value.as_ref().map_err(|error| error.message().into()))
     }
 
-    /// A member of `params` or `lookups`; `None` for any other name.
+    /// Returns a member of `params` or `lookups`; `None` if `name` is any other name.
     pub(crate) fn member(
         &self,
         name: &str,

@@ -24,16 +24,16 @@ pub struct Served {
 /// An incomplete rollout.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The revision for all other workloads. Without it, they do not get the profile.
+    /// The revision for workloads outside the rollout. If `None`, they do not get the profile.
     pub promoted: Option<Arc<CompiledProfile>>,
     /// Share of the workloads, in percent.
     pub percent: u8,
-    /// The namespaces whose workloads take part.
+    /// Selects the namespaces whose workloads take part. `None` means all.
     pub namespaces: Option<LabelSelector>,
 }
 
 impl Served {
-    /// The entries of its active revisions: the newest, then the promoted.
+    /// Returns the entries of the active revisions: the published one, then the promoted one.
     fn entries(self) -> impl Iterator<Item = Entry> {
         let Self { profile, stage, kept } = self;
         let staging = stage.as_ref().map(|stage| {
@@ -61,7 +61,7 @@ impl From<Arc<CompiledProfile>> for Served {
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
     all: Vec<Entry>,
-    /// The number of promoted revisions besides newer ones.
+    /// The number of entries that are promoted revisions. [`Self::len`] does not count them.
     promoted: usize,
     cluster: Arc<Index>,
     namespaced: HashMap<Box<str>, Arc<Index>>,
@@ -74,7 +74,7 @@ impl ProfileSet {
         Self::after(&Self::default(), profiles)
     }
 
-    /// Creates a set that shares most profiles with another set. Indexes of unchanged profiles are shared.
+    /// Creates a set of these profiles. Shares the indexes of `before` whose profiles are unchanged.
     #[must_use]
     pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::serving(before, profiles.into_iter().map(Served::from))
@@ -113,7 +113,8 @@ impl ProfileSet {
         set
     }
 
-    /// The index of the platform or of a namespace, if it holds exactly this group.
+    /// Returns the existing index of the group's namespace, or that of the cluster profiles. `None` if it does not hold
+    /// exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();
         let begin = self.all.partition_point(|entry| entry.profile.name().namespace.as_deref() < namespace);
