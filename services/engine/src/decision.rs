@@ -211,8 +211,8 @@ pub struct Decision {
     pub reason: Reason,
     /// Details of this request. For people only.
     pub detail: Option<Box<str>>,
-    /// The requested profiles, in the order in which they are applied. Profiles without a request are not listed, so
-    /// they cost nothing.
+    /// The requested profiles, in the order in which they are applied. Profiles that apply to all objects count as
+    /// requested. Other profiles are not listed, so they cost nothing.
     pub profiles: Vec<ProfileDecision>,
     /// The failed validations, in the order of the profiles. Empty on the mutating path.
     pub validations: Vec<ValidationDecision>,

@@ -42,7 +42,7 @@ reasons! {
     ValidationFailed => "validation_failed", "the object does not pass a validation";
     /// The kill switch is set, so no profile is applied.
     SwitchedOff => "switched_off", "injection is switched off for the whole cluster";
-    /// Not a creation of a pod: another operation.
+    /// The operation is not reviewed, such as the update of a pod on the mutating path.
     OtherOperation => "other_operation", "only objects that are being created are injected";
     /// No profile is for the resource, which is another kind of object or a subresource.
     OtherResource => "other_resource", "no profile is for this resource";
@@ -78,7 +78,7 @@ reasons! {
     LookupFailed => "lookup_failed", "something that the profile reads could not be looked up";
     /// Another profile of the same exclusive group precedes it.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
-    /// A profile of the namespace that only sets its values is applied instead.
+    /// A namespaced profile that only sets values of the cluster profile is applied instead.
     Extended => "extended", "a profile of the namespace that extends it is applied in its stead";
     /// The name of a container or volume of the profile is taken.
     NameTaken => "name_taken", "a name that the profile adds is taken";

@@ -26,7 +26,7 @@ pub enum Field {
 /// A list whose elements are identified by some of their fields.
 #[derive(Debug)]
 pub struct KeyedList {
-    /// The fields; together they are the key.
+    /// The fields that together form the key.
     pub keys: &'static [&'static str],
     /// The defaults of absent key fields.
     pub defaults: &'static [(&'static str, &'static str)],
@@ -68,7 +68,7 @@ pub(crate) fn is_env(list: &KeyedList) -> bool {
 }
 
 impl OneOf {
-    /// Whether a field is a part of the choice.
+    /// Whether a field is one of the fields that exclude each other.
     #[must_use]
     pub fn holds(&self, field: &str) -> bool {
         match self {
