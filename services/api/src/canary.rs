@@ -1,6 +1,6 @@
 //! The kind whose dry run proves which CA an API server trusts. The API server never stores objects of this kind.
 //!
-//! The webhook configuration has an entry for the creation of an [`InjectionCanary`] and for nothing else. Its
+//! The webhook configuration has an entry that matches only the creation of an [`InjectionCanary`]. The entry's
 //! endpoint serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has
 //! this entry and this CA.
 

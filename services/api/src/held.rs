@@ -39,8 +39,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of a release whose objects have the name `release`. The policies are named `{release}-held`, and
-    /// the controller's service account `{release}-controller`.
+    /// Creates the settings of a release whose objects have the name `release`. The policies are named
+    /// `{release}-held`, and the controller's service account `{release}-controller`.
     #[must_use]
     pub fn new(release: &str, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();

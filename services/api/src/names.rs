@@ -112,7 +112,7 @@ const DNS_LABEL_BYTES: usize = 63;
 /// The maximum length in bytes of a DNS name, such as the name of most objects.
 const DNS_NAME_BYTES: usize = 253;
 
-/// The maximum length in bytes of a review's uid that a response repeats. The API server's uids have 36.
+/// The maximum length in bytes of a review's uid that a response repeats. The API server's uids have 36 bytes.
 pub const MAX_UID_BYTES: usize = 256;
 
 /// Whether a name is a DNS label, like the names of namespaces: lower-case letters, digits and `-`. `-` may not be

@@ -291,7 +291,7 @@ pub struct ContainerRule {
     /// Selects containers. All given parts must match. Default: all of type `App`.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub match_: Option<ContainerMatch>,
-    /// Expressions that skip a container, with a message.
+    /// Expressions that must all be true. Otherwise the rule skips the container, or `otherwise: Deny` rejects the pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,

@@ -33,7 +33,7 @@ pub struct Requirement {
     pub values: Vec<String>,
 }
 
-/// The relation of a [`Requirement`].
+/// The operator of a [`Requirement`]: the relation between the label's value and `values`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Operator {
     /// The label exists, with one of the values.

@@ -228,7 +228,8 @@ impl<'v> ProfileBindings<'v> {
         lists.map(|list| list.into_iter().flat_map(json::Value::items))
     }
 
-    /// Whether a container of the pod overlays one that the profile adds: it has the same name and configures it.
+    /// Whether a container of the pod has the name of a container that the profile adds. It configures the added
+    /// container.
     fn is_overlay(&self, container: json::Value<'_>) -> bool {
         let own = self.definitions.own_containers;
         self.ours.is_none()

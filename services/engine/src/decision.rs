@@ -252,7 +252,7 @@ impl Decision {
         self.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied)
     }
 
-    /// The message of the denial, which the API server shows to the author.
+    /// Returns the message of the denial, which the API server shows to the author.
     #[must_use]
     pub fn denial_message(&self) -> String {
         self.detail

@@ -18,9 +18,9 @@ pub struct Diagnostic {
     pub path: String,
     /// What is wrong, as a sentence without its full stop.
     pub message: String,
-    /// What to do about it.
+    /// How to correct the mistake.
     pub help: Option<String>,
-    /// The part of the field.
+    /// The part of the field to which the diagnostic refers.
     pub part: Part,
 }
 

@@ -8,10 +8,10 @@
 //!
 //! 1. [`review::Review::parse`] reads the envelope. The object stays a slice of the request.
 //! 2. [`snapshot::Snapshot`] returns the profiles that may act in the object's namespace.
-//! 3. [`select`] finds the profiles that match the object, and why the others do not.
+//! 3. [`select`] finds the profiles that match the object, and why other requested profiles do not match.
 //! 4. [`inject`] merges the templates of these profiles into the object, and [`limits`] checks what tenants' profiles
 //!    did.
-//! 5. [`pillion_json::patch`] turns the edits into a JSON patch, and checks the patch before it leaves.
+//! 5. [`pillion_json::patch`] turns the edits into a JSON patch, and checks the patch before it is returned.
 //! 6. `validate` evaluates the validations of the profiles, on the validating path.
 //! 7. [`decision::Decision`] holds the result. The response, metrics, logs and spans are rendered from it.
 //!

@@ -76,7 +76,7 @@ reasons! {
     ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
     /// An expression or a parameter reads the result of a failed lookup.
     LookupFailed => "lookup_failed", "something that the profile reads could not be looked up";
-    /// Another profile of the same exclusive group precedes it.
+    /// Another profile of the same exclusive group precedes the profile.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
     /// A namespaced profile that only sets values of the cluster profile is applied instead.
     Extended => "extended", "a profile of the namespace that extends it is applied in its stead";
@@ -93,7 +93,7 @@ reasons! {
     InvalidResult => "invalid_result", "the API server would reject the pod as the profile changes it";
     /// The pod runs on another operating system than the profile's containers.
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";
-    /// The record would be larger than an annotation should be.
+    /// The record would exceed its maximum size.
     RecordTooLarge => "record_too_large", "the record of what was changed would be too large";
     /// The result would exceed a limit of Kubernetes or of this build.
     LimitExceeded => "limit_exceeded", "the result would exceed a limit";

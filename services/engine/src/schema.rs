@@ -79,10 +79,10 @@ impl OneOf {
     }
 }
 
-/// An object without known fields.
+/// The schema of an object without known fields.
 pub static ANY: Type = plain(&[]);
 
-/// A map whose entries the record lists separately: labels, annotations.
+/// The schema of labels and annotations: a map whose entries the record lists separately.
 static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
 
 /// Returns the schema of a resource's objects. Only the fields of pods are known. In all others, objects merge by key,
@@ -93,23 +93,23 @@ pub fn of(group: &str, resource: &str) -> &'static Type {
     if group.is_empty() && main == "pods" { &POD } else { &OBJECT }
 }
 
-/// An object of any kind. All kinds have the same metadata.
+/// The schema of an object of any kind. All kinds have the same metadata.
 pub static OBJECT: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
 
-/// An object without known fields, whose fields the record lists separately.
+/// The schema of an object without known fields, whose fields the record lists separately.
 static SPREAD: Type = spread(&[]);
 
-/// A pod.
+/// The schema of a pod.
 pub static POD: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&POD_SPEC))]);
 
-/// The metadata of any object.
+/// The schema of any object's metadata.
 pub static OBJECT_META: Type = spread(&[
     ("labels", Field::Object(&ENTRIES)),
     ("annotations", Field::Object(&ENTRIES)),
     ("ownerReferences", Field::Keyed(&KeyedList { keys: &["uid"], ..by_name(&ANY) })),
 ]);
 
-/// The spec of a pod.
+/// The schema of a pod's spec.
 pub static POD_SPEC: Type = spread(&[
     ("containers", Field::Keyed(&CONTAINERS)),
     ("initContainers", Field::Keyed(&CONTAINERS)),
@@ -125,7 +125,7 @@ pub static POD_SPEC: Type = spread(&[
     ),
 ]);
 
-/// A container.
+/// The schema of a container.
 pub static CONTAINER: Type = plain(&[
     ("env", Field::Keyed(&by_name(&ENV_VAR))),
     (

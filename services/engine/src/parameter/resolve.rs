@@ -17,11 +17,11 @@ const MAX_GATHERED: usize = 256;
 
 /// The labels and annotations of an object that may set parameters.
 pub(crate) trait Metadata {
-    /// The value of a label.
+    /// Returns the value of a label, if the object has it.
     fn label(&self, key: &str) -> Option<Cow<'_, str>>;
-    /// The value of an annotation.
+    /// Returns the value of an annotation, if the object has it.
     fn annotation(&self, key: &str) -> Option<Cow<'_, str>>;
-    /// All annotations with this prefix, with the rest of their keys.
+    /// Returns the rest of the key, and the value, of all annotations with this prefix.
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm>;
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
     Ok(Resolved { value: Ok(found), moved })
 }
 
-/// Merges the value so far with a more general one.
+/// Merges the value so far with a more general one. The field `name` identifies the items of lists.
 fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
     match found {
         Some(specific) => unite(specific, general, name),
@@ -262,7 +262,7 @@ pub(crate) struct Values {
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
-/// The values of a profile without parameters and lookups, like most.
+/// The values of profiles without parameters and lookups. Most profiles have neither.
 pub(crate) static NO_VALUES: Values = Values { parameters: Vec::new(), lookups: Vec::new() };
 
 impl Values {
@@ -277,10 +277,10 @@ impl Values {
         self.parameters.push((Arc::clone(name), value));
     }
 
-    /// The value of a parameter; `None` if it was not set and has no default.
+    /// Returns the value of a parameter; `None` if it was not set and has no default.
     ///
     /// # Errors
-    /// The value is invalid, or could not be looked up or computed.
+    /// Fails if the value is invalid, or could not be looked up or computed.
     pub(crate) fn parameter(&self, name: &str) -> Option<Result<&Json, Box<str>>> {
         let (_, value) = self.parameters.iter().find(|(known, _)| **known == *name)?;
         Some(value.as_ref().map_err(|error| error.message().into()))

@@ -264,14 +264,14 @@ impl Names {
     }
 }
 
-/// Top-level fields that a template for another object than a pod cannot set, and why.
+/// Top-level fields that a template for objects other than pods cannot set, and why.
 const NOT_OURS: [(&str, &str); 3] = [
     ("apiVersion", "the target says of which objects it is a part"),
     ("kind", "the target says of which objects it is a part"),
     ("status", "a status is what was observed"),
 ];
 
-/// Fields of the metadata that a template for another object than a pod can set.
+/// Fields of the metadata that a template for objects other than pods can set.
 const METADATA: [&str; 4] = ["labels", "annotations", "finalizers", "ownerReferences"];
 
 /// Checks a template for an object other than a pod. Returns false if it is nested too deeply for further checks.

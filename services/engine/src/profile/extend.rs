@@ -28,7 +28,7 @@ use crate::expression::closest;
 /// others, and the platform's and the namespace's profiles may extend it.
 pub const MAX_CHAIN: usize = 5;
 
-/// The maximum number of parts of one kind in a flattened profile. The CRDs allow as many in one profile.
+/// The maximum number of parts of one kind in a flattened profile. The CRDs allow the same number in one profile.
 const MAX_PARTS: usize = 64;
 
 /// The maximum number of parameters, and of variables. Profiles that replace other tools need many.

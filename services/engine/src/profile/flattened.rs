@@ -166,7 +166,7 @@ fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> O
 pub(super) struct Origin {
     /// The index of the profile in the chain: 0 is the profile that extends nothing.
     text: usize,
-    /// The field's path in that profile.
+    /// The path of the part in the profile with the index `text`.
     path: String,
     below: Below,
 }
@@ -186,12 +186,12 @@ impl Origin {
         Self { text, path: path.into(), below: Below::Same }
     }
 
-    /// Returns the same origin with fields that were written elsewhere.
+    /// Returns the same origin, but with `fields` as the origins of its fields.
     pub(super) fn with_fields(&self, fields: BTreeMap<String, Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Fields(fields) }
     }
 
-    /// Returns the same origin with items that were written elsewhere.
+    /// Returns the same origin, but with `items` as the origins of its items.
     pub(super) fn with_items(&self, items: Vec<Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Items(items) }
     }

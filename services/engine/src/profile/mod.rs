@@ -4,7 +4,7 @@
 //!
 //! 1. A spec of an author is checked by itself: a namespaced profile must not set the fields of cluster profiles.
 //! 2. It is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader publishes
-//! the flattened profile as a revision. Replicas begin here, with a revision.
+//!    the flattened profile as a revision. Replicas begin here, with a revision.
 //! 3. The flattened profile is compiled ([`CompiledProfile`]). All mistakes are reported before a profile takes
 //!    effect, so that requests only read prepared data.
 

@@ -125,7 +125,7 @@ pub(crate) fn one_line(text: &str) -> String {
     shown.take(MAX_COMPUTED_MESSAGE).collect()
 }
 
-/// Compiles the parameters. `profile` is the profile's scope, whose limits the scopes of the defaults share.
+/// Compiles the parameters. `profile` is the scope of the profile, whose limits the scopes of the defaults share.
 pub(super) fn compile_parameters(
     spec: &ProfileSpec,
     profile: &Scope,

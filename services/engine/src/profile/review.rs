@@ -139,7 +139,8 @@ impl ProfileReview {
         None
     }
 
-    /// Returns the warnings for the author. None if the profile is valid, or if the lookup of a parent failed.
+    /// Returns the warnings for the author. There are none if the profile is valid, or if the lookup of a parent
+    /// failed.
     #[must_use]
     pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
         let diagnostics = match &self.spec {

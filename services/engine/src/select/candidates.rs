@@ -1,9 +1,9 @@
 //! The profiles that may act in one namespace, arranged so that a review reads only those that are requested.
 //!
-//! A cluster may have thousands of profiles, of which a pod gets two. Profiles that apply to all objects are a list.
+//! A cluster may have thousands of profiles, but a pod gets only a few. Profiles that apply to all objects are a list.
 //! All others are found by hashing the labels and annotations of the pod, and the values in them. There is one index of
 //! the cluster profiles, which all namespaces share, and one for each namespace that has profiles. The candidates of a
-//! namespace also have the set of profiles that its labels exclude.
+//! namespace also hold the set of profiles whose selectors exclude the namespace.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -61,12 +61,12 @@ pub(crate) struct KeyGroup {
     pub(crate) deny_unknown: bool,
 }
 
-/// The profiles that act on objects whose resource has one name.
+/// The profiles that act on resources with one name, in any API group.
 #[derive(Debug, Default)]
 struct Acting {
-    /// The API groups that have a resource of this name.
+    /// The API groups that the profiles target.
     groups: Vec<Box<str>>,
-    /// The profiles that act on all such objects without a request.
+    /// The profiles that act on the objects without a request.
     always: Vec<Place>,
 }
 
@@ -99,7 +99,7 @@ impl StagePlaces {
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
-    /// Profiles that are applied to every new pod.
+    /// Profiles that act on new pods without a request.
     always: Vec<Place>,
     /// Profiles with templates, by resource.
     templates: HashMap<Box<str>, Acting>,
@@ -542,7 +542,8 @@ impl PlaceSet {
 pub(crate) enum Meaning {
     /// The value names these profiles.
     Named(Vec<Place>),
-    /// The value requests the default profile. If these are several, the request may be ambiguous.
+    /// The value requests the default profile, which is one of these. If several are optional, the request is
+    /// ambiguous.
     Truthy(Vec<Place>),
     /// The value requests no profile, or only profiles that do not act on the object.
     Falsy,

@@ -57,7 +57,7 @@ impl<'p> Pod<'p> {
 pub(super) struct RequestedProfiles {
     /// The places of the profiles, in the order in which they are applied.
     pub(super) places: Vec<Place>,
-    /// The places among them that the pod drops.
+    /// The places of the requested profiles that the pod drops.
     pub(super) dropped: Vec<Place>,
     pub(super) notices: Vec<Notice>,
     pub(super) denied: Option<(Reason, Box<str>)>,
@@ -185,8 +185,8 @@ impl Reader<'_, '_> {
         words.flat_map(|word| groups.named(&word)).collect()
     }
 
-    /// Requests a profile, unless an earlier key decides for it. The request of a profile that cannot be dropped always
-    /// counts.
+    /// Requests a profile, unless an earlier key decides for the profile. The request of a profile that cannot be
+    /// dropped always counts.
     fn request(&mut self, source: RequestSource, kind: KeyKind, place: Place) {
         let decides =
             self.deciding_value(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (source, kind));

@@ -76,13 +76,13 @@ impl Snapshot {
         }
     }
 
-    /// The compiled profiles.
+    /// Returns the compiled profiles.
     #[must_use]
     pub fn profiles(&self) -> &ProfileSet {
         &self.profiles
     }
 
-    /// The platform's limits for tenants' profiles.
+    /// Returns the platform's limits for tenants' profiles.
     #[must_use]
     pub fn guardrails(&self) -> &Guardrails {
         &self.guardrails
@@ -147,12 +147,12 @@ impl Snapshot {
         self.shards.get(shard_of(name))?.get(name).cloned()
     }
 
-    /// All namespaces, in no order.
+    /// Returns all namespaces, in no order.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Arc<Namespace>)> {
         self.shards.iter().flat_map(|shard| shard.iter()).map(|(name, namespace)| (&**name, namespace))
     }
 
-    /// The number of namespaces.
+    /// Returns the number of namespaces.
     #[must_use]
     pub fn namespace_count(&self) -> usize {
         self.shards.iter().map(|shard| shard.len()).sum()
@@ -287,7 +287,7 @@ impl Namespace {
         size_of::<Self>() + self.metadata.text_bytes()
     }
 
-    /// The cached candidates, if a snapshot still holds them.
+    /// Returns the cached candidates, if a snapshot still holds them.
     fn cached_candidates(&self) -> Option<Arc<Candidates>> {
         self.candidates.load().upgrade()
     }

@@ -10,7 +10,7 @@ use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
 use crate::select::candidates::{Entry, Index, Staging};
 
-/// A profile as it is served.
+/// A profile with the revisions that are served.
 #[derive(Clone, Debug)]
 pub struct Served {
     /// The published revision.
@@ -128,7 +128,7 @@ impl ProfileSet {
         same.then(|| Arc::clone(index))
     }
 
-    /// The number of profiles.
+    /// Returns the number of profiles.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len() - self.promoted
@@ -140,13 +140,13 @@ impl ProfileSet {
         self.all.is_empty()
     }
 
-    /// All profiles: the platform's, then each namespace's, in the order in which they apply. Of a profile in a
-    /// rollout, the newest revision.
+    /// Returns all profiles: the platform's, then each namespace's, in the order in which they apply. A profile in a
+    /// rollout is returned at its newest revision.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }
 
-    /// All active revisions: those of [`Self::iter`], and the promoted revisions of profiles in a rollout.
+    /// Returns all active revisions: those of [`Self::iter`], and the promoted revisions of profiles in a rollout.
     pub fn at_work(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().map(|entry| &entry.profile)
     }
@@ -156,7 +156,7 @@ impl ProfileSet {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }
 
-    /// The index of the cluster profiles, and that of the namespace's own profiles, if it has any.
+    /// Returns the index of the cluster profiles, and that of the namespace's own profiles, if it has any.
     pub(crate) fn indexes(&self, namespace: &str) -> (&Arc<Index>, Option<&Arc<Index>>) {
         (&self.cluster, self.of_namespace(namespace))
     }

@@ -86,13 +86,13 @@ impl<'d> Compiler<'d> {
         if self.diagnostics.len() == before { node } else { None }
     }
 
-    /// Compiles an expression at a field path.
+    /// Compiles an expression at a field path; `None` if it has a mistake, which is reported.
     pub(crate) fn expression_at(&mut self, path: &str, source: &str) -> Option<Expression> {
         path.clone_into(&mut self.path);
         self.expression(source)
     }
 
-    /// Compiles a string at a field path that may contain expressions.
+    /// Compiles a string at a field path that may contain expressions; `None` if it has a mistake, which is reported.
     pub(crate) fn text_at(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
         path.clone_into(&mut self.path);
         match expression::Text::parse(text) {
@@ -133,7 +133,8 @@ impl<'d> Compiler<'d> {
     fn map(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Node> {
         let around = self.scope.clone();
         let locals = self.locals.len();
-        // The directives come first, because the list of `$forEach` is computed outside of its scope.
+        // The directives come first, because the list of `$forEach` is computed outside of the scope that `$forEach`
+        // opens.
         let rules = self.rules(fields, place);
         let mut nodes = Vec::new();
         let mut complete = true;
@@ -397,7 +398,7 @@ impl<'d> Compiler<'d> {
         self.locals.push(name.to_owned());
     }
 
-    /// Compiles a directive whose value is an expression.
+    /// Compiles a directive whose value is an expression; `None` if it has a mistake, which is reported.
     fn source(&mut self, value: &Json) -> Option<Expression> {
         match value {
             Json::String(source) if !source.contains("${") => self.expression(source),

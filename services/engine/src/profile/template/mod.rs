@@ -79,7 +79,7 @@ pub(crate) struct Rules {
     pub(crate) sidecar: Option<Expression>,
 }
 
-/// `$forEach` with the name of its item.
+/// `$forEach`, and the name of its item.
 #[derive(Debug)]
 pub(crate) struct ForEach {
     pub(crate) list: Expression,
