@@ -71,7 +71,7 @@ impl InjectionLevel {
     /// All failure modes, in the order of their entries in the webhook configuration.
     pub const ALL: [Self; 3] = [Self::Enabled, Self::Required, Self::Held];
 
-    /// The value of the label [`INJECTION_LABEL`].
+    /// Returns the value of the label [`INJECTION_LABEL`] for this failure mode.
     #[must_use]
     pub const fn label_value(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl InjectionLevel {
         }
     }
 
-    /// The path that the API server calls for namespaces with this failure mode.
+    /// Returns the path that the API server calls for namespaces with this failure mode.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -91,7 +91,7 @@ impl InjectionLevel {
         }
     }
 
-    /// The path that the API server calls for validations in namespaces with this failure mode.
+    /// Returns the path that the API server calls for validations in namespaces with this failure mode.
     #[must_use]
     pub const fn validate_path(self) -> &'static str {
         match self {

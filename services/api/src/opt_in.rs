@@ -55,7 +55,7 @@ pub enum OptInError {
 }
 
 impl Default for OptIn {
-    /// Only `pillion.dev/injection`.
+    /// Returns an opt-in with Pillion's own label only.
     fn default() -> Self {
         let values = InjectionLevel::ALL.map(|level| (level.label_value().to_owned(), level));
         Self { labels: vec![OptInLabel { key: INJECTION_LABEL.to_owned(), values: values.into() }] }
@@ -101,7 +101,7 @@ impl OptIn {
         Self::new(labels)
     }
 
-    /// The labels, in order of precedence.
+    /// Returns the labels, in order of precedence.
     #[must_use]
     pub fn labels(&self) -> &[OptInLabel] {
         &self.labels

@@ -87,7 +87,7 @@ pub struct Timeouts {
 }
 
 impl Default for Timeouts {
-    /// Three seconds each.
+    /// Returns three seconds for each failure mode.
     fn default() -> Self {
         Self { enabled: 3, required: 3, held: 3 }
     }

@@ -158,7 +158,8 @@ impl<'v> ProfileBindings<'v> {
         Self { context, parameters, definitions, ours: None, values, lists, containers, locals: RefCell::default() }
     }
 
-    /// Binds `containers` for an object that still holds these injected containers.
+    /// Sets the names of injected containers that the object still holds. `containers` then marks each container with
+    /// `ours`.
     pub(crate) fn with_ours(mut self, names: &'v [Box<str>]) -> Self {
         self.ours = Some(names);
         self

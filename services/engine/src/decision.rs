@@ -33,7 +33,7 @@ impl Outcome {
     /// All outcomes.
     pub const ALL: [Self; 5] = [Self::Injected, Self::Unchanged, Self::Skipped, Self::Validated, Self::Denied];
 
-    /// The value of the metric label, the log field and the span attribute.
+    /// Returns the outcome as the value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ pub enum ProfileOutcome {
 }
 
 impl ProfileOutcome {
-    /// The value of the metric label, the log field and the span attribute.
+    /// Returns the outcome as the value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -103,7 +103,7 @@ pub enum ValidationOutcome {
 }
 
 impl ValidationOutcome {
-    /// The value of the log field and the span attribute.
+    /// Returns the outcome as the value of the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -130,18 +130,18 @@ pub struct ValidationDecision {
 }
 
 impl ValidationDecision {
-    /// The HTTP status code of the denial: the validation's, or 422 if `index` is invalid.
+    /// Returns the HTTP status code of the denial: the validation's, or 422 if `index` is invalid.
     #[must_use]
     pub fn code(&self) -> u16 {
         self.validation().map_or(422, |validation| validation.code)
     }
 
-    /// The Kubernetes status reason of the denial. `None` if the profile sets none and the code implies none.
+    /// Returns the Kubernetes status reason of the denial. `None` if the profile sets none and the code implies none.
     pub(crate) fn status_reason(&self) -> Option<&str> {
         self.validation().map(|validation| &*validation.reason).filter(|reason| !reason.is_empty())
     }
 
-    /// The invalid field, if the profile names it: `spec.ports`.
+    /// Returns the path of the invalid field, if the profile names it: `spec.ports`.
     #[must_use]
     pub fn field_path(&self) -> Option<&str> {
         self.validation().and_then(|validation| validation.field_path.as_deref())

@@ -16,13 +16,13 @@ macro_rules! reasons {
             /// All reasons.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The value of the metric label, the log field and the span attribute.
+            /// Returns the reason as the value of the metric label, the log field and the span attribute.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }
 
-            /// The reason as a sentence for people, without its full stop.
+            /// Returns the reason as a sentence for people, without its full stop.
             #[must_use]
             pub const fn sentence(self) -> &'static str {
                 match self { $(Self::$name => $sentence,)+ }

@@ -8,7 +8,7 @@
 pub struct Type {
     /// Fields that are objects or keyed lists. All others are merged as one value.
     pub fields: &'static [(&'static str, Field)],
-    /// Fields of which an object has at most one.
+    /// The fields that exclude each other.
     pub one_of: OneOf,
     /// Whether the record lists each added field separately, instead of the object as a whole.
     pub spread: bool,
@@ -38,7 +38,7 @@ pub struct KeyedList {
     pub siblings: &'static [&'static str],
 }
 
-/// Fields of which an object has at most one.
+/// Fields that exclude each other: an object has at most one of them.
 #[derive(Debug)]
 pub enum OneOf {
     /// No fields exclude each other.

@@ -21,7 +21,7 @@ pub(crate) enum Node {
     Literal(Json),
     /// A string that is exactly one `${...}`: the value of the expression, with its type.
     Whole(Expression),
-    /// Text with expressions in it.
+    /// A string that contains expressions.
     Mixed(Box<[MixedPart]>),
     List(Box<[Self]>),
     Map(Box<[(Box<str>, Self)]>),

@@ -255,7 +255,7 @@ fn unite(specific: Json, general: Json, name: &str) -> Json {
 }
 
 /// The values of one profile for one object. Parameters without value and default are absent. A parameter with an error
-/// makes every expression fail that reads it, and nothing else.
+/// affects only the expressions that read it, which fail.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     parameters: Vec<(Arc<str>, Result<Json, EvaluationError>)>,

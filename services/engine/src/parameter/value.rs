@@ -109,7 +109,7 @@ impl Kind {
             || (self.type_ == ParameterType::Number && left.is_number() && self.size(left) == self.size(right))
     }
 
-    /// Checks `maxLength` and `pattern`.
+    /// Checks a string against `maxLength` and `pattern`.
     fn check_text(&self, text: &str) -> Result<(), String> {
         if let Some(longest) = self.max_length
             && text.len() > longest

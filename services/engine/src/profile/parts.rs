@@ -43,7 +43,7 @@ pub(crate) struct Condition {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
     pub(crate) otherwise: Otherwise,
-    /// The message; without one, the name is shown.
+    /// The message; if it is `None`, the name of the condition is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Condition {
 #[derive(Debug)]
 pub(crate) struct Validation {
     pub(crate) expression: Expression,
-    /// The message; the expression is shown if there is none.
+    /// The message; if it is `None`, the expression is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
     /// The status reason; empty if it is not set and the status code implies none.
     pub(crate) reason: Box<str>,

@@ -113,7 +113,7 @@ impl ProfileReview {
         Ok(Self { uid, api_version, name, is_new: operation == "CREATE", spec })
     }
 
-    /// The name of the reviewed profile.
+    /// Returns the name of the reviewed profile.
     #[must_use]
     pub const fn name(&self) -> &ProfileName {
         &self.name

@@ -76,7 +76,7 @@ pub struct Considered {
 }
 
 impl SetBy {
-    /// The value in machine-readable output.
+    /// Returns the source as the value in machine-readable output.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -113,7 +113,8 @@ impl ProfileSet {
         set
     }
 
-    /// Returns the existing index of the group's namespace, or that of the cluster profiles. `None` if it does not hold
+    /// Returns the existing index of the group's namespace, or that of the cluster profiles. `None` if the index does
+    /// not hold exactly this group.
     /// exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();

@@ -53,7 +53,7 @@ pub(crate) struct Changed {
 pub(crate) enum Text {
     /// A single expression, whose result keeps its type.
     Whole(Expression),
-    /// Text mixed with expressions.
+    /// A string that contains expressions and literal text.
     Mixed(Box<[Piece]>),
 }
 
