@@ -115,7 +115,6 @@ impl ProfileSet {
 
     /// Returns the existing index of the group's namespace, or that of the cluster profiles. `None` if the index does
     /// not hold exactly this group.
-    /// exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();
         let begin = self.all.partition_point(|entry| entry.profile.name().namespace.as_deref() < namespace);
