@@ -94,8 +94,8 @@ impl StagePlaces {
     }
 }
 
-/// Indexes profiles, in the order in which they apply, by everything that can request them. Profiles with `activation:
-/// Never` are omitted.
+/// Indexes profiles by everything that can request them, in the order in which they apply. Omits profiles with
+/// `activation: Never`.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
