@@ -1,6 +1,6 @@
-//! The kind whose dry run proves which CA an API server trusts. Objects of it are never stored.
+//! The kind whose dry run proves which CA an API server trusts. The API server never stores objects of this kind.
 //!
-//! The webhook configuration has an entry for the creation of an [`InjectionCanary`] and for nothing else. Its
+//! The webhook configuration has an entry that matches only the creation of an [`InjectionCanary`]. The entry's
 //! endpoint serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has
 //! this entry and this CA.
 
@@ -24,7 +24,7 @@ pub const WEBHOOK: &str = "canary.pillion.dev";
 pub const PATH: &str = "/canary";
 
 /// The path that the entry of the validating configuration calls. The two configurations are separate objects, so an
-/// API server may have the current one and an outdated other.
+/// API server may have the current version of one and an outdated version of the other.
 pub const VALIDATE_PATH: &str = "/canary/validate";
 
 /// The message with which a replica denies the review of an [`InjectionCanary`]. It proves to the author of the dry
@@ -62,14 +62,14 @@ pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&answer)
 }
 
-/// Returns the path of an entry for an epoch of the rotation. A call to this path proves that the API server has this
-/// version of the configuration, whichever CA it trusts.
+/// Appends an epoch of the rotation to `of`, the path of an entry. A call to the result proves that the API server has
+/// this version of the configuration, whichever CA it trusts.
 #[must_use]
 pub fn path(of: &str, epoch: u64) -> String {
     format!("{of}/{epoch}")
 }
 
-/// Returns the epoch in a path: 0 if the path has none. `None` means another path.
+/// Returns the epoch that follows `of` in a path: 0 if nothing follows. `None` means that `path` has another form.
 #[must_use]
 pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
     match path.strip_prefix(of)? {
@@ -94,7 +94,7 @@ impl InjectionCanary {
     /// The value of `kind`.
     pub const KIND: &str = "InjectionCanary";
 
-    /// An object with this name.
+    /// Creates an object with this name.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {

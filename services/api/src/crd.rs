@@ -47,7 +47,7 @@ const COMMON_RULES: [Rule; 5] = [
     },
 ];
 
-/// Rules that keep namespaced profiles from using fields for cluster profiles.
+/// Rules that reject fields and values of namespaced profiles that only cluster profiles may use.
 const NAMESPACED_RULES: [Rule; 4] = [
     Rule {
         expression: "!has(self.namespaceSelector)",
@@ -64,7 +64,7 @@ const NAMESPACED_RULES: [Rule; 4] = [
     },
 ];
 
-/// The message for an update of a revision.
+/// The message that rejects an update of a revision.
 const IMMUTABLE: &str = "a revision does not change; edit the profile, and the controller makes a new one";
 
 /// Returns all CRDs, in the order in which they are printed.
@@ -120,7 +120,7 @@ fn namespaced_revision() -> Result<CustomResourceDefinition, serde_json::Error> 
     revision(&names, "Namespaced")
 }
 
-/// The CRD of a kind of revision. It has no category, so `kubectl get pillion` lists only profiles.
+/// Returns the CRD of a kind of revision. It has no category, so `kubectl get pillion` lists only profiles.
 fn revision(names: &Value, scope: &str) -> Result<CustomResourceDefinition, serde_json::Error> {
     let spec = validated::<RevisionSpec>(json!([{"rule": "self == oldSelf", "message": IMMUTABLE}]));
     let columns = json!([
@@ -133,7 +133,7 @@ fn revision(names: &Value, scope: &str) -> Result<CustomResourceDefinition, serd
     definition(names, scope, json!({"additionalPrinterColumns": columns, "schema": with_spec(&json!({"spec": spec}))}))
 }
 
-/// The CRD of a kind of profile.
+/// Returns the CRD of a kind of profile, with these validation rules.
 fn profile(names: &Value, scope: &str, rules: &[&Rule]) -> Result<CustomResourceDefinition, serde_json::Error> {
     let rules = rules.iter().map(|rule| json!({"rule": rule.expression, "message": rule.message})).collect();
     let spec = validated::<ProfileSpec>(rules);
@@ -157,12 +157,12 @@ fn column(name: &str, kind: &str, path: &str, priority: i32) -> Value {
     json!({"name": name, "type": kind, "jsonPath": path, "priority": priority})
 }
 
-/// The schema of an object with a required `spec`.
+/// Returns the schema of an object with these properties, of which `spec` is required.
 fn with_spec(properties: &Value) -> Value {
     json!({"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": properties}})
 }
 
-/// The schema of a type, with validation rules.
+/// Returns the schema of `T` with these validation rules.
 fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     let mut schema = structural::<T>();
     if let Some(schema) = schema.as_object_mut() {
@@ -171,7 +171,7 @@ fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     schema
 }
 
-/// The CRD of the trust probe's kind: an object with a name and nothing else.
+/// Returns the CRD of the trust probe's kind: an object with a name and nothing else.
 fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
     let names = json!({
         "kind": InjectionCanary::KIND,
@@ -186,7 +186,7 @@ fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
     definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
 }
 
-/// A CRD in Pillion's API group, with one version. `version` holds at least the schema.
+/// Returns a CRD in Pillion's API group, with one version. `version` holds at least the schema.
 fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomResourceDefinition, serde_json::Error> {
     if let Some(version) = version.as_object_mut() {
         version.extend([("served".to_owned(), true.into()), ("storage".to_owned(), true.into())]);
@@ -201,7 +201,7 @@ fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomRe
     }))
 }
 
-/// The structural schema of a type: no references, no `$schema`, no title.
+/// Returns the structural schema of `T`: no references, no `$schema`, no title.
 fn structural<T: schemars::JsonSchema>() -> Value {
     let schema = SchemaSettings::openapi3()
         .with(|settings| {

@@ -39,8 +39,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of a release whose objects have the name `release`. The policies are named `{release}-held`, and
-    /// the controller's service account `{release}-controller`.
+    /// Creates the settings of a release whose objects have the name `release`. The policies are named
+    /// `{release}-held`, and the controller's service account `{release}-controller`.
     #[must_use]
     pub fn new(release: &str, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();
@@ -150,7 +150,7 @@ fn metadata(settings: &Settings) -> ObjectMeta {
     ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() }
 }
 
-/// The CEL expression that tests whether a pod has the gate.
+/// Returns the CEL expression that tests whether a pod has the gate. `pod` is the variable that holds the pod.
 fn has_gate(pod: &str) -> String {
     format!(
         "has({pod}.spec.schedulingGates) && {pod}.spec.schedulingGates.exists(gate, gate.name == '{INJECTION_GATE}')"
@@ -186,13 +186,14 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
     }
 }
 
-/// Selects namespaces other than the system's, the release's and these. The webhook configurations exclude the same.
+/// Selects namespaces except the system's, the release's and `excluded`. The webhook configurations use the same
+/// requirement.
 pub(crate) fn not_excluded(release_namespace: &str, excluded: &[String]) -> LabelSelectorRequirement {
     let excluded = excluded.iter().map(String::as_str);
     requirement(NAMESPACE_NAME_LABEL, "NotIn", SYSTEM_NAMESPACES.into_iter().chain([release_namespace]).chain(excluded))
 }
 
-/// Builds a requirement for a label. Operators without values have an empty list.
+/// Builds a requirement for a label. Without values, the field `values` is not set.
 pub(crate) fn requirement<'v>(
     key: &str,
     operator: &str,

@@ -1,8 +1,8 @@
-//! The kinds in the cluster: a cluster-scoped profile for the platform team, a namespaced one for tenants, and a
-//! revision for each of the two.
+//! The kinds of custom resources: a cluster-scoped profile for the platform team, a namespaced profile for tenants, and
+//! a revision kind for each of the two.
 //!
-//! Both profiles share one `spec`. Fields for cluster profiles only are rejected in namespaced ones by the rules of the
-//! CRD (see [`crate::crd`]) and again by the engine.
+//! Both profiles share one `spec`. The rules of the CRD (see [`crate::crd`]) reject fields for cluster profiles in
+//! namespaced ones, and so does the engine.
 
 use std::borrow::Cow;
 
@@ -44,7 +44,7 @@ pub struct ProfileStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub revision: Option<String>,
-    /// The revision for all other workloads.
+    /// The revision for the workloads that do not get `revision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub promoted_revision: Option<String>,
@@ -163,7 +163,7 @@ revision_kind!(
     NamespaceResourceScope
 );
 
-/// Kubernetes' own schema of a list of conditions, keyed by type for server-side apply.
+/// Returns Kubernetes' own schema of a list of conditions, keyed by type for server-side apply.
 fn conditions(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "array",

@@ -33,10 +33,10 @@ pub const PROFILE_LABEL: &str = "pillion.dev/profile";
 pub const ROLLBACK_TO_ANNOTATION: &str = "pillion.dev/rollback-to";
 
 /// Annotation on a profile: the accepted revision that is rolled back. The rollback ends when another revision is
-/// accepted. Without this annotation, the rollback stays until its annotation is removed.
+/// accepted. Without this annotation, the rollback stays until [`ROLLBACK_TO_ANNOTATION`] is removed.
 pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
 
-/// The kubelet's annotation on the mirror of a static pod. That pod already runs, and admission cannot change it.
+/// The kubelet's annotation on the mirror of a static pod. The static pod already runs, and admission cannot change it.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// Namespaces that are never injected into, whatever their labels are. A cluster that cannot start its own system
@@ -47,13 +47,13 @@ pub const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-no
 /// owner cannot remove it, so exclusions use it.
 pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// The path for clients other than the API server: curl, load generators, `pillion dev`.
+/// The path that mutates objects for clients other than the API server: curl, load generators, `pillion dev`.
 pub const MUTATE_PATH: &str = "/mutate";
 
-/// The path that validates profiles when they are stored. It only warns.
+/// The path that validates profiles when they are stored. The response only warns.
 pub const VALIDATE_PROFILES_PATH: &str = "/validate-profiles";
 
-/// Like [`MUTATE_PATH`], for validations.
+/// The path that evaluates validations for clients other than the API server.
 pub const VALIDATE_PATH: &str = "/validate";
 
 /// The failure mode of a namespace: what happens to its pods while Pillion is unavailable.
@@ -71,7 +71,7 @@ impl InjectionLevel {
     /// All failure modes, in the order of their entries in the webhook configuration.
     pub const ALL: [Self; 3] = [Self::Enabled, Self::Required, Self::Held];
 
-    /// The value of the label [`INJECTION_LABEL`].
+    /// Returns the value of the label [`INJECTION_LABEL`] for this failure mode.
     #[must_use]
     pub const fn label_value(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl InjectionLevel {
         }
     }
 
-    /// The path that the API server calls for namespaces with this failure mode.
+    /// Returns the path that the API server calls for namespaces with this failure mode.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -91,7 +91,7 @@ impl InjectionLevel {
         }
     }
 
-    /// The path that the API server calls for validations in namespaces with this failure mode.
+    /// Returns the path that the API server calls for validations in namespaces with this failure mode.
     #[must_use]
     pub const fn validate_path(self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl InjectionLevel {
         }
     }
 
-    /// Returns the failure mode with this label value, or `None` if there is none.
+    /// Returns the failure mode with this label value; `None` for any other value.
     #[must_use]
     pub fn from_label_value(value: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.label_value() == value)
@@ -112,7 +112,7 @@ const DNS_LABEL_BYTES: usize = 63;
 /// The maximum length in bytes of a DNS name, such as the name of most objects.
 const DNS_NAME_BYTES: usize = 253;
 
-/// The maximum length in bytes of a review's uid that a response repeats. The API server's uids have 36.
+/// The maximum length in bytes of a review's uid that a response repeats. The API server's uids have 36 bytes.
 pub const MAX_UID_BYTES: usize = 256;
 
 /// Whether a name is a DNS label, like the names of namespaces: lower-case letters, digits and `-`. `-` may not be

@@ -27,7 +27,7 @@ pub struct OptIn {
 /// Why labels are not valid for opting in.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptInError {
-    /// The text is not `KEY=VALUE` or `KEY=VALUE:LEVEL`.
+    /// An argument is not `KEY=VALUE` or `KEY=VALUE:LEVEL`.
     #[error(
         "{0:?} is no label to opt in by: expected KEY=VALUE or KEY=VALUE:LEVEL, LEVEL being enabled, required or held"
     )]
@@ -35,7 +35,7 @@ pub enum OptInError {
     /// The key or value is not valid in a label.
     #[error("{0:?} is not the key or the value of a label")]
     NotALabel(String),
-    /// The API server itself sets this label on every namespace.
+    /// The key is the label that the API server itself sets on every namespace.
     #[error("{NAMESPACE_NAME_LABEL} is on every namespace and cannot be what some of them opt in by")]
     NamespaceName,
     /// A value is listed twice, possibly with two failure modes.
@@ -43,7 +43,7 @@ pub enum OptInError {
     Ambiguous {
         /// The label's key.
         key: String,
-        /// Its value.
+        /// The label's value.
         value: String,
     },
     /// Two keys would give two webhooks the same name.
@@ -55,7 +55,7 @@ pub enum OptInError {
 }
 
 impl Default for OptIn {
-    /// Only `pillion.dev/injection`.
+    /// Returns an opt-in with Pillion's own label only.
     fn default() -> Self {
         let values = InjectionLevel::ALL.map(|level| (level.label_value().to_owned(), level));
         Self { labels: vec![OptInLabel { key: INJECTION_LABEL.to_owned(), values: values.into() }] }
@@ -81,11 +81,11 @@ impl OptIn {
         Ok(Self { labels })
     }
 
-    /// Creates an opt-in with Pillion's own label, followed by these: `KEY=VALUE`, which means the failure mode
+    /// Creates an opt-in with Pillion's own label, followed by `others`: `KEY=VALUE`, which means the failure mode
     /// `enabled`, or `KEY=VALUE:LEVEL`.
     ///
     /// # Errors
-    /// Fails if a text has another form, or if labels contradict one another.
+    /// Fails if an argument has another form, a label is invalid, or labels contradict one another.
     pub fn with<'t>(others: impl IntoIterator<Item = &'t str>) -> Result<Self, OptInError> {
         let mut labels = Self::default().labels;
         for text in others {
@@ -101,7 +101,7 @@ impl OptIn {
         Self::new(labels)
     }
 
-    /// The labels, in order of precedence.
+    /// Returns the labels, in order of precedence.
     #[must_use]
     pub fn labels(&self) -> &[OptInLabel] {
         &self.labels
@@ -127,12 +127,12 @@ impl OptIn {
 }
 
 impl OptInLabel {
-    /// The values that mean this failure mode.
+    /// Returns the values of the label that mean this failure mode.
     pub(crate) fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
         self.values.iter().filter(move |(_, of)| *of == level).map(|(value, _)| &**value)
     }
 
-    /// The end of the names of this label's webhooks. For Pillion's own label, it is the API group.
+    /// Returns the end of the names of this label's webhooks. For Pillion's own label, it is the API group.
     pub(crate) fn webhook_suffix(&self) -> String {
         if self.key == INJECTION_LABEL { GROUP.to_owned() } else { format!("{}.{GROUP}", dns_name(&self.key)) }
     }
@@ -158,7 +158,7 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
     Ok(())
 }
 
-/// Whether a text is a valid name or value of a label. The empty value is not allowed, because it opts no namespace
+/// Whether a string is a valid name or value of a label. The empty value is not allowed, because it opts no namespace
 /// in.
 fn is_label_text(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);

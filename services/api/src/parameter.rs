@@ -9,70 +9,72 @@ use serde_json::Value;
 /// other, which requests no profile. `Absent` ignores it, and the next source decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EmptyValue {
-    /// It is a value like any other.
+    /// An empty value is a value like any other.
     #[default]
     Counts,
-    /// It is ignored, and the next source decides.
+    /// An empty value is ignored, and the next source decides.
     Absent,
 }
 
 impl EmptyValue {
-    /// Whether a value counts.
+    /// Whether `value` counts: always with `Counts`, and with `Absent` only if it is not blank.
     #[must_use]
     pub fn says(self, value: &str) -> bool {
         self == Self::Counts || !value.trim().is_empty()
     }
 }
 
-/// A value that a pod, its service account or its namespace may set. It only ever becomes a JSON value, never text that
-/// is parsed again.
+/// A value that a pod, its service account or its namespace may set. It becomes a JSON value, and is never inserted
+/// into text that is parsed again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Parameter {
     /// Name in expressions: `params.name`.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Type of the value. Only a profile that extends another one leaves it out: the parent's parameter of this name has it.
+    /// Type of the value. Only a profile that extends another one can omit it, and inherits the type of the parent's
+    /// parameter.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ParameterType>,
     /// The value if no source sets one. It may contain expressions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub default: Option<Value>,
-    /// Key of the annotation that sets it. Of several keys, the first that exists counts.
+    /// Key of the annotation that sets the parameter. Of several keys, the first that exists counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub annotation: Option<Keys>,
-    /// Key of the label that sets it. Of several keys, the first that exists counts.
+    /// Key of the label that sets the parameter. Of several keys, the first that exists counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub label: Option<Keys>,
     /// The meaning of an empty value. Default: `Counts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty: Option<EmptyValue>,
-    /// Prefix of the annotations that set it. The value is a map from the rest of each key to its value.
+    /// Prefix of the annotations that set the parameter. The value is a map from the rest of each key to its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotation_prefix: Option<String>,
-    /// The sources that may set it. The most specific wins. Absent or empty: only the profile sets it. In a profile that
-    /// extends another one, absent inherits the parent's sources, and empty removes them.
+    /// The sources that may set the parameter. The most specific wins. Absent or empty: only the profile sets it. In a
+    /// profile that extends another one, absent inherits the parent's sources, and empty removes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 3))]
     pub sources: Option<Vec<Source>>,
     /// Whether sources replace each other or merge. Default: `Replace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<ParameterMerge>,
-    /// How text becomes a list, a map or an object. Default: `CSV` for lists, `Pairs` for maps, `JSON` for objects.
+    /// Format of the string that is parsed into a list, a map or an object. Default: `CSV` for lists, `Pairs` for maps,
+    /// `JSON` for objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<TextFormat>,
     /// The only allowed values.
     #[serde(default, rename = "enum", skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "any_list")]
     pub enum_: Vec<Value>,
-    /// A regular expression that the text must match. For a boolean or a number, the text as written.
+    /// A regular expression that a string value must match. A boolean or a number is checked as its author wrote it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub pattern: Option<String>,
-    /// Maximum length of the text, in bytes.
+    /// Maximum length of a string value, in bytes. A boolean or a number is checked as its author wrote it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_length: Option<u32>,
     /// Minimum of a number, quantity or duration.
@@ -93,7 +95,7 @@ pub struct Parameter {
     /// What happens on an invalid value. Default: as `onError`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_invalid: Option<OnInvalid>,
-    /// The families of annotations of a parameter of type `records`.
+    /// The fields of the records of a parameter of type `records`. Each is read from the annotations with one prefix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub fields: Vec<RecordField>,
@@ -103,7 +105,7 @@ pub struct Parameter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ParameterType {
-    /// Text.
+    /// String.
     String,
     /// Whole number.
     Integer,
@@ -113,19 +115,19 @@ pub enum ParameterType {
     Boolean,
     /// Kubernetes' quantity: `100m`, `1Gi`.
     Quantity,
-    /// `1h30m`.
+    /// Duration: `1h30m`.
     Duration,
     /// List of values.
     List,
-    /// Map from text to text.
+    /// Map from strings to strings.
     Map,
     /// Any object.
     Object,
-    /// Families of annotations, joined by the rest of the key after the prefix.
+    /// List of records, joined from annotations by the rest of the key after the prefix.
     Records,
 }
 
-/// One key, or several of which the first that exists counts.
+/// One key, or several keys. The first that exists counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Keys {
@@ -140,16 +142,16 @@ pub enum Keys {
 pub enum Source {
     /// The pod's labels and annotations.
     Pod,
-    /// The labels and annotations of its service account.
+    /// The labels and annotations of the pod's service account.
     ServiceAccount,
-    /// The annotations of its namespace, or a namespaced profile that extends this one.
+    /// The annotations of the pod's namespace, or a namespaced profile that extends the profile.
     Namespace,
 }
 
 /// Whether the sources of a parameter replace each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ParameterMerge {
-    /// The value of the most specific source.
+    /// The value of the most specific source is used.
     Replace,
     /// Maps merge by key, lists by the `name` of their items.
     Merge,
@@ -189,9 +191,9 @@ pub struct RecordField {
     /// Name of the field in a record.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Prefix of its annotations. The rest of the key names the record.
+    /// Prefix of the field's annotations. The rest of the key names the record.
     pub annotation_prefix: String,
-    /// Whether such an annotation creates a record, instead of only adding to one.
+    /// Whether an annotation with this prefix creates a record. Otherwise it only adds to an existing record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opens: Option<bool>,
 }

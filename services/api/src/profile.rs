@@ -1,6 +1,7 @@
-//! An injection profile as its author writes it: fields, types and defaults. The engine gives it its meaning.
+//! The spec of an injection profile: fields, types and defaults. The engine defines what each field does.
 //!
-//! Reading rejects unknown fields: a profile with a field that this build does not know must not take effect in part.
+//! Deserialization rejects unknown fields, so a profile never takes effect without a field that this build does not
+//! know.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ pub use crate::parameter::EmptyValue;
 use crate::parameter::Parameter;
 use crate::selector::LabelSelector;
 
-/// An injection profile, as both kinds have it. Some fields are for cluster profiles only.
+/// The spec of an injection profile, for both kinds. Some fields are for cluster profiles only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProfileSpec {
@@ -80,7 +81,7 @@ pub struct ProfileSpec {
     pub rollout: Option<Rollout>,
 }
 
-/// The cluster profile from which another one starts.
+/// The cluster profile that a profile extends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Extends {
@@ -110,16 +111,16 @@ pub struct Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
-    /// It is created.
+    /// The object is created.
     Create,
-    /// It is changed.
+    /// The object is changed.
     Update,
-    /// It is deleted.
+    /// The object is deleted.
     Delete,
 }
 
 impl Target {
-    /// The default target: pods on creation.
+    /// Returns the default target: pods on creation.
     #[must_use]
     pub fn pods() -> Self {
         Self {
@@ -132,7 +133,7 @@ impl Target {
 }
 
 impl Operation {
-    /// The operation as Kubernetes writes it.
+    /// Returns the operation in Kubernetes' notation, such as `CREATE`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -148,13 +149,13 @@ impl Operation {
 pub enum Activation {
     /// All objects that the selectors match.
     Always,
-    /// Objects that request it.
+    /// Objects that request the profile.
     Requested,
     /// No objects: the profile exists to be extended.
     Never,
 }
 
-/// A label or an annotation of the profile's own, by which a pod or its namespace requests it.
+/// The label or annotation by which a pod or its namespace requests a profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RequestKey {
@@ -162,7 +163,7 @@ pub struct RequestKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub annotation: Option<String>,
-    /// Key of the label. It is read before the annotation.
+    /// Key of the label. The label is read before the annotation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub label: Option<String>,
@@ -189,7 +190,7 @@ pub struct RequestKey {
 /// What happens on an unknown word in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnUnknown {
-    /// The author is warned.
+    /// The word is ignored, and the author is warned.
     Ignore,
     /// The pod is rejected.
     Deny,
@@ -198,9 +199,10 @@ pub enum OnUnknown {
 /// Whether the pod's author can opt out of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OptOut {
-    /// By the pod label `pillion.dev/inject=false`, a falsy request, or `-name` in `pillion.dev/profiles`.
+    /// The author can opt out by the pod label `pillion.dev/inject=false`, a falsy request, or `-name` in
+    /// `pillion.dev/profiles`.
     Allowed,
-    /// Not at all.
+    /// The author cannot opt out.
     Forbidden,
 }
 
@@ -223,10 +225,10 @@ pub struct MatchCondition {
     /// The expression, in CEL.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
-    /// What happens if it is not true. Default: `NotMatched`.
+    /// What happens if the expression is not true. Default: `NotMatched`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub otherwise: Option<Otherwise>,
-    /// The message to the author if it is not true.
+    /// The message to the author if the expression is not true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -289,11 +291,11 @@ pub struct ContainerRule {
     /// Selects containers. All given parts must match. Default: all of type `App`.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub match_: Option<ContainerMatch>,
-    /// Expressions that skip a container, with a message.
+    /// Expressions that must all be true. Otherwise the rule skips the container, or `otherwise: Deny` rejects the pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
-    /// A partial container that is merged into each container.
+    /// A partial container that is merged into each selected container.
     #[schemars(schema_with = "partial_object")]
     pub template: Value,
 }
@@ -306,7 +308,7 @@ pub struct ContainerMatch {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
     pub types: Vec<ContainerType>,
-    /// Names.
+    /// Names of containers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub names: Vec<String>,
@@ -314,7 +316,7 @@ pub struct ContainerMatch {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub images: Vec<String>,
-    /// An expression over `container`.
+    /// A CEL expression over `container` that must be true.
     #[serde(default, rename = "where", skip_serializing_if = "Option::is_none")]
     pub where_: Option<String>,
 }
@@ -343,7 +345,7 @@ pub struct Validation {
     /// The expression that must be true, in CEL.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
-    /// The message if it is not true.
+    /// The message if the expression is not true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// Machine-readable reason of the denial.
@@ -356,7 +358,7 @@ pub struct Validation {
     /// The invalid field: `.spec.ports`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field_path: Option<String>,
-    /// What happens if it is not true. Default: `Deny`.
+    /// What happens if the expression is not true. Default: `Deny`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<ValidationAction>,
 }
@@ -385,8 +387,8 @@ pub struct Rollout {
     pub namespace_selector: Option<LabelSelector>,
 }
 
-/// The schema of a partial Kubernetes object: any object. Its fields are checked by the engine, because Kubernetes' own
-/// schema of a pod would make the definition hundreds of kilobytes large.
+/// Returns the schema of a partial Kubernetes object: any object. The engine checks its fields, because Kubernetes' own
+/// schema of a pod would make the CRD hundreds of kilobytes large.
 fn partial_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }

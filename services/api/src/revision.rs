@@ -1,19 +1,19 @@
 //! A revision: one accepted version of a profile, stored in the cluster and never changed.
 //!
 //! The meaning of a child profile depends on its parents, which may be edited or broken later. So a revision holds the
-//! whole text with everything inherited, and a replica needs nothing else to serve it. The text is JSON in a string:
-//! the API server does not prune, order or default it, and comparing two revisions is comparing two strings.
+//! complete spec with everything inherited, and a replica needs nothing else to serve it. The spec is JSON in a string:
+//! the API server does not prune, order or default it, and two revisions are compared as strings.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The maximum size of a revision's text, in bytes. A template has up to 64 KiB, and a revision can contain several
-/// merged ones.
+/// The maximum size of a revision's `text`, in bytes. A template has up to 64 KiB, and a revision can contain several
+/// merged templates.
 pub const MAX_TEXT_BYTES: usize = 256 * 1024;
 
-/// The maximum length in bytes of a profile's name in an object's name. Kubernetes allows 253, and `-` and the hash
-/// of the revision follow the profile's name.
+/// The maximum length in bytes of a profile's name in an object's name. Kubernetes allows 253, and 17 bytes remain for
+/// `-` and the revision.
 const NAME_BYTES: usize = 253 - 17;
 
 /// The maximum length of a label's value, in bytes.
@@ -29,7 +29,8 @@ pub struct RevisionSpec {
     /// The name of the profile.
     #[schemars(length(min = 1, max = 253))]
     pub profile: String,
-    /// The hash of the following fields, as records and `pillion.dev/profiles: name@hash` contain it.
+    /// The hash of `text` and, if the profile extends others, of its limits. Records contain the hash, and so does
+    /// `pillion.dev/profiles: name@hash`.
     #[schemars(length(min = 4, max = 64))]
     pub revision: String,
     /// The generation of the profile that was accepted.
@@ -37,19 +38,19 @@ pub struct RevisionSpec {
     pub generation: Option<i64>,
     /// The limits of the profile.
     pub bounds: RevisionBounds,
-    /// The cluster profiles that it extends, the nearest first.
+    /// The cluster profiles that the profile extends, the nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), inner(length(max = 253)))]
     pub ancestors: Vec<String>,
-    /// The inherited parameters that a namespaced profile sets.
+    /// The inherited parameters whose values a namespaced profile sets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 63)))]
     pub set_by_namespace: Vec<String>,
     /// The `spec` of the profile with everything that it inherits, as JSON.
     #[schemars(length(max = 262_144))]
     pub text: String,
-    /// The `spec` as its author wrote it, as JSON, if it extends another profile. The next leader merges it again when a
-    /// parent changes.
+    /// The `spec` as its author wrote it, as JSON, if the profile extends another one. The next leader merges it again
+    /// when a parent changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 262_144))]
     pub source: Option<String>,
@@ -58,22 +59,22 @@ pub struct RevisionSpec {
 /// The limits of the profile of a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RevisionBounds {
-    /// No limits: it is a cluster profile.
+    /// No limits: the profile is a cluster profile.
     Platform,
-    /// The limits of the cluster profile that it extends.
+    /// The limits of the cluster profile that the profile extends.
     Parent,
     /// The limits for namespaced profiles.
     Tenant,
 }
 
-/// The name of the object that holds a revision: `<profile>-<hash>`. If the profile's name is too long, a hash
+/// Returns the name of the object that holds a revision: `<profile>-<hash>`. If the profile's name is too long, a hash
 /// replaces its end.
 #[must_use]
 pub fn object_name(profile: &str, revision: &str) -> String {
     format!("{}-{revision}", shortened(profile, NAME_BYTES))
 }
 
-/// The value of the label that holds a profile's name, shortened if necessary.
+/// Returns the value of the label that holds a profile's name, shortened if necessary.
 #[must_use]
 pub fn label_value(profile: &str) -> String {
     shortened(profile, LABEL_BYTES)

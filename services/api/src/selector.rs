@@ -1,4 +1,4 @@
-//! Kubernetes' label selector, as text and as a predicate.
+//! Kubernetes' label selector: its fields, and its matching of labels.
 //!
 //! It has the semantics of `metav1.LabelSelector`: all requirements must hold, an empty selector matches everything,
 //! and `NotIn` and `DoesNotExist` also match where the label is absent.
@@ -28,19 +28,19 @@ pub struct Requirement {
     pub key: String,
     /// The operator between the label's value and `values`.
     pub operator: Operator,
-    /// The values of `In` and `NotIn`; empty for the other two.
+    /// The values of `In` and `NotIn`. Empty for `Exists` and `DoesNotExist`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
 }
 
-/// The relation of a [`Requirement`].
+/// The operator of a [`Requirement`]: the relation between the label's value and `values`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Operator {
-    /// The label is there, with one of the values.
+    /// The label exists, with one of the values.
     In,
     /// The label is absent, or has none of the values.
     NotIn,
-    /// The label is there.
+    /// The label exists.
     Exists,
     /// The label is absent.
     DoesNotExist,

@@ -1,17 +1,17 @@
 //! The webhook configurations: pure functions build the `MutatingWebhookConfiguration`, and the
-//! `ValidatingWebhookConfiguration` where profiles validate.
+//! `ValidatingWebhookConfiguration` if it has entries.
 //!
-//! A configuration has one entry for each [`InjectionLevel`], with a path, a failure policy and a timeout of its own,
-//! and one more where namespaces can opt in by a label other than Pillion's. The namespace selectors are disjoint, so
-//! the API server calls once for each pod. All entries are in one object, so their trusted certificates change
-//! together.
+//! A configuration has one entry for each [`InjectionLevel`] and each opt-in label that can set it. The failure mode
+//! determines the entry's path, failure policy and timeout. The namespace selectors are disjoint, so the API server
+//! calls once for each pod. All entries are in one object, so their trusted certificates change together.
 //!
-//! A validating configuration can have more entries for each failure mode. One is for deletions, which the API server
-//! never rejects because replicas are unavailable. One is for each request that only namespaced profiles validate,
-//! limited to their namespaces. So a tenant never changes which requests of another namespace are validated.
+//! A validating configuration can have more entries for each failure mode. One is for deletions, and its failure policy
+//! is `Ignore`: unavailable replicas never block a deletion. There is also one for each resource and operation that
+//! only namespaced profiles validate, limited to their namespaces. So a tenant never changes which requests of another
+//! namespace are validated.
 //!
-//! Two entries serve Pillion itself. The API server calls `canary.pillion.dev` for the objects that prove which CA it
-//! trusts. It calls `profiles.pillion.dev` for profiles, and Pillion warns their authors of mistakes.
+//! Two entries serve Pillion itself. The API server calls `canary.pillion.dev` for the objects that prove which CA the
+//! API server trusts. It calls `profiles.pillion.dev` for profiles, and Pillion warns their authors of mistakes.
 
 mod read;
 mod rules;
@@ -65,7 +65,7 @@ pub struct Settings {
     pub timeouts: Timeouts,
     /// Whether there is an entry for trust probes.
     pub canary: bool,
-    /// The epoch in the path of that entry.
+    /// The epoch in the path of the trust probe's entry.
     pub canary_epoch: u64,
     /// Whether there is an entry for profiles.
     pub validates_profiles: bool,
@@ -87,14 +87,14 @@ pub struct Timeouts {
 }
 
 impl Default for Timeouts {
-    /// Three seconds each.
+    /// Returns three seconds for each failure mode.
     fn default() -> Self {
         Self { enabled: 3, required: 3, held: 3 }
     }
 }
 
 impl Timeouts {
-    /// The timeout of a failure mode, limited to the API server's range.
+    /// Returns the timeout of a failure mode in seconds, limited to the API server's range.
     #[must_use]
     pub fn of(self, level: InjectionLevel) -> i32 {
         let seconds = match level {
@@ -107,8 +107,8 @@ impl Timeouts {
 }
 
 impl Settings {
-    /// The settings of a release, with defaults for everything else: entries `enabled` and `required`, timeouts of
-    /// three seconds.
+    /// Creates the settings of a release, with defaults for everything else: entries `enabled` and `required`, timeouts
+    /// of three seconds.
     #[must_use]
     pub fn new(release_namespace: impl Into<String>, ca_bundle: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -128,7 +128,8 @@ impl Settings {
         }
     }
 
-    /// The entries: for each failure mode, one for each label with values of this mode.
+    /// Returns the failure mode, the label's index and the label of each entry. A failure mode has one entry for each
+    /// label with values that mean it.
     fn entries(&self) -> impl Iterator<Item = (InjectionLevel, usize, &OptInLabel)> {
         let labels = || self.opt_in.labels().iter().enumerate();
         let entries = self.levels.iter().flat_map(move |level| labels().map(|(index, label)| (*level, index, label)));
@@ -153,7 +154,8 @@ pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> Mutat
     }
 }
 
-/// Whether a configuration with this Service is for the [connectivity check](Settings::rehearses).
+/// Whether a configuration is for the [connectivity check](Settings::rehearses): its trust probe's entry calls this
+/// Service.
 #[must_use]
 pub fn is_rehearsal(configuration: &MutatingWebhookConfiguration, service_name: &str) -> bool {
     let called = |entry: &MutatingWebhook| entry.client_config.service.as_ref().map(|service| service.name.clone());
@@ -184,8 +186,8 @@ fn mutating_entry(
     }
 }
 
-/// The entry for trust probes. Its failure policy is `Fail`, so that the probe fails if the API server does not trust
-/// the CA.
+/// Builds the entry for trust probes. Its failure policy is `Fail`, so that the probe fails if the API server does not
+/// trust the CA.
 fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
     let path = canary::path(canary::PATH, settings.canary_epoch);
     let canary_service = format!("{}-canary", settings.service_name);
@@ -206,7 +208,8 @@ fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
     }
 }
 
-/// The entry for trust probes in the validating configuration, which reaches an API server at another time.
+/// Builds the entry for trust probes in the validating configuration. An API server may receive the two configurations
+/// at different times, so each has such an entry.
 fn validating_trust_probe_entry(settings: &Settings) -> ValidatingWebhook {
     let mutating = trust_probe_entry(settings);
     let canary_service = format!("{}-canary", settings.service_name);
@@ -240,7 +243,8 @@ pub fn validating(settings: &Settings, validated: &Validated) -> Option<Validati
     })
 }
 
-/// Excludes no object by its labels, because each profile decides whether authors can opt out.
+/// Builds the validating entry of a scope. It excludes no object by its labels, because each profile decides whether
+/// authors can opt out.
 fn validating_entry(
     settings: &Settings,
     (level, index, label): (InjectionLevel, usize, &OptInLabel),
@@ -267,7 +271,8 @@ fn validating_entry(
     }
 }
 
-/// The entry only warns, because users must be able to store profiles while no replica is ready.
+/// Builds the entry for profiles. It only warns, because users must be able to store profiles while no replica is
+/// ready.
 fn profiles_entry(settings: &Settings) -> ValidatingWebhook {
     let kinds = ["clusterinjectionprofiles", "injectionprofiles"];
     ValidatingWebhook {
@@ -302,7 +307,8 @@ fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClien
     }
 }
 
-/// In `held` namespaces, the scheduling gate handles failures, so calls there may fail.
+/// Returns the failure policy. `held` namespaces ignore failed calls, because the scheduling gate keeps the pod
+/// waiting.
 const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static str {
     match level {
         _ if settings.rehearses => "Ignore",
@@ -323,8 +329,8 @@ fn namespace_selector(settings: &Settings, level: InjectionLevel, index: usize, 
     }
 }
 
-/// In `enabled` namespaces, authors can always opt out, so the API server does not call for opted-out pods. Elsewhere
-/// the profile decides.
+/// Returns the object selector. In `enabled` namespaces, authors can always opt out, so the API server does not call
+/// for opted-out pods. In other namespaces, the profile decides.
 fn object_selector(level: InjectionLevel) -> LabelSelector {
     let opt_out = requirement(INJECT_LABEL, "NotIn", ["false"]);
     LabelSelector { match_labels: None, match_expressions: (level == InjectionLevel::Enabled).then(|| vec![opt_out]) }

@@ -1,7 +1,7 @@
 //! Compares a running pod with the profiles that select it: which profiles should be on it, and which its record names.
 //!
-//! Selection sees the pod without its record, as in a second pass of injection. No template is evaluated. A stored
-//! pod does not name its creator, so a profile that reads this is [`Standing::Undecided`].
+//! Selection sees the pod without its record, as in a second pass of injection. No template is evaluated. A stored pod
+//! does not name its creator, so a profile that reads the creator is [`Standing::Undecided`].
 //!
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
@@ -48,12 +48,12 @@ pub struct Expected {
     pub profile: Arc<CompiledProfile>,
     /// The relation of the profile to the pod.
     pub standing: Standing,
-    /// The pinned revision, if it is not available here. `profile` then is the active revision.
+    /// The pinned revision, if it is not available in the snapshot. `profile` then is the active revision.
     pub pinned: Option<Box<str>>,
 }
 
 impl Expected {
-    /// The revision that the pod would get.
+    /// Returns the revision that the pod would get.
     #[must_use]
     pub fn revision(&self) -> &str {
         self.pinned.as_deref().unwrap_or_else(|| self.profile.revision())
@@ -76,11 +76,11 @@ pub enum Injected {
 pub struct Read {
     /// The content of the record.
     pub injected: Injected,
-    /// The original pod; `None` if it equals the pod.
+    /// The original pod, without injection; `None` if it equals the pod.
     pub original_object: Option<OwnedTape>,
 }
 
-/// Reads the record of a pod. Only its metadata must be complete. A pod with a duplicate key, which no API server
+/// Reads the record of a pod. Only the pod's metadata must be complete. A pod with a duplicate key, which no API server
 /// sends, has no record.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Read {
@@ -99,9 +99,9 @@ pub fn read(pod: Value<'_>) -> Read {
     Read { injected: Injected::Profiles(profiles), original_object }
 }
 
-/// Selects the profiles for a pod by labels and annotations. `pod` is the original, of which only `metadata` is needed.
-/// `known` returns whether an open profile matches, at the revision that the pod would get. If it returns `None`, the
-/// profile is [`Standing::Open`]. A profile that is pinned to an unavailable revision is open.
+/// Selects the profiles for a pod by labels and annotations. `pod` is the original pod, and only its `metadata` is
+/// needed. `known` returns whether an open profile matches, at the revision that the pod would get. If it returns
+/// `None`, the profile is [`Standing::Open`]. A profile that is pinned to an unavailable revision is open.
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,
@@ -148,13 +148,13 @@ pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<
     }
 }
 
-/// Returns the object for which revisions are chosen. It has no record, so the result is the revision that the pod
+/// Returns the object for which revisions are chosen, without a record. So the chosen revisions are those that the pod
 /// would get now.
 fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> TargetObject<'s> {
     TargetObject { namespace_name, namespace, object, record: None }
 }
 
-/// Selects the profiles for a pod. `pod` is the whole original.
+/// Selects the profiles for a pod. `pod` is the whole original pod.
 #[must_use]
 pub fn of_object(
     snapshot: &Snapshot,

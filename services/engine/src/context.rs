@@ -1,8 +1,8 @@
 //! The context of expressions: the object, the request, the namespace, lookups, parameters, and the variables of a
 //! profile.
 //!
-//! Expressions read the values in place, and only as far as they reach. A variable is evaluated when it is first used,
-//! once per object. A variable that reads a container or an item is evaluated once for each container or item.
+//! Expressions read the values in place, and only the parts that they use. A variable is evaluated when it is first
+//! used, once per object. A variable that reads a container or an item is evaluated once for each container or item.
 
 use std::cell::{OnceCell, RefCell};
 
@@ -43,7 +43,7 @@ const CONTAINER_COST: usize = 16;
 pub(crate) struct Variable {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
-    /// Whether it reads a container or an item, directly or through another variable.
+    /// Whether the variable reads a container or an item, directly or through another variable.
     pub(crate) is_local: bool,
 }
 
@@ -64,10 +64,10 @@ pub(crate) struct EvalContext<'v> {
 /// The definitions that a profile provides to its expressions.
 #[derive(Clone, Copy)]
 pub(crate) struct Definitions<'v> {
-    /// The owner whose budget its expressions use.
+    /// The owner whose budget the expressions use.
     pub(crate) owner: Owner,
     pub(crate) variables: &'v [Variable],
-    /// The names of the containers that it adds.
+    /// The names of the containers that the profile adds.
     pub(crate) own_containers: &'v [Box<str>],
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn without_pod(scope: Scope) -> Scope {
         .fold(scope, |scope, name| scope.without(name, "only a pod has it, and the target is not pods"))
 }
 
-/// The value of a container: its fields, and its `type`.
+/// Returns the value of a container: its fields, and `kind` as its `type`.
 pub(crate) fn container<'v>(
     container: json::Value<'v>,
     kind: &'static str,
@@ -122,7 +122,7 @@ pub(crate) fn container<'v>(
     Value::extended(Value::read(container, meter)?, [Some(("type", Value::text(kind))), None], meter)
 }
 
-/// The type of an init container: `Sidecar` if it restarts always, else `Init`.
+/// Returns the type of an init container: `Sidecar` if it always restarts, otherwise `Init`.
 pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
     if container.get("restartPolicy").is_some_and(|policy| policy.is("Always")) { "Sidecar" } else { "Init" }
 }
@@ -139,7 +139,7 @@ impl Arena {
         Self { tapes: OnceCell::new(), parameters: OnceCell::new() }
     }
 
-    /// Stores a parsed JSON text.
+    /// Stores a parsed JSON document, and returns its root.
     pub(crate) fn keep(&self, tape: OwnedTape) -> json::Value<'_> {
         let kept: &OwnedTape = self.tapes.get_or_init(typed_arena::Arena::new).alloc(tape);
         kept.root()
@@ -158,18 +158,19 @@ impl<'v> ProfileBindings<'v> {
         Self { context, parameters, definitions, ours: None, values, lists, containers, locals: RefCell::default() }
     }
 
-    /// Binds `containers` for an object that still holds these injected containers.
+    /// Sets the names of injected containers that the object still holds. `containers` then marks each container with
+    /// `ours`.
     pub(crate) fn with_ours(mut self, names: &'v [Box<str>]) -> Self {
         self.ours = Some(names);
         self
     }
 
-    /// Returns a meter for the profile.
+    /// Returns a meter for the profile's owner.
     pub(crate) fn meter(&self, purpose: Purpose, steps: usize) -> Meter {
         self.context.meter(self.definitions.owner, purpose, steps)
     }
 
-    /// The values of the profile's parameters.
+    /// Returns the values of the profile's parameters.
     pub(crate) const fn parameters(&self) -> &'v Parameters {
         self.parameters
     }
@@ -192,7 +193,7 @@ impl<'v> ProfileBindings<'v> {
         self.locals.borrow().len()
     }
 
-    /// Unbinds all names above this number. Usually there are none.
+    /// Unbinds all names except the first `known`. Usually there are no others.
     #[inline]
     pub(crate) fn forget(&self, known: usize) {
         if self.known() > known {
@@ -219,7 +220,7 @@ impl<'v> ProfileBindings<'v> {
         }
     }
 
-    /// The containers of each list, in the order of [`LISTS`].
+    /// Returns the containers of each list, in the order of [`LISTS`].
     fn lists(&self) -> [impl Iterator<Item = json::Value<'v>> + use<'v>; LISTS.len()] {
         let lists = self.lists.get_or_init(|| {
             let spec = self.context.object.get("spec");
@@ -228,7 +229,8 @@ impl<'v> ProfileBindings<'v> {
         lists.map(|list| list.into_iter().flat_map(json::Value::items))
     }
 
-    /// Whether a container of the pod overlays one that the profile adds: it has the same name and configures it.
+    /// Whether a container of the pod has the name of a container that the profile adds. It configures the added
+    /// container.
     fn is_overlay(&self, container: json::Value<'_>) -> bool {
         let own = self.definitions.own_containers;
         self.ours.is_none()
@@ -267,7 +269,7 @@ impl<'v> ProfileBindings<'v> {
         overlays.finish(meter)
     }
 
-    /// The main container: the one that the annotation names, else the first.
+    /// Returns the main container: the one that the annotation [`DEFAULT_CONTAINER`] names, otherwise the first.
     fn primary(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let annotation = self.context.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);
@@ -372,7 +374,7 @@ fn looked_up_value<'v>(
     })
 }
 
-/// The service account's metadata; an empty optional if there is no such account.
+/// Returns the service account's metadata; an empty optional if the account does not exist.
 fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
     let object = context.looked_up.service_account.known("the service account")?;
     let metadata = object.and_then(|object| object.root().get("metadata"));
@@ -380,7 +382,7 @@ fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<V
     Value::optional(metadata, meter)
 }
 
-/// The owners, the nearest first. Owners that are known from the pod alone need no lookup.
+/// Returns the owners of the object, the nearest first. Owners that are known from the pod alone need no lookup.
 fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
     if let Some(chain) = known_from_pod(context) {
         // No owner was looked up, so the values borrow nothing from the chain.
@@ -391,7 +393,7 @@ fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<
     owners.iter().map(|owner| owner_value(owner, owner.object.as_ref().map(|object| object.root()), meter)).collect()
 }
 
-/// Returns the owners, if the pod alone names all of them.
+/// Returns the owners if the pod alone names all of them. `None` if they were looked up, or a lookup is needed.
 fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
     if !matches!(context.looked_up.owners, Answer::NotAsked) {
         return None;
@@ -399,7 +401,7 @@ fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
     Some(OwnerChain::of_pod(context.object, false)).filter(|chain| !chain.is_open())
 }
 
-/// `{apiVersion, kind, name}`, with `uid`, `labels` and `annotations` if they are known.
+/// Returns an owner as `{apiVersion, kind, name}`, with `uid`, `labels` and `annotations` if they are known.
 fn owner_value<'v>(
     owner: &lookup::Owner,
     object: Option<json::Value<'v>>,

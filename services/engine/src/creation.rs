@@ -9,13 +9,13 @@ use crate::lookup::{group_of, plural};
 pub struct Creation<'c> {
     /// The object, with `apiVersion` and `kind`.
     pub object: &'c Json,
-    /// The namespace.
+    /// The namespace of the object.
     pub namespace: &'c str,
     /// The UID of the request.
     pub uid: &'c str,
     /// The request's `userInfo`.
     pub user: &'c Json,
-    /// Whether it is a dry run.
+    /// Whether the request is a dry run.
     pub dry_run: bool,
 }
 

@@ -33,7 +33,7 @@ impl Outcome {
     /// All outcomes.
     pub const ALL: [Self; 5] = [Self::Injected, Self::Unchanged, Self::Skipped, Self::Validated, Self::Denied];
 
-    /// The value of the metric label, the log field and the span attribute.
+    /// Returns the outcome as the value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ pub enum ProfileOutcome {
 }
 
 impl ProfileOutcome {
-    /// The value of the metric label, the log field and the span attribute.
+    /// Returns the outcome as the value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -83,11 +83,11 @@ impl ProfileOutcome {
 pub struct ProfileDecision {
     /// The profile.
     pub profile: Arc<CompiledProfile>,
-    /// The outcome.
+    /// The outcome of the profile.
     pub outcome: ProfileOutcome,
-    /// The reason.
+    /// The reason for the outcome.
     pub reason: Reason,
-    /// Details of this request, such as the name that is taken or the unknown value. They are for people only.
+    /// Details of this request, such as the name that is taken or the unknown value. For people only.
     pub detail: Option<Box<str>>,
 }
 
@@ -103,7 +103,7 @@ pub enum ValidationOutcome {
 }
 
 impl ValidationOutcome {
-    /// The value of the log field and the span attribute.
+    /// Returns the outcome as the value of the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -119,9 +119,9 @@ impl ValidationOutcome {
 pub struct ValidationDecision {
     /// The profile of the validation.
     pub profile: Arc<CompiledProfile>,
-    /// Its index in the profile's `validations`.
+    /// Index of the validation in the profile's `validations`.
     pub index: usize,
-    /// The consequence.
+    /// The consequence of the failure.
     pub outcome: ValidationOutcome,
     /// The reason: the validation failed, or could not be evaluated.
     pub reason: Reason,
@@ -130,18 +130,18 @@ pub struct ValidationDecision {
 }
 
 impl ValidationDecision {
-    /// The HTTP status code of the denial.
+    /// Returns the HTTP status code of the denial: the validation's, or 422 if `index` is invalid.
     #[must_use]
     pub fn code(&self) -> u16 {
         self.validation().map_or(422, |validation| validation.code)
     }
 
-    /// The Kubernetes status reason of the denial, if the profile sets one.
+    /// Returns the Kubernetes status reason of the denial. `None` if the profile sets none and the code implies none.
     pub(crate) fn status_reason(&self) -> Option<&str> {
         self.validation().map(|validation| &*validation.reason).filter(|reason| !reason.is_empty())
     }
 
-    /// The invalid field, if the profile names it: `spec.ports`.
+    /// Returns the path of the invalid field, if the profile names it: `spec.ports`.
     #[must_use]
     pub fn field_path(&self) -> Option<&str> {
         self.validation().and_then(|validation| validation.field_path.as_deref())
@@ -159,14 +159,14 @@ pub enum Notice {
     RecordDropped,
     /// A value in a request key that names no profile.
     UnknownWord {
-        /// The label or annotation that holds it.
+        /// The label or annotation that holds the value.
         key: Box<str>,
         /// The value.
         word: Box<str>,
     },
     /// A truthy value that could request several profiles.
     AmbiguousWord {
-        /// The label or annotation that holds it.
+        /// The label or annotation that holds the value.
         key: Box<str>,
     },
     /// A part that an applied profile left out.
@@ -205,14 +205,14 @@ impl fmt::Display for Notice {
 /// The decision about a request.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// The outcome.
+    /// The outcome of the request.
     pub outcome: Outcome,
-    /// The reason.
+    /// The reason for the outcome.
     pub reason: Reason,
-    /// Details of this request. They are for people only.
+    /// Details of this request. For people only.
     pub detail: Option<Box<str>>,
-    /// The requested profiles, in the order in which they are applied. Profiles without a request are not listed, so
-    /// they cost nothing.
+    /// The requested profiles, in the order in which they are applied. Profiles that apply to all objects count as
+    /// requested. Other profiles are not listed, so they cost nothing.
     pub profiles: Vec<ProfileDecision>,
     /// The failed validations, in the order of the profiles. Empty on the mutating path.
     pub validations: Vec<ValidationDecision>,
@@ -221,7 +221,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Creates a decision without any requested profile.
+    /// Creates a decision with the outcome `Skipped` and this reason, without profiles.
     #[must_use]
     pub const fn skipped(reason: Reason) -> Self {
         Self {
@@ -234,7 +234,7 @@ impl Decision {
         }
     }
 
-    /// Creates a denial.
+    /// Creates a denial with this reason and detail, without profiles.
     #[must_use]
     pub fn denied(reason: Reason, detail: impl Into<Box<str>>) -> Self {
         Self {
@@ -247,12 +247,12 @@ impl Decision {
         }
     }
 
-    /// The validations that deny the object.
+    /// Returns the failed validations that deny the object.
     pub fn refusals(&self) -> impl Iterator<Item = &ValidationDecision> {
         self.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied)
     }
 
-    /// The message of the denial, which the API server shows to the author.
+    /// Returns the message of the denial, which the API server shows to the author.
     #[must_use]
     pub fn denial_message(&self) -> String {
         self.detail

@@ -18,21 +18,21 @@ pub struct Diagnostic {
     pub path: String,
     /// What is wrong, as a sentence without its full stop.
     pub message: String,
-    /// What to do about it.
+    /// How to correct the mistake.
     pub help: Option<String>,
-    /// The part of the field.
+    /// The part of the field to which the diagnostic refers.
     pub part: Part,
 }
 
 /// The part of a field to which a diagnostic refers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Part {
-    /// Its value.
+    /// The field's value.
     #[default]
     Value,
-    /// Its name, because the field is not allowed there.
+    /// The field's name, because the field is not allowed in this place.
     Name,
-    /// A byte range of its text: a piece of an expression.
+    /// A byte range of the field's string value: a piece of an expression.
     Bytes(Range<usize>),
 }
 
@@ -50,7 +50,8 @@ impl Diagnostic {
         Self { part: Part::Name, ..self }
     }
 
-    /// Creates the diagnostic of an expression's error. The range of `error` is relative to the text of the field.
+    /// Creates the diagnostic of an expression's error. `text` is the field's value, to which the range of `error`
+    /// refers.
     pub(crate) fn of_expression(path: impl Into<String>, text: &str, error: &ExpressionError) -> Self {
         let is_quoted = |piece: &str| error.message.contains(&format!("`{piece}`"));
         let piece = text
@@ -61,7 +62,7 @@ impl Diagnostic {
     }
 }
 
-/// Shortens a long text to its start and its end.
+/// Shortens a long string to its start and its end.
 fn shortened(text: String) -> String {
     if text.len() <= LONGEST_TEXT {
         return text;

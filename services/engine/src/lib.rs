@@ -8,17 +8,17 @@
 //!
 //! 1. [`review::Review::parse`] reads the envelope. The object stays a slice of the request.
 //! 2. [`snapshot::Snapshot`] returns the profiles that may act in the object's namespace.
-//! 3. [`select`] finds the profiles that match the object, and why the others do not.
+//! 3. [`select`] finds the profiles that match the object, and why other requested profiles do not match.
 //! 4. [`inject`] merges the templates of these profiles into the object, and [`limits`] checks what tenants' profiles
 //!    did.
-//! 5. [`pillion_json::patch`] turns the edits into a JSON patch, and checks the patch before it leaves.
+//! 5. [`pillion_json::patch`] turns the edits into a JSON patch, and checks the patch before it is returned.
 //! 6. `validate` evaluates the validations of the profiles, on the validating path.
 //! 7. [`decision::Decision`] holds the result. The response, metrics, logs and spans are rendered from it.
 //!
 //! # Modules
 //!
-//! The modules stand in the order of their dependencies: each uses only modules that stand above it. Only test code may
-//! refer to modules below. Keep the order when you add a module.
+//! The modules are listed in the order of their dependencies: each uses only modules above it. Only test code may refer
+//! to modules below. Keep the order when you add a module.
 
 // Text formats and the expression language: crates of their own.
 use pillion_expression as expression;
@@ -36,7 +36,7 @@ pub mod lookup;
 mod parameter;
 mod context;
 
-// Profiles: from the text of an author to what the engine runs.
+// Profiles: from the author's spec to the compiled profile.
 pub mod profile;
 
 // The pipeline of a review.

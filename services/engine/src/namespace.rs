@@ -15,9 +15,9 @@ use pillion_api::opt_in::OptIn;
 pub struct NamespaceMetadata {
     /// The labels, then the annotations, each sorted by key.
     text: Box<str>,
-    /// The offset of the annotations in the text.
+    /// The offset of the annotations in `text`.
     annotations_at: u32,
-    /// Its failure mode.
+    /// The failure mode; `None` if the namespace is not opted in.
     level: Option<InjectionLevel>,
 }
 
@@ -28,8 +28,8 @@ pub struct Pairs<'n> {
 }
 
 impl NamespaceMetadata {
-    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's
-    /// own label opts it in, unless [`NamespaceMetadata::opting_in_by`] sets other labels.
+    /// Creates the metadata from labels and annotations in any order. Of two with the same key, the last one counts.
+    /// Pillion's own label sets the failure mode, unless [`NamespaceMetadata::opting_in_by`] sets it by other labels.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,
@@ -45,7 +45,7 @@ impl NamespaceMetadata {
         namespace
     }
 
-    /// Applies the opt-in labels of a release.
+    /// Sets the failure mode by the opt-in labels of a release.
     #[must_use]
     pub fn opting_in_by(mut self, opt_in: &OptIn) -> Self {
         self.level = opt_in.level(|key| self.label(key));
@@ -58,37 +58,37 @@ impl NamespaceMetadata {
         Self::new([(INJECTION_LABEL, level.label_value())], [])
     }
 
-    /// Its labels.
+    /// Returns the labels.
     #[must_use]
     pub fn labels(&self) -> Pairs<'_> {
         Pairs { rest: self.parts().0 }
     }
 
-    /// Its annotations.
+    /// Returns the annotations.
     #[must_use]
     pub fn annotations(&self) -> Pairs<'_> {
         Pairs { rest: self.parts().1 }
     }
 
-    /// The value of a label.
+    /// Returns the value of a label, if the namespace has the label.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         find(self.labels(), key)
     }
 
-    /// The value of an annotation.
+    /// Returns the value of an annotation, if the namespace has the annotation.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         find(self.annotations(), key)
     }
 
-    /// Its failure mode; `None` if the namespace is not opted in.
+    /// Returns the failure mode; `None` if the namespace is not opted in.
     #[must_use]
     pub const fn level(&self) -> Option<InjectionLevel> {
         self.level
     }
 
-    /// The length of its strings in bytes, with their length prefixes.
+    /// Returns the total length in bytes of all labels and annotations, with their length prefixes.
     pub(crate) const fn text_bytes(&self) -> usize {
         self.text.len()
     }
@@ -133,7 +133,8 @@ fn write_pairs<K: Into<Box<str>>, V: Into<Box<str>>>(text: &mut String, pairs: i
     }
 }
 
-/// Encodes a length, six bits per byte, lowest first. Bit 6 marks that more follow, so each byte is an ASCII character.
+/// Encodes a length, six bits per byte, lowest first. Bit 6 marks that more bytes follow, so each byte is an ASCII
+/// character.
 fn write_length(text: &mut String, mut length: usize) {
     while length >= 64 {
         text.push(char::from(u8::try_from(length % 64).unwrap_or_default() | 64));
@@ -142,7 +143,7 @@ fn write_length(text: &mut String, mut length: usize) {
     text.push(char::from(u8::try_from(length).unwrap_or_default()));
 }
 
-/// Splits off the first string; `None` at the end.
+/// Splits off the first string of the buffer. `None` at the end.
 fn read_text(text: &str) -> Option<(&str, &str)> {
     let (mut length, mut shift) = (0_usize, 0_u32);
     for (index, byte) in text.bytes().enumerate() {

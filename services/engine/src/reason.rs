@@ -16,13 +16,13 @@ macro_rules! reasons {
             /// All reasons.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The value of the metric label, the log field and the span attribute.
+            /// Returns the reason as the value of the metric label, the log field and the span attribute.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }
 
-            /// The reason as a sentence for people, without its full stop.
+            /// Returns the reason as a sentence for people, without its full stop.
             #[must_use]
             pub const fn sentence(self) -> &'static str {
                 match self { $(Self::$name => $sentence,)+ }
@@ -40,33 +40,33 @@ reasons! {
     Valid => "valid", "the object passes the validations of its profiles";
     /// A validation of the profile failed.
     ValidationFailed => "validation_failed", "the object does not pass a validation";
-    /// The kill switch is set, so nothing is decided.
+    /// The kill switch is set, so no profile is applied.
     SwitchedOff => "switched_off", "injection is switched off for the whole cluster";
-    /// Not a creation of a pod: another operation.
+    /// The operation is not reviewed, such as the update of a pod on the mutating path.
     OtherOperation => "other_operation", "only objects that are being created are injected";
-    /// Another kind of object, or a sub-resource.
+    /// No profile is for the resource, which is another kind of object or a subresource.
     OtherResource => "other_resource", "no profile is for this resource";
     /// The object is being deleted. Additions to it have no effect, and finalizers cannot be added.
     BeingDeleted => "being_deleted", "it is being deleted";
-    /// A mirror pod of the kubelet. It shows a static pod, so changes have no effect.
+    /// The object is a mirror pod of the kubelet. It shows a static pod, so changes have no effect.
     MirrorPod => "mirror_pod", "it is a mirror pod: it shows a static pod of the kubelet and cannot be changed";
-    /// A pod without containers. The API server rejects it, and an injected container would make it valid.
+    /// The pod has no containers. The API server rejects it, and an injected container would make it valid.
     NoContainers => "no_containers", "the pod has no containers";
-    /// One of the system's namespaces.
+    /// The object is in a system namespace.
     SystemNamespace => "system_namespace", "system namespaces are never injected into";
     /// The namespace has no opt-in label.
     NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
     /// The namespace is opted in, and no profile can act in it.
     NoProfile => "no_profile", "no profile is for this namespace";
-    /// Profiles can act in the namespace, and neither it nor the pod requests one.
+    /// Profiles can act in the namespace, but neither the namespace nor the pod requests one.
     NotRequested => "not_requested", "neither the pod nor its namespace asks for a profile";
     /// The author of the pod opted out.
     OptedOut => "opted_out", "the pod opts out";
     /// The pod's labels do not match the profile's objectSelector.
     ObjectSelector => "object_selector", "the labels of the pod do not match the profile's objectSelector";
-    /// A truthy value that could request more than one profile.
+    /// A truthy value could request more than one profile.
     Ambiguous => "ambiguous", "more than one profile is asked for by this key; say which one by its name";
-    /// A missing profile is requested.
+    /// A requested profile does not exist.
     UnknownProfile => "unknown_profile", "a profile is asked for that is not there";
     /// A condition of the profile is false.
     MatchCondition => "match_condition", "a condition of the profile's does not hold";
@@ -76,26 +76,26 @@ reasons! {
     ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
     /// An expression or a parameter reads the result of a failed lookup.
     LookupFailed => "lookup_failed", "something that the profile reads could not be looked up";
-    /// Another profile of the same exclusive group precedes it.
+    /// Another profile of the same exclusive group precedes the profile.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
-    /// A profile of the namespace that only sets its values is applied instead.
+    /// A namespaced profile that only sets values of the cluster profile is applied instead.
     Extended => "extended", "a profile of the namespace that extends it is applied in its stead";
     /// The name of a container or volume of the profile is taken.
     NameTaken => "name_taken", "a name that the profile adds is taken";
     /// The object has a field of another type than the template.
     TypeConflict => "type_conflict", "a field of the object is of another type than in the profile's template";
-    /// A key stands twice in one of the object's maps.
+    /// A key occurs twice in one of the object's maps.
     DuplicateKey => "duplicate_key", "a key stands twice in one object, and which one counts is not certain";
-    /// A mounted volume exists neither in the pod nor in the profile.
+    /// A container of the profile mounts a volume that exists neither in the pod nor in the profile.
     MissingVolume => "missing_volume", "a container of the profile's mounts a volume that is not there";
     /// The API server would reject the pod: a container requests more than its limit, or a probe or hook does not
     /// have exactly one handler.
     InvalidResult => "invalid_result", "the API server would reject the pod as the profile changes it";
     /// The pod runs on another operating system than the profile's containers.
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";
-    /// The record would be larger than an annotation should be.
+    /// The record would exceed its maximum size.
     RecordTooLarge => "record_too_large", "the record of what was changed would be too large";
-    /// The result would break a limit of Kubernetes or of this build.
+    /// The result would exceed a limit of Kubernetes or of this build.
     LimitExceeded => "limit_exceeded", "the result would exceed a limit";
 }
 

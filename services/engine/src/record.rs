@@ -2,12 +2,12 @@
 //!
 //! For each profile, the record lists the revision, the elements that the profile added, and the original of every
 //! value that it replaced. Pointers name elements of keyed lists by their keys, because indexes change:
-//! `/spec/containers/logger`. The entry of a namespaced profile that only extends a cluster profile names that one:
-//! `extends: agent`.
+//! `/spec/containers/logger`. The entry of a namespaced profile that only extends a cluster profile names the cluster
+//! profile: `extends: agent`.
 //!
 //! Only a genuine record is trusted. In a CREATE review, `metadata.managedFields` names the fields that the author of
-//! the request wrote, and nothing that admission added. The API server computes it. So if managedFields name the
-//! record, it was not written by Pillion.
+//! the request wrote, and nothing that admission added. The API server computes managedFields. So if they name the
+//! record, Pillion did not write it.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,7 @@ pub(crate) use write::RecordWriter;
 /// The maximum size of the record in bytes, without its moves. All annotations of an object together may have 256 KiB.
 const MAX_RECORD_BYTES: usize = 16 * 1024;
 
-/// The maximum size of its moves in bytes. Moves that do not fit are left out, and no profile fails for them.
+/// The maximum size of a record's moves in bytes. Moves that do not fit are omitted without an error.
 const MAX_MOVE_BYTES: usize = 4 * 1024;
 
 /// The version of the format.
@@ -37,17 +37,17 @@ pub(crate) struct Record {
     tape: OwnedTape,
 }
 
-/// The pointer of a replaced value and its original; for a removed element also the key of the element before it:
-/// `/web`, or empty if it was the first.
+/// The pointer of a replaced value, and its original. For a removed element, also the key of the preceding element:
+/// `/web`, or empty if the removed element was the first.
 pub(crate) type Replacement<'r> = (Cow<'r, str>, Value<'r>, Option<Cow<'r, str>>);
 
 /// An element that was moved within its keyed list.
 #[derive(Clone, Debug)]
 pub(crate) struct Move<'r> {
     pub(crate) pointer: Cow<'r, str>,
-    /// The key of the element before it: `/web`, or empty if it was the first.
+    /// The key of the element that preceded the moved one: `/web`, or empty if the moved element was the first.
     pub(crate) behind: Cow<'r, str>,
-    /// The number of later elements with the same key, because an author may write a name twice.
+    /// The number of later elements with the same key. An author may write a name twice.
     pub(crate) same: usize,
 }
 
@@ -60,14 +60,14 @@ pub(crate) enum Change<'r> {
 }
 
 impl Change<'_> {
-    /// The pointer of the change.
+    /// Returns the pointer of the change.
     pub(crate) fn pointer(&self) -> &str {
         match self {
             Self::Added(pointer) | Self::Replaced((pointer, ..)) | Self::Moved(Move { pointer, .. }) => pointer,
         }
     }
 
-    /// The change relative to a place; `None` if it is not below the place.
+    /// Returns the change with its pointer relative to `place`; `None` if the change is not below `place`.
     pub(crate) fn below(&self, place: &str) -> Option<Self> {
         let rest = self.pointer().strip_prefix(place).filter(|rest| rest.starts_with('/'))?;
         let pointer = Cow::Owned(rest.to_owned());
@@ -101,16 +101,16 @@ pub(crate) struct EarlierPass<'r> {
     pub(crate) added: Vec<Cow<'r, str>>,
     /// Replaced values with their originals.
     pub(crate) replaced: Vec<(Cow<'r, str>, Value<'r>)>,
-    /// Pointers of containers that it moved from one list to the other. `added` has them too, but they belong to the
-    /// author.
+    /// Pointers of containers that the profile moved from one list to the other. `added` has them too, but they belong
+    /// to the author.
     pub(crate) moved: Vec<String>,
-    /// All its changes, in an order in which they can be undone from the last.
+    /// All changes of the profile, in an order in which they can be undone from the last.
     pub(crate) changes: Vec<Change<'r>>,
-    /// The changes of profiles that were applied after this one. It did not see them then, and must not see them now.
+    /// The changes of profiles that were applied later. The profile did not see them then, and must not see them now.
     pub(crate) later: Vec<Change<'r>>,
 }
 
-/// Whether the record of an object is genuine: managedFields are present and do not name it.
+/// Whether the record of an object is genuine: managedFields are present and do not name the record.
 pub(crate) fn is_genuine(object: Value<'_>) -> bool {
     let Some(managed) = object.at(&["metadata", "managedFields"]) else { return false };
     let mut entries = managed.items().peekable();
@@ -123,7 +123,7 @@ pub(crate) fn is_genuine(object: Value<'_>) -> bool {
 }
 
 impl Record {
-    /// Parses a record; `None` if this build does not understand it.
+    /// Parses a record; `None` if it is too large, invalid, or of another version.
     pub(crate) fn read(text: &str) -> Option<Self> {
         if text.len() > MAX_RECORD_BYTES + MAX_MOVE_BYTES {
             return None;
@@ -132,36 +132,36 @@ impl Record {
         (tape.root().get("version")?.raw() == VERSION).then_some(Self { tape })
     }
 
-    /// The applied profiles, each with its revision.
+    /// Returns the applied profiles, each with its revision.
     pub(crate) fn revisions(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
         self.profiles().filter_map(|entry| {
             Some((entry.get("profile").and_then(Value::as_str)?, entry.get("revision").and_then(Value::as_str)?))
         })
     }
 
-    /// The elements that any profile added.
+    /// Returns the elements that any profile added.
     pub(crate) fn all_added(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.profiles().flat_map(Self::added)
     }
 
-    /// The elements that the platform's profiles added.
+    /// Returns the elements that the platform's profiles added.
     pub(crate) fn added_by_platform(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.profiles().filter(Self::is_of_platform).flat_map(Self::added)
     }
 
-    /// The changes of all profiles, in an order in which they can be undone from the last. What a profile removed,
-    /// replaced or moved comes before what it added, which may stand in the same place.
+    /// Returns the changes of all profiles, in an order in which they can be undone from the last. Within a profile,
+    /// its additions come last, because an addition may take the place of a value that the profile removed.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         self.profiles().flat_map(Self::changes_of)
     }
 
-    /// Pointers of containers that a profile moved from one list to the other. They belong to the author, who wrote a
-    /// part of them.
+    /// Returns the pointers of containers that a profile moved from one list to the other. They belong to the author,
+    /// who wrote a part of them.
     pub(crate) fn moved(&self) -> impl Iterator<Item = String> {
         self.profiles().flat_map(Self::moved_by)
     }
 
-    /// The places that the platform's profiles added, replaced or moved.
+    /// Returns the places that the platform's profiles added, replaced or moved.
     pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, ChangeKind)> {
         let places = |entry| {
             let added = Self::added(entry).map(|pointer| (pointer, ChangeKind::Added));
@@ -171,8 +171,9 @@ impl Record {
         self.profiles().filter(Self::is_of_platform).flat_map(places)
     }
 
-    /// Splits off the changes of namespaced profiles, except those that stand in for cluster profiles, in an order in
-    /// which they can be undone from the last. Returns them and the remaining record; `None` if there are none.
+    /// Splits off the changes of namespaced profiles, in an order in which they can be undone from the last. Keeps
+    /// profiles that stand in for cluster profiles, for which `stands_in` returns true. Returns the changes and the
+    /// remaining record; `None` if there are no changes to split off.
     pub(crate) fn split(&self, stands_in: impl Fn(&str) -> bool) -> Option<(Vec<Change<'_>>, Self)> {
         let is_platform = |entry: &Value<'_>| {
             let name = entry.get("profile").and_then(Value::as_str);
@@ -185,7 +186,7 @@ impl Record {
     }
 
     /// Lets cluster profiles take over the entries of namespaced profiles that no longer stand in for them. `revision`
-    /// returns the revision of the cluster profile that takes over. `None` if none does.
+    /// returns the revision of the cluster profile that takes over. Returns `None` if no entry is taken over.
     pub(crate) fn taken_over<'r>(&self, revision: impl Fn(&str, &str) -> Option<&'r str>) -> Option<Self> {
         let mut heirs = Vec::new();
         let entries: Vec<_> = self
@@ -219,7 +220,7 @@ impl Record {
         Self::read(&format!("{{\"version\":{VERSION},\"profiles\":[{}]}}", entries.join(",")))
     }
 
-    /// The places whose values a profile replaced or removed.
+    /// Returns the places whose values a profile replaced or removed.
     pub(crate) fn replaced_by(&self, profile: &str) -> impl Iterator<Item = Cow<'_, str>> {
         self.entry(profile).into_iter().flat_map(Self::replaced).map(|(pointer, _)| pointer)
     }
@@ -236,7 +237,8 @@ impl Record {
         name.is_some_and(|name| !name.contains('/')) || entry.get(EXTENDS).is_some()
     }
 
-    /// The changes of a profile, and those of later profiles. `is_before` returns whether a profile comes before it.
+    /// Returns the changes of `profile`, and those of later profiles. `is_before` returns whether another profile comes
+    /// before `profile`.
     pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> EarlierPass<'_> {
         let mut earlier = EarlierPass::default();
         for entry in self.profiles() {
@@ -295,7 +297,7 @@ impl Record {
         Self::replacements(entry).map(|(pointer, original, _)| (pointer, original))
     }
 
-    /// The moves, each with the number of replacements before it.
+    /// Returns the moves, each with the number of replacements before it.
     fn moves(entry: Value<'_>) -> impl Iterator<Item = (usize, Move<'_>)> {
         entry.get("order").into_iter().flat_map(Value::items).filter_map(|items| {
             let mut items = items.items();

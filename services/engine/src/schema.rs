@@ -8,7 +8,7 @@
 pub struct Type {
     /// Fields that are objects or keyed lists. All others are merged as one value.
     pub fields: &'static [(&'static str, Field)],
-    /// Fields of which an object has at most one.
+    /// The fields that exclude each other.
     pub one_of: OneOf,
     /// Whether the record lists each added field separately, instead of the object as a whole.
     pub spread: bool,
@@ -26,7 +26,7 @@ pub enum Field {
 /// A list whose elements are identified by some of their fields.
 #[derive(Debug)]
 pub struct KeyedList {
-    /// The fields; together they are the key.
+    /// The fields that together form the key.
     pub keys: &'static [&'static str],
     /// The defaults of absent key fields.
     pub defaults: &'static [(&'static str, &'static str)],
@@ -38,7 +38,7 @@ pub struct KeyedList {
     pub siblings: &'static [&'static str],
 }
 
-/// Fields of which an object has at most one.
+/// Fields that exclude each other: an object has at most one of them.
 #[derive(Debug)]
 pub enum OneOf {
     /// No fields exclude each other.
@@ -68,7 +68,7 @@ pub(crate) fn is_env(list: &KeyedList) -> bool {
 }
 
 impl OneOf {
-    /// Whether a field is a part of the choice.
+    /// Whether a field is one of the fields that exclude each other.
     #[must_use]
     pub fn holds(&self, field: &str) -> bool {
         match self {
@@ -79,10 +79,10 @@ impl OneOf {
     }
 }
 
-/// An object without known fields.
+/// The schema of an object without known fields.
 pub static ANY: Type = plain(&[]);
 
-/// A map whose entries the record lists separately: labels, annotations.
+/// The schema of labels and annotations: a map whose entries the record lists separately.
 static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
 
 /// Returns the schema of a resource's objects. Only the fields of pods are known. In all others, objects merge by key,
@@ -93,23 +93,23 @@ pub fn of(group: &str, resource: &str) -> &'static Type {
     if group.is_empty() && main == "pods" { &POD } else { &OBJECT }
 }
 
-/// An object of any kind. All kinds have the same metadata.
+/// The schema of an object of any kind. All kinds have the same metadata.
 pub static OBJECT: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
 
-/// An object without known fields, whose fields the record lists separately.
+/// The schema of an object without known fields, whose fields the record lists separately.
 static SPREAD: Type = spread(&[]);
 
-/// A pod.
+/// The schema of a pod.
 pub static POD: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&POD_SPEC))]);
 
-/// The metadata of any object.
+/// The schema of any object's metadata.
 pub static OBJECT_META: Type = spread(&[
     ("labels", Field::Object(&ENTRIES)),
     ("annotations", Field::Object(&ENTRIES)),
     ("ownerReferences", Field::Keyed(&KeyedList { keys: &["uid"], ..by_name(&ANY) })),
 ]);
 
-/// The spec of a pod.
+/// The schema of a pod's spec.
 pub static POD_SPEC: Type = spread(&[
     ("containers", Field::Keyed(&CONTAINERS)),
     ("initContainers", Field::Keyed(&CONTAINERS)),
@@ -125,7 +125,7 @@ pub static POD_SPEC: Type = spread(&[
     ),
 ]);
 
-/// A container.
+/// The schema of a container.
 pub static CONTAINER: Type = plain(&[
     ("env", Field::Keyed(&by_name(&ENV_VAR))),
     (

@@ -27,7 +27,7 @@ pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> 
     OptIn::new(labels.collect()).ok()
 }
 
-/// Returns what the API server calls the validating paths for, according to a configuration.
+/// Returns the requests for which the API server calls the validating paths, according to a configuration.
 #[must_use]
 pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated {
     let (mut everywhere, mut own) = (Vec::new(), OwnCalls::new());
@@ -90,7 +90,7 @@ mod tests {
             &[][..],
             &["istio-injection=enabled"],
             &["istio-injection=enabled", "istio-injection=strict:required", "sidecar-injector=enabled"],
-            // The first label has only a failure mode without an entry.
+            // The settings have no entry for `held`, the only failure mode of the label `a`.
             &["a=b:held", "c=d"],
         ] {
             let opt_in = OptIn::with(others.iter().copied()).unwrap();

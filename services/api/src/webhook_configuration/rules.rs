@@ -1,7 +1,8 @@
 //! Builds the rules of the webhook configurations from the targets of profiles.
 //!
-//! A target has no wildcards and names namespaced resources. Any other target is left out here too, because a rule that
-//! is too wide stops a cluster. Cluster-scoped objects have no namespace that could opt in, and are never reviewed.
+//! A target has no wildcards and names namespaced resources. Compilation rejects other targets, and this module omits
+//! them too, because a rule that is too wide stops a cluster. Cluster-scoped objects have no namespace that could opt
+//! in, so the API server never sends them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ use crate::profile::{Operation, ProfileSpec, Target};
 
 const PODS: &str = "pods";
 
-/// What the API server calls the validating paths for.
+/// The requests for which the API server calls the validating paths.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validated {
     /// The rules for all namespaces that opt in, from cluster profiles.
@@ -24,15 +25,15 @@ pub struct Validated {
 /// Pod resources with an operation, and the namespaces whose requests the API server sends.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
-/// The rules of one entry for each failure mode.
+/// Rules that get one entry for each failure mode.
 pub(super) struct Scope<'a> {
     /// Follows the failure mode in the entry's name.
     pub(super) suffix: String,
     pub(super) rules: Vec<RuleWithOperations>,
     /// The namespaces of the entry. `None` means all that opt in.
     pub(super) namespaces: Option<&'a BTreeSet<String>>,
-    /// Whether the entry is for deletions. The API server never rejects a deletion because replicas are unavailable:
-    /// deleting an object may be the way to recover.
+    /// Whether the rules are for deletions. Unavailable replicas never block a deletion, because deleting an object may
+    /// be the way to recover.
     pub(super) deletes: bool,
 }
 
@@ -89,8 +90,8 @@ pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>)
     rules_of(validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)))
 }
 
-/// Returns the rules for these targets: one for each resource and version, with the operations of all targets. Their
-/// order does not depend on the order of the targets.
+/// Returns the rules for these targets: one for each resource and version, with the operations of all targets. The
+/// order of the rules does not depend on the order of the targets.
 #[must_use]
 pub fn rules_of(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let mut rules: BTreeMap<(String, String, String), BTreeSet<&'static str>> = BTreeMap::new();
@@ -125,7 +126,8 @@ pub(super) fn rule(
     }
 }
 
-/// Returns the targets that a rule consists of, without wildcards and `CONNECT`.
+/// Converts a rule to targets, one for each group and version. Omits operations that a target cannot have: `*` and
+/// `CONNECT`.
 pub(super) fn targets_of(rule: &RuleWithOperations) -> Vec<Target> {
     let strings = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
     let requested = strings(&rule.operations);
@@ -146,8 +148,8 @@ fn operations(target: &Target) -> Vec<Operation> {
     if target.operations.is_empty() { vec![Operation::Create] } else { target.operations.clone() }
 }
 
-/// Whether a rule may match this resource. Compiling a profile rejects more; these resources would stop a cluster or
-/// prevent its repair.
+/// Whether a rule may match this resource. Rejects wildcards, leases and Pillion's own kinds, which would stop a
+/// cluster or prevent its repair. Compiling a profile rejects more.
 fn is_allowed(target: &Target, resource: &str) -> bool {
     let is_wildcard = [&target.group, &target.version, resource].into_iter().any(|text| text.contains('*'));
     let is_vital = target.group == GROUP || (target.group == "coordination.k8s.io" && resource == "leases");

@@ -1,4 +1,4 @@
-//! Tests which requests each entry matches, which path it calls, and what happens while no replica is ready.
+//! Tests which requests each entry matches, which path it calls, and its failure policy.
 
 use super::*;
 use crate::names::INJECTION_LABEL;
@@ -94,7 +94,7 @@ fn target(text: serde_json::Value) -> Target {
     serde_json::from_value(text).unwrap()
 }
 
-/// The resources and operations of each rule.
+/// Returns the resources and operations of each rule, joined by commas.
 fn rule_texts(rules: &[RuleWithOperations]) -> Vec<(String, String)> {
     let joined = |texts: &Option<Vec<String>>| texts.as_ref().unwrap().join(",");
     rules.iter().map(|rule| (joined(&rule.resources), joined(&rule.operations))).collect()

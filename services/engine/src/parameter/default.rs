@@ -21,13 +21,13 @@ pub(crate) enum Node {
     Literal(Json),
     /// A string that is exactly one `${...}`: the value of the expression, with its type.
     Whole(Expression),
-    /// Text with expressions in it.
+    /// A string that contains expressions.
     Mixed(Box<[MixedPart]>),
     List(Box<[Self]>),
     Map(Box<[(Box<str>, Self)]>),
 }
 
-/// A part of a text.
+/// A part of [`Node::Mixed`].
 #[derive(Debug)]
 pub(crate) enum MixedPart {
     Text(Box<str>),
@@ -35,7 +35,7 @@ pub(crate) enum MixedPart {
 }
 
 impl Default {
-    /// Compiles a default. Mistakes go to `diagnostics`.
+    /// Compiles a default. `None` after a mistake, which is added to `diagnostics`.
     pub(super) fn compile(
         path: &str,
         text: &Json,
@@ -114,7 +114,7 @@ impl Node {
         })
     }
 
-    /// The value of a node that holds no expression.
+    /// Returns the value of a node without expressions.
     fn literal(&self) -> Json {
         match self {
             Self::Literal(value) => value.clone(),
@@ -124,7 +124,7 @@ impl Node {
         }
     }
 
-    /// The value; `None` if it is left out, like an empty optional.
+    /// Evaluates the node. `None` if its expression returns an absent optional, so that the value is left out.
     pub(super) fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,

@@ -1,8 +1,8 @@
 //! Parameters: values that a pod, a service account or a namespace sets in a profile, and the checks on them.
 //!
 //! A parameter is read from an annotation or a label that another author wrote. It is parsed into a typed value and
-//! checked. It only ever becomes a JSON node, never text that is parsed again. An error about a value names the key
-//! that holds it.
+//! checked. The value becomes a JSON node, and is never inserted into text that is parsed again. An error about a value
+//! names the key that holds it.
 
 mod default;
 mod value;
@@ -25,7 +25,7 @@ pub(crate) use resolve::{Invalid, Metadata, NO_VALUES, Resolved, Sources, Values
 /// The maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
-/// The message if `empty` has no effect.
+/// The message for a parameter whose `empty` has no effect.
 const EMPTY_OF_A_KEY: &str = "empty is about the value of one annotation or label, and here there is none";
 
 /// A compiled parameter.
@@ -46,12 +46,12 @@ pub(crate) struct Parameter {
 }
 
 impl Parameter {
-    /// Whether a service account may set it.
+    /// Whether a service account may set the parameter.
     pub(crate) fn asks_service_account(&self) -> bool {
         self.sources.contains(&Source::ServiceAccount)
     }
 
-    /// The value of the default; `None` if there is none.
+    /// Evaluates and checks the default. `None` if there is no default, or if it evaluates to an absent optional.
     pub(crate) fn default_value<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -70,7 +70,7 @@ impl Parameter {
         }
     }
 
-    /// The default, if it is a constant.
+    /// Returns the default if it is a constant.
     pub(crate) const fn plain_default(&self) -> Option<&Json> {
         match &self.default {
             Some(Default::Value(value)) => Some(value),
@@ -78,7 +78,7 @@ impl Parameter {
         }
     }
 
-    /// Adds the lookups that it may need.
+    /// Adds the lookups that the parameter may need.
     pub(crate) fn add_needs(&self, needs: &mut Needs) {
         needs.service_account |= self.sources.contains(&Source::ServiceAccount);
         if let Some(Default::Computed(node)) = &self.default {
@@ -87,14 +87,14 @@ impl Parameter {
     }
 }
 
-/// The key that holds a value.
+/// A key that may hold the parameter's value.
 #[derive(Debug)]
 enum Key {
     Annotation(Box<str>),
     Label(Box<str>),
 }
 
-/// One family of annotations of a parameter of type `records`.
+/// A field of the records of a parameter of type `records`, read from the annotations with one prefix.
 #[derive(Debug)]
 struct RecordField {
     name: Box<str>,
@@ -126,7 +126,7 @@ struct Bound {
 /// Compiles a parameter at a field path. Its default may use the names in `scope`.
 ///
 /// # Errors
-/// All diagnostics.
+/// Returns all diagnostics of an invalid parameter.
 pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Parameter, Vec<Diagnostic>> {
     let mut diagnostics = Vec::new();
     let kind = kind(path, text, &mut diagnostics);
@@ -187,7 +187,7 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
     }
 }
 
-/// `empty` is only allowed for a single annotation or label.
+/// Checks that `empty` is set only beside a single annotation or label.
 fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let is_gathered = text.annotation_prefix.is_some() || !text.fields.is_empty();
     if text.empty.is_none() || (!is_gathered && (text.annotation.is_some() || text.label.is_some())) {
@@ -201,7 +201,7 @@ fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     diagnostics.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
 }
 
-/// `pattern` and `maxLength` are allowed for types with a text, and `items` for lists.
+/// Checks that only types with a string form have `pattern` and `maxLength`, and only lists have `items`.
 fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if text.items.is_some() && type_ != ParameterType::List {
         let diagnostic = Diagnostic::new(format!("{path}.items"), "only a list has items");
@@ -223,7 +223,7 @@ fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut
     }
 }
 
-/// Compiles the fields of records: each has a name, and at least one of them opens records.
+/// Checks the fields of records: their names are unique and not `key`, and at least one field opens records.
 fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     for (index, field) in text.fields.iter().enumerate() {
         let path = format!("{path}.fields[{index}]");
@@ -242,7 +242,7 @@ fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Checks that the type can be written in the format.
+/// Checks that the format can hold the type.
 fn check_format(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let Some(format) = text.format else { return };
     let (allowed, names): (&[_], _) = match text.type_ {

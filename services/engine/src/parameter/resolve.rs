@@ -1,4 +1,4 @@
-//! Resolves the value that was set for a parameter, by source, and holds the values that expressions read by name.
+//! Resolves the value that sources set for a parameter, and holds the values that expressions read by name.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -12,16 +12,16 @@ use crate::expression::{EvaluationError, Meter, Value};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, Declared, LookedUp};
 
-/// The maximum number of annotations that a prefix or the families of records collect.
+/// The maximum number of annotations that are collected for one prefix.
 const MAX_GATHERED: usize = 256;
 
 /// The labels and annotations of an object that may set parameters.
 pub(crate) trait Metadata {
-    /// The value of a label.
+    /// Returns the value of a label, if the object has it.
     fn label(&self, key: &str) -> Option<Cow<'_, str>>;
-    /// The value of an annotation.
+    /// Returns the value of an annotation, if the object has it.
     fn annotation(&self, key: &str) -> Option<Cow<'_, str>>;
-    /// All annotations with this prefix, with the rest of their keys.
+    /// Returns the rest of the key, and the value, of all annotations with this prefix.
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm>;
 }
 
@@ -29,7 +29,7 @@ pub(crate) trait Metadata {
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'s> {
     pub(crate) pod: &'s dyn Metadata,
-    /// `None` if it does not exist; an error if the lookup failed.
+    /// `None` if the service account does not exist; an error if the lookup failed.
     pub(crate) service_account: Result<Option<&'s dyn Metadata>, &'s EvaluationError>,
     pub(crate) namespace: &'s dyn Metadata,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Sources<'s> {
 pub(crate) struct Invalid {
     /// The error, with the key that holds the value.
     pub(crate) message: Box<str>,
-    /// The consequence.
+    /// The parameter's `onInvalid`, if set.
     pub(crate) consequence: Option<OnInvalid>,
 }
 
@@ -59,7 +59,7 @@ struct Read {
     moved: Option<Box<str>>,
 }
 
-/// A source of values, for messages.
+/// The metadata of a source, and the source's name in messages.
 #[derive(Clone, Copy)]
 struct MetadataSource<'m> {
     metadata: &'m dyn Metadata,
@@ -67,7 +67,7 @@ struct MetadataSource<'m> {
     place: &'static str,
 }
 
-/// Resolves the value that was set for a parameter.
+/// Resolves the value that `sources` set for a parameter. Fails if a value is invalid.
 pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Resolved, Invalid> {
     let name = if parameter.fields.is_empty() { "name" } else { "key" };
     let mut found: Option<Json> = None;
@@ -95,7 +95,7 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
     Ok(Resolved { value: Ok(found), moved })
 }
 
-/// Merges the value so far with a more general one.
+/// Merges the value so far with a more general one. The field `name` identifies the items of lists.
 fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
     match found {
         Some(specific) => unite(specific, general, name),
@@ -116,13 +116,13 @@ impl<'s> Sources<'s> {
 }
 
 impl Parameter {
-    /// The allowed sources, the most specific first.
+    /// Returns the allowed sources, the most specific first.
     fn allowed(&self) -> impl Iterator<Item = Source> {
         let order = [Source::Pod, Source::ServiceAccount, Source::Namespace];
         order.into_iter().filter(|source| self.sources.contains(source))
     }
 
-    /// The sources that set it with their keys, the most specific first. The values are not checked.
+    /// Returns the sources that set the parameter, with their keys, the most specific first. Does not check the values.
     pub(crate) fn found_in(&self, sources: Sources<'_>) -> Vec<(Source, Box<str>)> {
         let mut found = Vec::new();
         for source in self.allowed() {
@@ -136,7 +136,8 @@ impl Parameter {
         found
     }
 
-    /// The key by which an object sets it; for a family of keys, its prefix.
+    /// Returns the key by which an object sets the parameter. For annotations with a prefix, returns the prefix and
+    /// `*`.
     fn key_in(&self, metadata: &dyn Metadata) -> Option<Box<str>> {
         let family = |prefix: &str| Some(format!("{prefix}*").into());
         if !self.fields.is_empty() {
@@ -165,7 +166,8 @@ impl Parameter {
         self.checked(name, place, &written).map(Some)
     }
 
-    /// The first of its keys that an object has, with its value.
+    /// Returns the first of the parameter's keys that an object has, with its value. Skips empty values if `empty` is
+    /// `Absent`.
     fn written_in<'m>(&'m self, metadata: &'m dyn Metadata) -> Option<(&'m str, Cow<'m, str>)> {
         self.keys.iter().find_map(|key| {
             let (name, text) = match key {
@@ -176,7 +178,7 @@ impl Parameter {
         })
     }
 
-    /// Collects one record for each suffix of a family that opens records, sorted by suffix.
+    /// Collects the records, sorted by suffix. There is one for each suffix of annotations whose field opens records.
     fn records(&self, from: MetadataSource<'_>) -> Result<Option<Read>, Invalid> {
         let MetadataSource { metadata, place } = from;
         let mut records: BTreeMap<String, Map<String, Json>> = BTreeMap::new();
@@ -215,7 +217,7 @@ impl Parameter {
 }
 
 impl Kind {
-    /// Whether a value or one of its items was clamped.
+    /// Whether clamping changed `written` or one of its items to `value`.
     fn was_moved(&self, written: &Json, value: &Json) -> bool {
         if self.clamp && self.size(written) != self.size(value) {
             return true;
@@ -229,7 +231,7 @@ impl Kind {
     }
 }
 
-/// Unites two values, the more specific first: maps by key, lists by the name of their items, which is in field `name`.
+/// Merges two values, the more specific first: maps by key, lists by the field `name` of their items.
 fn unite(specific: Json, general: Json, name: &str) -> Json {
     match (specific, general) {
         (Json::Object(mut specific), Json::Object(general)) => {
@@ -253,14 +255,14 @@ fn unite(specific: Json, general: Json, name: &str) -> Json {
 }
 
 /// The values of one profile for one object. Parameters without value and default are absent. A parameter with an error
-/// makes every expression fail that reads it, and nothing else.
+/// affects only the expressions that read it, which fail.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     parameters: Vec<(Arc<str>, Result<Json, EvaluationError>)>,
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
-/// The values of a profile without parameters and lookups, like most.
+/// The values of profiles without parameters and lookups. Most profiles have neither.
 pub(crate) static NO_VALUES: Values = Values { parameters: Vec::new(), lookups: Vec::new() };
 
 impl Values {
@@ -275,16 +277,16 @@ impl Values {
         self.parameters.push((Arc::clone(name), value));
     }
 
-    /// The value of a parameter; `None` if it was not set and has no default.
+    /// Returns the value of a parameter; `None` if it was not set and has no default.
     ///
     /// # Errors
-    /// The value is invalid, or could not be looked up or computed.
+    /// Fails if the value is invalid, or could not be looked up or computed.
     pub(crate) fn parameter(&self, name: &str) -> Option<Result<&Json, Box<str>>> {
         let (_, value) = self.parameters.iter().find(|(known, _)| **known == *name)?;
         Some(value.as_ref().map_err(|error| error.message().into()))
     }
 
-    /// A member of `params` or `lookups`; `None` for any other name.
+    /// Returns a member of `params` or `lookups`; `None` if `name` is any other name.
     pub(crate) fn member(
         &self,
         name: &str,

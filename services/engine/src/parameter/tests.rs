@@ -125,7 +125,7 @@ fn error_names_expected_type() {
     }
 }
 
-/// A typed value, which is not parsed from a string, is checked by its JSON text.
+/// Defaults, and the items of JSON and YAML lists, are typed values. They are checked by their JSON text.
 #[test]
 fn pattern_bounds_defaults_and_items() {
     let boolean = json!({"type": "boolean", "pattern": "^(yes|no)$"});

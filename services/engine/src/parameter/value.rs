@@ -1,4 +1,4 @@
-//! Parses the text of an annotation into a typed value, and checks the value.
+//! Parses the value of an annotation or a label into a typed value, and checks it.
 
 use pillion_api::parameter::{ParameterType, TextFormat};
 use serde_json::{Map, Number, Value as Json};
@@ -6,25 +6,26 @@ use serde_json::{Map, Number, Value as Json};
 use super::{Bound, Kind};
 use crate::expression::Quantity;
 
-/// Units of durations, in seconds. A unit comes before those that are prefixes of it.
+/// Units of durations, in seconds. Each unit precedes the units that it begins with, such as `ms` before `m`.
 const UNITS: [(&str, f64); 7] =
     [("ns", 1e-9), ("us", 1e-6), ("\u{b5}s", 1e-6), ("ms", 1e-3), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
 
-/// Values for true and false, besides those of Go's `ParseBool`.
+/// Values for true and false in lower case: those of Go's `ParseBool`, and others.
 const TRUE: [&str; 7] = ["true", "t", "1", "yes", "y", "on", "enabled"];
 const FALSE: [&str; 7] = ["false", "f", "0", "no", "n", "off", "disabled"];
 
-/// The form of a value.
+/// Whether a value was parsed from a string.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// A text that was parsed.
+    /// Parsed from a string.
     Text,
     /// A typed value: in a default, or in a JSON or YAML list.
     Value,
 }
 
 impl Kind {
-    /// Parses a text. Checks only what the parsed value no longer shows; [`Kind::check_read`] checks the rest.
+    /// Parses a string into a value of this type. Checks the string only if parsing changes it, and
+    /// [`Kind::check_read`] checks the rest.
     pub(super) fn parse(&self, text: &str) -> Result<Json, String> {
         let trimmed = text.trim();
         if self.is_read() {
@@ -75,7 +76,7 @@ impl Kind {
         matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number)
     }
 
-    /// Checks a typed value, such as a default, and clamps it to its range if the parameter allows.
+    /// Checks a typed value, such as a default. Clamps it to its range if the parameter has `clamp`.
     pub(super) fn check(&self, value: Json) -> Result<Json, String> {
         self.check_form(value, Form::Value)
     }
@@ -87,7 +88,7 @@ impl Kind {
 
     fn check_form(&self, value: Json, form: Form) -> Result<Json, String> {
         let value = self.fit_type(value, form)?;
-        // A parsed text was checked when it was parsed. Any other value has its JSON text.
+        // A string was checked before it was parsed. A typed value is checked by its JSON text.
         if self.is_read() && form == Form::Value {
             self.check_text(&value.to_string())?;
         }
@@ -102,13 +103,13 @@ impl Kind {
         Ok(value)
     }
 
-    /// Whether two values are equal. `1` and `1.0` are.
+    /// Whether two values are equal. For type `number`, `1` equals `1.0`.
     fn same(&self, left: &Json, right: &Json) -> bool {
         left == right
             || (self.type_ == ParameterType::Number && left.is_number() && self.size(left) == self.size(right))
     }
 
-    /// Checks the constraints on texts.
+    /// Checks a string against `maxLength` and `pattern`.
     fn check_text(&self, text: &str) -> Result<(), String> {
         if let Some(longest) = self.max_length
             && text.len() > longest
@@ -176,7 +177,8 @@ impl Kind {
         }
     }
 
-    /// The size of a value in the base unit of its type, if it has one.
+    /// Returns the size of a value in the base unit of its type. `None` if the type has no sizes or the value is
+    /// invalid.
     pub(super) fn size(&self, value: &Json) -> Option<f64> {
         match self.type_ {
             ParameterType::Integer | ParameterType::Number => value.as_f64(),
@@ -214,13 +216,13 @@ fn expected(what: &str, found: &str) -> String {
     format!("expected {what}, found {}", shown(found))
 }
 
-/// An untrusted text, quoted and shortened.
+/// Quotes and shortens an untrusted string.
 fn shown(text: &str) -> String {
     let short: String = text.chars().take(60).collect();
     if short.len() < text.len() { format!("{short:?}...") } else { format!("{short:?}") }
 }
 
-/// The length of a duration in seconds; `None` if the text is not one.
+/// Parses a duration and returns its length in seconds; `None` if the string is invalid.
 fn duration(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),

@@ -1,7 +1,7 @@
 //! Checks templates. Every mistake is found when a profile is stored, not when an object is created.
 //!
-//! The engine knows the fields of pods. It does not know those of other objects: the API server checks the result
-//! against its schema. All objects share the same metadata, and some of its fields cannot be set.
+//! The engine knows the fields of pods, but not those of other objects: the API server checks the result against its
+//! schema. All objects share the same metadata, and a template cannot set some of its fields.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,7 +16,8 @@ use super::template::without_directives;
 use super::typed::{Root, called, check_types};
 use crate::expression::closest;
 
-/// The maximum size of a template as JSON, in bytes. A service mesh proxy, the largest in use, needs a tenth of it.
+/// The maximum size of a template as JSON, in bytes. The largest template in use, a service mesh proxy, needs a tenth
+/// of it.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
 
 /// The maximum nesting of a template.
@@ -35,7 +36,7 @@ pub(super) fn is_small(path: &str, template: &Json, diagnostics: &mut Vec<Diagno
     size <= MAX_TEMPLATE_BYTES
 }
 
-/// Checks a template by itself. Returns false if it is nested too deeply for further checks.
+/// Checks the template of a profile for pods. Returns false if it is nested too deeply for further checks.
 pub(super) fn check_template(template: &Json, parameters: &[Parameter], diagnostics: &mut Vec<Diagnostic>) -> bool {
     if !check_values("spec.template", template, 0, diagnostics) {
         return false;
@@ -103,7 +104,7 @@ pub(super) fn check_key(key: &str) -> Option<String> {
     })
 }
 
-/// Checks all values. Returns false if they are nested too deeply.
+/// Reports nulls in a template. Returns false if the template is nested too deeply.
 pub(super) fn check_values(path: &str, value: &Json, depth: usize, diagnostics: &mut Vec<Diagnostic>) -> bool {
     if depth > MAX_DEPTH {
         diagnostics.push(Diagnostic::new(path, format!("the template is nested more than {MAX_DEPTH} levels deep")));
@@ -169,14 +170,15 @@ fn check_spec(path: &str, spec: &Json, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// An added container needs an image. A clone (`$value`) may bring one.
+/// Checks that an added container has an image. A copy of a container (`$value`) may bring one.
 fn check_image(container: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     if container.is_whole && !container.fields.contains_key("image") {
         diagnostics.push(Diagnostic::new(&container.path, "a container that is added needs an image"));
     }
 }
 
-/// `restartPolicy: Always` makes an init container a native sidecar; nothing else is allowed on a container.
+/// Checks the restart policy. `Always` makes an init container a native sidecar; nothing else is allowed on a
+/// container.
 fn check_restart_policy(list: &str, container: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let Some(policy) = container.fields.get("restartPolicy").map(value_of) else { return };
     let path = format!("{}.restartPolicy", container.path);
@@ -188,7 +190,7 @@ fn check_restart_policy(list: &str, container: &Element<'_>, diagnostics: &mut V
     }
 }
 
-/// A volume has exactly one source. Sources that may be left out are not counted, because one may remain.
+/// Checks that a volume has exactly one source. Sources that may be left out are not counted, because one may remain.
 fn check_source(volume: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let sources = || entries(volume.fields).filter(|(name, _)| *name != "name");
     let may_be_left_out = |source: &Json| is_computed(source) || source.get("$when").is_some();
@@ -226,7 +228,7 @@ fn check_lists(path: &str, container: &Map<String, Json>, diagnostics: &mut Vec<
     }
 }
 
-/// The names of elements, each with the path of its latest use.
+/// The names of elements. Each has the path of its latest use, and whether that element is conditional.
 #[derive(Default)]
 struct Names {
     taken: HashMap<String, (String, bool)>,
@@ -262,14 +264,14 @@ impl Names {
     }
 }
 
-/// Fields that a template cannot set.
+/// Top-level fields that a template for objects other than pods cannot set, and why.
 const NOT_OURS: [(&str, &str); 3] = [
     ("apiVersion", "the target says of which objects it is a part"),
     ("kind", "the target says of which objects it is a part"),
     ("status", "a status is what was observed"),
 ];
 
-/// Fields of the metadata that a template can set.
+/// Fields of the metadata that a template for objects other than pods can set.
 const METADATA: [&str; 4] = ["labels", "annotations", "finalizers", "ownerReferences"];
 
 /// Checks a template for an object other than a pod. Returns false if it is nested too deeply for further checks.
@@ -330,7 +332,7 @@ fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) ->
     object
 }
 
-/// Returns warnings about a valid profile.
+/// Returns warnings about a valid profile: mounts of volumes that the profile does not add.
 #[must_use]
 pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     let mut advice = Vec::new();

@@ -20,7 +20,7 @@ use crate::context;
 use crate::expression::{Expression, Scope};
 use crate::lookup::{self, Declared, Needs};
 
-/// The memory of the smallest profile, in bytes.
+/// The memory of the smallest compiled profile, in bytes.
 const PROFILE_BYTES: usize = 4 << 10;
 
 /// An upper bound of the number of copies of a string in a compiled profile.
@@ -36,7 +36,7 @@ impl FlattenedProfile {
     /// Compiles the profile.
     ///
     /// # Errors
-    /// All diagnostics, each for the profile in which the part was written.
+    /// Returns all diagnostics, each for the profile in which the part was written.
     pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let relocate = |diagnostics: Vec<_>| diagnostics.into_iter().map(|diagnostic| self.relocate(diagnostic));
         compile(name, self).map_err(|diagnostics| relocate(diagnostics).collect())
@@ -169,7 +169,7 @@ fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mu
     }
 }
 
-/// Compiles the declared lookups. A tenant's profile may declare none.
+/// Compiles the declared lookups. A profile with the limits for tenants may declare none.
 fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     if limits == Limits::Tenant && !spec.lookups.is_empty() {
         let diagnostic = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
@@ -179,7 +179,7 @@ fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Dia
     lookup::compile(&spec.lookups, diagnostics)
 }
 
-/// Checks that rules for containers are in a profile for pods.
+/// Checks that a profile with container rules targets pods.
 fn check_rules_target(spec: &ProfileSpec, target: &Target, diagnostics: &mut Vec<Diagnostic>) {
     if !target.is_pods() && !spec.containers.is_empty() {
         let message = "rules for containers are for pods, and the target is not pods";
@@ -244,13 +244,13 @@ fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
     foreign.into()
 }
 
-/// The elements of a list in a pod's spec.
+/// Returns the elements of a list in a pod's spec.
 fn items<'t>(template: &'t Json, list: &str) -> impl Iterator<Item = &'t Json> + use<'t> {
     let list = template.get("spec").and_then(|spec| spec.get(list)).and_then(Json::as_array);
     list.into_iter().flatten()
 }
 
-/// Returns a string that contains no expression.
+/// Returns the string, if `value` is a string without expressions.
 fn literal(value: &Json) -> Option<&str> {
     value.as_str().filter(|text| !text.contains("${"))
 }

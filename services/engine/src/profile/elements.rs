@@ -8,13 +8,14 @@ use crate::expression::Text;
 /// An element of a list of objects.
 #[derive(Debug)]
 pub(super) struct Element<'t> {
-    /// Its path in the profile.
+    /// The element's path in the profile.
     pub(super) path: String,
-    /// Its fields, including directives.
+    /// The element's fields, including directives.
     pub(super) fields: &'t Map<String, Json>,
-    /// Whether it may be absent or repeated because of `$when` or `$forEach`.
+    /// Whether the element may be absent or repeated because of `$when` or `$forEach`.
     pub(super) is_conditional: bool,
-    /// Whether the template defines all of it, without merging it into an existing element or into a copy of one.
+    /// Whether the template defines the whole element, without merging it into an existing element or into a copy of
+    /// one.
     pub(super) is_whole: bool,
 }
 
@@ -28,7 +29,7 @@ pub(super) fn elements<'t>(path: &str, fields: &'t Map<String, Json>, list: &str
     found
 }
 
-/// The fields of a map, without directives.
+/// Returns the fields of a map, without directives.
 pub(super) fn entries(fields: &Map<String, Json>) -> impl Iterator<Item = (&String, &Json)> {
     fields.iter().filter(|(name, _)| !name.starts_with('$'))
 }
@@ -42,7 +43,7 @@ pub(super) fn value_of(value: &Json) -> &Json {
     }
 }
 
-/// Returns a string that contains no expression.
+/// Returns the string without escapes, if `value` is a string without expressions.
 pub(super) fn literal(value: &Json) -> Option<String> {
     match Text::parse(value.as_str()?) {
         Ok(Text::Literal(text)) => Some(text),

@@ -2,8 +2,9 @@
 //!
 //! * `merge` merges a child into its parent. Parameters, variables, lookups, conditions, container rules and
 //!   validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
-//!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of its
-//!   parent's, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never inherited.
+//!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of the
+//!   parent's parameter, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never
+//!   inherited.
 //! * A namespaced profile that only extends and sets values is bounded by its parent alone. Any other namespaced
 //!   profile has the limits for tenants.
 //! * Each merged part keeps its origin, so that a mistake in an inherited part is reported for the parent.
@@ -27,10 +28,10 @@ use crate::expression::closest;
 /// others, and the platform's and the namespace's profiles may extend it.
 pub const MAX_CHAIN: usize = 5;
 
-/// The maximum number of parts of one kind in a flattened profile. The CRDs allow as many in one profile.
+/// The maximum number of parts of one kind in a flattened profile. The CRDs allow the same number in one profile.
 const MAX_PARTS: usize = 64;
 
-/// The maximum number of parameters, and of variables. Profiles replace values, templates and code of other tools.
+/// The maximum number of parameters, and of variables. Profiles that replace other tools need many.
 const MAX_NAMES: usize = 128;
 
 /// The maximum number of lookups.
@@ -69,7 +70,7 @@ impl Parents for NoParents {
     }
 }
 
-/// A profile of the chain.
+/// A cluster profile that another profile extends, directly or through others.
 struct Ancestor<'p> {
     name: Box<str>,
     spec: Cow<'p, ProfileSpec>,
@@ -182,7 +183,7 @@ fn ancestors<'p>(
     }
 }
 
-/// Creates the part of a whole profile.
+/// Creates the part for the spec of one profile. `text` is the index of the profile in the chain.
 fn part(text: usize, spec: &ProfileSpec) -> Result<Part, Vec<Diagnostic>> {
     let json = serde_json::to_value(spec).map_err(|error| vec![unusable(&error)])?;
     Ok(Part { json, origin: Origin::of(text, "spec") })
@@ -192,12 +193,13 @@ fn read(json: &Json) -> Result<ProfileSpec, Vec<Diagnostic>> {
     ProfileSpec::deserialize(json).map_err(|error| vec![unusable(&error)])
 }
 
-/// Profiles that were parsed once can also be parsed after the merge. A mistake here is a bug.
+/// Returns the diagnostic for a spec that cannot be parsed after the merge. That is a bug, because it was parsed
+/// before.
 fn unusable(error: &serde_json::Error) -> Diagnostic {
     Diagnostic::new(EXTENDS, format!("the profile cannot be merged with its parent: {error}"))
 }
 
-/// Checks the limits of a stored profile for the merged one.
+/// Checks that the merged spec has no more parts than a stored profile may have.
 fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     for (field, found, most) in [
         ("parameters", spec.parameters.len(), MAX_NAMES),

@@ -1,7 +1,7 @@
 //! Flattened profiles: a profile merged with everything that it inherits, as a revision stores it.
 //!
-//! The webhook compiles what it serves from revisions alone. It reads neither current profiles nor their parents, so
-//! every replica compiles the same result at any time.
+//! The webhook compiles the profiles that it serves from revisions alone. It reads neither current profiles nor their
+//! parents, so every replica compiles the same result at any time.
 
 use std::collections::BTreeMap;
 
@@ -25,13 +25,13 @@ pub struct FlattenedProfile {
     pub spec: ProfileSpec,
     /// The limits of the profile.
     pub limits: Limits,
-    /// The cluster profiles that it extends, the nearest first.
+    /// The cluster profiles that the profile extends, the nearest first.
     pub ancestors: Vec<Box<str>>,
-    /// The inherited parameters that a namespaced profile sets.
+    /// The inherited parameters whose values a namespaced profile sets.
     pub set_by_namespace: Vec<String>,
-    /// The name of the revision that it was read from.
+    /// The revision that the profile was read from; `None` if it was not read from one.
     pub(super) stored_revision: Option<Box<str>>,
-    /// Where its parts were written; `None` if all are its own.
+    /// Where the parts of the merged spec were written; `None` if the spec was not merged.
     pub(super) origin: Option<Origin>,
 }
 
@@ -41,7 +41,8 @@ impl FlattenedProfile {
         Self { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new(), stored_revision: None, origin: None }
     }
 
-    /// Returns the revision: a hash of everything but `rollout`, which does not change the result for a pod.
+    /// Returns the revision: a hash of everything but `rollout`, which does not change the result for a pod. `None` if
+    /// the spec cannot be serialized.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
@@ -50,7 +51,7 @@ impl FlattenedProfile {
     /// Returns the revision object to store. `source` is the author's own spec, if it extends another profile.
     ///
     /// # Errors
-    /// The text is too large.
+    /// Fails if the flattened spec or `source` is too large.
     pub fn to_revision(
         &self,
         name: &ProfileName,
@@ -84,7 +85,8 @@ impl FlattenedProfile {
     /// Reads a stored revision.
     ///
     /// # Errors
-    /// This build does not understand it, it belongs to another profile, or its hash does not match.
+    /// Fails if this build cannot parse the revision, the revision belongs to another profile, or its hash does not
+    /// match.
     pub(super) fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
         if *revision.profile != *name.name {
             return Err(Diagnostic::new("spec.profile", format!("the revision is of {:?}", revision.profile)));
@@ -100,7 +102,7 @@ impl FlattenedProfile {
                 .with_help("it may be written for a newer version of Pillion: upgrade this one")
         })?;
         let ancestors: Vec<_> = revision.ancestors.iter().map(|name| name.as_str().into()).collect();
-        // The hash is that of the stored text: another build may serialize the same profile differently.
+        // The stored `text` is hashed, because another build may serialize the same profile differently.
         let hash = hash(&revision.text, limits, &ancestors, &revision.set_by_namespace);
         if hash.as_deref() != Some(&*revision.revision) {
             let hash = hash.as_deref().unwrap_or("none");
@@ -119,8 +121,8 @@ impl FlattenedProfile {
         })
     }
 
-    /// Returns the revision that a compiled profile has. A stored one keeps its name, because this build may serialize
-    /// it differently.
+    /// Returns the revision of the compiled profile. A stored revision is kept, because this build may serialize the
+    /// profile differently.
     pub(super) fn compiled_revision(&self) -> Box<str> {
         self.stored_revision.clone().or_else(|| self.revision()).unwrap_or_default()
     }
@@ -142,9 +144,10 @@ impl FlattenedProfile {
     }
 }
 
-/// Hashes a text and its limits, with sorted object keys.
+/// Hashes a spec without `rollout`, with sorted object keys. If the profile extends others, its limits are hashed too.
+/// `None` if `text` is not a JSON object.
 fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    // The text is parsed as a stored revision is, because parsing can change numbers.
+    // The spec is parsed like a stored revision, because parsing can change numbers.
     let mut json: Json = serde_json::from_str(text).ok()?;
     json.as_object_mut()?.remove("rollout");
     if !ancestors.is_empty() {
@@ -161,9 +164,9 @@ fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> O
 /// Where a part and its nested parts were written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Origin {
-    /// The index in the chain: 0 is the profile that extends nothing.
+    /// The index of the profile in the chain: 0 is the profile that extends nothing.
     text: usize,
-    /// The field's path in that profile.
+    /// The path of the part in the profile with the index `text`.
     path: String,
     below: Below,
 }
@@ -177,17 +180,18 @@ enum Below {
 }
 
 impl Origin {
-    /// Creates the origin of a part that was written entirely in one profile.
+    /// Creates the origin of a part that was written entirely in one profile. `text` is the index of the profile in the
+    /// chain.
     pub(super) fn of(text: usize, path: impl Into<String>) -> Self {
         Self { text, path: path.into(), below: Below::Same }
     }
 
-    /// Returns the same origin with fields that were written elsewhere.
+    /// Returns the same origin, but with `fields` as the origins of its fields.
     pub(super) fn with_fields(&self, fields: BTreeMap<String, Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Fields(fields) }
     }
 
-    /// Returns the same origin with items that were written elsewhere.
+    /// Returns the same origin, but with `items` as the origins of its items.
     pub(super) fn with_items(&self, items: Vec<Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Items(items) }
     }
@@ -210,8 +214,8 @@ impl Origin {
         .unwrap_or_else(|| Self::of(self.text, format!("{}[{index}]", self.path)))
     }
 
-    /// Returns the profile in which a path below this part was written, and the path there. For a path that was not
-    /// written, it is the nearest written part above, with the rest of the path.
+    /// Returns the index of the profile in which a path below this part was written, and the path in that profile. A
+    /// path that was not written belongs to the nearest written part above it.
     pub(super) fn locate(&self, path: &str) -> (usize, String) {
         let (mut here, mut rest) = (self, path);
         // Every step goes one level down, and the tree is no deeper than the profile.
@@ -229,8 +233,8 @@ impl Origin {
     }
 }
 
-/// Finds the field that a path begins with. Keys may contain dots, so the longest match is taken. Some paths omit
-/// `$value`.
+/// Finds the field that a path begins with, and returns the rest of the path. Chooses the longest matching key, because
+/// keys may contain dots. If no key matches, returns `$value`, which paths may omit.
 fn step_into_field<'o, 'p>(fields: &'o BTreeMap<String, Origin>, rest: &'p str) -> Option<(&'o Origin, &'p str)> {
     let ends = |remaining: &str| remaining.is_empty() || remaining.starts_with(['.', '[']);
     let fitting = fields.iter().filter_map(|(key, origin)| {
@@ -296,7 +300,7 @@ mod tests {
         }
     }
 
-    /// Tenants read their revisions, so docs/tenancy.md says that they can read what they extend.
+    /// Tenants can read their revisions. So docs/tenancy.md states that they can read the profiles that they extend.
     #[test]
     fn tenant_revision_contains_parent_text() {
         let name = ProfileName::namespaced("shop", "child");
@@ -314,7 +318,7 @@ mod tests {
         assert_eq!(revision(&text(1)), revision(&text(100)));
         assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
 
-        // Written by the tenant itself, the same spec is limited and has another revision.
+        // If the tenant writes the same spec without `extends`, it has the limits for tenants and another revision.
         let name = ProfileName::namespaced("shop", "child");
         let inherited = ProfileSource::Author(&child("debug"), &library()).flatten(&name).unwrap();
         let own = ProfileSource::Author(&inherited.spec, &library()).flatten(&name).unwrap();

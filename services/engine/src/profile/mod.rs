@@ -1,10 +1,10 @@
-//! Profiles: from the text of an author to what the engine runs.
+//! Profiles: from the author's spec to the compiled profile.
 //!
 //! All profiles pass through the same steps, in [`ProfileSource::compile`]. Their source decides the first step:
 //!
 //! 1. A spec of an author is checked by itself: a namespaced profile must not set the fields of cluster profiles.
 //! 2. It is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader publishes
-//!    this form as a revision, and replicas read their revisions here.
+//!    the flattened profile as a revision. Replicas begin here, with a revision.
 //! 3. The flattened profile is compiled ([`CompiledProfile`]). All mistakes are reported before a profile takes
 //!    effect, so that requests only read prepared data.
 
@@ -46,7 +46,7 @@ pub(crate) use parts::one_line;
 pub(crate) use pod_schema::{Expected, InvalidValue};
 pub use review::{KnownParents, ProfileReview};
 
-/// What a profile is compiled from.
+/// The source from which a profile is compiled.
 #[derive(Clone, Copy)]
 pub enum ProfileSource<'s> {
     /// The spec of an author, from the API server or a file, and the cluster profiles that it may extend.
@@ -59,7 +59,7 @@ impl ProfileSource<'_> {
     /// Merges the profile with those that it extends, or reads the revision.
     ///
     /// # Errors
-    /// Mistakes in the chain or in the revision. Success does not mean that the flattened profile compiles.
+    /// Returns mistakes in the chain or in the revision. Success does not mean that the flattened profile compiles.
     pub fn flatten(self, name: &ProfileName) -> Result<FlattenedProfile, Vec<Diagnostic>> {
         let diagnostics = self.check(name);
         if diagnostics.is_empty() { self.merge(name) } else { Err(diagnostics) }
@@ -68,7 +68,7 @@ impl ProfileSource<'_> {
     /// Compiles the profile.
     ///
     /// # Errors
-    /// All diagnostics, including those of inherited parts.
+    /// Returns all diagnostics, including those of inherited parts.
     pub fn compile(self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let mut diagnostics = self.check(name);
         match self.merge(name).and_then(|flattened| flattened.compile(name)) {
@@ -79,7 +79,7 @@ impl ProfileSource<'_> {
         Err(diagnostics)
     }
 
-    /// Checks the author's own spec.
+    /// Returns mistakes in the author's own spec: fields that a namespaced profile must not set.
     fn check(self, name: &ProfileName) -> Vec<Diagnostic> {
         let mut diagnostics = Vec::new();
         if let (Self::Author(spec, _), Some(_)) = (self, &name.namespace) {
@@ -101,7 +101,7 @@ impl ProfileSource<'_> {
 /// Compiles the spec of a profile that extends nothing.
 ///
 /// # Errors
-/// All diagnostics.
+/// Returns all diagnostics.
 pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
     ProfileSource::Author(spec, &NoParents).compile(name)
 }
@@ -141,16 +141,16 @@ impl fmt::Display for ProfileName {
 /// The limits of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limits {
-    /// No limits: it is a cluster profile.
+    /// No limits: the profile is a cluster profile.
     Platform,
-    /// The limits of the cluster profile that it extends: it is a namespaced profile that only sets permitted values.
+    /// The limits of the extended cluster profile: the profile is namespaced, and only sets permitted values.
     Parent,
     /// The limits for namespaced profiles.
     Tenant,
 }
 
 impl Limits {
-    /// The limits of a profile that extends nothing.
+    /// Returns the limits of a profile that extends nothing.
     const fn of(name: &ProfileName) -> Self {
         match name.namespace {
             Some(_) => Self::Tenant,
@@ -183,28 +183,28 @@ pub struct CompiledProfile {
     pub(crate) conditions: Box<[parts::Condition]>,
     pub(crate) template: Option<template::Node>,
     pub(crate) rules: Box<[parts::ContainerRule]>,
-    /// The literal names of the containers that it adds.
+    /// The literal names of the containers that the profile adds.
     pub(crate) own_containers: Box<[Box<str>]>,
     pub(crate) lookups: Box<[Declared]>,
     pub(crate) needs: Needs,
     pub(crate) validations: Box<[parts::Validation]>,
     pub(crate) target: target::Target,
-    /// Whether it has a template or container rules, and not only validations.
+    /// Whether the profile has a template or container rules, and not only validations.
     pub(crate) has_template: bool,
-    /// Whether it adds containers that are not declared for Windows.
+    /// Whether the profile adds containers that are not declared for Windows.
     pub(crate) adds_linux_containers: bool,
-    /// Volumes that its containers mount and that it does not add.
+    /// Volumes that the profile's containers mount and that the profile does not add.
     pub(crate) foreign_volumes: Box<[Box<str>]>,
 }
 
 impl CompiledProfile {
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub const fn name(&self) -> &ProfileName {
         &self.name
     }
 
-    /// The name in records and messages: `nginx`, `team-a/logger`.
+    /// Returns the name in records and messages: `nginx`, `team-a/logger`.
     #[must_use]
     pub fn display_name(&self) -> &str {
         &self.display_name
@@ -216,13 +216,13 @@ impl CompiledProfile {
         &self.revision
     }
 
-    /// Returns an upper bound of its memory in bytes, estimated from the sizes of its parts.
+    /// Returns an upper bound of the profile's memory in bytes, estimated from the sizes of the profile's parts.
     #[must_use]
     pub const fn memory(&self) -> usize {
         self.memory
     }
 
-    /// The limits of the profile.
+    /// Returns the limits of the profile.
     #[must_use]
     pub const fn limits(&self) -> Limits {
         self.limits
@@ -233,48 +233,48 @@ impl CompiledProfile {
         self.limits == Limits::Tenant
     }
 
-    /// The names of the cluster profiles that it extends, the nearest first.
+    /// Returns the names of the cluster profiles that the profile extends, the nearest first.
     pub fn ancestors(&self) -> impl Iterator<Item = &str> {
         self.ancestors.iter().map(|name| &**name)
     }
 
-    /// The target, as the API spells it.
+    /// Returns the target in its API form.
     #[must_use]
     pub fn target(&self) -> pillion_api::profile::Target {
         self.target.to_text()
     }
 
-    /// Whether it may change objects.
+    /// Whether the profile may change objects.
     #[must_use]
     pub fn injects(&self) -> bool {
         self.has_template && self.activation != Activation::Never
     }
 
-    /// Whether it may deny objects.
+    /// Whether the profile may deny objects.
     #[must_use]
     pub fn validates(&self) -> bool {
         !self.validations.is_empty() && self.activation != Activation::Never
     }
 
-    /// Returns the label and the annotation by which a pod or its namespace requests it.
+    /// Returns the label and the annotation by which a pod or its namespace requests the profile.
     pub fn request_keys(&self) -> impl Iterator<Item = &str> {
         [self.request_label(), self.request_annotation()].into_iter().flatten()
     }
 
-    /// The label by which it is requested.
+    /// Returns the label that requests the profile, if there is one.
     #[must_use]
     pub fn request_label(&self) -> Option<&str> {
         self.request.as_ref()?.label.as_deref()
     }
 
-    /// The annotation by which it is requested.
+    /// Returns the annotation that requests the profile, if there is one.
     #[must_use]
     pub fn request_annotation(&self) -> Option<&str> {
         self.request.as_ref()?.annotation.as_deref()
     }
 
-    /// Whether values of its keys request it, or another profile with the same keys. The values are in order of
-    /// precedence, the object's before the namespace's.
+    /// Whether `values` of the profile's request keys request this profile or another one with the same keys. The
+    /// values are in order of precedence, the object's before the namespace's.
     #[must_use]
     pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
@@ -287,19 +287,19 @@ impl CompiledProfile {
         }
     }
 
-    /// Returns a value that requests it by its key; `None` if it has no key.
+    /// Returns a value of the request key that requests the profile; `None` if the profile has no request key.
     #[must_use]
     pub fn request_word(&self) -> Option<&str> {
         self.request.as_ref().map(|request| request.truthy.first().map_or(&*self.name.name, |word| &**word))
     }
 
-    /// Returns the lookups that its expressions may need.
+    /// Returns the lookups that the profile's expressions may need.
     #[must_use]
     pub const fn needs(&self) -> &Needs {
         &self.needs
     }
 
-    /// Returns which objects get it without a request.
+    /// Returns which objects get the profile without a request.
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation
@@ -317,13 +317,13 @@ impl CompiledProfile {
         self.object_selector.as_ref()
     }
 
-    /// Returns the rollout of its spec. It is not part of a revision: the publisher of a revision decides.
+    /// Returns the rollout of the spec. Revisions contain none: the publisher of a revision decides the rollout.
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()
     }
 
-    /// Makes it namespaced without the checks of a tenant's spec, as if its values came from expressions.
+    /// Makes the profile namespaced without checking a tenant's spec, as if its values came from expressions.
     #[cfg(test)]
     pub(crate) fn into_namespaced(mut self, namespace: &str) -> Self {
         self.name.namespace = Some(namespace.into());
@@ -332,13 +332,13 @@ impl CompiledProfile {
         self
     }
 
-    /// Returns the definitions that its expressions can read.
+    /// Returns the definitions that the profile's expressions can read.
     pub(crate) fn definitions(&self) -> Definitions<'_> {
         let owner = if self.name.namespace.is_none() { Owner::Platform } else { Owner::Namespace };
         Definitions { owner, variables: &self.variables, own_containers: &self.own_containers }
     }
 
-    /// Whether it acts on the object of a request.
+    /// Whether the profile acts on the object of a request.
     pub(crate) fn acts_on(&self, action: Action<'_>) -> bool {
         match action.phase {
             Phase::Mutate => self.has_template && self.target.takes_template(action),
@@ -346,7 +346,7 @@ impl CompiledProfile {
         }
     }
 
-    /// Returns the schema by which its target objects merge.
+    /// Returns the merge schema of the profile's target resource.
     pub(crate) fn object_type(&self) -> &'static Type {
         schema::of(&self.target.group, self.target.resources.first().map_or("", |resource| resource))
     }

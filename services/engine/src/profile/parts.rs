@@ -43,7 +43,7 @@ pub(crate) struct Condition {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
     pub(crate) otherwise: Otherwise,
-    /// The message; without one, the name is shown.
+    /// The message; if it is `None`, the name of the condition is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Condition {
 #[derive(Debug)]
 pub(crate) struct Validation {
     pub(crate) expression: Expression,
-    /// The message; the expression is shown if there is none.
+    /// The message; if it is `None`, the expression is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
     /// The status reason; empty if it is not set and the status code implies none.
     pub(crate) reason: Box<str>,
@@ -76,7 +76,8 @@ pub(crate) struct ContainerRule {
 }
 
 impl Condition {
-    /// Returns the message for a failed condition. If the message itself fails, the name is returned.
+    /// Returns the message for a failed condition. If the message is missing, blank or cannot be evaluated, returns the
+    /// name.
     pub(crate) fn failure_message<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
@@ -124,7 +125,7 @@ pub(crate) fn one_line(text: &str) -> String {
     shown.take(MAX_COMPUTED_MESSAGE).collect()
 }
 
-/// Compiles the parameters. Their scopes share the limits of `profile`.
+/// Compiles the parameters. `profile` is the scope of the profile, whose limits the scopes of the defaults share.
 pub(super) fn compile_parameters(
     spec: &ProfileSpec,
     profile: &Scope,
@@ -235,7 +236,7 @@ pub(super) fn compile_conditions(
     result.into()
 }
 
-/// Compiles the validations.
+/// Compiles the validations of a profile. Omits invalid ones, whose mistakes are reported.
 pub(super) fn compile_validations(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[Validation]> {
     let validations = spec.validations.iter().enumerate();
     validations
@@ -281,7 +282,7 @@ fn compile_validation(path: &str, text: &ValidationText, compiler: &mut Compiler
 /// The message has a mistake, which was reported.
 struct InvalidMessage;
 
-/// Compiles a message; `None` if there is none.
+/// Compiles a message; `None` if it is missing or blank.
 fn compile_message(
     path: &str,
     text: Option<&str>,
@@ -296,7 +297,8 @@ fn compile_message(
     compiler.text_at(path, text).map(Some).ok_or(InvalidMessage)
 }
 
-/// Compiles a field path. Admission policies write it with a leading dot, the causes of a status without.
+/// Compiles a field path, and removes its leading dot. Admission policies write the dot, but the causes of a status do
+/// not.
 fn compile_field_path(path: &str, text: Option<&str>, diagnostics: &mut Vec<Diagnostic>) -> Option<Box<str>> {
     let text = text?;
     let field = text.strip_prefix('.').filter(|field| {

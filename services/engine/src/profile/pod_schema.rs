@@ -3,7 +3,8 @@
 //! The table is text with a line for each type. It is parsed only while a profile is checked, so that replicas do not
 //! keep it in memory. `just generate` writes it from the API server's OpenAPI document.
 //!
-//! The API server also has rules about several fields of a container together. It rejects a pod that violates one.
+//! The API server also has rules about several fields of a container together. It rejects a pod that violates such a
+//! rule.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +42,7 @@ pub(crate) enum Kind {
     Int64,
     /// A quantity: `100m`, `1Gi`, 2.
     Quantity,
-    /// A port by number or name, a number or a percentage.
+    /// An integer or a string: a port by number or name, or a number or a percentage.
     IntOrString,
     /// Any value.
     Any,
@@ -66,7 +67,7 @@ impl PodSchema {
         fields.split(' ').filter_map(|field| field.split_once(':')).map(|(name, kind)| (name, Kind::of(kind)))
     }
 
-    /// Returns the kind of a type's field.
+    /// Returns the kind of a type's field; `None` if the type has no such field.
     pub(super) fn field(&self, of: &str, name: &str) -> Option<Kind> {
         match (of, name) {
             ("Pod", "metadata") => Some(Kind::Object("ObjectMeta")),
@@ -125,7 +126,7 @@ impl Kind {
         }
     }
 
-    /// Returns the suffix for paths and the object type, for an object or a list of objects.
+    /// For an object or a list of objects, returns the suffix for paths and the type of the object.
     fn object(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Object(of) => Some(("", of)),
@@ -233,12 +234,12 @@ pub(crate) struct Expected {
     pub(super) is_element: bool,
 }
 
-/// A computed value that the API server rejects, with a description of the mistake.
+/// A mistake in a computed value, which the API server rejects. Holds a description of the mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InvalidValue {
-    /// Its type or its text is not one that the field allows.
+    /// The type of the value, or the string, is not one that the field allows.
     Type(String),
-    /// Its fields violate a rule about several fields together.
+    /// The fields of the value violate a rule about several fields together.
     Combination(String),
 }
 
@@ -246,7 +247,7 @@ impl Expected {
     /// Checks a computed value: the API server rejects every pod whose patch has a value of the wrong type.
     ///
     /// # Errors
-    /// The first mistake.
+    /// Returns the first mistake.
     pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), InvalidValue> {
         let mistake = match value.kind() {
             json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.mistake_in(item)),
@@ -292,7 +293,7 @@ fn shown(text: &str) -> &str {
     text.char_indices().nth(LETTERS).map_or(text, |(end, _)| text.get(..end).unwrap_or(text))
 }
 
-/// The fields of a container that the rules are about, with the names of their types.
+/// The fields of a container that have rules about several fields, with the names of their types.
 pub(crate) const RULED_FIELDS: [(&str, &str); 5] = [
     ("resources", "ResourceRequirements"),
     ("livenessProbe", "Probe"),
@@ -336,7 +337,7 @@ pub(crate) fn violation(type_name: &str, value: json::Value<'_>, completeness: C
     }
 }
 
-/// The handlers of which a probe or hook has exactly one; `None` for another type.
+/// Returns the handlers of a probe or hook, of which it must have exactly one; `None` for another type.
 pub(super) fn handlers(type_name: &str) -> Option<&'static [&'static str]> {
     match type_name {
         "Probe" => Some(&PROBE_HANDLERS),
@@ -357,7 +358,7 @@ pub(super) fn wrong_number_of_handlers(known: &[&str], found: &[&str]) -> String
     format!("expected exactly one of {}; found {found}", known.join(", "))
 }
 
-/// Describes a request above the limit of its resource; `None` if it is not above.
+/// Describes a resource request that exceeds its limit; `None` if it does not exceed the limit.
 pub(super) fn above_limit(name: &str, requests: Quantity, limit: Quantity) -> Option<String> {
     requests
         .is_more_than(limit)

@@ -90,8 +90,9 @@ pub(crate) fn names(value: &str) -> impl Iterator<Item = &str> {
 }
 
 impl CompiledProfile {
-    /// Returns the key whose truthy values may request either of two profiles of one scope, so that a pod gets neither.
-    /// Also returns `None` if their namespace selectors differ: no namespace may match both.
+    /// Returns the key whose truthy values could request either of two profiles of one scope, so that a pod gets
+    /// neither. `None` if there is no such key, or if the namespace selectors differ, because maybe no namespace
+    /// matches both.
     #[must_use]
     pub fn contends_with(&self, other: &Self) -> Option<&str> {
         let is_default =

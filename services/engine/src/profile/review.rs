@@ -37,7 +37,7 @@ pub struct ProfileReview {
     spec: Result<ProfileSpec, String>,
 }
 
-/// The known parents of a profile.
+/// The parents of a profile, as far as they were looked up.
 #[derive(Debug, Default)]
 pub struct KnownParents {
     texts: BTreeMap<String, Option<ProfileSpec>>,
@@ -67,8 +67,8 @@ struct Request<'b> {
     object: Option<Object<'b>>,
 }
 
-/// An unparsed object. Its size is checked before its spec is parsed, because parsing can take forty times the memory
-/// of the text.
+/// An unparsed object. Its size is checked before its spec is parsed, because the parsed spec can take forty times the
+/// memory of its JSON.
 #[derive(Default, Deserialize)]
 struct Object<'b> {
     #[serde(default)]
@@ -84,10 +84,11 @@ struct Metadata {
 }
 
 impl ProfileReview {
-    /// Parses a body.
+    /// Parses the body of a request.
     ///
     /// # Errors
-    /// The body is not a review of version v1 or v1beta1. The message may be as long as the body.
+    /// Fails if the body is not a review of version v1 or v1beta1 with a valid uid. The message may be as long as the
+    /// body.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let Envelope { api_version, request } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         if !["admission.k8s.io/v1", "admission.k8s.io/v1beta1"].contains(&api_version.as_str()) {
@@ -112,13 +113,13 @@ impl ProfileReview {
         Ok(Self { uid, api_version, name, is_new: operation == "CREATE", spec })
     }
 
-    /// The name of the reviewed profile.
+    /// Returns the name of the reviewed profile.
     #[must_use]
     pub const fn name(&self) -> &ProfileName {
         &self.name
     }
 
-    /// Returns the lookup of the next unknown parent, if there is one.
+    /// Returns the lookup of the next parent that `known` does not contain, if there is one.
     #[must_use]
     pub fn wanted(&self, known: &KnownParents) -> Option<Query> {
         let mut next = self.spec.as_ref().ok()?.extends.as_ref();
@@ -138,7 +139,8 @@ impl ProfileReview {
         None
     }
 
-    /// Returns the warnings for the author.
+    /// Returns the warnings for the author. There are none if the profile is valid, or if the lookup of a parent
+    /// failed.
     #[must_use]
     pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
         let diagnostics = match &self.spec {
@@ -185,7 +187,7 @@ impl ProfileReview {
 }
 
 impl KnownParents {
-    /// Sets the known names, which are used for suggestions.
+    /// Creates an empty set with the names of all cluster profiles, which are used for suggestions.
     #[must_use]
     pub fn with_names(names: impl IntoIterator<Item = String>) -> Self {
         Self { names: names.into_iter().collect(), ..Self::default() }

@@ -28,7 +28,7 @@ pub(crate) struct Action<'a> {
 }
 
 impl Action<'_> {
-    /// The creation of a pod on the mutating path, which most requests are.
+    /// The creation of a pod on the mutating path: the action of most requests.
     pub(crate) const CREATE_POD: Self =
         Self { phase: Phase::Mutate, group: "", version: "v1", resource: PODS, operation: Operation::Create };
 
@@ -36,12 +36,12 @@ impl Action<'_> {
         self.phase == Phase::Mutate && self.operation == Operation::Create && self.is_pod()
     }
 
-    /// Whether it acts on a whole pod.
+    /// Whether the action is on a whole pod.
     pub(crate) fn is_pod(self) -> bool {
         self.resource == PODS && self.group.is_empty() && self.version == "v1"
     }
 
-    /// Whether it acts on a subresource.
+    /// Whether the action is on a subresource.
     fn is_part(self) -> bool {
         self.resource.contains('/')
     }
@@ -103,12 +103,12 @@ impl Target {
         }
     }
 
-    /// Whether its objects are pods.
+    /// Whether the target's objects are pods.
     pub(crate) fn is_pods(&self) -> bool {
         is_pods(&self.group, self.resources.first().map_or("", |resource| resource))
     }
 
-    /// Whether it includes an action.
+    /// Whether the target includes an action.
     pub(crate) fn holds(&self, action: Action<'_>) -> bool {
         *self.group == *action.group
             && *self.version == *action.version
@@ -116,8 +116,8 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is applied for an action. It is applied to whole objects that remain afterwards, and to pods
-    /// only on creation, because most fields of a pod are immutable.
+    /// Whether a template is applied for an action. Templates apply only to whole objects that remain afterwards. They
+    /// apply to pods only on creation, because most fields of a pod are immutable.
     pub(crate) fn takes_template(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {
             Operation::Create => true,
@@ -211,7 +211,7 @@ fn wildcard(path: String) -> Diagnostic {
     Diagnostic::new(path, "a target has no wildcards").with_help("name each: what is not known yet cannot be meant")
 }
 
-/// Returns why no profile may target a resource, and what to do instead.
+/// Returns why no profile may target a resource, and what to do instead. `None` if a profile may target it.
 fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     let (main, part) = resource.split_once('/').map_or((resource, None), |(main, part)| (main, Some(part)));
     if !is_word(main) || main != main.to_lowercase() || part.is_some_and(|part| !is_word(part)) {

@@ -1,12 +1,12 @@
 //! Limits of namespaced profiles.
 //!
 //! The author of a namespaced profile may create pods in the namespace, but the profile also acts on pods of other
-//! authors there. So its template may only add to a pod, and grants nothing that the namespace's pods could not have
-//! had.
+//! authors there. So its template may only add to a pod, and grants nothing that pods of the namespace could not
+//! already have.
 //!
-//! If it extends a cluster profile, the platform decides which parameters the namespace may set, which pods get the
-//! profile, and whether it can be dropped. The namespaced profile may set parameters whose `sources` include
-//! `Namespace`, within their range, and narrow which pods get the profile.
+//! If a namespaced profile extends a cluster profile, the platform decides which parameters the namespace may set,
+//! which pods get the profile, and whether it can be dropped. The namespaced profile may set parameters whose `sources`
+//! include `Namespace`, within their range, and narrow which pods get the profile.
 
 use pillion_api::parameter::{Parameter, Source};
 use pillion_api::profile::{OptOut, ProfileSpec};
@@ -163,7 +163,7 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
         let path = format!("spec.parameters[{index}]");
         match inherited.parameters.iter().find(|other| other.name == parameter.name) {
             Some(other) => check_parameter(&path, parameter, other, diagnostics),
-            // New parameters are useful only with a template of its own.
+            // A new parameter is useful only if the profile has a template of its own.
             None if only_extends => diagnostics.push(unknown_parameter(&path, &parameter.name, inherited)),
             None => {}
         }
@@ -267,7 +267,7 @@ pub(super) fn narrow(merged: &mut Json, inherited: &ProfileSpec, own: &ProfileSp
     }
 }
 
-/// Returns a selector that matches what both match. The namespace's requirements come first, as written.
+/// Returns a selector that matches what both selectors match. The namespace's requirements come first, as written.
 fn both(inherited: &LabelSelector, own: &LabelSelector) -> LabelSelector {
     let LabelSelector { match_labels, mut match_expressions } = own.clone();
     // Expressions are used because two values for one label, which match nothing, do not fit into a map.

@@ -3,8 +3,8 @@
 //! The API server drops unknown fields, and rejects every pod whose patch has a value of the wrong type, even with
 //! `failurePolicy: Ignore`. Both mistakes must be found before a profile takes effect.
 //!
-//! The type of a string that is one `${...}` is that of its expression. It is checked only if the expression is a
-//! parameter, whose type is declared. Directives are skipped, and `$value` is checked as the value.
+//! A string that is one `${...}` has the type of its expression. The type is checked only if the expression is a
+//! parameter, which declares its type. Directives are skipped, and `$value` is checked as the value.
 
 use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
@@ -107,7 +107,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks an element of a list. A nested list is spliced, also as `$value`.
+    /// Checks an element of a list. A list inside it, also as its `$value`, is spliced, so its items are elements too.
     fn element(&mut self, item: &Json, kind: Kind) {
         match item {
             Json::Array(items) => self.items(items, kind),
@@ -117,7 +117,7 @@ impl Walk<'_, '_> {
                     self.below(&format!(".$value[{index}]"), |walk| walk.element(item, kind));
                 }
             }
-            // An element with directives only removes elements (`$prune`).
+            // An element that has only directives removes elements (`$prune`).
             Json::Object(fields) if fields.keys().all(|field| field.starts_with('$') && field != "$value") => {}
             item => self.value(item, kind),
         }
@@ -158,7 +158,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks combinations of fields.
+    /// Checks Kubernetes' rules about several fields: a single handler, and no request above its limit.
     fn check_combinations(&mut self, of: &str, fields: &Map<String, Json>) {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
         if let Some(known) = handlers(of) {

@@ -14,7 +14,7 @@ pub(crate) struct RecordWriter {
     escapes: usize,
     /// Whether any profile has an entry.
     has_entries: bool,
-    /// Whether it has entries of profiles that are not applied this time.
+    /// Whether the record has entries of profiles that this pass does not apply.
     has_kept: bool,
     /// Whether the current entry has an addition.
     has_elements: bool,
@@ -24,7 +24,7 @@ pub(crate) struct RecordWriter {
     /// escapes in them.
     replaced: String,
     replaced_escapes: usize,
-    /// The number of replacements.
+    /// The number of replacements of the current profile.
     replaced_places: usize,
     /// The moves of the current profile, and the number of bytes of escapes in them.
     moves: String,
@@ -52,7 +52,7 @@ impl RecordWriter {
     const MOVES: &str = "],\\\"order\\\":[";
     const MOVES_AROUND: usize = 11;
 
-    /// An empty record, as a JSON string.
+    /// Returns an empty record, as a JSON string.
     pub(crate) fn empty() -> String {
         Self::OPEN.concat() + Self::CLOSE
     }
@@ -76,7 +76,7 @@ impl RecordWriter {
         }
     }
 
-    /// Begins the entry of a profile with what it added in an earlier pass. Returns a mark.
+    /// Begins the entry of a profile with its changes of an earlier pass. Returns a mark at the start of the entry.
     pub(crate) fn begin(&mut self, profile: &str, revision: &str, earlier: Option<&Record>) -> Mark {
         let mark = self.mark();
         self.separate();
@@ -109,12 +109,12 @@ impl RecordWriter {
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());
     }
 
-    /// The size of the record so far in bytes, as JSON.
+    /// Returns the size of the record so far in bytes, as JSON.
     pub(crate) const fn len(&self) -> usize {
         self.out.len() + Self::CLOSE.len()
     }
 
-    /// Notes an addition.
+    /// Adds an addition to the current entry.
     pub(crate) fn add(&mut self, pointer: &str) {
         if self.has_elements {
             self.out.push(',');
@@ -123,7 +123,7 @@ impl RecordWriter {
         self.escapes += push_text(&mut self.out, pointer);
     }
 
-    /// Notes a replaced value with its original as JSON; for a removed element also the key of the element before it.
+    /// Adds a replaced value with its original as JSON. `behind` is the key of the element before a removed element.
     pub(crate) fn replace(&mut self, pointer: &str, original: &str, behind: Option<&str>) {
         self.replaced.reserve(pointer.len() + original.len() + 32);
         self.replaced.push_str(if self.replaced.is_empty() { "[" } else { ",[" });
@@ -138,7 +138,7 @@ impl RecordWriter {
         self.replaced_places += 1;
     }
 
-    /// Notes an element before it is moved within its list.
+    /// Adds the position of an element that is about to be moved within its list.
     pub(crate) fn moves(&mut self, moved: &Move<'_>) {
         self.push_move(moved, self.replaced_places);
     }
@@ -150,7 +150,7 @@ impl RecordWriter {
         self.move_bytes + Self::MOVES_AROUND + self.moves.len() + LEAST <= MAX_MOVE_BYTES + self.moves_escapes
     }
 
-    /// Notes a move after this number of replacements, if there is room for it.
+    /// Adds a move that follows `at` replacements, if there is room for it.
     fn push_move(&mut self, Move { pointer, behind, same }: &Move<'_>, at: usize) {
         let (length, escapes) = (self.moves.len(), self.moves_escapes);
         self.moves.push_str(if length == 0 { "[" } else { ",[" });
@@ -176,7 +176,7 @@ impl RecordWriter {
         self.out.len() + self.replaced.len() > most
     }
 
-    /// Ends the entry. Returns false if the record is too large.
+    /// Ends the current entry. Returns false if the record is too large.
     pub(crate) fn end(&mut self) -> bool {
         if !self.replaced.is_empty() {
             self.out.push_str("],\\\"replaced\\\":[");
@@ -200,12 +200,12 @@ impl RecordWriter {
         self.out.len() + 2 <= MAX_RECORD_BYTES + self.escapes + self.move_bytes
     }
 
-    /// The record of the finished entries.
+    /// Returns the record of the finished entries.
     pub(crate) fn so_far(&self) -> Option<Record> {
         self.at(self.mark())
     }
 
-    /// The record at a mark.
+    /// Returns the record at a mark.
     fn at(&self, mark: Mark) -> Option<Record> {
         let quoted = format!("{}{}", self.out.get(..mark.length)?, Self::CLOSE);
         Record::read(&OwnedTape::parse(quoted).ok()?.root().as_str()?)
@@ -225,8 +225,8 @@ impl RecordWriter {
         self.keep_of(earlier, profile);
     }
 
-    /// Keeps the entries of profiles that are not applied this time: their additions still exist. They come first until
-    /// the record ends, so that a new profile is left out if there is no room.
+    /// Keeps the entries of profiles that this pass does not apply, because their additions still exist. These entries
+    /// come first until the record ends, so that a new profile is omitted if there is no room.
     pub(crate) fn keep_others<'p>(&mut self, earlier: &Record, mut is_applied: impl FnMut(&str) -> bool + 'p) {
         for entry in earlier.profiles() {
             if entry.get("profile").and_then(Value::as_str).is_some_and(|name| !is_applied(&name)) {
@@ -236,8 +236,8 @@ impl RecordWriter {
         }
     }
 
-    /// Returns the record as a JSON string; `None` if nothing was ever added. Kept entries return to their places among
-    /// those that both records have, because changes are undone from the last.
+    /// Returns the record as a JSON string; `None` if it has no entries. Kept entries return to their position in the
+    /// earlier record, because changes are undone from the last.
     pub(crate) fn finish(mut self, earlier: Option<&Record>) -> Option<String> {
         if !self.has_entries {
             return None;
@@ -247,7 +247,7 @@ impl RecordWriter {
         Some(ordered.unwrap_or(self.out))
     }
 
-    /// Orders the entries as in an earlier record, new ones after kept ones.
+    /// Orders the entries as in an earlier record. New entries follow the kept ones.
     fn in_order(quoted: &str, earlier: &Record) -> Option<String> {
         let tape = OwnedTape::parse(quoted.to_owned()).ok()?;
         let record = Record::read(&tape.root().as_str()?)?;
@@ -276,7 +276,7 @@ impl RecordWriter {
         Mark { length: self.out.len(), escapes, move_bytes, has_entries }
     }
 
-    /// Keeps the earlier entry of a profile.
+    /// Keeps the earlier entry of a profile, if there is one.
     pub(crate) fn keep_of(&mut self, earlier: Option<&Record>, profile: &str) {
         if let Some(entry) = earlier.and_then(|record| record.entry(profile)) {
             self.keep_entry(entry);
@@ -304,7 +304,7 @@ impl RecordWriter {
     }
 }
 
-/// Writes a text as a JSON string within a JSON string. Returns the number of bytes that the outer string adds.
+/// Writes a string as a JSON string within a JSON string. Returns the number of bytes that the outer string adds.
 fn push_text(out: &mut String, text: &str) -> usize {
     // Names and most pointers need no escapes.
     if is_plain(text) {
@@ -318,7 +318,7 @@ fn push_text(out: &mut String, text: &str) -> usize {
     push_json(out, &quoted)
 }
 
-/// Writes JSON within a JSON string. Returns the number of bytes that this adds.
+/// Writes JSON within a JSON string. Returns the number of bytes that escaping adds.
 fn push_json(out: &mut String, json: &str) -> usize {
     let before = out.len();
     write_escaped(out, json);

@@ -1,9 +1,9 @@
 //! The profiles that may act in one namespace, arranged so that a review reads only those that are requested.
 //!
-//! A cluster may have thousands of profiles, of which a pod gets two. Profiles that apply to all objects are a list.
+//! A cluster may have thousands of profiles, but a pod gets only a few. Profiles that apply to all objects are a list.
 //! All others are found by hashing the labels and annotations of the pod, and the values in them. There is one index of
 //! the cluster profiles, which all namespaces share, and one for each namespace that has profiles. The candidates of a
-//! namespace also have the set of profiles that its labels exclude.
+//! namespace also hold the set of profiles whose selectors exclude the namespace.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -18,8 +18,8 @@ use crate::namespace::{NamespaceMetadata, Pairs};
 use crate::profile::CompiledProfile;
 use crate::profile::target::{Action, Phase};
 
-/// The place of a profile among the candidates. Lower places are applied first: all of the platform's before the
-/// namespace's own.
+/// The place of a profile among the candidates. Lower places are applied first: all cluster profiles before the
+/// namespace's own profiles.
 pub(crate) type Place = usize;
 
 /// The rollout of a profile with two active revisions.
@@ -31,7 +31,7 @@ pub(crate) struct Staging {
     pub(crate) namespaces: Option<LabelSelector>,
 }
 
-/// An active revision.
+/// An active revision, with the rollout and the stored revisions of its profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) profile: Arc<CompiledProfile>,
@@ -51,7 +51,7 @@ pub(crate) enum KeyKind {
 /// The profiles that one request key can request, by the values of the key in lower case.
 #[derive(Debug, Default)]
 pub(crate) struct KeyGroup {
-    /// Names, names with their namespace, and further values.
+    /// Values that request a profile: its name, its name with the namespace, and its `values`.
     pub(crate) words: HashMap<Box<str>, Vec<Place>>,
     /// Values that request the default profile.
     pub(crate) truthy: HashMap<Box<str>, Vec<Place>>,
@@ -61,16 +61,16 @@ pub(crate) struct KeyGroup {
     pub(crate) deny_unknown: bool,
 }
 
-/// The profiles that act on objects of one resource.
+/// The profiles that act on resources with one name, in any API group.
 #[derive(Debug, Default)]
 struct Acting {
-    /// The API groups that have a resource of this name.
+    /// The API groups that the profiles target.
     groups: Vec<Box<str>>,
-    /// The profiles that act on all of them.
+    /// The profiles that act on the objects without a request.
     always: Vec<Place>,
 }
 
-/// The places of the two active revisions of a profile. A profile that is only extended has none.
+/// The places of the two active revisions of a profile. A revision with `activation: Never` has no place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StagePlaces {
     pub(crate) newest: Option<Place>,
@@ -78,7 +78,7 @@ pub(crate) struct StagePlaces {
 }
 
 impl Entry {
-    /// Whether lookups find the same revisions in both.
+    /// Whether two entries have the same revision, rollout and stored revisions.
     pub(crate) fn is_same_entry(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.profile, &other.profile)
             && self.staging == other.staging
@@ -94,12 +94,12 @@ impl StagePlaces {
     }
 }
 
-/// Indexes profiles, in the order in which they apply, by everything that can request them. Profiles that are only
-/// extended are left out.
+/// Indexes profiles by everything that can request them, in the order in which they apply. Omits profiles with
+/// `activation: Never`.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
-    /// Profiles that are applied to every new pod.
+    /// Profiles that act on new pods without a request.
     always: Vec<Place>,
     /// Profiles with templates, by resource.
     templates: HashMap<Box<str>, Acting>,
@@ -116,7 +116,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Creates an index of profiles in their order.
+    /// Creates an index of profiles, which are in the order in which they apply.
     pub(crate) fn new<'p>(entries: impl IntoIterator<Item = &'p Entry>) -> Self {
         let mut index = Self::default();
         for entry in entries.into_iter().filter(|entry| entry.profile.activation != Activation::Never) {
@@ -138,7 +138,7 @@ impl Index {
         self.profiles.get(place).map(|entry| &entry.profile)
     }
 
-    /// The stored revisions of a profile.
+    /// Returns the stored revisions of a profile.
     pub(crate) fn kept(&self, place: Place) -> &[Box<str>] {
         self.profiles.get(place).map_or(&[], |entry| &entry.kept)
     }
@@ -148,12 +148,12 @@ impl Index {
         !self.stages.is_empty()
     }
 
-    /// The profiles that have two active revisions.
+    /// Returns the rollouts of the profiles with two active revisions, and the places of both.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         self.stages.iter().map(|(staging, places)| (&**staging, *places))
     }
 
-    /// The profiles that act on the object without a request.
+    /// Returns the profiles that act on the object without a request.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let is_pod = action.creates_pod();
         let places =
@@ -175,7 +175,7 @@ impl Index {
         }
     }
 
-    /// The profiles that are limited to some namespaces.
+    /// Returns the profiles that have a namespace selector.
     pub(crate) fn selective(&self) -> impl Iterator<Item = Place> + '_ {
         self.selective.iter().copied()
     }
@@ -267,12 +267,12 @@ impl Index {
 pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
-    /// Places of the profiles whose selectors exclude the namespace. A profile of the namespace's own has a selector if
-    /// it extends a cluster profile that has one.
+    /// Places of the profiles whose selectors exclude the namespace. A namespaced profile has a selector if it extends
+    /// a cluster profile that has one.
     excluded: PlaceSet,
-    /// The request keys that the namespace itself sets: kind, key and value of those that some profile knows.
+    /// The labels and annotations of the namespace that are a request key of some profile: kind, key and value.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
-    /// The profiles that the namespace requests by name.
+    /// The value of the namespace's annotation `pillion.dev/profiles`.
     pub(crate) namespace_names: Box<str>,
     /// The choice of revisions for one object.
     pub(crate) choice: Choice,
@@ -290,7 +290,7 @@ pub(crate) struct Choice {
     pub(crate) notices: Vec<Notice>,
 }
 
-/// A bit set of places. There may be thousands of profiles, of which most exclude the namespace.
+/// A bit set of places. There may be thousands of profiles, most of which exclude the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct PlaceSet {
     bits: Vec<u64>,
@@ -342,7 +342,7 @@ impl Candidates {
         candidates
     }
 
-    /// Whether they were found in these indexes.
+    /// Whether the candidates were found in these indexes.
     pub(crate) fn is_of(&self, cluster: &Arc<Index>, own: Option<&Arc<Index>>) -> bool {
         Arc::ptr_eq(&self.cluster, cluster) && self.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
     }
@@ -366,7 +366,7 @@ impl Candidates {
         }
     }
 
-    /// The pinned revisions that are not active.
+    /// Returns the pinned revisions that are not active.
     pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.choice.pinned.iter().map(|(_, pinned)| pinned)
     }
@@ -394,14 +394,14 @@ impl Candidates {
         self.cluster.has_stages() || self.own.as_ref().is_some_and(|own| own.has_stages())
     }
 
-    /// The profiles with two active revisions, and their places.
+    /// Returns the rollouts of the profiles with two active revisions, and the places of both.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         let offset = self.cluster.len();
         let own = self.own.iter().flat_map(|own| own.stages());
         self.cluster.stages().chain(own.map(move |(staging, places)| (staging, places.behind(offset))))
     }
 
-    /// The active revisions of the profile with this name. The namespace's own comes before the platform's.
+    /// Returns the active revisions of the profile with this name. A profile of the namespace hides a cluster profile.
     pub(crate) fn places_of(&self, name: &str) -> impl Iterator<Item = Place> {
         let [cluster, own] = self.places_by_name(name);
         let own: Vec<_> = own.into_iter().flatten().collect();
@@ -409,7 +409,7 @@ impl Candidates {
         own.into_iter().chain(cluster)
     }
 
-    /// The active revisions of the profile with this display name, as in records.
+    /// Returns the active revisions of the profile with this display name, as in records.
     pub(crate) fn places_called(&self, display_name: &str) -> impl Iterator<Item = Place> {
         let is_own = display_name.contains('/');
         let [cluster, own] = self.places_by_name(display_name);
@@ -417,7 +417,7 @@ impl Candidates {
         places.into_iter().flatten()
     }
 
-    /// The revisions of a profile: the one at a place, and the stored ones.
+    /// Returns the revisions of a profile: the one at `place`, and the stored ones.
     pub(crate) fn revisions_at(&self, place: Place) -> impl Iterator<Item = &str> {
         let kept = match place.checked_sub(self.cluster.len()) {
             None => self.cluster.kept(place),
@@ -426,8 +426,8 @@ impl Candidates {
         self.profile(place).map(|profile| profile.revision()).into_iter().chain(kept.iter().map(|kept| &**kept))
     }
 
-    /// The places of the cluster profile and of the namespace's own profile with this name, unless they exclude the
-    /// namespace.
+    /// Returns the places of the cluster profile and of the namespace's own profile with this name. Omits profiles that
+    /// exclude the namespace.
     fn places_by_name(&self, name: &str) -> [[Option<Place>; 2]; 2] {
         let here = |place: Option<Place>| place.filter(|place| !self.excluded.contains(*place));
         let own = self.own.as_ref().map_or([None, None], |own| own.by_name(name));
@@ -435,15 +435,15 @@ impl Candidates {
         [self.cluster.by_name(name).map(here), own]
     }
 
-    /// The profiles that act on the object without a request, in their order.
+    /// Returns the profiles that act on the object without a request, in the order in which they apply.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let cluster = self.cluster.always(action).filter(|place| self.is_candidate(*place));
         let own = self.own.iter().flat_map(move |own| own.always(action)).map(|place| place + self.cluster.len());
         cluster.chain(own.filter(|place| self.is_candidate(*place)))
     }
 
-    /// The profiles with this name that act on the object; `None` if no profile has this name. The namespace's own
-    /// comes before the platform's, unless the pod's author cannot drop the platform's.
+    /// Returns the profiles with this name that act on the object; `None` if no profile has this name. A profile of the
+    /// namespace hides a cluster profile, unless the pod's author cannot drop the cluster profile.
     pub(crate) fn by_name(&self, name: &str, action: Action<'_>) -> Option<impl Iterator<Item = Place>> {
         let [cluster, own] = self.places_by_name(name);
         if own.iter().chain(&cluster).all(Option::is_none) {
@@ -457,7 +457,7 @@ impl Candidates {
         Some(cluster.into_iter().chain(own).flatten())
     }
 
-    /// The profiles that a request key can request; `None` if no profile has the key.
+    /// Returns the profiles that a request key can request; `None` if no profile has the key.
     pub(crate) fn groups<'c>(&'c self, kind: KeyKind, key: &str, action: Action<'c>) -> Option<Groups<'c>> {
         let cluster = self.cluster.group(kind, key);
         let own = self.own.as_ref().and_then(|own| own.group(kind, key));
@@ -542,7 +542,8 @@ impl PlaceSet {
 pub(crate) enum Meaning {
     /// The value names these profiles.
     Named(Vec<Place>),
-    /// The value requests the default, which should be one of these.
+    /// The value requests the default profile, which is one of these. If several are optional, the request is
+    /// ambiguous.
     Truthy(Vec<Place>),
     /// The value requests no profile, or only profiles that do not act on the object.
     Falsy,
@@ -551,7 +552,7 @@ pub(crate) enum Meaning {
 }
 
 impl Groups<'_> {
-    /// The meaning of a value in lower case.
+    /// Returns the meaning of a value, which is in lower case.
     pub(crate) fn meaning(&self, word: &str) -> Meaning {
         let truthy = self.places(|group| group.truthy.get(word));
         if !truthy.is_empty() {
@@ -566,7 +567,7 @@ impl Groups<'_> {
         if self.both().any(|group| is_falsy(group) || means_others(group)) { Meaning::Falsy } else { Meaning::Unknown }
     }
 
-    /// The profiles that a value names.
+    /// Returns the profiles that a value names.
     pub(crate) fn named(&self, word: &str) -> Vec<Place> {
         self.places(|group| group.words.get(word))
     }
@@ -576,8 +577,8 @@ impl Groups<'_> {
         self.both().any(|group| group.deny_unknown)
     }
 
-    /// Filters the profiles that act on the object: the namespace's own, else the platform's. Profiles that cannot be
-    /// dropped are always included.
+    /// Returns the profiles that act on the object: the namespace's profiles or, if there are none, the cluster
+    /// profiles. Always includes cluster profiles with `optOut: Forbidden`.
     fn places(&self, find: impl Fn(&KeyGroup) -> Option<&Vec<Place>>) -> Vec<Place> {
         let offset = self.candidates.cluster.len();
         let acts = |place: &Place| self.candidates.acts(*place, self.action);

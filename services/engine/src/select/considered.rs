@@ -1,7 +1,7 @@
-//! Selections besides the one of a decision: for `pillion explain`, and for the audit of running pods.
+//! Selections that are not part of a decision: for `pillion explain`, and for the audit of running pods.
 //!
 //! `considered` lists every profile that might act on an object, with its parameters. A decision lists only requested
-//! profiles, so that the others cost it nothing. This list is made on demand and is allowed to be slow.
+//! profiles, which is faster. The list of `considered` is made on demand and may be slow.
 //!
 //! `expected` selects by labels and annotations alone, without evaluating expressions. Requests, opt-outs and object
 //! selectors read only metadata. Conditions read more, and so do parameters that may be invalid. A profile that has
@@ -56,9 +56,9 @@ pub enum SetBy {
 /// The value of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterValue {
-    /// Its name.
+    /// The parameter's name.
     pub name: Box<str>,
-    /// Its value; `None` if it was not set and has no default. An error says why it has none.
+    /// The parameter's value; `None` if it was not set and has no default. An error says why there is no value.
     pub value: Result<Option<Json>, Box<str>>,
     /// The sources with their keys, the most specific first. Merged values may have several.
     pub set_by: Vec<(SetBy, Box<str>)>,
@@ -69,14 +69,14 @@ pub struct ParameterValue {
 pub struct Considered {
     /// The profile, at the revision that the object gets.
     pub profile: Arc<CompiledProfile>,
-    /// Its standing.
+    /// The standing of the profile.
     pub standing: Standing,
-    /// The values of its parameters; empty unless it is requested.
+    /// The values of the profile's parameters; empty unless the profile is requested.
     pub parameters: Vec<ParameterValue>,
 }
 
 impl SetBy {
-    /// The value in machine-readable output.
+    /// Returns the source as the value in machine-readable output.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl SetBy {
     }
 }
 
-/// Lists the cluster profiles and the namespace's own, requested ones first.
+/// Lists the cluster profiles and the namespace's own profiles, requested ones first.
 pub(crate) fn considered<'p>(
     profiles: impl Iterator<Item = &'p Arc<CompiledProfile>>,
     candidates: &Candidates,
@@ -120,7 +120,7 @@ pub(crate) fn considered<'p>(
         } else {
             Standing::NotAsked
         };
-        // A profile in a rollout has two revisions.
+        // A profile in a rollout has two revisions, and is listed once.
         if !all.iter().any(|other| other.profile.name() == profile.name()) {
             all.push(Considered { profile: Arc::clone(profile), standing, parameters: Vec::new() });
         }
@@ -167,8 +167,8 @@ fn set_by(parameter: &Parameter, sources: Sources<'_>) -> Vec<(SetBy, Box<str>)>
 
 /// A requested profile.
 pub(crate) struct Expected {
-    /// The decision about it; `None` if it is open and the caller does not know its result. A profile that matches the
-    /// object is `Unchanged`.
+    /// The decision about the profile. `None` if the profile is open and the caller does not know its result. A profile
+    /// that matches the object is `Unchanged`.
     pub(crate) decision: Option<ProfileDecision>,
     pub(crate) profile: Arc<CompiledProfile>,
 }
@@ -180,8 +180,7 @@ pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
 }
 
 /// Selects like [`super::select`], as far as metadata allows. `known` returns whether an open profile matches the
-/// object. A profile for which `is_unread` is true stands in for a revision whose text is not available, and is open in
-/// any case.
+/// object. A profile for which `is_unread` is true replaces a revision whose spec is not available, and is always open.
 pub(crate) fn expected(
     candidates: &Candidates,
     level: InjectionLevel,

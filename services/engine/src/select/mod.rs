@@ -1,7 +1,7 @@
-//! Selects the profiles for an object, and why the others are not selected.
+//! Selects the profiles for an object, and returns why other requested profiles do not match.
 //!
 //! The selector and the target of a profile make it a candidate in a namespace. A candidate is requested by its
-//! activation, by its name, or by a key of its own. An opt-out, its object selector or its exclusive group can drop it
+//! activation, by its name, or by its request key. An opt-out, the object selector or the exclusive group can drop it
 //! again. Only requested profiles are evaluated.
 
 pub(crate) mod candidates;
@@ -31,19 +31,19 @@ use request::{Pod, RequestedProfiles};
 
 /// A requested profile.
 pub(crate) struct Selected<'v> {
-    /// The decision about it. A profile that matches the object is `Unchanged` until it is applied.
+    /// The decision about the profile. A profile that matches the object is `Unchanged` until it is applied.
     pub(crate) decision: ProfileDecision,
     pub(crate) profile: &'v CompiledProfile,
-    /// The bindings of its expressions, if it matches the object.
+    /// The bindings of the profile's expressions, if the profile matches the object.
     pub(crate) bindings: Option<ProfileBindings<'v>>,
-    /// Whether it is a namespaced profile that is applied instead of the cluster profile that it extends. The cluster
-    /// profile follows it.
+    /// Whether the profile is a namespaced one that is applied instead of the cluster profile that it extends. The
+    /// cluster profile follows it.
     pub(crate) stands_in: bool,
 }
 
 impl Selected<'_> {
-    /// Whether the platform decides what the profile does: it is a cluster profile, or only sets permitted values of
-    /// one.
+    /// Whether the platform decides what the profile does: the profile is a cluster profile, or only sets permitted
+    /// values of one.
     pub(crate) fn is_of_platform(&self) -> bool {
         self.profile.name().namespace.is_none() || self.stands_in
     }
@@ -54,15 +54,15 @@ pub(crate) struct Selection<'v> {
     /// The requested profiles, in their order.
     pub(crate) profiles: Vec<Selected<'v>>,
     pub(crate) notices: Vec<Notice>,
-    /// The reason and the detail of a denial.
+    /// The reason and the detail, if a request denies the object.
     pub(crate) denied: Option<(Reason, Box<str>)>,
-    /// Why no profile was requested, if none was.
+    /// The reason of the decision if no profile was requested.
     pub(crate) reason: Reason,
 }
 
 impl<'v> Selection<'v> {
-    /// The revision of the cluster profile that takes over the entry of a namespaced profile, if that one no longer
-    /// stands in for it.
+    /// Returns the revision of the cluster profile `parent` if it takes over the record's entry of the namespaced
+    /// profile `name`. `None` if `name` still stands in for it, or if `parent` does not match the object.
     pub(crate) fn successor_revision(&self, name: &str, parent: &str) -> Option<&'v str> {
         let is_successor = |selected: &&Selected<'v>| {
             selected.profile.display_name() == parent && selected.decision.outcome == ProfileOutcome::Unchanged
@@ -133,8 +133,8 @@ pub(crate) fn select<'v>(
     Selection { profiles, notices, denied, reason }
 }
 
-/// Returns the lookups that the requested profiles need for a pod. Conditions are not evaluated: they may need lookups
-/// themselves.
+/// Returns the lookups that the requested profiles need for a pod. Conditions are not evaluated, because they may need
+/// lookups themselves.
 pub(crate) fn wanted(
     candidates: &Candidates,
     action: Action<'_>,
@@ -171,7 +171,7 @@ fn group_is_taken(profile: &CompiledProfile, earlier: &[Selected<'_>]) -> bool {
         })
 }
 
-/// Drops each cluster profile for which a namespaced profile stands in: the first one that only sets its values.
+/// Drops each cluster profile that has a stand-in: the first matching namespaced profile that only sets its values.
 fn give_way(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some((earlier, [child, ..])) = profiles.split_at_mut_checked(index) else { continue };
@@ -203,8 +203,9 @@ fn put_in_place(profiles: &mut [Selected<'_>]) {
     }
 }
 
-/// Whether a namespaced profile only sets values of this cluster profile, or of one that extends it. The latter may
-/// change what it extends, so it only stands in for a profile that must be requested and can be dropped.
+/// Whether `profile` is namespaced and only sets values of the cluster profile `parent`, or of one that extends
+/// `parent`. A profile that extends `parent` may change it. So the second case requires that `parent` must be requested
+/// and can be dropped.
 fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
     let is_optional = parent.opt_out == OptOut::Allowed && parent.activation == Activation::Requested;
     let mut ancestors = profile.ancestors().take(if is_optional { usize::MAX } else { 1 });
@@ -213,8 +214,8 @@ fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
         && ancestors.any(|ancestor| *ancestor == *parent.name().name)
 }
 
-/// Returns the bindings of a profile if its conditions hold, else the refusal. The gravest refusal counts, with the
-/// details of all that are equally grave.
+/// Returns the bindings of a profile if its conditions hold, otherwise a refusal. The gravest outcome counts, with the
+/// details of all refusals that have it.
 fn check_conditions<'v>(
     profile: &'v CompiledProfile,
     context: EvalContext<'v>,
@@ -279,11 +280,11 @@ const fn gravity(outcome: ProfileOutcome) -> u8 {
     }
 }
 
-/// Resolves the parameters of a profile. Warnings for their authors go to `notices`.
+/// Resolves the parameters of a profile. Adds warnings about replaced values to `notices`. Also returns a refusal that
+/// reports the invalid values, if there are any.
 ///
 /// Computed defaults are evaluated here, in the order of the parameters. A default that fails, and an invalid value,
-/// are errors of the expressions that read the parameter, so they cost nothing otherwise. The refusal reports all
-/// invalid values.
+/// cause errors only in expressions that read the parameter.
 fn resolve_parameters(
     profile: &CompiledProfile,
     context: EvalContext<'_>,
@@ -340,7 +341,7 @@ fn resolve_parameters(
     (values, invalid)
 }
 
-/// Returns the graver of two refusals, or both in one.
+/// Returns the graver of two refusals. If they are equally grave, returns one with both details.
 fn graver(first: Refusal, next: Refusal) -> Refusal {
     match (first.outcome == ProfileOutcome::Denied, next.outcome == ProfileOutcome::Denied) {
         (true, false) => first,

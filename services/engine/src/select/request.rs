@@ -55,9 +55,9 @@ impl<'p> Pod<'p> {
 
 /// The requested profiles.
 pub(super) struct RequestedProfiles {
-    /// Their places, in the order in which they are applied.
+    /// The places of the profiles, in the order in which they are applied.
     pub(super) places: Vec<Place>,
-    /// The places among them that the pod drops.
+    /// The places of the requested profiles that the pod drops.
     pub(super) dropped: Vec<Place>,
     pub(super) notices: Vec<Notice>,
     pub(super) denied: Option<(Reason, Box<str>)>,
@@ -86,7 +86,7 @@ pub(super) fn requested_profiles(
         requested.places.extend(alone.places);
         requested.dropped.extend(alone.dropped);
     }
-    // Profiles with the platform's text come before those with a text of the namespace.
+    // Profiles with a spec of the platform come before those with a spec of the namespace.
     let is_limited = |place: Place| candidates.profile(place).is_some_and(|profile| profile.is_limited());
     requested.places.sort_unstable_by_key(|place| (is_limited(*place), *place));
     requested.places.dedup();
@@ -134,7 +134,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Applies one value of a key to the requests.
+    /// Requests the profiles that the value of one label or annotation names.
     fn read_value(&mut self, source: RequestSource, kind: KeyKind, key: &str, value: &str) {
         let Some(groups) = self.candidates.groups(kind, key, self.action) else { return };
         for word in words(value) {
@@ -147,7 +147,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Requests the default profile; on a pod, the profiles that the namespace names by the same key, if it names any.
+    /// Handles a truthy value. If the pod sets it and the namespace names profiles under the same key, requests those
+    /// profiles. Otherwise requests the default profile.
     fn request_default(
         &mut self,
         source: RequestSource,
@@ -184,8 +185,8 @@ impl Reader<'_, '_> {
         words.flat_map(|word| groups.named(&word)).collect()
     }
 
-    /// Requests a profile, unless an earlier key decides for it. The request of a profile that cannot be dropped always
-    /// counts.
+    /// Requests a profile, unless an earlier key decides for the profile. The request of a profile that cannot be
+    /// dropped always counts.
     fn request(&mut self, source: RequestSource, kind: KeyKind, place: Place) {
         let decides =
             self.deciding_value(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (source, kind));
@@ -194,7 +195,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// The value that decides for a profile: the object and the kind of key that hold it, and the value.
+    /// Returns the value that decides for a profile, with the object and the kind of key that hold it. `None` if no
+    /// value does.
     fn deciding_value(&self, place: Place) -> Option<(RequestSource, KeyKind, Cow<'_, str>)> {
         let request = self.candidates.profile(place)?.request.as_ref()?;
         let keys = [(KeyKind::Label, &request.label), (KeyKind::Annotation, &request.annotation)];
@@ -234,7 +236,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Requests a profile by name. A pinned one (`name@hash`) is requested only if the revision exists.
+    /// Requests a profile by name. A name with a pin (`name@hash`) requests the profile only if the revision exists.
     fn request_by_name(&mut self, name: &str) {
         let is_known = !self.candidates.choice.unknown.iter().any(|word| **word == *name);
         match self.candidates.by_name(without_pin(name), self.action).filter(|_| is_known) {
@@ -252,7 +254,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Drops profiles that apply to all objects where their key has a falsy or empty value.
+    /// Drops profiles that apply to all objects if the value that decides for the profile is falsy or empty.
     fn drop_declined(&mut self) {
         for place in self.candidates.always(self.action) {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
@@ -265,7 +267,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// An untrusted value, cut to a length that fits into messages.
+/// An untrusted value, which is truncated in messages.
 struct Shortened<'w>(&'w str);
 
 impl Shortened<'_> {
@@ -282,7 +284,7 @@ impl std::fmt::Debug for Shortened<'_> {
     }
 }
 
-/// A name without its pinned revision.
+/// Returns a name without its pinned revision.
 fn without_pin(name: &str) -> &str {
     name.split_once('@').map_or(name, |(name, _)| name)
 }

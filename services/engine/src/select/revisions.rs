@@ -3,11 +3,11 @@
 //! * A second pass over the same object applies the revisions of the first pass, even if another one was published in
 //!   between.
 //! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, pins a stored revision. A unique prefix of the
-//!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned, nor one that is bounded by its parent alone:
-//!   an old revision of it is an old text of the platform's.
-//! * Else a rollout gives the newest revision to its share of the *workloads*, and the promoted one to all others, so
-//!   that all pods of a workload are alike. A hash of profile, namespace and workload decides. It is the same on every
-//!   replica, a larger share removes no workload, and each rollout selects other workloads.
+//!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned. Nor can a namespaced profile that only sets
+//!   values of its parent, because its old revision contains an old spec of the parent.
+//! * Otherwise a rollout gives the newest revision to its share of the *workloads*, and the promoted one to all others,
+//!   so that all pods of a workload are alike. A hash of profile, namespace and workload decides. The hash is the same
+//!   on every replica, a larger share removes no workload, and each rollout selects other workloads.
 //!
 //! In most cases there is nothing to choose, and then the cost is reading two annotations.
 
@@ -88,7 +88,7 @@ pub(crate) fn may_fetch(candidates: &Candidates, object: Value<'_>, has_record: 
         || Pod::new(object).annotation(PROFILES_ANNOTATION).is_some_and(|list| is_pin(&list))
 }
 
-/// The lookup of the object that holds a revision.
+/// Returns the lookup of the object that holds a revision.
 pub(crate) fn query(profile: &ProfileName, revision: &str) -> Query {
     let resource = match profile.namespace {
         Some(_) => pillion_api::kinds::plural::NAMESPACED_REVISION,
@@ -109,7 +109,7 @@ fn pin(word: &str) -> Option<(&str, &str, &str)> {
     (!name.starts_with('-')).then_some((word, name, digits))
 }
 
-/// Whether a workload belongs to a share of all workloads.
+/// Whether a workload is in the share of `percent` of all workloads. Each profile and namespace has another share.
 pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &str) -> bool {
     let mut hash = Sha256::new();
     for part in [profile, namespace, workload] {
@@ -149,7 +149,8 @@ impl<'c> Chooser<'c, '_> {
         }
     }
 
-    /// Resolves a value `name@digits` of the author to a pin.
+    /// Resolves a value `name@digits` of the author to a pin. `None` if the profile cannot be pinned or has no such
+    /// revision, which is reported.
     fn pinned(&mut self, word: &'c str, name: &str, digits: &str) -> Option<Pin<'c>> {
         let mut places = self.candidates.places_of(name).peekable();
         // An unknown name is reported like any other unknown value.
@@ -182,7 +183,7 @@ impl<'c> Chooser<'c, '_> {
         Some(Pin { word, name: profile.name().clone(), revision, places })
     }
 
-    /// Chooses what an earlier pass applied. If that revision is no longer stored, the active one is used.
+    /// Chooses the revision that an earlier pass applied. If it is no longer stored, the active revision is used.
     fn recorded(&mut self, profile: &str, revision: &str) {
         let places: Vec<_> = self.candidates.places_called(profile).collect();
         let Some(name) = places.first().and_then(|place| self.candidates.profile(*place)).map(|profile| profile.name())
@@ -203,8 +204,8 @@ impl<'c> Chooser<'c, '_> {
         let stands_for = match places.iter().find(is_it) {
             Some(place) => *place,
             None => match (self.fetch)(name, revision) {
-                // It was stored while the profile only extended its parent, and would stand in for the parent's current
-                // text.
+                // The revision was stored while the profile only set values of its parent. It would stand in for the
+                // parent's current spec.
                 Answer::Found(compiled) if compiled.limits() == Limits::Parent => return false,
                 Answer::Found(compiled) => {
                     let Some(place) = places.first() else { return false };
@@ -221,7 +222,7 @@ impl<'c> Chooser<'c, '_> {
         true
     }
 
-    /// Chooses one of these places.
+    /// Chooses one of the places of a profile, and removes the others.
     fn choose(&mut self, places: &[Place], chosen: Place) {
         self.choice.unchosen.retain(|place| !places.contains(place));
         self.choice.unchosen.extend(places.iter().copied().filter(|place| *place != chosen));

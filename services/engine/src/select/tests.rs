@@ -240,7 +240,7 @@ fn forbidden_opt_out_cannot_be_bypassed() {
     for value in ["true", "false", "", "bogus"] {
         assert_eq!(case.applied(&json!({}), &json!({KEY: value})), ["agent"], "{value:?}");
     }
-    // A tenant cannot replace it by a profile with the same name or the same key.
+    // A tenant cannot replace the profile by one with the same name or the same key.
     let shadow = || profile("team-a/agent", json!({"activation": "Requested", "request": {"annotation": KEY}}));
     for asks in [(KEY, "true"), (KEY, "agent"), ("pillion.dev/profiles", "agent")] {
         let case = Case::new([forced(), shadow()]).namespace(&[asks]);

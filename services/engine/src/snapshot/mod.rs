@@ -5,10 +5,11 @@
 //! only what changed: namespaces are kept in shards, and a change copies one shard. New profiles leave the namespaces
 //! as they are.
 //!
-//! Two caches are shared by derived snapshots. The candidates of namespaces are stored once for each distinct set: with
-//! thousands of profiles for some namespaces only, they take hundreds of bytes, and ten thousand namespaces share a few
-//! hundred distinct sets. Compiled revisions that are not active but were requested never become stale, because a
-//! revision never changes. Few are requested, so the cache is small, and the least recently used entry is replaced.
+//! Derived snapshots share two caches. The first stores the candidates of namespaces, each distinct set once. With
+//! thousands of profiles for some namespaces only, a set takes hundreds of bytes, and ten thousand namespaces share a
+//! few hundred distinct sets. The second holds compiled revisions that are not active but were requested. They never
+//! become stale, because a revision never changes. Few are requested, so the cache is small, and the least recently
+//! used entry is replaced.
 
 mod profile_set;
 
@@ -36,7 +37,7 @@ pub use profile_set::{ProfileSet, Served, Stage};
 /// The number of shards of the index of namespaces.
 const SHARDS: usize = 64;
 
-/// Below this size of the pool, unused candidates are not searched for.
+/// The size at which the pool begins to search for unused candidates.
 const FEW: usize = 64;
 
 /// The capacity of the cache of revisions.
@@ -75,13 +76,13 @@ impl Snapshot {
         }
     }
 
-    /// The compiled profiles.
+    /// Returns the compiled profiles.
     #[must_use]
     pub fn profiles(&self) -> &ProfileSet {
         &self.profiles
     }
 
-    /// The platform's limits for tenants' profiles.
+    /// Returns the platform's limits for tenants' profiles.
     #[must_use]
     pub fn guardrails(&self) -> &Guardrails {
         &self.guardrails
@@ -93,7 +94,7 @@ impl Snapshot {
         Self { guardrails: Arc::new(guardrails), ..self }
     }
 
-    /// Derives a snapshot with the same namespaces and other profiles.
+    /// Derives a snapshot with the same namespaces and these profiles.
     #[must_use]
     pub fn with_profiles(&self, profiles: ProfileSet) -> Self {
         let profiles = Arc::new(profiles);
@@ -122,13 +123,13 @@ impl Snapshot {
         }
     }
 
-    /// Derives a snapshot with the same profiles and other namespaces.
+    /// Derives a snapshot with the same profiles and these namespaces.
     #[must_use]
     pub fn with_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Namespace)>) -> Self {
         self.with_shared_namespaces(namespaces.into_iter().map(|(name, namespace)| (name, Arc::new(namespace))))
     }
 
-    /// Like [`Snapshot::with_namespaces`], for namespaces that may be shared with this snapshot, as after a relist.
+    /// Like [`Snapshot::with_namespaces`], for namespaces that this snapshot may hold too, as after a relist.
     #[must_use]
     pub fn with_shared_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Arc<Namespace>)>) -> Self {
         let mut shards: Vec<Shard> = (0..SHARDS).map(|_| Shard::new()).collect();
@@ -140,24 +141,24 @@ impl Snapshot {
         Self { shards: shards.into_iter().map(Arc::new).collect(), ..self.clone() }
     }
 
-    /// The namespace with this name.
+    /// Returns the namespace with this name, if it exists.
     #[must_use]
     pub fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
         self.shards.get(shard_of(name))?.get(name).cloned()
     }
 
-    /// All namespaces, in no order.
+    /// Returns all namespaces, in no order.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Arc<Namespace>)> {
         self.shards.iter().flat_map(|shard| shard.iter()).map(|(name, namespace)| (&**name, namespace))
     }
 
-    /// The number of namespaces.
+    /// Returns the number of namespaces.
     #[must_use]
     pub fn namespace_count(&self) -> usize {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// Returns the profiles that may act in a namespace. They are found once per namespace and set of profiles.
+    /// Returns the profiles that may act in a namespace. The result is computed once per namespace and set of profiles.
     /// Namespaces with the same result share it.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
         let (cluster, own) = self.profiles.indexes(name);
@@ -171,7 +172,8 @@ impl Snapshot {
         found
     }
 
-    /// Chooses the revisions that an object gets. Revisions that are not active may come from lookups.
+    /// Chooses the revisions that an object gets. Revisions that are not active come from the cache or from
+    /// `looked_up`.
     pub(crate) fn choose_revisions(
         &self,
         candidates: Arc<Candidates>,
@@ -194,8 +196,8 @@ impl Snapshot {
         })
     }
 
-    /// Chooses the revisions that an object gets, and returns those that are not here. The active revision stands in
-    /// for each of them.
+    /// Chooses the revisions that an object gets, without lookups. Also returns the chosen revisions that are not
+    /// available. The active revision replaces each of them.
     pub(crate) fn choose_available(
         &self,
         candidates: Arc<Candidates>,
@@ -218,7 +220,8 @@ impl Snapshot {
         (candidates, missing)
     }
 
-    /// Chooses the revisions that an object gets as far as they are available, and returns the lookups for the others.
+    /// Chooses the revisions that an object gets as far as they are available. Also returns the lookups for the missing
+    /// revisions.
     pub(crate) fn missing_revisions(
         &self,
         candidates: Arc<Candidates>,
@@ -240,8 +243,8 @@ impl Snapshot {
     }
 }
 
-/// The shard of a name. The hash is not keyed. Only people who may create namespaces choose the names, and a bad
-/// distribution only makes changes slower: lookups within a shard use a keyed hash.
+/// Returns the index of a namespace's shard. The hash is not keyed. Only people who may create namespaces choose the
+/// names, and a bad distribution only makes changes slower: lookups within a shard use a keyed hash.
 fn shard_of(name: &str) -> usize {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
@@ -251,13 +254,13 @@ fn shard_of(name: &str) -> usize {
 /// A namespace: its metadata, and a weak reference to the candidates that were last found for it.
 pub struct Namespace {
     metadata: NamespaceMetadata,
-    /// May belong to an older set of profiles; see [`Candidates::is_of`].
+    /// The candidates may belong to an older set of profiles; see [`Candidates::is_of`].
     candidates: ArcSwapWeak<Candidates>,
 }
 
 impl Namespace {
-    /// Creates it from labels and annotations in any order. Of two with the same key, the last one counts. Pillion's
-    /// own label opts it in, unless [`Namespace::opting_in_by`] sets other labels.
+    /// Creates a namespace from labels and annotations in any order. Of two with the same key, the last one counts.
+    /// Pillion's own label sets the failure mode, unless [`Namespace::opting_in_by`] sets it by other labels.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,
@@ -266,7 +269,7 @@ impl Namespace {
         NamespaceMetadata::new(labels, annotations).into()
     }
 
-    /// Applies the opt-in labels of a release.
+    /// Sets the failure mode by the opt-in labels of a release.
     #[must_use]
     pub fn opting_in_by(self, opt_in: &OptIn) -> Self {
         Self { metadata: self.metadata.opting_in_by(opt_in), ..self }
@@ -278,13 +281,13 @@ impl Namespace {
         NamespaceMetadata::opted_in(level).into()
     }
 
-    /// Returns its approximate memory in bytes.
+    /// Returns the approximate memory of the namespace in bytes.
     #[must_use]
     pub const fn memory(&self) -> usize {
         size_of::<Self>() + self.metadata.text_bytes()
     }
 
-    /// The cached candidates, if a snapshot still holds them.
+    /// Returns the cached candidates, if a snapshot still holds them.
     fn cached_candidates(&self) -> Option<Arc<Candidates>> {
         self.candidates.load().upgrade()
     }
@@ -343,14 +346,14 @@ struct CandidatesPool {
 }
 
 impl CandidatesPool {
-    /// Returns the stored candidates that are equal, or stores these.
+    /// Returns the stored candidates that equal these, or stores these if there are none.
     fn share(&self, candidates: Candidates) -> Arc<Candidates> {
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(equal) = stored.get(&candidates) {
             return Arc::clone(equal);
         }
-        // Before the table grows: entries that no namespace caches and no request uses belong to namespaces that
-        // changed.
+        // Before the table grows, removes entries that no namespace caches and no request uses. They belong to
+        // namespaces that changed.
         if stored.len() >= FEW && stored.len() == stored.capacity() {
             stored.retain(|candidates| Arc::weak_count(candidates) > 0 || Arc::strong_count(candidates) > 1);
         }
@@ -365,10 +368,10 @@ impl CandidatesPool {
     }
 }
 
-/// The profile and the revision.
+/// The name of a profile, and a revision.
 type Key = (ProfileName, Box<str>);
 
-/// The cache. Clones of a snapshot share it.
+/// Compiled revisions that are not active. Clones of a snapshot share the cache.
 #[derive(Debug, Default)]
 struct RevisionCache {
     entries: Mutex<Entries>,
@@ -381,7 +384,7 @@ struct Entries {
     requests: u64,
 }
 
-/// The part of the revision object that is read.
+/// The part of a revision object that the cache reads.
 #[derive(Deserialize)]
 struct RevisionObject {
     spec: RevisionSpec,
@@ -397,7 +400,8 @@ impl RevisionCache {
         Some(Arc::clone(compiled))
     }
 
-    /// Compiles a revision object and caches the result; `None` if it is another revision or does not compile.
+    /// Compiles a revision object and caches the result. `None` if the object holds another revision or does not
+    /// compile.
     fn compile(&self, profile: &ProfileName, revision: &str, object: &OwnedTape) -> Option<Arc<CompiledProfile>> {
         let RevisionObject { spec } = serde_json::from_str(object.root().raw()).ok()?;
         if *spec.revision != *revision {

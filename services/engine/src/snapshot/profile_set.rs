@@ -10,7 +10,7 @@ use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
 use crate::select::candidates::{Entry, Index, Staging};
 
-/// A profile as it is served.
+/// A profile with the revisions that are served.
 #[derive(Clone, Debug)]
 pub struct Served {
     /// The published revision.
@@ -24,16 +24,16 @@ pub struct Served {
 /// An incomplete rollout.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The revision for all other workloads. Without it, they do not get the profile.
+    /// The revision for workloads outside the rollout. If `None`, they do not get the profile.
     pub promoted: Option<Arc<CompiledProfile>>,
     /// Share of the workloads, in percent.
     pub percent: u8,
-    /// The namespaces whose workloads take part.
+    /// Selects the namespaces whose workloads take part. `None` means all.
     pub namespaces: Option<LabelSelector>,
 }
 
 impl Served {
-    /// The entries of its active revisions: the newest, then the promoted.
+    /// Returns the entries of the active revisions: the published one, then the promoted one.
     fn entries(self) -> impl Iterator<Item = Entry> {
         let Self { profile, stage, kept } = self;
         let staging = stage.as_ref().map(|stage| {
@@ -61,7 +61,7 @@ impl From<Arc<CompiledProfile>> for Served {
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
     all: Vec<Entry>,
-    /// The number of promoted revisions besides newer ones.
+    /// The number of entries that are promoted revisions. [`Self::len`] does not count them.
     promoted: usize,
     cluster: Arc<Index>,
     namespaced: HashMap<Box<str>, Arc<Index>>,
@@ -74,7 +74,7 @@ impl ProfileSet {
         Self::after(&Self::default(), profiles)
     }
 
-    /// Creates a set that shares most profiles with another set. Indexes of unchanged profiles are shared.
+    /// Creates a set of these profiles. Shares the indexes of `before` whose profiles are unchanged.
     #[must_use]
     pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::serving(before, profiles.into_iter().map(Served::from))
@@ -113,7 +113,8 @@ impl ProfileSet {
         set
     }
 
-    /// The index of the platform or of a namespace, if it holds exactly this group.
+    /// Returns the existing index of the group's namespace, or that of the cluster profiles. `None` if the index does
+    /// not hold exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();
         let begin = self.all.partition_point(|entry| entry.profile.name().namespace.as_deref() < namespace);
@@ -127,7 +128,7 @@ impl ProfileSet {
         same.then(|| Arc::clone(index))
     }
 
-    /// The number of profiles.
+    /// Returns the number of profiles.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len() - self.promoted
@@ -139,13 +140,13 @@ impl ProfileSet {
         self.all.is_empty()
     }
 
-    /// All profiles: the platform's, then each namespace's, in the order in which they apply. Of a profile in a
-    /// rollout, the newest revision.
+    /// Returns all profiles: the platform's, then each namespace's, in the order in which they apply. A profile in a
+    /// rollout is returned at its newest revision.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }
 
-    /// All active revisions: those of [`Self::iter`], and the promoted revisions of profiles in a rollout.
+    /// Returns all active revisions: those of [`Self::iter`], and the promoted revisions of profiles in a rollout.
     pub fn at_work(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().map(|entry| &entry.profile)
     }
@@ -155,7 +156,7 @@ impl ProfileSet {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }
 
-    /// The index of the cluster profiles, and that of the namespace's own profiles, if it has any.
+    /// Returns the index of the cluster profiles, and that of the namespace's own profiles, if it has any.
     pub(crate) fn indexes(&self, namespace: &str) -> (&Arc<Index>, Option<&Arc<Index>>) {
         (&self.cluster, self.of_namespace(namespace))
     }

@@ -14,14 +14,14 @@ use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
 /// The maximum depth of a merge. A template that is nested more deeply does not compile.
 const MAX_DEPTH: usize = 64;
 
-/// Directives whose elements cannot be matched by key, because they stand for other elements.
+/// Directives of elements that cannot be matched by key, because such an element represents other elements.
 const GROUPS: [&str; 4] = ["$value", "$forEach", "$each", "$prune"];
 
 /// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are
 /// applied. Their revisions have rollouts of their own.
 const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
 
-/// Fields of a parameter that define the keys it is read from, and how.
+/// Fields of a parameter that define from which keys it is read, and what an empty value means.
 const KEY_FIELDS: [&str; 4] = ["annotation", "label", "annotationPrefix", "empty"];
 
 /// A value, and where it was written.
@@ -55,8 +55,8 @@ pub(super) fn merge_spec(parent: Part, child: Part) -> Part {
     })
 }
 
-/// Merges a parameter field by field, so that a new default keeps its type and bounds. A child with another type
-/// replaces the parent's parameter. `sources: []` also removes the keys.
+/// Merges a parameter field by field, so that a child that sets only a default inherits the type and the bounds. A
+/// child with another type replaces the parent's parameter. `sources: []` also removes the keys.
 fn merge_parameter(parent: Part, child: Part) -> Part {
     let type_of = |part: &Part| part.json.get("type").cloned();
     if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {
@@ -118,7 +118,7 @@ fn merge_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part 
     })
 }
 
-/// Merges two maps. `merge` decides about fields that both have.
+/// Merges two maps. `merge` merges a field that both maps have.
 fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> Part) -> Part {
     let (mut fields, mut others) = match (parent.json, child.json) {
         (Json::Object(fields), Json::Object(others)) => (fields, others),

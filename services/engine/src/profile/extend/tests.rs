@@ -43,7 +43,7 @@ pub(super) fn spec(text: Json) -> ProfileSpec {
     serde_json::from_value(text).unwrap()
 }
 
-/// Returns a cluster profile that extends `parent` of the library, merged with it.
+/// Merges a cluster profile with the profile of the library that it extends, by default `parent`, and returns its spec.
 fn merged_in(library: &Library, mut child: Json) -> Json {
     if child.get("extends").is_none() {
         child["extends"] = json!({"name": "parent"});
@@ -679,7 +679,7 @@ fn injected(snapshot: &Snapshot) -> Option<String> {
     patched(snapshot)["spec"]["containers"][1]["image"].as_str().map(str::to_owned)
 }
 
-/// Returns a patched pod of `team-a`.
+/// Returns a pod of `team-a` after injection.
 fn patched(snapshot: &Snapshot) -> Json {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",

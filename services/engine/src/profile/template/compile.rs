@@ -18,7 +18,7 @@ use crate::profile::typed::unknown_directive;
 /// The local names, `container` or `item`, that each variable reads. They exist only in some parts of a profile.
 pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
 
-/// The default name of an item, which `$as` overrides.
+/// The default name of an item of `$forEach`, which `$as` overrides.
 const ITEM: &str = "item";
 
 /// Names that come into scope together with an item.
@@ -77,7 +77,7 @@ impl<'d> Compiler<'d> {
         result
     }
 
-    /// Compiles a template of this kind at a field path; `None` if it has a mistake.
+    /// Compiles a template of this kind at a field path; `None` if the template has a mistake.
     pub(crate) fn template(&mut self, path: &str, template: &Json, kind: FieldKind) -> Option<Node> {
         let before = self.diagnostics.len();
         path.clone_into(&mut self.path);
@@ -86,13 +86,13 @@ impl<'d> Compiler<'d> {
         if self.diagnostics.len() == before { node } else { None }
     }
 
-    /// Compiles an expression at a field path.
+    /// Compiles an expression at a field path; `None` if it has a mistake, which is reported.
     pub(crate) fn expression_at(&mut self, path: &str, source: &str) -> Option<Expression> {
         path.clone_into(&mut self.path);
         self.expression(source)
     }
 
-    /// Compiles a string at a field path that may contain expressions.
+    /// Compiles a string at a field path that may contain expressions; `None` if it has a mistake, which is reported.
     pub(crate) fn text_at(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
         path.clone_into(&mut self.path);
         match expression::Text::parse(text) {
@@ -133,7 +133,8 @@ impl<'d> Compiler<'d> {
     fn map(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Node> {
         let around = self.scope.clone();
         let locals = self.locals.len();
-        // The directives come first, because the list of `$forEach` is computed outside of its scope.
+        // The directives come first, because the list of `$forEach` is computed outside of the scope that `$forEach`
+        // opens.
         let rules = self.rules(fields, place);
         let mut nodes = Vec::new();
         let mut complete = true;
@@ -217,7 +218,7 @@ impl<'d> Compiler<'d> {
         }
     }
 
-    /// Compiles an expression within a string.
+    /// Compiles an expression that is a part of the string `whole`.
     fn part(&mut self, whole: &str, source: &expression::Source) -> Option<Expression> {
         match Expression::compile(&source.text, &self.scope) {
             Ok(expression) => self.known(expression),
@@ -239,7 +240,7 @@ impl<'d> Compiler<'d> {
         }
     }
 
-    /// Returns an expression if the local names that its variables read are in scope.
+    /// Returns an expression if the local names that its variables read are in scope. Otherwise reports a missing name.
     fn known(&mut self, expression: Expression) -> Option<Expression> {
         let missing = expression.members("variables").find_map(|variable| {
             let needed = self.variable_locals.get(variable)?.iter();
@@ -375,7 +376,8 @@ impl<'d> Compiler<'d> {
         is_namespace || (!is_local && Expression::compile(name, &self.scope).is_ok())
     }
 
-    /// Returns an expression that does not read `existing`. It is evaluated for several elements, not at one path.
+    /// Returns an expression if it does not read `existing`, and otherwise reports it. The expression is evaluated for
+    /// several elements, not at one path.
     fn without_existing(&mut self, expression: Expression) -> Option<Expression> {
         if expression.uses(EXISTING) {
             self.report("`existing` is not known here", "`item` is the element at hand, `object` the object as it was");
@@ -396,7 +398,7 @@ impl<'d> Compiler<'d> {
         self.locals.push(name.to_owned());
     }
 
-    /// Compiles a directive whose value is an expression.
+    /// Compiles a directive whose value is an expression; `None` if it has a mistake, which is reported.
     fn source(&mut self, value: &Json) -> Option<Expression> {
         match value {
             Json::String(source) if !source.contains("${") => self.expression(source),
@@ -482,8 +484,8 @@ impl<'d> Compiler<'d> {
     }
 }
 
-/// Returns a template without its directives. Each `$value` replaces the map around it, and the map's other fields are
-/// added to it if it is a map.
+/// Returns a template without its directives. Each `$value` replaces the map around it. If the value is a map, the
+/// other fields of the map around it are added.
 pub(crate) fn without_directives(template: &Json) -> Json {
     match template {
         Json::Object(fields) => {

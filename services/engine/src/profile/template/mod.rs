@@ -20,7 +20,8 @@ pub(crate) struct Node {
     pub(crate) rules: Option<Box<Rules>>,
     /// Whether an expression of this part itself, not of a nested one, reads `existing`.
     pub(crate) uses_existing: bool,
-    /// Whether it changes again what an earlier pass added: a `$join` or an explicit `Replace`, here or below.
+    /// Whether the part can change what an earlier pass added, by a directive on the part or on a nested one: `$join`,
+    /// `$each`, `$prune`, or `$conflict` with `Replace` or an expression.
     pub(crate) acts_again: bool,
 }
 
@@ -35,7 +36,7 @@ pub(crate) enum Kind {
     Map(Box<[(Box<str>, Node)]>),
     /// A list.
     List(Box<[Node]>),
-    /// `$value` with other fields in the same map: a changed value.
+    /// `$value` with other fields in the same map: the value of `$value`, changed by these fields.
     Changed(Box<Changed>),
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct Changed {
 pub(crate) enum Text {
     /// A single expression, whose result keeps its type.
     Whole(Expression),
-    /// Text mixed with expressions.
+    /// A string that contains expressions and literal text.
     Mixed(Box<[Piece]>),
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct Rules {
     pub(crate) sidecar: Option<Expression>,
 }
 
-/// `$forEach` with the name of its item.
+/// `$forEach`, and the name of its item.
 #[derive(Debug)]
 pub(crate) struct ForEach {
     pub(crate) list: Expression,
@@ -92,7 +93,7 @@ pub(crate) enum Choice<T> {
     Computed(Text),
 }
 
-/// The rule for values that differ from the object.
+/// The rule for a template's value that differs from the object's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConflictRule {
     /// Maps merge, and the object's leaves win.
@@ -109,9 +110,9 @@ pub(crate) enum ConflictRule {
 #[derive(Debug)]
 pub(crate) enum Position {
     End(Choice<End>),
-    /// Before the element with this name; at the end if there is none.
+    /// Before the element with this name; at the end if no element has it.
     Before(Choice<Box<str>>),
-    /// After the element with this name; at the end if there is none.
+    /// After the element with this name; at the end if no element has it.
     After(Choice<Box<str>>),
 }
 
@@ -127,9 +128,9 @@ pub(crate) enum End {
 pub(crate) struct Join {
     /// The separator between pieces.
     pub(crate) separator: Box<str>,
-    /// The key separator: a piece is skipped if an existing one has the same part before it.
+    /// The key separator. A piece is skipped if an existing piece has the same part before this separator.
     pub(crate) key: Option<Box<str>>,
-    /// The text to put before the object's value.
+    /// The string to put before the object's value.
     pub(crate) prepend: Option<Choice<Box<str>>>,
     pub(crate) format: JoinFormat,
     pub(crate) value_from: JoinReference,
@@ -138,12 +139,12 @@ pub(crate) struct Join {
 /// The format of a joined value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum JoinFormat {
-    /// Text, split at the separator.
+    /// A string that is split at the separator.
     #[default]
     Text,
     /// JSON: objects and arrays are merged.
     Json,
-    /// JSON if the existing value is JSON, else text.
+    /// JSON if the existing value is JSON, otherwise a string that is split.
     Auto,
 }
 
@@ -187,7 +188,7 @@ impl Text {
         }
     }
 
-    /// Evaluates the string.
+    /// Evaluates the expressions, and returns the string.
     pub(crate) fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -208,7 +209,7 @@ impl Text {
         }
     }
 
-    /// Whether one of its expressions reads this name.
+    /// Whether one of the expressions reads this name.
     pub(crate) fn uses(&self, name: &str) -> bool {
         let mut found = false;
         self.each_expression(&mut |expression| found |= expression.uses(name));
@@ -217,7 +218,7 @@ impl Text {
 }
 
 impl<T> Choice<T> {
-    /// Visits all expressions of the string.
+    /// Visits all expressions of a computed value.
     pub(crate) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         match self {
             Self::Constant(_) => {}
@@ -246,7 +247,7 @@ impl Rules {
         }
     }
 
-    /// Whether one of its expressions reads `existing`, the object's value at this path.
+    /// Whether one of the directives' expressions reads `existing`, the object's value at this path.
     fn use_existing(&self) -> bool {
         let found = |text: &Text| text.uses(EXISTING);
         let in_conflict = matches!(&self.conflict, Some(Choice::Computed(text)) if found(text));
@@ -267,7 +268,7 @@ impl Rules {
             || expressions.into_iter().flatten().any(|expression| expression.uses(EXISTING))
     }
 
-    /// Whether it changes or removes what an earlier pass added.
+    /// Whether the directives can change or remove what an earlier pass added.
     const fn acts_again(&self) -> bool {
         let replaces = match &self.conflict {
             Some(Choice::Constant(rule)) => matches!(rule, ConflictRule::Replace),

@@ -286,7 +286,7 @@ fn parameter_child_cannot_be_pinned() {
     assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("parent"), 0));
     assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
 
-    // A profile that now has a text of its own cannot be pinned to a revision that only extended the parent.
+    // A profile that now has a spec of its own cannot be pinned to a revision that only extended the parent.
     assert_eq!(compiled(&own).limits(), Limits::Tenant);
     let own = served(&own);
     let asking = inject(&own, &object, InjectionLevel::Enabled, LookedUp::default());
