@@ -31,7 +31,7 @@ use crate::release::Release;
 
 /// Maximum number of pod changes handled at once.
 const CHANGE_BATCH: usize = 256;
-/// Number of pods that are judged without interruption. Other work of the task continues in between.
+/// Number of pods that are judged before the task continues with other work.
 pub(super) const JUDGE_BATCH: usize = 2_000;
 /// Maximum number of ages of each kind that are requested for one report.
 const MAX_AGE_REQUESTS: usize = 16;
@@ -90,13 +90,13 @@ pub struct Audited {
 }
 
 impl Audited {
-    /// The pods of a profile.
+    /// Returns the numbers of pods of a profile; `None` if the report does not have the profile.
     #[must_use]
     pub fn profile(&self, name: &ProfileName) -> Option<ProfileAudit> {
         self.report.profiles.get(name.to_string().as_str()).copied()
     }
 
-    /// The pods of all profiles.
+    /// Returns the numbers of pods of each profile, by display name.
     #[must_use]
     pub fn profiles(&self) -> &BTreeMap<Box<str>, ProfileAudit> {
         &self.report.profiles
@@ -136,7 +136,7 @@ pub struct Parts {
     pub published: Arc<ArcSwap<Snapshot>>,
     /// The publisher's status. Nothing is audited before its first snapshot.
     pub status: watch::Receiver<Status>,
-    /// Further sources that profiles may read.
+    /// Sources that profiles may read besides the pod and its namespace.
     pub reads: Reads,
     /// The metrics of the last report.
     pub metrics: AuditMetrics,
@@ -159,7 +159,7 @@ pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) 
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, retry_pause, retry_at, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
-        // From now on, the next leader reports the metrics.
+        // Clears the metrics, since the next leader reports them from now on.
         shown.publish(Arc::default());
     }
 }
@@ -309,7 +309,7 @@ impl Task {
     }
 }
 
-/// Executes a fetch.
+/// Executes a fetch, with `limit` as timeout.
 async fn execute(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, kube::Result<Page>) {
     let fetched = timeout(limit, fetch(&client, &pod_fetch)).await;
     let late = |_| Err(kube::Error::Service(format!("no answer within {limit:?}").into()));
