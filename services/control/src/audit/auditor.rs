@@ -55,7 +55,7 @@ pub struct Auditor {
     /// Number of the current or last list.
     epoch: u32,
     is_listed: bool,
-    /// Namespaces whose pods must be judged again. With `true`, results from whole pods are discarded.
+    /// Namespaces whose pods must be judged again. The value is whether to discard results from whole pods.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
     /// Running lists, by namespace.
@@ -340,7 +340,7 @@ impl Auditor {
         }
     }
 
-    /// Records that a fetch failed, so that it is due again.
+    /// Records that a fetch failed, so that its pods are read again.
     pub fn failed(&mut self, pod_fetch: PodFetch) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -423,7 +423,7 @@ impl Auditor {
             let standing = match of_whole {
                 // The whole pod does not match this profile.
                 None => Standing::NotWanted,
-                // The pinned revision was unavailable.
+                // The pinned revision was unavailable, so the pod was judged by another one.
                 Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
                 Some(expected) => expected.standing,
             };

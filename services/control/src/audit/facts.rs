@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::cause::Silence;
 
-/// The facts, with ages of objects. The age of an object is requested when a finding needs it, and removed when the
-/// object changes.
+/// Facts that explain findings, including the ages of objects. The age of an object is requested when a finding needs
+/// it, and counts as unknown once the object has changed.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterFacts {
     /// When the webhook was unavailable.
@@ -40,7 +40,8 @@ impl ClusterFacts {
         self.profiles.insert(name.into(), (revision.into(), age));
     }
 
-    /// Returns the age of the namespace; `None` if it is unknown, or if the namespace has changed since it was stored.
+    /// Returns the age of the namespace; `None` if it is unknown, or if the namespace has changed since the age was
+    /// stored.
     #[must_use]
     pub fn namespace(&self, name: &str, namespace: &Arc<Namespace>) -> Option<NamespaceAge> {
         let (known, age) = self.namespaces.get(name)?;
@@ -54,7 +55,7 @@ impl ClusterFacts {
         (**known == *revision).then_some(*age)
     }
 
-    /// Removes the ages of all namespaces and profiles for which `namespaces` or `profiles` returns `false`.
+    /// Keeps only the ages of namespaces and profiles for which `namespaces` and `profiles` return `true`.
     pub(super) fn keep(&mut self, namespaces: impl Fn(&str) -> bool, profiles: impl Fn(&str) -> bool) {
         self.namespaces.retain(|name, _| namespaces(name));
         self.profiles.retain(|name, _| profiles(name));

@@ -27,7 +27,7 @@ struct MetricsState {
     requests: [AtomicU64; 2],
 }
 
-/// Adds the metrics to a registry as its collector.
+/// Writes the metrics when the registry is scraped.
 #[derive(Debug)]
 struct AuditCollector(AuditMetrics);
 

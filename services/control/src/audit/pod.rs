@@ -18,7 +18,7 @@ pub type PodKey = (Box<str>, Box<str>);
 /// A change from a watch of pods.
 pub type PodChange = Change<PodKey, AuditedPod>;
 
-/// A pod, or at least its metadata.
+/// The data of a pod, read from the whole pod or from its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditedPod {
     /// The namespace of the pod.
@@ -41,7 +41,7 @@ pub struct AuditedPod {
     pub is_exempt: bool,
 }
 
-/// The profiles in a record.
+/// The profiles in a pod's injection record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RecordedProfiles {
     /// Whether the pod has an injection record that Pillion wrote.
@@ -50,7 +50,7 @@ pub struct RecordedProfiles {
     pub profiles: Vec<(Box<str>, Box<str>)>,
 }
 
-/// The stored data of a pod.
+/// The data that the audit stores of a pod.
 #[derive(Debug)]
 pub(super) struct PodEntry {
     pub(super) uid: u128,
@@ -203,7 +203,7 @@ fn write(out: &mut String, pairs: Option<Value<'_>>, is_kept: impl Fn(&str, &str
 /// Number of values at which a pool is first searched for unused ones.
 const MIN_SWEEP: usize = 256;
 
-/// Interned values. Unused values are removed from time to time.
+/// A pool of interned values. Unused values are removed from time to time.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     known: HashSet<Arc<T>>,

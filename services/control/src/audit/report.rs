@@ -78,7 +78,7 @@ pub struct Report {
     pub is_listed: bool,
     /// Whether all pods were listed and judged.
     pub is_complete: bool,
-    /// Pods of opted-in namespaces.
+    /// Number of pods of opted-in namespaces, by result.
     pub pods: Standings,
     /// Number of findings by state and cause, in the order of [`State::ALL`] and [`Cause::ALL`].
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],

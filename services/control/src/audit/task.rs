@@ -44,7 +44,7 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_mins(1);
 pub struct AuditSettings {
     /// Time between two checks for a new report.
     pub report_every: Duration,
-    /// Time between two checks whether the webhook is unavailable or switched off.
+    /// Time between two checks of whether the webhook is unavailable or disabled.
     pub look_every: Duration,
     /// Maximum number of concurrent requests for whole pods. Each reads at most twenty pods, and a page may take sixty
     /// million bytes of memory.
@@ -103,7 +103,7 @@ impl Audited {
     }
 }
 
-/// The state of the task.
+/// The state of the audit's task.
 struct Task {
     client: Client,
     release: Arc<Release>,
@@ -129,7 +129,7 @@ pub struct Reads {
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
-/// The inputs and outputs of the task.
+/// The inputs and outputs of the audit's task.
 #[derive(Debug)]
 pub struct Parts {
     /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
@@ -144,7 +144,7 @@ pub struct Parts {
     pub audited: watch::Sender<Audited>,
 }
 
-/// Audits while this controller leads. It writes nothing to the cluster.
+/// Audits while this controller leads. Writes nothing to the cluster.
 pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) {
     let LeaderContext { client, release, stop } = leading;
     let Parts { published, mut status, reads, metrics, audited } = parts;
@@ -182,7 +182,8 @@ impl Task {
                 pod_fetch = self.auditor.next_fetch();
             }
             tokio::select! {
-                // Cancel-safe: changes outside of a batch stay in their stream, and no fetch has been started.
+                // All branches can be cancelled without loss: changes outside of a batch stay in their stream, and a
+                // waiting fetch has not started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {

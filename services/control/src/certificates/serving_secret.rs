@@ -185,7 +185,7 @@ pub struct WatchedSecret {
 /// A change of the Secret, for the replica.
 #[derive(Debug)]
 pub enum News {
-    /// A pair that can be served.
+    /// The Secret has a pair that can be served.
     Valid(Box<ServingPair>),
     /// The pair is invalid, and the last valid one stays. Reported once, until the Secret changes.
     Invalid(InvalidPair),

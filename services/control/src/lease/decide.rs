@@ -117,7 +117,7 @@ impl LeaseView {
         self.claim = Some(sent);
     }
 
-    /// When this controller must stop leading, if it leads.
+    /// When this controller must stop leading; `None` if it does not lead.
     #[must_use]
     pub fn deadline(&self, settings: &Settings) -> Option<Instant> {
         self.claim.map(|sent| sent + settings.renew_deadline)
@@ -151,8 +151,8 @@ pub fn decide(settings: &Settings, identity: &str, view: &LeaseView, now: Instan
     }
 }
 
-/// How long to wait for a silent holder: for its lease duration, but at least for this controller's own, since the
-/// holder may use the same settings.
+/// Returns how long to wait for a silent holder: for the Lease's duration, but at least for this controller's own,
+/// since the holder may use the same settings.
 fn wait_for_holder(settings: &Settings, lease_duration: Duration) -> Duration {
     lease_duration.clamp(settings.lease_duration, settings.lease_duration * MAX_DURATION_FACTOR)
 }

@@ -83,7 +83,7 @@ impl Default for Settings {
 pub struct Probed {
     /// The probed endpoint.
     pub endpoint: Endpoint,
-    /// The verdict on its certificate.
+    /// The verdict on the endpoint's certificate.
     pub verdict: Verdict,
     /// Whether API servers with the bundle would trust the certificate.
     pub trusted: bool,

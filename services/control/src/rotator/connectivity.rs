@@ -46,7 +46,8 @@ pub(super) enum Question {
     },
 }
 
-/// Time between two rounds of the connectivity check. It is short, since pods are not injected meanwhile.
+/// Time between two rounds of the connectivity check. It is short, since pods are not injected if their calls fail
+/// during the check.
 const CONNECTIVITY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The results of the last round, with its question.
@@ -116,9 +117,10 @@ pub(super) enum ConnectivityCheck {
 pub(super) enum CheckResult {
     /// Each API server reached a replica.
     Proven,
-    /// Some API servers reached a replica, and the others are unknown: for example, they cannot be asked one by one.
+    /// At the time limit, some API servers have reached a replica, but not all are known to: for example, they cannot
+    /// be asked one by one.
     Partly,
-    /// No API server is known to have reached a replica.
+    /// At the time limit, no API server is known to have reached a replica.
     Late,
 }
 
@@ -127,7 +129,7 @@ pub(super) enum CheckResult {
 pub(super) enum Stage {
     /// No webhook is called, since an operator disabled the webhooks.
     Disarmed,
-    /// No webhook is called.
+    /// No webhook is called, since the configuration is missing or has no entries.
     Empty,
     /// The configuration is filled for a check.
     Check,
@@ -157,7 +159,7 @@ impl ConnectivityCheck {
         matches!(self, Self::Since(_))
     }
 
-    /// The next state, after this stage was observed at `now`.
+    /// Returns the next state, after this stage was observed at `now`.
     pub(super) const fn after(self, stage: Stage, now: Instant) -> Self {
         match (self, stage) {
             (_, Stage::Disarmed) => Self::Due,

@@ -60,7 +60,7 @@ pub(super) struct Reconciler {
     canary_renewal: Timestamp,
     /// State of the connectivity check.
     check: ConnectivityCheck,
-    /// Whether the connectivity check has timed out without a report so far.
+    /// Whether the connectivity check has timed out, and this was not reported yet.
     check_timed_out: bool,
 }
 
@@ -348,7 +348,8 @@ impl Reconciler {
         self.unchanged_since.1.elapsed()
     }
 
-    /// Ignores forged epochs: those that are higher than the rotation has reached.
+    /// Removes forged epochs from `objects`: those above `highest`, the highest epoch that the rotation can have
+    /// written.
     fn ignore_forged_epochs(&self, highest: u64, objects: &mut Objects) {
         let manager = objects.live.remove_forged_epochs(highest);
         self.metrics.count_forged_epoch();
@@ -361,7 +362,7 @@ impl Reconciler {
         );
     }
 
-    /// Records that a CA failed to sign, unless a retry may succeed.
+    /// Records that a CA failed to sign, if a retry cannot succeed.
     fn record_unable(&mut self, signer: Generation, error: &IssueError) {
         if error.is_final() && self.unable != Some(signer) {
             warn!(authority = signer.0, %error, "the CA cannot sign any more: it needs a successor");

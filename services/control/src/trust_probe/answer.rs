@@ -112,7 +112,7 @@ fn rejects_certificate(message: &str) -> bool {
 }
 
 /// Summarises the outcomes for `servers` API servers. API servers that were not asked count as silent. If the number is
-/// unknown (`None`), one API server is assumed that was not asked, since several may share an address.
+/// unknown (`None`), one API server counts as not asked, since several may share an address.
 pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o ServerOutcome>, servers: Option<usize>) -> Propagation {
     let (mut proven, mut behind, mut silent) = (0, 0, 0);
     for outcome in outcomes {

@@ -50,7 +50,7 @@ pub struct Asker {
 /// The proof that a round requires of each API server.
 #[derive(Clone, Copy, Debug)]
 enum Proof {
-    /// The API server trusts this CA and has the configuration of this epoch.
+    /// The API server trusts this CA and has the configuration of this epoch or a later one.
     Trust(Generation, u64),
     /// The API server reaches a replica.
     Replica,

@@ -123,7 +123,7 @@ pub enum IssueError {
     /// The library returned an error.
     #[error("the certificate cannot be created: {0}")]
     Library(String),
-    /// Clients would not trust the new certificate: for example, the CA may not sign for such a name.
+    /// Clients would not trust the new certificate: for example, the CA may not sign for the requested name.
     #[error("the new leaf would not be trusted: {0}; is the clock right, and was the authority made for these names?")]
     Untrusted(#[source] InvalidPair),
 }
@@ -197,7 +197,7 @@ impl Issuing<'_> {
     /// Creates a CA that may sign for the names of the release's webhook and trust probe.
     ///
     /// # Errors
-    /// See [`IssueError`].
+    /// The library could not create the key or the certificate.
     pub fn authority(self, generation: Generation) -> Result<AuthorityMaterial, IssueError> {
         let not_after = self.end_after(self.lifetimes.authority);
         let mut params = self.params(not_after);
@@ -216,7 +216,7 @@ impl Issuing<'_> {
     /// Creates a serving certificate for these names. The first name is the one that the API server requires.
     ///
     /// # Errors
-    /// See [`IssueError`].
+    /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.
     pub fn leaf(self, signer: &AuthorityMaterial, names: &[String]) -> Result<ServingMaterial, IssueError> {
         let rotation::Authority { generation, not_after: end, .. } = signer.facts;
         let key = signer.key.as_ref().ok_or(IssueError::NoKey(generation))?;

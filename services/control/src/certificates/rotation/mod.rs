@@ -226,7 +226,7 @@ pub enum Configuration {
     Present(Bundle),
 }
 
-/// The CAs that API servers trust.
+/// The bundles of the webhook configurations, with the CAs that API servers trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
     /// The CAs of the record that every entry trusts.
@@ -332,11 +332,12 @@ labelled! {
     pub enum Blocked {
         /// There is nothing to do.
         Idle => "idle",
-        /// The local clock and the API server's differ.
+        /// The local clock and the API server's differ, or the difference is unknown.
         Clock => "clock",
-        /// No endpoint serves a trusted certificate, so a filled webhook configuration would reject pods.
+        /// No endpoint serves a trusted certificate, or some endpoint serves another certificate. A filled webhook
+        /// configuration would then reject pods.
         NoEndpoint => "no_endpoint",
-        /// No API server is known to reach the replicas yet. Until then, a failed call rejects no pod.
+        /// The connectivity check is running. Until it ends, a failed call rejects no pod.
         Rehearsal => "rehearsal",
         /// An operator disabled the webhooks.
         Disarmed => "disarmed",
@@ -348,7 +349,7 @@ labelled! {
         Soaking => "soaking",
         /// The webhook configuration is damaged, and the task that corrects drift must correct it first.
         Repair => "repair",
-        /// The newest CA cannot sign, and its certificates are already served. An operator must delete the record.
+        /// The newest CA cannot sign, and its certificates may already be served. An operator must delete the record.
         Unable => "unable",
     }
 }

@@ -92,7 +92,8 @@ impl Observed {
         is_forged.then_some(own.unwrap_or(LEAP))
     }
 
-    /// Whether only CAs of this record are trusted and sign, so that missing parts can be written.
+    /// Whether only CAs of this record are trusted and sign. Then the record can be used, and missing parts can be
+    /// written.
     fn matches(&self, record: &Record) -> bool {
         let wanted: BTreeSet<_> = record.trusted().collect();
         let trusts = self
@@ -451,7 +452,7 @@ mod tests {
         Authority { generation: Generation(number), created, not_after, has_key: true }
     }
 
-    /// The observed state during a soak of one day, without anything to correct.
+    /// Returns the observed state in phase `Soaking`, without anything to correct.
     fn soaking(asked: Option<Trigger>) -> Observed {
         let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
         let authorities = [Generation(1), Generation(2)].into();
@@ -520,7 +521,7 @@ mod tests {
         assert_eq!(next(&Settings::default(), &seen), expected);
     }
 
-    /// The observed state with a record in this phase, without anything to correct.
+    /// Returns the observed state with a record in this phase, without anything to correct.
     fn undisturbed(phase: Phase) -> Observed {
         let mut seen = soaking(None);
         let next = (phase != Phase::Stable).then(|| authority(2));
