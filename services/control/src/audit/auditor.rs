@@ -1,4 +1,5 @@
-//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. It does no I/O.
+//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. This module does no
+//! I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;

@@ -94,7 +94,7 @@ pub struct ProfileAge {
 }
 
 impl NamespaceAge {
-    /// Reads the metadata of a namespace; `opt_in` has the labels by which namespaces opt in.
+    /// Reads the metadata of a namespace; `opt_in` has the labels that opt a namespace in.
     #[must_use]
     pub fn of(metadata: &ObjectMeta, opt_in: &OptIn) -> Self {
         let is_opt_in_label =

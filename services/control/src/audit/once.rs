@@ -111,7 +111,7 @@ pub struct Served {
     pub snapshot: Arc<Snapshot>,
     /// The namespaces for which the webhook is not called.
     pub excluded: BTreeSet<Box<str>>,
-    /// The labels by which namespaces opt in.
+    /// The labels that opt a namespace in.
     opt_in: OptIn,
     webhook_state: Option<WebhookState>,
 }

@@ -1,4 +1,5 @@
-//! The findings of the audit, for the metrics, the table of `pillion status` and the condition of each profile.
+//! Collects the findings of the audit, for the metrics, the table of `pillion status` and the condition of each
+//! profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! The audit's requests to the API server. It watches the metadata of pods, and reads whole pods by [`PodFetch`]es. It
-//! also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and profiles.
+//! The audit's requests to the API server. The audit watches the metadata of pods, and reads whole pods by
+//! [`PodFetch`]es. It also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and
+//! profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -52,7 +53,7 @@ pub(super) struct WebhookState {
     /// The release's namespace, and the namespaces excluded by name. `None` if no webhook configuration has an entry
     /// for pods.
     pub(super) excluded: Option<BTreeSet<Box<str>>>,
-    /// The labels by which namespaces opt in; `None` without a webhook configuration.
+    /// The labels that opt a namespace in; `None` without a webhook configuration.
     pub(super) opt_in: Option<OptIn>,
 }
 

@@ -1,4 +1,5 @@
-//! Runs the audit as a task. It has one watch, sends few requests at a time, and makes at most one report per second.
+//! Runs the audit as a task. The task has one watch, sends few requests at a time, and makes at most one report per
+//! second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -59,7 +60,7 @@ pub struct AuditSettings {
     pub request_limit: Duration,
     /// Maximum number of findings with details. All findings are counted.
     pub most_findings: usize,
-    /// The labels by which namespaces opt in.
+    /// The labels that opt a namespace in.
     pub opt_in: OptIn,
 }
 

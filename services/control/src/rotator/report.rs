@@ -1,5 +1,6 @@
 //! Reports the state of the rotation: metrics, log lines, and Events. Events are recorded when the rotation starts or
-//! stops waiting for an operator. They refer to the Lease, which names the leader, and are in the release's namespace.
+//! stops waiting for an operator. The Events refer to the Lease, which names the leader, and are in the release's
+//! namespace.
 
 use std::time::Duration;
 

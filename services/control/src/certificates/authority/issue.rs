@@ -36,7 +36,7 @@ pub struct Lifetimes {
     pub margin: Duration,
     /// The part of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// The maximum random part by which renewal is earlier, in percent. So not all releases renew at the same time.
+    /// The maximum random part that renewal is earlier, in percent, so that not all releases renew at the same time.
     pub jitter_percent: u8,
     /// How long before its creation a certificate becomes valid, for clocks that are behind.
     pub backdating: Duration,

@@ -32,7 +32,7 @@ pub struct Expected<'e> {
     pub names: &'e [String],
     /// The current time.
     pub now: Timestamp,
-    /// The CAs, one of which must have signed the certificate. With `None`, the signature is not checked.
+    /// The trusted CAs: one of them must have signed the certificate. With `None`, the signature is not checked.
     pub trusted: Option<&'e [CertificateDer<'static>]>,
 }
 

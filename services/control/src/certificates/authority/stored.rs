@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `format` | `1` |
 //! | `record` | [`Record`], JSON |
-//! | `authority-N.crt` | the certificate of CA N, PEM: for each CA of the record, and for a few retired CAs |
+//! | `authority-N.crt` | the certificate of CA N, PEM: for the CAs of the record and, for diagnosis, a few retired ones |
 //! | `authority-N.key` | the key of CA N, PKCS #8, PEM: only if the CA may still sign |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,7 +231,7 @@ impl KnownAuthorities {
     /// Builds the bundle of these CAs: the active one before the next, and then the CAs in `others` in a stable order.
     ///
     /// # Errors
-    /// A CA is neither the record's active nor its next one.
+    /// A CA in `authorities` is not the record's active or next CA.
     pub fn bundle(
         &self,
         authorities: &[Generation],
