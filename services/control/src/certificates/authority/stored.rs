@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `format` | `1` |
 //! | `record` | [`Record`], JSON |
-//! | `authority-N.crt` | the certificate of CA N, PEM: for the CAs of the record and, for diagnosis, a few retired ones |
+//! | `authority-N.crt` | the certificate of CA N, PEM: of the record's CAs and, for diagnosis, a few retired ones |
 //! | `authority-N.key` | the key of CA N, PKCS #8, PEM: only if the CA may still sign |
 
 use std::collections::{BTreeMap, BTreeSet};
