@@ -1,6 +1,6 @@
 //! Measures the memory of the caches at full size: 10,000 namespaces, and 2,000 profiles of 1.5 KB with three
-//! expressions each. The index gets them as the watches deliver them. The allocated bytes are the same in every run, so
-//! the test limits them. Times are only printed: `just run --no-capture memory::` shows them.
+//! expressions each. The index receives the objects as the watches deliver them. The allocated bytes are the same in
+//! every run, so the test limits them. Times are only printed: `just run --no-capture memory::` shows them.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers report failures by panicking")]
 #![allow(clippy::print_stdout, reason = "figures help to find the cause of a failure")]
@@ -33,7 +33,7 @@ fn read(metadata: ObjectMeta) -> namespaces::Named {
     namespaces::read(metadata, &OptIn::default())
 }
 
-/// A typical namespace of a platform: five labels, three annotations, and the copy that kubectl stores.
+/// Returns a typical namespace of a platform: five labels, three annotations, and the copy that kubectl stores.
 fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
     let team = number % 400;
     let name = format!("team-{team:03}-service-{number:05}");
@@ -61,7 +61,7 @@ fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
     }
 }
 
-/// A profile of 1.5 KB with three expressions, as the watch delivers it.
+/// Returns a profile of 1.5 KB with three expressions, as the watch delivers it.
 fn profile(number: usize, generation: i64) -> StoredProfile {
     let spec: Value = json!({
         "order": 100,
@@ -119,7 +119,7 @@ fn listed(index: &mut Index, cost_center: usize, generation: i64) {
     index.update(Update::Cluster(Change::ListComplete));
 }
 
-/// Prints and returns the memory that a closure keeps, and its peak, in MiB.
+/// Prints and returns the memory that a closure has kept, and its peak use, in MiB.
 fn told(what: &str, info: &AllocationInfo) -> (f64, f64) {
     let (live, peak) = (info.bytes_current as f64 / MIB, info.bytes_max as f64 / MIB);
     println!("{what}: {live:.2} MiB live, {peak:.2} MiB at the peak, {} allocations", info.count_total);
@@ -190,7 +190,7 @@ fn caches_fit_memory_share_of_replica() {
     assert!(same_live.abs() < 0.5, "an unchanged list keeps no memory: {same_live} MiB");
 }
 
-/// The processor time of this thread, which does not depend on other threads.
+/// Returns the processor time of this thread, which does not depend on other threads.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or_default())
@@ -228,7 +228,7 @@ fn publication_cost_depends_on_change() {
         one_profile.bytes_total as f64 / MIB
     );
 
-    // Measure a hundred changes, since this clock may be as coarse as a scheduler tick.
+    // Measure a hundred changes, since the clock of processor time may be as coarse as a scheduler tick.
     let hundred_times = fastest(|number| {
         for time in 0..100 {
             let changed = read(namespace(9, 3 + 100 * number + time));
@@ -256,7 +256,7 @@ fn publication_cost_depends_on_change() {
     assert!(one_profile.count_total < 70_000, "{} allocations for one profile", one_profile.count_total);
 }
 
-/// The metadata of a pod of a workload with ten pods, as the API server stores it.
+/// Returns the metadata of a pod of a workload with ten pods, as the API server stores it.
 fn audited_pod(number: usize, revision: &str) -> Value {
     let workload = number / 10;
     let record = json!({"version": 1, "profiles": [{"profile": "agent-0001", "revision": revision, "added":
@@ -285,7 +285,7 @@ fn audited_pod(number: usize, revision: &str) -> Value {
     }})
 }
 
-/// An audit of pods in 400 opted-in namespaces, with the memory that they take.
+/// Creates an audit of this many pods in 400 opted-in namespaces. Returns the audit, and the memory that the pods take.
 fn audited(pods: usize) -> (Auditor, AllocationInfo) {
     let mut index = Index::default();
     for update in [Change::Restarted, Change::ListComplete] {

@@ -29,8 +29,8 @@ use crate::rotation_model::world::{Disturbance, Rules};
 /// Number of explored states, unless `PILLION_ROTATION_STATES` is set. `just nightly` explores a million: all states
 /// within about thirty moves.
 const STATES: usize = 50_000;
-/// Number of random walks, and of moves in each. A walk has enough moves for several rotations. A sample has a tenth of
-/// the walks.
+/// Number of random walks, and of moves in each. A walk has enough moves for several rotations. Unless a thorough run
+/// is requested, a tenth of the walks are made.
 const WALKS: u64 = 2_000;
 const MOVES: usize = 600;
 

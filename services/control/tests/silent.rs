@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 type Requests = Arc<Mutex<Vec<(Duration, String)>>>;
 
-/// A client whose lists are empty, and whose watches never deliver anything. It records each request.
+/// Returns a client whose lists are empty, and whose watches never deliver anything. Each request is recorded in
+/// `requests`.
 fn client(requests: Requests) -> Client {
     let began = Instant::now();
     let service = tower::service_fn(move |request: http::Request<Body>| {

@@ -1,4 +1,5 @@
-//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. It does no I/O.
+//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. This module does no
+//! I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -55,7 +56,7 @@ pub struct Auditor {
     /// Number of the current or last list.
     epoch: u32,
     is_listed: bool,
-    /// Namespaces whose pods must be judged again. With `true`, results from whole pods are discarded.
+    /// Namespaces whose pods must be judged again. The value is whether to discard results from whole pods.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
     /// Running lists, by namespace.
@@ -72,7 +73,7 @@ pub struct Auditor {
 #[derive(Debug)]
 struct NamespaceState {
     namespace: Arc<Namespace>,
-    /// When it was first seen as opted in.
+    /// When the audit first saw the namespace as opted in, in seconds since 1970.
     since: i64,
     pods: HashMap<Box<str>, PodEntry>,
 }
@@ -101,7 +102,8 @@ struct InternPools {
 }
 
 impl Auditor {
-    /// Creates the state for these namespaces. Their pods are added by [`Auditor::update`].
+    /// Creates the state for the opted-in namespaces of `snapshot`, without pods: [`Auditor::update`] adds them. `now`
+    /// is in seconds since 1970.
     #[must_use]
     pub fn new(snapshot: Arc<Snapshot>, now: i64) -> Self {
         let mut auditor = Self {
@@ -135,7 +137,7 @@ impl Auditor {
         &self.snapshot
     }
 
-    /// The excluded namespaces.
+    /// The namespaces for which the webhook is never called.
     #[must_use]
     pub const fn excluded(&self) -> &BTreeSet<Box<str>> {
         &self.excluded
@@ -253,7 +255,8 @@ impl Auditor {
         state.pods.insert(name, entry);
     }
 
-    /// Judges about `most` pods again. Returns whether more pods must be judged.
+    /// Judges pods again, one whole namespace after another, until at least `most` pods are judged. Returns whether
+    /// more pods must be judged.
     pub fn judge(&mut self, most: usize) -> bool {
         let mut judged = 0;
         while judged < most {
@@ -322,8 +325,8 @@ impl Auditor {
         first(Bound::Excluded(&*self.last)).or_else(|| first(Bound::Unbounded))
     }
 
-    /// Records that a fetch is done. `next` is the continue token of the next page. `is_there` is whether a single pod
-    /// exists.
+    /// Records that a fetch is done. `next` is the continue token of the next page. `is_there`: whether the pod of a
+    /// [`PodFetch::Get`] exists.
     pub fn done(&mut self, pod_fetch: &PodFetch, next: Option<String>, is_there: bool) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -338,7 +341,7 @@ impl Auditor {
         }
     }
 
-    /// Records that a fetch failed, so that it is due again.
+    /// Records that a fetch failed, so that its pods are read again.
     pub fn failed(&mut self, pod_fetch: PodFetch) {
         self.in_flight.remove(pod_fetch.namespace());
         match pod_fetch {
@@ -355,7 +358,7 @@ impl Auditor {
         }
     }
 
-    /// Schedules another read of the pods with failed lookups. Returns their number.
+    /// Schedules another read of the pods with failed lookups. Returns the number of these pods.
     pub(crate) fn retry_failed_lookups(&mut self) -> usize {
         let lookup_failed = |judged: &ProfileVerdict| judged.standing == Standing::NotLookedUp;
         let mut count = 0;
@@ -373,7 +376,7 @@ impl Auditor {
         count
     }
 
-    /// The lookups that this whole pod needs before it can be judged.
+    /// Returns the lookups that this whole pod needs before it can be judged.
     #[must_use]
     pub fn needs(&self, pod: Value<'_>) -> Wanted {
         let name = pod.at(&["metadata", "namespace"]).and_then(Value::as_str).unwrap_or_default();
@@ -386,7 +389,7 @@ impl Auditor {
         guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
     }
 
-    /// Judges a whole pod. That decides the profiles for which its metadata is not sufficient.
+    /// Judges a whole pod: decides the profiles for which the metadata was not sufficient.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
         let Ok(Some(audited)) = guarded(&"a pod of the audit", || read(pod)) else { return };
         if self.listings.get(&audited.namespace).is_some_and(|listing| listing.gone.contains(&audited.name)) {
@@ -413,15 +416,15 @@ impl Auditor {
             if judged.standing != Standing::Open {
                 return judged;
             }
-            // A retry would give the same result.
+            // The evaluation panicked, and would panic again.
             let Ok(found) = &found else {
                 return ProfileVerdict { standing: Standing::Undecided, from_whole: true, ..judged };
             };
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
-            // The whole pod does not match this profile.
             let standing = match of_whole {
+                // The whole pod does not match this profile.
                 None => Standing::NotWanted,
-                // The pinned revision was unavailable.
+                // The pinned revision was unavailable, so the pod was judged by another one.
                 Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
                 Some(expected) => expected.standing,
             };
@@ -438,14 +441,14 @@ impl Auditor {
         }
     }
 
-    /// Whether a pod waits to be read as a whole.
+    /// Whether a pod of an opted-in namespace is new to the audit, or waits to be read as a whole.
     #[must_use]
     pub fn waits(&self, namespace: &str, name: &str) -> bool {
         let pod = self.namespaces.get(namespace).map(|state| state.pods.get(name));
         pod.is_some_and(|pod| pod.is_none_or(|pod| is_open(&pod.verdict)))
     }
 
-    /// The current state of an opted-in namespace.
+    /// The current state of an opted-in namespace; `None` if the namespace is not audited.
     #[must_use]
     pub fn namespace(&self, name: &str) -> Option<&Arc<Namespace>> {
         self.namespaces.get(name).map(|state| &state.namespace)

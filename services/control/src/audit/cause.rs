@@ -1,11 +1,11 @@
-//! Finds the likely cause of a difference between a pod and its profiles: a pure function.
+//! Finds the likely cause of a difference between a pod and its profiles. Does no I/O.
 
 use std::fmt;
 
 use crate::labels::labelled;
 
 labelled! {
-    /// A difference between a pod and a profile. The states are label values of a metric.
+    /// A difference between a pod's record and a profile. The states are label values of a metric.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum State {
         /// The profile matches the pod, and the pod's record does not list it.
@@ -57,13 +57,13 @@ pub struct Circumstances {
     pub profile_gone: bool,
     /// When the profile was created.
     pub profile_created: Option<i64>,
-    /// When the text of the profile last changed.
+    /// When the profile's spec last changed.
     pub profile_changed: Option<i64>,
-    /// Why the webhook may not have injected at that time.
+    /// Why the webhook may not have injected when the pod was created; `None` if no reason is known.
     pub silence: Option<Silence>,
 }
 
-/// Why the webhook does not inject.
+/// Why the webhook does not inject at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
     /// Injection is disabled.
@@ -76,7 +76,7 @@ pub enum Silence {
 const PROPAGATION_SECONDS: i64 = 2;
 
 impl Cause {
-    /// The cause as a sentence.
+    /// Describes the cause in words, for people.
     #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
@@ -105,11 +105,11 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Finds the cause of a difference. Certain causes take precedence over later changes, which only make a cause likely.
+/// Returns the most likely cause of a difference. Events that prevented injection take precedence over later changes.
 #[must_use]
 pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
     let Circumstances { created, is_recorded, silence, .. } = *circumstances;
-    // If the age of the pod is unknown, it was not created before a change.
+    // If the pod's creation time is unknown (0), no change is assumed to be later.
     let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + PROPAGATION_SECONDS);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {

@@ -2,7 +2,8 @@
 //!
 //! The condition has a separate field manager, so that server-side apply keeps it and the rest of the status apart. An
 //! unchanged condition is not written: a new leader compares its first report with the stored condition. Nothing is
-//! written before the first report is complete, since a part of the pods proves nothing.
+//! written until a report is complete, since a part of the pods proves nothing. In a busy cluster, writing starts at
+//! most two minutes after all pods were listed.
 //!
 //! Each write is sent to all watchers of profiles. So a changed status or reason is written at once, and changed
 //! numbers of pods follow at intervals.
@@ -26,7 +27,7 @@ use crate::client::chain;
 use crate::leader::LeaderContext;
 use crate::revisions::profile_status;
 
-/// The condition's type: `True` while every matching pod has the profile's active revision.
+/// The condition's type. Its status is `True` while every matching pod has the profile's active revision.
 pub(crate) const INJECTED: &str = "Injected";
 
 /// The field manager of the condition.
@@ -49,16 +50,16 @@ struct ConditionContent {
     message: String,
 }
 
-/// The last condition of a profile.
+/// The condition of a profile that was last due.
 #[derive(Clone, Debug)]
 struct LastCondition {
     content: ConditionContent,
     at: Instant,
-    /// Whether it was written.
+    /// Whether the condition was written.
     is_written: bool,
 }
 
-/// The last condition of each profile.
+/// The last due condition of each profile.
 #[derive(Debug, Default)]
 struct ConditionTracker {
     last: BTreeMap<Box<str>, LastCondition>,
@@ -71,7 +72,7 @@ struct ConditionTracker {
 pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) {
     let writing = async {
         let mut tracker = ConditionTracker::default();
-        // Continue after the timeout, or with a new report.
+        // Continues after the timeout or with a new report. Ends when the audit's task has ended.
         while !matches!(timeout(CHECK_INTERVAL, audited.changed()).await, Ok(Err(_))) {
             let found = audited.borrow_and_update().clone();
             for (profile, content) in tracker.due(&found.report, Instant::now()) {
@@ -98,8 +99,7 @@ impl ConditionTracker {
         if !self.has_begun {
             return Vec::new();
         }
-        // The last pod of these profiles was deleted, or the profile itself. In the second case, the write finds no
-        // profile.
+        // These profiles are not active any more, and no pod has them. If a profile was deleted, nothing is written.
         let gone = self.last.keys().filter(|name| !report.profiles.contains_key(*name)).cloned();
         let gone: Vec<_> = gone.map(|name| (name, ProfileAudit::default())).collect();
         let found = report.profiles.iter().map(|(name, audit)| (name.clone(), *audit));

@@ -2,7 +2,7 @@
 //! disabled.
 //!
 //! Ages are read from `managedFields`, which has the time when a field manager last changed one of its fields. The
-//! times in which the webhook was unavailable are only as exact as the samples.
+//! times when the webhook was unavailable or disabled are only as exact as the interval of the samples.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,15 +14,16 @@ use serde_json::Value;
 
 use super::cause::Silence;
 
-/// Facts that explain findings. The age of an object is requested when a finding needs it, and removed when the object
-/// changes.
+/// Facts that explain findings, including the ages of objects. The age of an object is requested when a finding needs
+/// it, and counts as unknown once the object has changed.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterFacts {
     /// When the webhook was unavailable.
     pub unavailable: Spans,
     /// When injection was disabled.
     pub disabled: Spans,
-    /// When the webhook configuration was created. Before that, no webhook was called.
+    /// When the webhook configuration was created, in seconds since 1970. Before that, no webhook was called. `None` if
+    /// it was not read.
     pub registered: Option<i64>,
     namespaces: BTreeMap<Box<str>, (Arc<Namespace>, NamespaceAge)>,
     profiles: BTreeMap<Box<str>, (Box<str>, ProfileAge)>,
@@ -39,27 +40,29 @@ impl ClusterFacts {
         self.profiles.insert(name.into(), (revision.into(), age));
     }
 
-    /// The age of the namespace in this state; `None` if it is not known.
+    /// Returns the age of the namespace; `None` if it is unknown, or if the namespace has changed since the age was
+    /// stored.
     #[must_use]
     pub fn namespace(&self, name: &str, namespace: &Arc<Namespace>) -> Option<NamespaceAge> {
         let (known, age) = self.namespaces.get(name)?;
         (Arc::ptr_eq(known, namespace) || known == namespace).then_some(*age)
     }
 
-    /// The age of a profile at a revision; `None` if it is not known.
+    /// Returns the age of a profile; `None` if it is unknown for this revision.
     #[must_use]
     pub fn profile(&self, name: &str, revision: &str) -> Option<ProfileAge> {
         let (known, age) = self.profiles.get(name)?;
         (**known == *revision).then_some(*age)
     }
 
-    /// Removes all ages except those of these namespaces and profiles.
+    /// Keeps only the ages of namespaces and profiles for which `namespaces` and `profiles` return `true`.
     pub(super) fn keep(&mut self, namespaces: impl Fn(&str) -> bool, profiles: impl Fn(&str) -> bool) {
         self.namespaces.retain(|name, _| namespaces(name));
         self.profiles.retain(|name, _| profiles(name));
     }
 
-    /// Returns why the webhook may not have injected at this time, if there is a reason.
+    /// Returns why the webhook may not have injected at `time`, in seconds since 1970. `None` if it was available and
+    /// enabled.
     #[must_use]
     pub fn silence(&self, time: i64) -> Option<Silence> {
         let is_unavailable =
@@ -72,26 +75,26 @@ impl ClusterFacts {
     }
 }
 
-/// Times of changes of a namespace, in seconds since 1970.
+/// Times of changes of a namespace, in seconds since 1970; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceAge {
-    /// The opt-in label was set at this time or earlier.
+    /// A time at which the opt-in label was set; it may have been set earlier.
     pub opted_in: Option<i64>,
     /// When another label or annotation last changed.
     pub changed: Option<i64>,
 }
 
-/// Times of changes of a profile, in seconds since 1970.
+/// Times of changes of a profile, in seconds since 1970; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAge {
     /// When the profile was created.
     pub created: Option<i64>,
-    /// When its text last changed.
+    /// When its spec last changed.
     pub changed: Option<i64>,
 }
 
 impl NamespaceAge {
-    /// Reads the metadata of a namespace; `opt_in` has the labels by which namespaces opt in.
+    /// Reads the metadata of a namespace; `opt_in` has the labels that opt a namespace in.
     #[must_use]
     pub fn of(metadata: &ObjectMeta, opt_in: &OptIn) -> Self {
         let is_opt_in_label =
@@ -126,7 +129,7 @@ impl ProfileAge {
     }
 }
 
-/// Converts to seconds since 1970.
+/// Returns a time in seconds since 1970.
 pub(super) fn seconds(time: &Time) -> i64 {
     time.0.as_second()
 }
@@ -136,10 +139,11 @@ fn latest(metadata: &ObjectMeta, selects: impl Fn(&ManagedFieldsEntry) -> bool) 
     entries.filter_map(|entry| entry.time.as_ref()).map(seconds).max()
 }
 
-/// Maximum number of time spans. The oldest ones are dropped, since pods of that age are rare.
+/// Maximum number of ended time spans. The oldest ones are dropped, since pods of that age are rare.
 const MAX_SPANS: usize = 64;
 
-/// The first sample also covers this many seconds before it. During an election, no controller takes samples.
+/// If the condition holds in the first sample, its span begins this many seconds earlier. During an election, no
+/// controller takes samples.
 const BEFORE_FIRST: i64 = 60;
 
 /// The time spans in which a condition may have held, in seconds since 1970. A span begins and ends at samples in which

@@ -1,5 +1,5 @@
-//! The last report as metrics. All labels have closed sets of values, except namespaces. Their number is bounded, and
-//! zero by default.
+//! Exposes the last report as metrics. All labels have fixed sets of values, except the namespace. The number of
+//! namespaces with series is limited, and is zero by default.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use super::cause::{Cause, State};
 use super::report::{Report, Standings};
 
-/// Counts what the audit finds.
+/// The last report, and the number of requests for pods. Published as metrics.
 #[derive(Clone, Debug, Default)]
 pub struct AuditMetrics(Arc<MetricsState>);
 
@@ -23,11 +23,11 @@ pub struct AuditMetrics(Arc<MetricsState>);
 struct MetricsState {
     report: ArcSwap<Report>,
     max_namespaces: usize,
-    /// Number of requests for pods that succeeded, and that failed.
+    /// Number of successful requests for pods, and number of failed ones.
     requests: [AtomicU64; 2],
 }
 
-/// The collector of a registry.
+/// Writes the metrics when the registry is scraped.
 #[derive(Debug)]
 struct AuditCollector(AuditMetrics);
 
@@ -113,7 +113,8 @@ impl Collector for AuditCollector {
     }
 }
 
-/// The namespaces with the most findings, and the sum of all others.
+/// Returns the `max` namespaces with the most findings, with their counts. Adds the sum of all other namespaces as
+/// `_other`.
 fn largest(report: &Report, max: usize) -> Vec<(&str, u64)> {
     let mut all: Vec<_> = report.namespaces.iter().map(|(name, count)| (&**name, *count)).collect();
     all.sort_by(|(one, first), (other, second)| second.cmp(first).then(one.cmp(other)));

@@ -19,7 +19,7 @@ use super::task::{AuditSettings, JUDGE_BATCH, Reads, judge_whole, now};
 use crate::informer::watch::Publisher;
 use crate::release::Release;
 
-/// Timeout for listing profiles and namespaces.
+/// Timeout of one listing of profiles and namespaces.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why the audit failed.
@@ -47,7 +47,7 @@ pub enum OnceError {
     Excluded(Box<str>),
 }
 
-/// Audits the pods of one namespace, or of all opted-in namespaces.
+/// Audits the pods of `namespace`; `None` audits all opted-in namespaces.
 pub async fn once(
     client: &Client,
     release: &Release,
@@ -104,25 +104,27 @@ pub async fn once(
     Ok(report)
 }
 
-/// The profiles and namespaces that replicas serve now.
+/// The profiles and namespaces from which replicas inject now.
 #[derive(Debug)]
 pub struct Served {
     /// Profiles and namespaces, with this release's opt-in labels.
     pub snapshot: Arc<Snapshot>,
     /// The namespaces for which the webhook is not called.
     pub excluded: BTreeSet<Box<str>>,
-    /// The labels by which namespaces opt in.
+    /// The labels that opt a namespace in.
     opt_in: OptIn,
     webhook_state: Option<WebhookState>,
 }
 
-/// Lists what replicas serve now: the published revisions. If no controller has published any, the stored profiles.
+/// Lists the namespaces and the published revisions, which the replicas use. If no controller has published any
+/// revision, lists the profiles instead.
 pub async fn served(client: &Client, release: &Release) -> Result<Served, OnceError> {
     serving(client, release, &OptIn::default()).await
 }
 
 async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<Served, OnceError> {
-    // If it may not be read, the report has fewer causes, and assumes default labels and no excluded namespaces.
+    // If the webhook's state cannot be read, the report has fewer causes. It then assumes the given labels, and that
+    // only the release's namespace is excluded.
     let webhook_state = read_webhook_state(client, release).await.ok();
     let opt_in = webhook_state.as_ref().and_then(|state| state.opt_in.as_ref()).unwrap_or(opt_in).clone();
     let mut snapshot = listed(client, true, &opt_in).await?;
@@ -134,7 +136,7 @@ async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<S
     Ok(Served { snapshot, excluded, opt_in, webhook_state })
 }
 
-/// Returns the profiles and namespaces that a replica would serve now.
+/// Lists the namespaces, and the published revisions or, without `of_revisions`, the profiles.
 async fn listed(client: &Client, of_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));

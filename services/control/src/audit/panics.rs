@@ -14,10 +14,10 @@ use super::*;
 use crate::guard::faults;
 use crate::informer::objects::Change;
 
-/// The start of the audit.
+/// When the audit starts, in seconds since 1970.
 const START: i64 = 1_000;
 
-/// An audit of pods with these names, each in a separate namespace, with one matching profile.
+/// Creates an audit of pods with these names, each in a separate namespace, which `profile` matches.
 fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let name = ProfileName::cluster("proxy");
     let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The audit's data of a pod: about a hundred bytes. The whole pod has about ten thousand.
+//! Reduces pods to the data that the audit stores: about a hundred bytes. A whole pod has about ten thousand.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ pub type PodKey = (Box<str>, Box<str>);
 /// A change from a watch of pods.
 pub type PodChange = Change<PodKey, AuditedPod>;
 
-/// A pod, or at least its metadata.
+/// The data of a pod, read from the whole pod or from its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditedPod {
     /// The namespace of the pod.
@@ -27,12 +27,13 @@ pub struct AuditedPod {
     pub name: Box<str>,
     /// The UID of the pod as a number; 0 if it is invalid.
     pub uid: u128,
-    /// When the pod was created, in seconds since 1970.
+    /// When the pod was created, in seconds since 1970; 0 if unknown.
     pub created: i64,
-    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`].
+    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`]. `None` without
+    /// a controller.
     pub owner: Option<Box<str>>,
     /// A JSON object with `metadata`: the original labels and annotations, and the controlling owner. Without an owner,
-    /// it has the pod's name.
+    /// it has the pod's `generateName` or `name`.
     pub metadata: Box<str>,
     /// The pod's injection record.
     pub has: RecordedProfiles,
@@ -40,21 +41,21 @@ pub struct AuditedPod {
     pub is_exempt: bool,
 }
 
-/// The profiles in a record.
+/// The profiles in a pod's injection record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RecordedProfiles {
-    /// Whether there is a record written by Pillion.
+    /// Whether the pod has an injection record that Pillion wrote.
     pub is_recorded: bool,
     /// Display names of profiles, with their revisions.
     pub profiles: Vec<(Box<str>, Box<str>)>,
 }
 
-/// The stored data of a pod.
+/// The data that the audit stores of a pod.
 #[derive(Debug)]
 pub(super) struct PodEntry {
     pub(super) uid: u128,
     pub(super) created: i64,
-    /// The list that last contained the pod.
+    /// Number of the watch's list during or after which the pod was last reported.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,
@@ -73,14 +74,14 @@ pub(super) struct ProfileVerdict {
 }
 
 impl RecordedProfiles {
-    /// The recorded revision of a profile.
+    /// Returns the recorded revision of a profile; `None` if the record does not list the profile.
     #[must_use]
     pub fn revision(&self, profile: &str) -> Option<&str> {
         self.profiles.iter().find(|(name, _)| **name == *profile).map(|(_, revision)| &**revision)
     }
 }
 
-/// Reads a pod or its metadata. Returns `None` if it has no name.
+/// Reads a pod or its metadata. Returns `None` if it has no name or no namespace.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
     let metadata = pod.get("metadata")?;
@@ -107,7 +108,7 @@ pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
     })
 }
 
-/// Converts a UID to a number.
+/// Converts a UID to a number; `None` if it is not hexadecimal.
 fn number(uid: &str) -> Option<u128> {
     let digits: String = uid.chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).ok()
@@ -120,8 +121,8 @@ fn owner(metadata: Value<'_>) -> Option<Box<str>> {
     Some(format!("{}/{}", kind_with_group(&version, &kind), owner.get("name")?.as_str()?).into())
 }
 
-/// The display name of a kind, such as `ReplicaSet`. A kind outside of Kubernetes' own workload groups includes the
-/// group, such as `StatefulSet.apps.kruise.io`.
+/// Returns the display name of a kind, such as `ReplicaSet`. A kind outside of Kubernetes' own workload groups includes
+/// the group, such as `StatefulSet.apps.kruise.io`.
 #[must_use]
 pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     match api_version.split_once('/') {
@@ -130,8 +131,9 @@ pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     }
 }
 
-/// Labels, annotations and the owner. Rollouts need the owner, since they select whole workloads. Annotations that are
-/// too large to request a profile are dropped.
+/// Returns a JSON object with `metadata` of the original pod: labels, annotations and the controlling owner. Rollouts
+/// need the owner, since they select whole workloads. Without an owner, adds the pod's `generateName` or `name`.
+/// Annotations that are too large to request a profile are dropped.
 fn authors_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);
@@ -158,8 +160,8 @@ fn authors_metadata(pod: Value<'_>) -> Box<str> {
     out.into()
 }
 
-/// The size of the largest annotation that is kept, in bytes of key and value. As many of the smallest annotations as
-/// fit are kept. If not all annotations of one size fit, none of them is kept.
+/// Returns the maximum size of annotations to keep, in bytes of key and value. The smallest annotations are kept, up to
+/// a total size. If not all annotations of one size fit, none of this size is kept.
 fn largest_kept(annotations: Option<Value<'_>>) -> usize {
     let sizes = annotations.into_iter().flat_map(Value::members).filter_map(|(key, value)| {
         let key = key.text();
@@ -201,7 +203,7 @@ fn write(out: &mut String, pairs: Option<Value<'_>>, is_kept: impl Fn(&str, &str
 /// Number of values at which a pool is first searched for unused ones.
 const MIN_SWEEP: usize = 256;
 
-/// Interned values. Unused values are removed from time to time.
+/// A pool of interned values. Unused values are removed from time to time.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     known: HashSet<Arc<T>>,
@@ -215,7 +217,7 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash + Eq> Pool<T> {
-    /// Returns the interned value that equals this one. If there is none, interns this one.
+    /// Returns the interned value that equals `value`. If no interned value equals it, interns `value`.
     pub(super) fn share(&mut self, value: T) -> Arc<T> {
         if let Some(known) = self.known.get(&value) {
             return Arc::clone(known);

@@ -1,4 +1,5 @@
-//! The findings of the audit, for the metrics, the table of `pillion status` and the condition of each profile.
+//! Collects the findings of the audit, for the metrics, the table of `pillion status` and the condition of each
+//! profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub struct Finding {
     pub namespace: Box<str>,
     /// Name of the pod.
     pub pod: Box<str>,
-    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`.
+    /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`; `None` without one.
     pub owner: Option<Box<str>>,
     /// The profile's display name.
     pub profile: Box<str>,
@@ -65,9 +66,9 @@ pub struct Finding {
     pub state: State,
     /// The most likely cause.
     pub cause: Cause,
-    /// The expected revision.
+    /// The expected revision; `None` if the profile is orphaned.
     pub want: Option<Box<str>>,
-    /// The recorded revision.
+    /// The recorded revision; `None` if the profile is missing.
     pub has: Option<Box<str>>,
 }
 
@@ -78,19 +79,19 @@ pub struct Report {
     pub is_listed: bool,
     /// Whether all pods were listed and judged.
     pub is_complete: bool,
-    /// Pods of opted-in namespaces.
+    /// Number of pods of opted-in namespaces, by result.
     pub pods: Standings,
-    /// Number of findings by state and cause, in the order of their `ALL`.
+    /// Number of findings by state and cause, in the order of [`State::ALL`] and [`Cause::ALL`].
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
     /// Number of pods with a finding, by namespace.
     pub namespaces: BTreeMap<Box<str>, u64>,
-    /// Number of pods by profile, for all active profiles.
+    /// Number of pods by profile, for all active profiles and all profiles in findings.
     pub profiles: BTreeMap<Box<str>, ProfileAudit>,
-    /// The first findings, by namespace and pod.
+    /// The first findings, sorted by namespace and pod.
     pub findings: Vec<Finding>,
-    /// Namespaces whose age findings need.
+    /// Namespaces whose ages are needed to explain findings.
     pub asked_namespaces: BTreeSet<Box<str>>,
-    /// Profiles whose age findings need.
+    /// Profiles whose ages are needed to explain findings.
     pub asked_profiles: BTreeSet<Box<str>>,
 }
 
@@ -125,7 +126,7 @@ struct Comparison {
 pub(super) struct Reporter<'a> {
     facts: &'a ClusterFacts,
     active: HashMap<&'a str, &'a Arc<CompiledProfile>>,
-    /// Comparisons by verdict and record, which many pods share, with the number of pods.
+    /// The comparison for each pair of verdict and record, and the number of pods that share the pair.
     compared: HashMap<(*const Vec<ProfileVerdict>, *const RecordedProfiles), (Comparison, u64)>,
     most: usize,
     report: Report,

@@ -1,5 +1,6 @@
-//! The audit's requests to the API server. It watches the metadata of pods, and reads whole pods by [`PodFetch`]es. It
-//! also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and profiles.
+//! The audit's requests to the API server. The audit watches the metadata of pods, and reads whole pods by
+//! [`PodFetch`]es. It also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and
+//! profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,12 +36,12 @@ use crate::release::Release;
 pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Pods per page of the watch's list, which has only their metadata.
 const METADATA_PER_PAGE: u32 = 500;
-/// Whole pods per page. A pod may have a million bytes, and is in memory three times while it is read.
+/// Whole pods per page. A pod may have a million bytes, and three copies of it are in memory while it is read.
 const PODS_PER_PAGE: u32 = 20;
 
 type PodAsFound = kube::api::DynamicObject;
 
-/// Facts that are read at regular intervals.
+/// The state of the webhook, which the audit reads at regular intervals.
 #[derive(Debug)]
 pub(super) struct WebhookState {
     /// When the webhook configuration was created; `None` if it does not exist or has no entries.
@@ -49,25 +50,26 @@ pub(super) struct WebhookState {
     pub(super) has_endpoint: bool,
     /// Whether injection is disabled.
     pub(super) is_off: bool,
-    /// The namespaces excluded by name; `None` without a webhook configuration.
+    /// The release's namespace, and the namespaces excluded by name. `None` if no webhook configuration has an entry
+    /// for pods.
     pub(super) excluded: Option<BTreeSet<Box<str>>>,
-    /// The labels by which namespaces opt in; `None` without a webhook configuration.
+    /// The labels that opt a namespace in; `None` without a webhook configuration.
     pub(super) opt_in: Option<OptIn>,
 }
 
-/// The parameters for requesting ages.
+/// The parameters of [`request_ages`].
 #[derive(Clone, Copy)]
 pub(super) struct AgeRequests<'a> {
     pub(super) client: &'a Client,
     pub(super) opt_in: &'a OptIn,
-    /// Maximum number of requests for each kind.
+    /// Maximum number of requests for namespaces, and for profiles.
     pub(super) most: usize,
 }
 
 /// The pods of a fetch, and the continue token of the next page.
 pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
-/// Reads the pods of a fetch.
+/// Reads the pods that `pod_fetch` names. A pod that does not exist gives an empty page.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
     // Pods are read as arbitrary JSON, since an expression may read a field that this build does not know.
     let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
@@ -99,20 +101,20 @@ fn read_metadata(pod: &PartialObjectMeta<Pod>) -> Option<AuditedPod> {
     guarded(&pod_name(&pod.metadata), take).ok()?
 }
 
-/// The name of a pod in log lines.
+/// Returns the name of a pod for log lines.
 fn pod_name(metadata: &ObjectMeta) -> String {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     format!("pod {}/{}", part(&metadata.namespace), part(&metadata.name))
 }
 
-/// Watches the metadata of all pods, and reduces it. One watch of all pods costs the API server less than a watch for
-/// each opted-in namespace, and these namespaces change.
+/// Watches the metadata of all pods, and reduces it to the data that the audit needs. One watch of all pods costs the
+/// API server less than a watch for each opted-in namespace, and these namespaces change.
 pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     let config = watcher::Config::default().timeout(seconds).page_size(METADATA_PER_PAGE).fields(NOT_ENDED);
-    // `Init` is removed, since it precedes each attempt, and any event resets the pause. It is reported with the first
-    // object of the list instead.
+    // Any event resets the pause after errors, and `Init` precedes each attempt to list. So `Init` is removed, and
+    // reported with the first object of the list instead.
     let begins = Arc::new(AtomicBool::new(false));
     let announced = Arc::clone(&begins);
     let events = watcher(api, config).try_filter(move |event| {
@@ -144,7 +146,8 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     })
 }
 
-/// The namespaces that every entry for pods excludes by name, and the release's own. `None` if there is no such entry.
+/// Returns the release's namespace, and the namespaces that every entry except the trust probe's excludes by name.
+/// `None` if there is no such entry.
 fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
     let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
     let by_entry = entries.map(|entry| {
@@ -183,7 +186,7 @@ pub(super) async fn read_webhook_state(client: &Client, release: &Release) -> ku
     Ok(WebhookState { registered, has_endpoint, is_off, excluded, opt_in })
 }
 
-/// Requests the ages that findings need. Returns whether any age was added.
+/// Requests the ages that the findings of `report` need. Returns whether any age was added to `facts`.
 pub(super) async fn request_ages(
     requests: AgeRequests<'_>,
     auditor: &Auditor,

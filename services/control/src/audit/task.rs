@@ -1,4 +1,5 @@
-//! Runs the audit as a task. It has one watch, sends few requests at a time, and makes at most one report per second.
+//! Runs the audit as a task. The task has one watch, sends few requests at a time, and makes at most one report per
+//! second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use crate::release::Release;
 
 /// Maximum number of pod changes handled at once.
 const CHANGE_BATCH: usize = 256;
-/// Number of pods that are judged without interruption. Other work of the task continues in between.
+/// Number of pods that are judged before the task continues with other work.
 pub(super) const JUDGE_BATCH: usize = 2_000;
 /// Maximum number of ages of each kind that are requested for one report.
 const MAX_AGE_REQUESTS: usize = 16;
@@ -44,7 +45,7 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_mins(1);
 pub struct AuditSettings {
     /// Time between two checks for a new report.
     pub report_every: Duration,
-    /// Time between two checks whether the webhook is unavailable or switched off.
+    /// Time between two checks of whether the webhook is unavailable or disabled.
     pub look_every: Duration,
     /// Maximum number of concurrent requests for whole pods. Each reads at most twenty pods, and a page may take sixty
     /// million bytes of memory.
@@ -59,7 +60,7 @@ pub struct AuditSettings {
     pub request_limit: Duration,
     /// Maximum number of findings with details. All findings are counted.
     pub most_findings: usize,
-    /// The labels by which namespaces opt in.
+    /// The labels that opt a namespace in.
     pub opt_in: OptIn,
 }
 
@@ -90,20 +91,20 @@ pub struct Audited {
 }
 
 impl Audited {
-    /// The pods of a profile.
+    /// Returns the numbers of pods of a profile; `None` if the report does not have the profile.
     #[must_use]
     pub fn profile(&self, name: &ProfileName) -> Option<ProfileAudit> {
         self.report.profiles.get(name.to_string().as_str()).copied()
     }
 
-    /// The pods of all profiles.
+    /// Returns the numbers of pods of each profile, by display name.
     #[must_use]
     pub fn profiles(&self) -> &BTreeMap<Box<str>, ProfileAudit> {
         &self.report.profiles
     }
 }
 
-/// The state of the task.
+/// The state of the audit's task.
 struct Task {
     client: Client,
     release: Arc<Release>,
@@ -129,14 +130,14 @@ pub struct Reads {
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
-/// The inputs and outputs of the task.
+/// The inputs and outputs of the audit's task.
 #[derive(Debug)]
 pub struct Parts {
     /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
     pub published: Arc<ArcSwap<Snapshot>>,
     /// The publisher's status. Nothing is audited before its first snapshot.
     pub status: watch::Receiver<Status>,
-    /// Further sources that profiles may read.
+    /// Sources that profiles may read besides the pod and its namespace.
     pub reads: Reads,
     /// The metrics of the last report.
     pub metrics: AuditMetrics,
@@ -144,7 +145,7 @@ pub struct Parts {
     pub audited: watch::Sender<Audited>,
 }
 
-/// Audits while this controller leads. It writes nothing to the cluster.
+/// Audits while this controller leads. Writes nothing to the cluster.
 pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) {
     let LeaderContext { client, release, stop } = leading;
     let Parts { published, mut status, reads, metrics, audited } = parts;
@@ -159,7 +160,7 @@ pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) 
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, retry_pause, retry_at, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
-        // From now on, the next leader reports the metrics.
+        // Clears the metrics, since the next leader reports them from now on.
         shown.publish(Arc::default());
     }
 }
@@ -182,7 +183,8 @@ impl Task {
                 pod_fetch = self.auditor.next_fetch();
             }
             tokio::select! {
-                // Cancel-safe: changes outside of a batch stay in their stream, and no fetch has been started.
+                // All branches can be cancelled without loss: changes outside of a batch stay in their stream, and a
+                // waiting fetch has not started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {
@@ -309,7 +311,7 @@ impl Task {
     }
 }
 
-/// Executes a fetch.
+/// Executes a fetch, with `limit` as timeout.
 async fn execute(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, kube::Result<Page>) {
     let fetched = timeout(limit, fetch(&client, &pod_fetch)).await;
     let late = |_| Err(kube::Error::Service(format!("no answer within {limit:?}").into()));

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::informer::objects::Change;
 
-/// The start of the audit.
+/// When the audit starts, in seconds since 1970.
 const START: i64 = 1_000;
 
 fn profiles(profiles: &[(&str, Value)]) -> ProfileSet {
@@ -30,7 +30,7 @@ fn always() -> Value {
     json!({"activation": "Always"})
 }
 
-/// A profile for pods with one container.
+/// Returns a profile that matches pods with one container, so the audit needs whole pods.
 fn conditional() -> Value {
     json!({"activation": "Always",
         "matchConditions": [{"name": "one", "expression": "object.spec.containers.size() == 1"}]})
@@ -88,7 +88,7 @@ impl Pod {
         OwnedTape::parse(self.value.to_string()).unwrap()
     }
 
-    /// The pod as the watch delivers it, without its spec.
+    /// Returns the pod as the watch delivers it, without its spec.
     fn audited(&self) -> AuditedPod {
         let mut value = self.value.clone();
         value.as_object_mut().unwrap().remove("spec");
@@ -106,7 +106,7 @@ fn listed(snapshot: Snapshot, pods: &[Pod]) -> Auditor {
     auditor
 }
 
-/// Facts of a cluster that was set up long before the pods.
+/// Returns the facts of a cluster that was set up long before the pods.
 fn known(auditor: &Auditor) -> ClusterFacts {
     let mut facts = ClusterFacts::default();
     facts.unavailable.add_sample(START, false);
@@ -133,7 +133,7 @@ fn finding(pod: &str, profile: &str, state: State, cause: Cause) -> Vec<(String,
     vec![(pod.to_owned(), profile.to_owned(), state, cause)]
 }
 
-/// Executes all due fetches with these pods, and returns the number of fetches.
+/// Executes all due fetches, with `pods` as the pods of the cluster. Returns the number of fetches.
 fn run_fetches(auditor: &mut Auditor, pods: &[Pod]) -> usize {
     let mut count = 0;
     while let Some(pod_fetch) = auditor.next_fetch() {
@@ -433,7 +433,8 @@ fn unknowable_condition_leaves_pod_undecided() {
     assert!(auditor.next_fetch().is_some(), "a changed pod is read again");
 }
 
-/// A profile whose text `old` is kept besides the active one.
+/// Returns a snapshot in which profile `a` has an active and an older revision. Also returns the names of both, the
+/// active one first.
 fn with_older_revision() -> (Snapshot, [String; 2]) {
     let text = |text: &str| {
         let spec =

@@ -1,9 +1,9 @@
 //! Checks whether the local clock and the API server's clock agree.
 //!
-//! Certificates are created and checked by the clock, so a clock that is wrong by years must do neither. The API server
-//! sends its time with every response (`Date` header). The time is kept with the *monotonic* time of its arrival, so a
-//! step of the local clock is noticed at once. The median of several responses counts: if one of three API servers has
-//! a wrong clock, the result is still right.
+//! Certificates are created and checked by the local clock, so both must stop while it is wrong by years. The API
+//! server sends its time with every response (`Date` header). The time is kept with the *monotonic* time of its
+//! arrival, so a step of the local clock is noticed at once. The median of several responses counts: if one of three
+//! API servers has a wrong clock, the result is still right.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -28,7 +28,7 @@ pub struct Settings {
     pub tolerance: Duration,
     /// Number of recent responses that count.
     pub answers: usize,
-    /// Older responses do not count.
+    /// Maximum age of a response that counts.
     pub max_age: Duration,
     /// Time between two requests.
     pub interval: Duration,
@@ -52,7 +52,7 @@ impl Default for Settings {
 #[derive(Debug, Default)]
 struct Answers(VecDeque<Answer>);
 
-/// The API server's time, and when it arrived.
+/// The API server's time in a response, and the monotonic time at which it was read.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     date: Timestamp,
@@ -129,7 +129,7 @@ impl Clock {
         Self { settings: Arc::new(settings), answers: Arc::default(), metrics }
     }
 
-    /// Whether the clocks agree now. They do not if the API server has been silent for long.
+    /// Whether the clocks agree now. They do not if the API server has not responded for [`Settings::max_age`].
     #[must_use]
     pub fn agrees(&self) -> bool {
         self.read().agrees
@@ -144,14 +144,14 @@ impl Clock {
         Reading { now, latest, agrees: self.at(now, at) }
     }
 
-    /// How far the local clock is ahead of the API server's, if known.
+    /// How far the local clock is ahead of the API server's; `None` without recent responses.
     #[must_use]
     pub fn difference(&self) -> Option<SignedDuration> {
         self.lock().difference(Timestamp::now(), Instant::now(), &self.settings)
     }
 
-    /// Returns the API server's time, which decides whether a certificate is valid. Returns the local time if it is
-    /// unknown.
+    /// Returns the API server's time, which decides whether a certificate is valid. Returns the local time if the API
+    /// server's time is unknown.
     #[must_use]
     pub fn api_servers(&self) -> Timestamp {
         let (now, at) = (Timestamp::now(), Instant::now());
@@ -226,7 +226,7 @@ impl Clock {
 /// Time between two requests until the first response.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Parses a header such as `Sat, 21 Nov 2026 12:00:00 GMT`.
+/// Parses the value of a `Date` header, such as `Sat, 21 Nov 2026 12:00:00 GMT`. `None` if it is invalid.
 fn date(text: &str) -> Option<Timestamp> {
     jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()
 }

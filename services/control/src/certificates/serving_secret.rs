@@ -9,9 +9,9 @@
 //! | `tls.key` | its key, PKCS #8, PEM |
 //! | `ca.crt` | the CA that signed it, PEM: a replica uses it to check that the pair is complete |
 //!
-//! The annotation `pillion.dev/epoch` has the epoch of the record for which it was written, and
-//! `pillion.dev/generation` the number of the CA. One write replaces all of it, so no replica sees a key without its
-//! certificate.
+//! The annotation `pillion.dev/epoch` has the epoch of the record for which the Secret was written, and
+//! `pillion.dev/generation` the number of the CA. One write replaces all data and annotations, so no replica sees a key
+//! without its certificate.
 //!
 //! # How a replica follows the Secret
 //! First it lists the Secret without a `resourceVersion`. The API server answers such a list from etcd and not from a
@@ -71,7 +71,7 @@ pub struct ServingSecret {
     pub stored: Stored<Serving>,
     /// The certificate, or why no replica would serve it. `None` if the Secret does not exist.
     pub judged: Option<Result<ValidCertificate, InvalidPair>>,
-    /// The number of the CA that the certificate names as its issuer.
+    /// The number of the release's CA that the certificate names as its issuer; `None` if it names no such CA.
     pub highest: Option<Generation>,
 }
 
@@ -80,7 +80,7 @@ pub struct ServingSecret {
 pub struct ServingInputs<'i> {
     /// The release.
     pub release: &'i Release,
-    /// The known CAs.
+    /// The CAs of the record; `None` if the record is not readable.
     pub known: Option<&'i KnownAuthorities>,
     /// The lifetimes, for the time of renewal.
     pub lifetimes: &'i Lifetimes,
@@ -89,8 +89,8 @@ pub struct ServingInputs<'i> {
 }
 
 impl ServingSecret {
-    /// Reads the Secret; `None` if it does not exist. The certificate must have the release's own names, and further
-    /// names are ignored.
+    /// Reads the Secret. `secret` is `None` if the Secret does not exist. The certificate must have the release's own
+    /// names, and further names are ignored.
     #[must_use]
     pub fn read(secret: Option<&Secret>, judging: ServingInputs<'_>) -> Self {
         let ServingInputs { release, known, lifetimes, now } = judging;
@@ -126,7 +126,7 @@ pub fn judge(secret: &Secret, names: &[String], now: Timestamp) -> Result<ValidC
 
 fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, InvalidPair> {
     let text = data(secret, AUTHORITY);
-    // An issuer such as cert-manager may leave it empty if it does not know the CA.
+    // An issuer such as cert-manager may leave `ca.crt` empty if it does not know the CA.
     if text.trim_ascii().is_empty() {
         return Ok(None);
     }
@@ -136,7 +136,7 @@ fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, 
     }
 }
 
-/// The certificate and the key as stored in the Secret.
+/// Returns the certificate and the key as stored in the Secret; empty if they are missing.
 #[must_use]
 pub fn pair(secret: &Secret) -> (&[u8], &[u8]) {
     (data(secret, CERTIFICATE), data(secret, KEY))
@@ -185,7 +185,7 @@ pub struct WatchedSecret {
 /// A change of the Secret, for the replica.
 #[derive(Debug)]
 pub enum News {
-    /// A pair that can be served.
+    /// The Secret has a pair that can be served.
     Valid(Box<ServingPair>),
     /// The pair is invalid, and the last valid one stays. Reported once, until the Secret changes.
     Invalid(InvalidPair),
@@ -208,9 +208,9 @@ pub struct ServingPair {
     pub key: Vec<u8>,
     /// The checked serving certificate.
     pub fit: ValidCertificate,
-    /// The epoch of the record for which it was written, if the annotation exists.
+    /// The epoch of the record for which the pair was written, if the Secret has the annotation.
     pub epoch: Option<u64>,
-    /// The number of the CA that signed it, if the annotation exists.
+    /// The number of the CA that signed the certificate, if the Secret has the annotation.
     pub generation: Option<String>,
 }
 
@@ -234,7 +234,7 @@ pub fn may_replace(served: Generation, offered: Generation) -> bool {
 struct ReportedState {
     /// The Secret, if its existence was reported.
     secret: Option<Secret>,
-    /// Why the pair was rejected.
+    /// Why the pair in the Secret was rejected; `None` if it was not.
     rejection: Option<Rejection>,
     gone_reported: bool,
     /// The last pair that could be served.
@@ -250,7 +250,7 @@ struct Served {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rejection {
     Invalid(Reason),
-    /// The pair is of an older CA. Has the time when the pair was first seen.
+    /// The CA of the pair is older than that of the served certificate. Has the time when the pair was first seen.
     Older(Instant),
 }
 
@@ -392,7 +392,7 @@ mod tests {
         "2026-11-21T12:00:00Z".parse().unwrap()
     }
 
-    /// A Secret with a serving certificate that was created at this time.
+    /// Returns a Secret with a serving certificate that CA 4 signed at this time.
     fn secret(now: Timestamp, epoch: u64) -> Secret {
         signed(Generation(4), now, epoch)
     }
@@ -410,7 +410,7 @@ mod tests {
         secret
     }
 
-    /// One string for each report.
+    /// Returns one string for each report.
     async fn reports(events: Vec<watcher::Result<Event<Secret>>>, now: impl Fn() -> Timestamp) -> Vec<String> {
         let [name, _] = release().server_names();
         let watched = WatchedSecret { namespace: "n".to_owned(), name: "s".to_owned(), names: vec![name] };

@@ -18,7 +18,7 @@ pub struct LeaseContent {
     pub holder: Option<String>,
     /// The lease duration: how long other candidates must wait.
     pub duration: Duration,
-    /// When the holder took it, by the holder's clock.
+    /// When the holder took the Lease, by the holder's clock.
     pub acquired: Option<Timestamp>,
     /// The last renewal, by the holder's clock.
     pub renewed: Option<Timestamp>,
@@ -74,14 +74,14 @@ pub struct LeaseView {
 pub enum Action {
     /// Create the Lease, and hold it.
     Create,
-    /// Take the Lease, which has expired or has no holder. A leader does the same if another client removed it as the
-    /// holder.
+    /// Take the Lease, which has expired or has no holder. A leader also takes the Lease if another client has removed
+    /// the leader as holder.
     Acquire,
     /// Renew the held Lease.
     Renew,
     /// Another controller holds the Lease: wait until this time or a change.
     Wait {
-        /// When it may be taken.
+        /// When this controller may take the Lease.
         until: Instant,
     },
     /// Stop leading.
@@ -117,7 +117,7 @@ impl LeaseView {
         self.claim = Some(sent);
     }
 
-    /// When this controller must stop leading, if it leads.
+    /// When this controller must stop leading; `None` if it does not lead.
     #[must_use]
     pub fn deadline(&self, settings: &Settings) -> Option<Instant> {
         self.claim.map(|sent| sent + settings.renew_deadline)
@@ -151,13 +151,13 @@ pub fn decide(settings: &Settings, identity: &str, view: &LeaseView, now: Instan
     }
 }
 
-/// How long to wait for a silent holder: for its lease duration, but at least for this controller's own, since the
-/// holder may use the same settings.
+/// Returns how long to wait for a silent holder: for the Lease's duration, but at least for this controller's own,
+/// since the holder may use the same settings.
 fn wait_for_holder(settings: &Settings, lease_duration: Duration) -> Duration {
     lease_duration.clamp(settings.lease_duration, settings.lease_duration * MAX_DURATION_FACTOR)
 }
 
-/// The number of changes of the holder after `identity` takes the Lease.
+/// Returns the number of changes of the holder, including the one when `identity` takes the Lease.
 pub(super) fn transitions(before: &LeaseContent, identity: &str) -> i32 {
     before.transitions.saturating_add(i32::from(before.holder.as_deref() != Some(identity)))
 }

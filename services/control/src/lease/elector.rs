@@ -70,19 +70,19 @@ enum RequestError {
 }
 
 impl Claim {
-    /// Cancelled when the term is over.
+    /// Returns the token that is cancelled when the term is over.
     #[must_use]
     pub const fn stop(&self) -> &CancellationToken {
         &self.stop
     }
 
-    /// The context for the leader's tasks.
+    /// Returns the context for the leader's tasks.
     #[must_use]
     pub fn leading(&self, client: Client, release: Arc<Release>) -> LeaderContext {
         LeaderContext { client, release, stop: self.stop.clone() }
     }
 
-    /// Whether the term continues, by the clock. After a long pause of the process, it returns `false` at once, even
+    /// Whether the term continues, by the clock. After a long pause of the process, returns `false` at once, even
     /// before [`Claim::stop`] is cancelled.
     #[must_use]
     pub fn holds(&self) -> bool {
@@ -138,9 +138,9 @@ impl Elector {
         &self.identity
     }
 
-    /// Takes part in the election until `stop`. In each term, it runs `lead` with the [`Claim`] as a separate task. At
-    /// the end of a term, it cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, it
-    /// holds the Lease until the task has ended, and then releases it.
+    /// Takes part in the election until `stop`. In each term, runs `lead` with the [`Claim`] as a separate task. At the
+    /// end of a term, cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, holds the
+    /// Lease until the task has ended, and then releases it.
     ///
     /// A task that returns early ends the term.
     pub async fn run<F, Fut>(mut self, stop: CancellationToken, mut lead: F)
@@ -230,7 +230,8 @@ impl Elector {
         }
     }
 
-    /// One round of a candidate: reads the Lease if needed, and takes the next action.
+    /// Runs one round of a candidate: reads the Lease if needed, and takes the next action. Returns the claim if this
+    /// candidate now leads.
     async fn attempt(&mut self, stop: &CancellationToken) -> Result<Option<Claim>, (LeaseOperation, RequestError)> {
         if self.stale {
             self.read().await.map_err(|error| (LeaseOperation::Read, error))?;
@@ -255,7 +256,7 @@ impl Elector {
         }
     }
 
-    /// Renews the Lease until it is lost.
+    /// Renews the Lease until it is lost. Returns the reason.
     async fn renew_until_lost(&mut self, claim: &Claim) -> Loss {
         let mut next = Instant::now() + self.settings.retry_period;
         loop {
@@ -267,7 +268,7 @@ impl Elector {
                 Action::Lost(loss) => return loss,
                 // This action is impossible while leading.
                 Action::Wait { .. } => return Loss::Taken,
-                // The result of the last write is unknown.
+                // The result of the last write is unknown, so read the Lease first.
                 _ if self.stale => {
                     let left = deadline.saturating_duration_since(now);
                     timeout(left, self.read()).await.map(|read| read.map_err(|error| (LeaseOperation::Read, error)))
@@ -296,7 +297,7 @@ impl Elector {
         }
     }
 
-    /// Reads the Lease.
+    /// Reads the Lease into the view.
     async fn read(&mut self) -> Result<(), RequestError> {
         let lease = with_timeout(self.settings.request_timeout, self.leases.get_opt(&self.name)).await?;
         self.observe(lease);
@@ -385,7 +386,7 @@ impl Elector {
         Ok(())
     }
 
-    /// Waits until this time or a change of the Lease.
+    /// Waits until this time or a change of the Lease, and records the change.
     async fn wait(&mut self, until: Instant) -> Result<(), RequestError> {
         let next = tokio::time::timeout_at(until, self.next_change());
         // The time has come without a change.
@@ -447,7 +448,7 @@ async fn with_timeout<T>(limit: Duration, request: impl Future<Output = kube::Re
 }
 
 /// Returns the pause after a term. A term begins with lists of the whole cluster. If an overloaded API server ends
-/// terms early, each new term would add load.
+/// terms early, each new term would add load. So the pause doubles after short terms.
 fn pause_after(settings: &Settings, before: Duration, end: TermEnd, lasted: Duration) -> Duration {
     let longest = settings.lease_duration * MAX_PAUSE_FACTOR;
     if end == TermEnd::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }

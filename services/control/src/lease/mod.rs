@@ -12,8 +12,8 @@
 //! At the end of a term, the leader's tasks end first. Then the holder is removed from the Lease. The other candidates
 //! watch the Lease, so the next one takes over at once.
 //!
-//! [`decide`](decide::decide) is the pure decision; [`elector`] executes it. kube-rs has no leader election. RBAC
-//! permissions: `get`, `update` and `watch` on the one Lease by name, and `create`.
+//! [`decide`](decide::decide) chooses the next action without I/O, and [`elector`] executes it. kube-rs has no leader
+//! election. RBAC permissions: `get`, `update` and `watch` on the one Lease by name, and `create`.
 
 pub mod decide;
 pub mod elector;
@@ -93,9 +93,9 @@ labelled! {
         Read => "read",
         /// Taking the Lease.
         Acquire => "acquire",
-        /// Renewing it.
+        /// Renewing the Lease.
         Renew => "renew",
-        /// Releasing it.
+        /// Releasing the Lease.
         Release => "release",
     }
 }

@@ -22,7 +22,7 @@ use crate::certificates::rotation::Generation;
 use crate::labels::labelled;
 use crate::release::Release;
 
-/// A CA of the record.
+/// A CA of the rotation's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownAuthority {
     /// The number of the CA.
@@ -58,13 +58,14 @@ pub enum Verdict {
     Trusted,
     /// The endpoint serves an untrusted certificate.
     Untrusted,
-    /// The endpoint serves an invalid certificate of the right CA.
+    /// The endpoint serves an invalid certificate of an expected CA: of the newest CA or, with another issuer, of a CA
+    /// in the bundle.
     Invalid(Defect),
     /// The endpoint could not be probed.
     Unreachable(Unreachable),
 }
 
-/// Why a certificate of the right CA is invalid.
+/// Why a certificate of an expected CA is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Defect {
     /// The certificate expires soon.
@@ -73,7 +74,7 @@ pub enum Defect {
     Expired,
     /// The certificate is not valid yet.
     NotYetValid,
-    /// The certificate has other names.
+    /// The certificate lacks the required name.
     WrongName,
     /// The CA has expired or is not valid yet. The API server checks that too.
     Authority,
@@ -81,7 +82,7 @@ pub enum Defect {
     Unusable,
 }
 
-/// The verdict on an endpoint's certificates.
+/// The result of judging an endpoint's certificate chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement {
     /// The verdict on the certificate.
@@ -112,8 +113,8 @@ impl Verdict {
 }
 
 impl Expected {
-    /// The requirements on a release's endpoints. `None` if the release's name is not a DNS name, which [`Release`]
-    /// does not allow.
+    /// Returns the requirements on a release's endpoints. `None` if the release's name is not a DNS name, which
+    /// [`Release`] does not allow.
     #[must_use]
     pub fn of(
         release: &Release,
@@ -127,7 +128,7 @@ impl Expected {
         Some(Self { server_name, known, newest, bundle, leaf_epoch })
     }
 
-    /// The requirements with certificates of another issuer: only the bundle is known.
+    /// Returns the requirements on endpoints with certificates of another issuer: only the bundle is known.
     #[must_use]
     pub fn of_other_issuer(release: &Release, bundle: Vec<CertificateDer<'static>>) -> Option<Self> {
         Self::of(release, Vec::new(), None, bundle, 0)
@@ -164,7 +165,8 @@ impl Expected {
         }
     }
 
-    /// Why API servers that trust only these CAs would not accept the certificate now, or not for long enough.
+    /// Returns why API servers that trust only these CAs would reject the certificate now, or before `least_left` has
+    /// passed.
     fn defect(
         &self,
         authorities: &[&CertificateDer<'static>],
@@ -183,8 +185,8 @@ impl Expected {
         self.verify(chain, &valid_at(&valid, later), later).err().map(|_| Defect::Expiring)
     }
 
-    /// Whether one of these CAs signed the certificate. Its names and the validity of the CA do not matter. `from` is
-    /// the start of the certificate's validity.
+    /// Whether one of these CAs signed the certificate. The certificate's names and the validity of the CA do not
+    /// matter. `from` is the start of the certificate's validity.
     fn is_signed_by(
         &self,
         authorities: &[&CertificateDer<'static>],
@@ -207,7 +209,7 @@ impl Expected {
         verify(chain, authorities.iter().copied(), &self.server_name, time)
     }
 
-    /// The CAs that API servers trust.
+    /// Returns the CAs of the bundle or, while it is empty, all known CAs.
     fn trusted(&self) -> Vec<&CertificateDer<'static>> {
         if self.bundle.is_empty() {
             self.known.iter().map(|known| &known.certificate).collect()
@@ -235,7 +237,7 @@ labelled! {
     /// Why an endpoint could not be probed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Unreachable {
-        /// The endpoint has no address, or no port with this name.
+        /// The endpoint has no IP address, or no port.
         NoAddress => "no_address",
         /// The connection failed or was closed.
         Connection => "connection",
@@ -266,7 +268,7 @@ async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain,
         .dangerous()
         .with_custom_certificate_verifier(Arc::<CertificateCollector>::clone(&collector))
         .with_no_client_auth();
-    // The protocol that the API server uses.
+    // API servers use this protocol.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let stream = TcpStream::connect(socket).await.map_err(|_| Unreachable::Connection)?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {

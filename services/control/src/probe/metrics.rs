@@ -1,4 +1,4 @@
-//! Metrics of probes.
+//! Metrics of the probes of endpoints.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ labelled! {
     pub enum RoundResult {
         /// Every endpoint serves a valid certificate of the newest CA, or of another trusted issuer.
         Passed => "passed",
-        /// Some endpoint does not, or there is no endpoint.
+        /// Some endpoint serves another certificate or none, or there is no endpoint.
         Failed => "failed",
         /// The endpoints could not be listed.
         Error => "error",
@@ -63,7 +63,7 @@ impl ProbeMetrics {
         metrics
     }
 
-    /// Records a round.
+    /// Records the results of a round, and its summary.
     pub(super) fn record_round(&self, probed: &[Probed], folded: Endpoints) {
         for result in Verdict::LABELS {
             let number = probed.iter().filter(|each| each.verdict.as_str() == result).count();

@@ -1,20 +1,21 @@
 //! Connects to every endpoint of the webhook and checks the certificate that it serves.
 //!
 //! The Secret does not prove what a replica serves, and API servers need not trust a ready replica. So each address
-//! behind the Service is probed by a separate TLS connection, whether it is ready, not ready or terminating. Its
+//! behind the Service is probed by a separate TLS connection, whether it is ready, not ready or terminating. The served
 //! certificate is checked against the *bundle* of the API servers, and against the *newest* CA alone. The handshake
 //! proves that the replica has the key.
 //!
-//! [`targets`] selects the endpoints. [`judge`] connects to them and gives the verdicts. This file repeats the probes,
-//! and summarises the verdicts for the rotation. With certificates of another issuer, such as cert-manager, nothing
-//! rotates. Such endpoints are probed too, but [`Expected::of_other_issuer`] knows only the bundle.
+//! [`targets`] selects the endpoints. [`judge`] connects to them and gives the verdicts. This module repeats the
+//! probes, and summarises the verdicts for the rotation. With certificates of another issuer, such as cert-manager,
+//! nothing rotates. Endpoints with such certificates are probed too, but are checked only against the bundle
+//! ([`Expected::of_other_issuer`]).
 //!
 //! No object of the API server shows which certificate an endpoint serves. So the loop runs at a fixed interval, and is
 //! no `Controller` of kube-rs.
 //!
-//! RBAC permissions: `list` on endpoint slices in the release's namespace. If [`Settings::pods`] is set: `get` on its
-//! Service and `list` on pods there. For [`report`]: `get` on the webhook configuration, and `get` and `create` on the
-//! `ConfigMap` of the kill switch.
+//! RBAC permissions: `list` on endpoint slices in the release's namespace. If [`Settings::pods`] is set: `get` on the
+//! release's Service and `list` on pods, in the same namespace. For [`report`]: `get` on the webhook configuration, and
+//! `get` and `create` on the `ConfigMap` of the kill switch.
 
 pub mod judge;
 pub mod metrics;
@@ -80,9 +81,9 @@ impl Default for Settings {
 /// The result for one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
-    /// The endpoint.
+    /// The probed endpoint.
     pub endpoint: Endpoint,
-    /// The verdict on its certificate.
+    /// The verdict on the endpoint's certificate.
     pub verdict: Verdict,
     /// Whether API servers with the bundle would trust the certificate.
     pub trusted: bool,
@@ -113,7 +114,7 @@ pub struct Prober {
 }
 
 impl ProbeRound {
-    /// The summary for these requirements. It is unknown if the round had other requirements.
+    /// Returns the summary of the round. Without a round for these requirements, returns a summary that proves nothing.
     #[must_use]
     pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
         found.filter(|found| *found.expected == *expected).map_or(NO_RESULTS, |found| found.endpoints)
@@ -180,7 +181,7 @@ impl Prober {
 }
 
 /// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`]. Without
-/// requirements, or if the endpoints cannot be listed, there are no results.
+/// requirements, or if the endpoints cannot be listed, `found` is `None`.
 pub async fn run(
     leading: LeaderContext,
     settings: Settings,
@@ -223,8 +224,8 @@ pub async fn run(
 }
 
 /// Probes endpoints with certificates of another issuer against the `caBundle`s of the webhook configuration, and logs
-/// the results. Once API servers would trust an endpoint, it also creates the `ConfigMap` of the kill switch. With
-/// another issuer, no other task creates it, and guardrails need it.
+/// the results. Once API servers would trust an endpoint, also creates the `ConfigMap` of the kill switch. With another
+/// issuer, no other task creates it, and guardrails need it.
 pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMetrics) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone());
@@ -269,7 +270,7 @@ async fn ensure_switch(leading: &LeaderContext, creator: &mut SwitchCreator) {
     creator.create(client, release).await;
 }
 
-/// The CA certificates of all entries.
+/// Returns the CA certificates of all entries, without duplicates.
 fn bundle(configuration: &MutatingWebhookConfiguration) -> Vec<CertificateDer<'static>> {
     let entries = configuration.webhooks.iter().flatten();
     let mut all: Vec<_> = entries
@@ -360,7 +361,7 @@ impl RoundCounter {
     }
 }
 
-/// Whether a client that trusts only the newest CA would reject the endpoint now.
+/// Whether a client that trusts only the newest CA would reject the endpoint now. Unreachable endpoints do not count.
 const fn is_other_authority(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Newest | Verdict::Invalid(Defect::Expiring) | Verdict::Unreachable(_) => false,

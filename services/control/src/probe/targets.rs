@@ -18,18 +18,18 @@ use crate::release::Release;
 pub struct Endpoint {
     /// The address. It is an IP address, unless a slice was written by hand.
     pub address: String,
-    /// The port; `None` if the slice has no port with the requested name.
+    /// The port; `None` if the slice or the pod has no port with the requested name.
     pub port: Option<u16>,
 }
 
-/// The selected endpoints.
+/// The endpoints selected from endpoint slices and pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selected {
     /// All endpoints: ready, not ready and terminating.
     pub endpoints: BTreeSet<Endpoint>,
 }
 
-/// How a Service selects its pods.
+/// How a Service selects and reaches its pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replicas {
     /// The label selector, as a string for a list request.
@@ -41,7 +41,7 @@ pub struct Replicas {
 }
 
 impl Endpoint {
-    /// The socket address, if the endpoint has a valid one.
+    /// Returns the socket address; `None` if the endpoint has no IP address or no port.
     #[must_use]
     pub(crate) fn socket(&self) -> Option<SocketAddr> {
         let address: IpAddr = self.address.parse().ok()?;
@@ -60,7 +60,8 @@ impl fmt::Display for Endpoint {
 }
 
 impl Selected {
-    /// Selects the endpoints in slices of one Service, at the port with this name.
+    /// Selects the endpoints in slices of one Service, at the port with the name `port`. If a slice has only one port,
+    /// selects that one.
     #[must_use]
     pub(crate) fn of_slices<'s>(slices: impl IntoIterator<Item = &'s EndpointSlice>, port: &str) -> Self {
         let mut endpoints = BTreeSet::new();
@@ -97,7 +98,7 @@ impl Selected {
     /// Lists the endpoints from the API server, not from a cache.
     ///
     /// # Errors
-    /// The list request failed.
+    /// A request failed.
     pub async fn list(client: &Client, release: &Release, settings: &Settings) -> kube::Result<Self> {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
         let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
@@ -116,7 +117,8 @@ impl Selected {
 }
 
 impl Replicas {
-    /// Reads how a Service selects and reaches its pods. Returns `None` if its endpoints are managed by hand.
+    /// Reads how a Service selects and reaches its pods. Returns `None` if its endpoints are managed by hand, or if it
+    /// has no port with the name `port`.
     fn of(service: &Service, port: &str) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty())?;
@@ -143,7 +145,8 @@ impl Replicas {
     }
 }
 
-/// The target port of a pod, by number or by the name of a container port.
+/// Returns the target port of a pod, by number or by the name of a container port. `None` if no container has this port
+/// name.
 fn target_port(pod: &Pod, target: &IntOrString) -> Option<u16> {
     let number = match target {
         IntOrString::Int(number) => *number,
@@ -156,7 +159,7 @@ fn target_port(pod: &Pod, target: &IntOrString) -> Option<u16> {
     u16::try_from(number).ok()
 }
 
-/// The port with this name, or the only port.
+/// Returns the slice's only port or, if it has several, the port with this name.
 fn port_of(slice: &EndpointSlice, name: &str) -> Option<u16> {
     let ports = slice.ports.as_deref().unwrap_or_default();
     let port = match ports {

@@ -2,16 +2,17 @@
 //! of the replicas.
 //!
 //! # The connectivity check
-//! It shows whether API servers reach the replicas, before API servers reject pods without a response.
+//! The check shows whether API servers reach the replicas. It runs before the final configuration, with which API
+//! servers reject pods if no replica responds.
 //!
 //! A replica that responds at its own address proves nothing about the Service. The Service's endpoints, and the rules
 //! for them on each API server's machine, follow seconds later. So an empty configuration is first filled for a check:
-//! a failed call rejects no pod, and dry runs are routed to the replicas. Each API server is asked for a dry run. When
-//! each has reached a replica, the final configuration is written. After a time limit, it is written anyway: then the
-//! replicas are known to be ready, but not to be reachable.
+//! in it, a failed call rejects no pod, and dry runs are routed to the replicas. Each API server is asked for a dry
+//! run. When each has reached a replica, the final configuration is written. After a time limit, the final
+//! configuration is written anyway: then the replicas are known to be ready, but not to be reachable.
 //!
-//! The result holds while this controller leads, so a deleted configuration is created again at once. When an operator
-//! disables the webhooks, the result is discarded.
+//! The result holds while this controller leads, so a deleted configuration is created again without another check.
+//! When an operator disables the webhooks, the result is discarded.
 
 use std::time::Duration;
 
@@ -45,21 +46,22 @@ pub(super) enum Question {
     },
 }
 
-/// Time between two rounds of the connectivity check. It is short, since pods are not injected meanwhile.
+/// Time between two rounds of the connectivity check. It is short, since pods are not injected if their calls fail
+/// during the check.
 const CONNECTIVITY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Results of the last round.
+/// The results of the last round, with its question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RoundResponses {
     question: Question,
     propagation: Propagation,
 }
 
-/// The results without any response.
+/// The results before any response.
 pub(super) const NO_RESPONSES: Propagation = Propagation { proven: 0, behind: 0, silent: 0 };
 
 impl RoundResponses {
-    /// Returns the results for this question.
+    /// Returns the results if they are for `question`, otherwise [`NO_RESPONSES`].
     pub(super) fn to(responses: Option<&Self>, question: Option<Question>) -> Propagation {
         let matching = responses.filter(|responses| Some(responses.question) == question);
         matching.map_or(NO_RESPONSES, |responses| responses.propagation)
@@ -115,9 +117,10 @@ pub(super) enum ConnectivityCheck {
 pub(super) enum CheckResult {
     /// Each API server reached a replica.
     Proven,
-    /// Some API servers reached a replica, and the others are unknown: for example, they cannot be asked one by one.
+    /// At the time limit, some API servers have reached a replica, but not all are known to: for example, they cannot
+    /// be asked one by one.
     Partly,
-    /// No API server is known to have reached a replica.
+    /// At the time limit, no API server is known to have reached a replica.
     Late,
 }
 
@@ -126,7 +129,7 @@ pub(super) enum CheckResult {
 pub(super) enum Stage {
     /// No webhook is called, since an operator disabled the webhooks.
     Disarmed,
-    /// No webhook is called.
+    /// No webhook is called, since the configuration is missing or has no entries.
     Empty,
     /// The configuration is filled for a check.
     Check,
@@ -146,7 +149,7 @@ impl Stage {
 }
 
 impl ConnectivityCheck {
-    /// Whether configurations are written for a check.
+    /// Whether a configuration is filled for a check, instead of with final entries.
     pub(super) const fn is_wanted(self) -> bool {
         !matches!(self, Self::Over)
     }
@@ -156,7 +159,7 @@ impl ConnectivityCheck {
         matches!(self, Self::Since(_))
     }
 
-    /// The next state, after this stage was observed at `now`.
+    /// Returns the next state, after this stage was observed at `now`.
     pub(super) const fn after(self, stage: Stage, now: Instant) -> Self {
         match (self, stage) {
             (_, Stage::Disarmed) => Self::Due,
@@ -168,7 +171,7 @@ impl ConnectivityCheck {
         }
     }
 
-    /// The result, if the check ends now.
+    /// Returns the result if the check ends now; `None` if it continues or does not run.
     pub(super) fn result(self, propagation: Propagation, now: Instant) -> Option<CheckResult> {
         let Self::Since(since) = self else { return None };
         let Propagation { proven, behind, silent } = propagation;

@@ -1,12 +1,13 @@
-//! Executes the rotation: observes the inputs of [`crate::certificates::rotation`], and writes its decisions.
+//! Executes the rotation: observes the inputs of [`crate::certificates::rotation`], and executes the steps that it
+//! returns.
 //!
 //! A reconciliation reads the objects, computes the next step, and makes at most one write. All its state is in the
 //! objects, so any leader can make the next step. Reconciliations follow one another while there is something to write.
-//! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. It
-//! reads everything again, so events need no content, and an interrupted watch does no harm.
+//! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. Each
+//! reconciliation reads all objects again, so events need no content, and an interrupted watch does no harm.
 //!
-//! It is no `Controller` of kube-rs: a `Controller` reconciles one object for each event, but the rotation has one
-//! state in five objects and in the results of probes.
+//! The rotation is no `Controller` of kube-rs: a `Controller` reconciles one object for each event, but the rotation
+//! has one state in several objects and in the results of probes.
 //!
 //! - [`request`]: an operator's request for a rotation.
 //! - `objects`: reads all objects as of one moment.
@@ -58,10 +59,10 @@ use crate::webhook_config::{Live, Rules, Target, WriteError};
 
 pub use report::RotatorMetrics;
 
-/// Maximum number of consecutive writes without a pause. A rotation has ten.
+/// Maximum number of consecutive writes without a pause. A rotation makes ten.
 const MAX_WRITES: u32 = 64;
 /// Timeout of a reconciliation, which sends a few requests. If an API server hangs, the next reconciliation may reach
-/// another one.
+/// another API server.
 const RECONCILE_LIMIT: Duration = Duration::from_secs(10);
 /// The shortest and the longest pause after an error.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -85,13 +86,13 @@ pub struct Settings {
 /// The rotation of a release, with the channels to the leader's other tasks.
 #[derive(Debug)]
 pub struct Rotator {
-    /// The settings.
+    /// The settings of the rotation.
     pub settings: Settings,
     /// The metrics of the rotation, and those of the probes.
     pub metrics: (RotatorMetrics, ProbeMetrics),
-    /// The comparison of the local clock with the API server's.
+    /// Compares the local clock with the API server's.
     pub clock: Clock,
-    /// Asks API servers for trust probes.
+    /// Asks API servers for trust probes, and whether they reach a replica.
     pub asker: Asker,
     /// The rules for the profiles. While they are `None`, the existing rules stay.
     pub rules: watch::Receiver<Option<Rules>>,
@@ -100,7 +101,7 @@ pub struct Rotator {
     pub live: watch::Receiver<Option<Live>>,
     /// The desired state of the webhook configurations, for the task that corrects drift.
     pub target: watch::Sender<Option<Arc<Target>>>,
-    /// Results of probing the endpoints, also for other tasks.
+    /// Results of probing the endpoints. Other tasks read them too.
     pub found: watch::Sender<Option<ProbeRound>>,
 }
 
@@ -137,7 +138,7 @@ enum ReconcileError {
     /// The trust probe cannot serve its new certificate.
     #[error("the trust probe has no certificate to serve")]
     Canary(#[from] IdentityError),
-    /// The step needs a record, and there is none.
+    /// The step needs the rotation's record, which is missing or unreadable.
     #[error("the record of the rotation cannot be read")]
     NoRecord,
     /// The record could not be serialized.
@@ -146,7 +147,7 @@ enum ReconcileError {
 }
 
 impl ReconcileError {
-    /// Whether another reconciliation resolves the error.
+    /// Whether another client's write caused the error, so that another reconciliation may succeed.
     const fn is_conflict(&self) -> bool {
         matches!(
             self,
@@ -155,7 +156,7 @@ impl ReconcileError {
     }
 }
 
-/// Observations besides the objects. A change starts a reconciliation.
+/// Inputs that are not read from the objects. A change of any of them starts a reconciliation.
 struct Inputs {
     rules: watch::Receiver<Option<Rules>>,
     live: watch::Receiver<Option<Live>>,
@@ -164,7 +165,7 @@ struct Inputs {
     clock: Clock,
 }
 
-/// The requirements on other tasks.
+/// The channels to the tasks that the rotation directs.
 struct Outputs {
     /// The desired state of the webhook configurations.
     target: watch::Sender<Option<Arc<Target>>>,
@@ -188,7 +189,7 @@ impl Inputs {
 }
 
 impl Outputs {
-    /// Withdraws all requirements when leadership ends.
+    /// Withdraws all desired states, requirements and questions when leadership ends.
     fn clear(&self) {
         self.target.send_replace(None);
         self.expected.send_replace(None);
@@ -283,8 +284,8 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
     reconciler.end();
 }
 
-/// Changes of both Secrets and of an operator's request. The task that corrects drift watches the webhook
-/// configurations.
+/// Returns streams of the changes of both Secrets and of an operator's request. The task that corrects drift watches
+/// the webhook configurations.
 fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     let LeaderContext { client, release, .. } = leading;
     let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
@@ -299,7 +300,8 @@ fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     ]
 }
 
-/// Changes of one object, limited to the value that `what` reads from it.
+/// Returns a stream of the changes of one object: only changes of the value that `what` reads. `called` names the
+/// object in log lines.
 fn of<K>(
     api: Api<PartialObjectMeta<K>>,
     called: &'static str,

@@ -20,7 +20,7 @@ use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 use crate::webhook_config::{self, Live};
 
-/// The objects of one moment.
+/// The objects as of one moment.
 #[derive(Debug)]
 pub(super) struct Objects {
     /// The Secret with the record, for its `resourceVersion`.
@@ -43,20 +43,20 @@ pub(super) struct Objects {
     pub(super) time: Reading,
 }
 
-/// Observations besides the objects.
+/// Inputs of the next step that are not read from the objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observations {
     /// Results of probing the endpoints.
     pub(super) endpoints: Endpoints,
     /// Results of asking the API servers.
     pub(super) propagation: Propagation,
-    /// A CA that failed to sign.
+    /// The CA that failed to sign, if any.
     pub(super) unable: Option<Generation>,
-    /// How long the bundle has been unchanged.
+    /// How long this leader has seen the webhook configurations unchanged.
     pub(super) unchanged_for: Duration,
 }
 
-/// Clients for the objects.
+/// Clients for reading and writing the objects.
 #[derive(Clone)]
 pub(super) struct ObjectClients {
     pub(super) client: Client,
@@ -75,7 +75,8 @@ impl ObjectClients {
 }
 
 impl Objects {
-    /// Reads all objects from the API server, not from a cache.
+    /// Reads all objects from the API server, not from a cache. `disarmed`: whether the webhooks count as disabled if
+    /// the `ConfigMap` has an unknown value.
     pub(super) async fn read(
         clients: &ObjectClients,
         release: &Release,
@@ -104,14 +105,15 @@ impl Objects {
         Ok(Self { record, authority, leaf, serving, live, configuration, unknown, request, time })
     }
 
-    /// The record with its CAs, if it is readable.
+    /// Returns the record with its CAs, if it is readable.
     pub(super) fn known(&self) -> Option<&KnownAuthorities> {
         self.authority.stored.get()
     }
 
-    /// The record for the rotation, with two corrections. The key of a CA that failed to sign counts as lost. If the
-    /// writer's clock was behind the API server's, the phase begins when the record was written. A write time far in
-    /// the future is ignored: one API server's clock may be wrong, and the phase would last until that time.
+    /// Returns the record for the rotation, with two corrections. The key of `unable`, a CA that failed to sign, counts
+    /// as lost. If the writer's clock was behind the API server's, the phase begins when the record was written. A
+    /// write time far in the future is ignored: one API server's clock may be wrong, and the phase would last until
+    /// that time.
     fn record(&self, unable: Option<Generation>) -> Stored<Record> {
         let mut record = self.authority.record();
         if let Stored::Is(record) = &mut record {
@@ -124,7 +126,8 @@ impl Objects {
         record
     }
 
-    /// The configuration for the rotation. The time since when this leader has seen it replaces the time of writing.
+    /// Returns the configuration for the rotation. Its write time is replaced by the time since when this leader has
+    /// seen it unchanged.
     fn configuration(&self, unchanged_for: Duration) -> Configuration {
         let mut configuration = self.configuration.clone();
         if let Configuration::Present(bundle) = &mut configuration {
@@ -133,7 +136,7 @@ impl Objects {
         configuration
     }
 
-    /// The inputs of the next step.
+    /// Returns the inputs of the next step.
     pub(super) fn observed(&self, release: &Release, observations: Observations) -> Observed {
         let Observations { endpoints, propagation, unable, unchanged_for } = observations;
         let claimed = self.unknown.iter().filter_map(|unknown| claimed_generation(release, unknown)).max();
@@ -151,7 +154,8 @@ impl Objects {
     }
 }
 
-/// The time of the controller's last write of an object, by the API server's clock. Times after `latest` are ignored.
+/// Returns when the controller last wrote the Secret, by the API server's clock. Times after `latest` are ignored.
+/// `None` if no time is left.
 fn written(secret: &Secret, latest: Timestamp) -> Option<Timestamp> {
     let entries = secret.metadata.managed_fields.iter().flatten();
     let ours = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));

@@ -34,7 +34,7 @@ pub(super) enum Next {
     Wait {
         /// The reason.
         blocked: Blocked,
-        /// The time, if it alone ends the wait.
+        /// When the wait ends, if only time ends it.
         until: Option<Timestamp>,
     },
 }
@@ -47,7 +47,8 @@ pub(super) struct Reconciler {
     metrics: RotatorMetrics,
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
-    /// Whether the webhooks were disabled when they were last read. Used if the `ConfigMap` has an unknown value.
+    /// Whether the webhooks were disabled at the last reconciliation. This applies if the `ConfigMap` now has an
+    /// unknown value.
     disarmed: bool,
     /// The CA that failed to sign, since it has expired or is for other names.
     unable: Option<Generation>,
@@ -57,9 +58,9 @@ pub(super) struct Reconciler {
     kept_unknown: Vec<CertificateDer<'static>>,
     /// When to renew the trust probe's certificate.
     canary_renewal: Timestamp,
-    /// The connectivity check.
+    /// State of the connectivity check.
     check: ConnectivityCheck,
-    /// Whether the connectivity check has timed out without a report so far.
+    /// Whether the connectivity check has timed out, and this was not reported yet.
     check_timed_out: bool,
 }
 
@@ -94,7 +95,7 @@ impl Reconciler {
         self.settings.interval
     }
 
-    /// Withdraws the requirements on other tasks when leadership ends.
+    /// Withdraws the values for other tasks and resets the metrics, when leadership ends.
     pub(super) fn end(&self) {
         self.outputs.clear();
         self.metrics.reset();
@@ -267,14 +268,15 @@ impl Reconciler {
         Ok(())
     }
 
-    /// The configurations that a step requires.
+    /// Returns the webhook configurations that a step writes; `None` if it writes none.
     fn wanted(&self, step: &Step, objects: &Objects) -> Result<Option<Target>, ReconcileError> {
         let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
         let known = objects.known().ok_or(ReconcileError::NoRecord)?;
         self.target_with(objects, known, authorities, *keep_unknown, *epoch).map(Some)
     }
 
-    /// The desired configurations while the rotation has nothing to write.
+    /// Returns the desired webhook configurations while the rotation has nothing to write. `None` while they have no
+    /// entries, or without a readable record.
     fn target(&self, objects: &Objects, seen: &Observed) -> Option<Target> {
         let Configuration::Present(bundle) = &seen.configuration else { return None };
         let known = objects.known()?;
@@ -326,7 +328,7 @@ impl Reconciler {
         }
     }
 
-    /// The question for the API servers.
+    /// Returns the question for the API servers: the connectivity check's while it runs, otherwise the rotation's.
     fn question(&self, objects: &Objects) -> Option<Question> {
         match &objects.configuration {
             Configuration::Present(bundle) if self.check.is_running() => {
@@ -336,8 +338,8 @@ impl Reconciler {
         }
     }
 
-    /// How long this leader has seen the configurations unchanged. It uses a monotonic clock, since the time in their
-    /// annotation is from another clock.
+    /// Returns how long this leader has seen the configurations unchanged. Uses a monotonic clock, since the time in
+    /// the configurations' annotation is from the writer's clock.
     fn unchanged_for(&mut self, live: &Live) -> Duration {
         let versions = live.versions();
         if self.unchanged_since.0 != versions {
@@ -346,7 +348,8 @@ impl Reconciler {
         self.unchanged_since.1.elapsed()
     }
 
-    /// Ignores forged epochs: those that are higher than the rotation has reached.
+    /// Removes forged epochs from `objects`: those above `highest`, the highest epoch that the rotation can have
+    /// written.
     fn ignore_forged_epochs(&self, highest: u64, objects: &mut Objects) {
         let manager = objects.live.remove_forged_epochs(highest);
         self.metrics.count_forged_epoch();
@@ -359,7 +362,7 @@ impl Reconciler {
         );
     }
 
-    /// Records that a CA failed to sign.
+    /// Records that a CA failed to sign, if a retry cannot succeed.
     fn record_unable(&mut self, signer: Generation, error: &IssueError) {
         if error.is_final() && self.unable != Some(signer) {
             warn!(authority = signer.0, %error, "the CA cannot sign any more: it needs a successor");
@@ -379,7 +382,8 @@ impl Reconciler {
         }
     }
 
-    /// Makes the trust probe serve a certificate of the CA in question, while there is a question.
+    /// While API servers are asked whether they trust a CA, makes the trust probe serve a certificate of this CA.
+    /// Otherwise, it serves none.
     fn serve_trust_probe(&mut self, question: Option<Question>, objects: &Objects) -> Result<(), ReconcileError> {
         let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
             self.outputs.canary.show(None);
@@ -407,7 +411,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// The requirements on endpoints. While no API server calls the webhook, their bundle is empty.
+    /// Returns the requirements for probing endpoints. While no API server calls the webhook, their bundle is empty.
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();
@@ -421,7 +425,7 @@ impl Reconciler {
         Expected::of(&self.leading.release, authorities, newest, bundle, record.leaf_epoch).map(Arc::new)
     }
 
-    /// The CA certificates that every entry trusts.
+    /// Returns the CA certificates that every webhook entry trusts.
     fn bundle(objects: &Objects, known: &KnownAuthorities) -> Vec<CertificateDer<'static>> {
         let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
         let trusted = |authority: &&AuthorityMaterial| bundle.authorities.contains(&authority.facts.generation);
@@ -429,12 +433,13 @@ impl Reconciler {
         ours.chain(objects.unknown.iter().cloned()).collect()
     }
 
-    /// The inputs for creating certificates at this time.
+    /// Returns the inputs for creating certificates at this time.
     fn issuing(&self, now: Timestamp) -> Issuing<'_> {
         Issuing { release: &self.leading.release, lifetimes: &self.settings.lifetimes, now }
     }
 
-    /// Writes a Secret, guarded by the version that was read.
+    /// Writes a Secret. Fails if it has changed since it was read. `exists`: replaces the Secret instead of creating
+    /// it.
     async fn put(&self, secret: Secret, exists: bool) -> Result<(), ReconcileError> {
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let name = secret.name_any();
@@ -452,7 +457,8 @@ impl Reconciler {
     }
 }
 
-/// The question for a rotation that waits for API servers. `None` unless the configuration is in its desired state.
+/// Returns the question of a rotation that waits for API servers. `None` if it does not wait for them, or if the
+/// configuration is not in its desired state.
 fn question(objects: &Objects) -> Option<Question> {
     let record = objects.known()?.record();
     if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {

@@ -1,5 +1,6 @@
 //! Reports the state of the rotation: metrics, log lines, and Events. Events are recorded when the rotation starts or
-//! stops waiting for an operator. They refer to the Lease, which names the leader, and are in the release's namespace.
+//! stops waiting for an operator. The Events refer to the Lease, which names the leader, and are in the release's
+//! namespace.
 
 use std::time::Duration;
 
@@ -18,10 +19,11 @@ use crate::client::chain;
 use crate::labels::{Label, LabelPair};
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 
-/// Timeout of an Event. It is not retried, since the log and the metrics have the same information.
+/// Timeout of recording an Event. A failed attempt is not retried, since the log and the metrics have the same
+/// information.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Instructions for a CA that cannot sign.
+/// The message, with instructions, if the newest CA cannot sign.
 pub(super) const UNABLE: &str = "the newest authority cannot sign, and replicas may serve its certificates already, so that no other \
                                  can take its place: delete the Secret RELEASE-authority, and a new one comes beside all who are \
                                  trusted now";
@@ -82,7 +84,7 @@ impl EventRecorder {
     }
 }
 
-/// The Events when the reason for waiting changes.
+/// Returns the Events to record when the reason for waiting changes from `before` to `now`.
 fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> {
     let over = before.filter(|before| *before != now).and_then(messages).map(|(reason, _, over)| (reason, over));
     let over = over.map(|(reason, over)| event(EventType::Normal, reason, over));
@@ -90,7 +92,8 @@ fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> 
     over.into_iter().chain(begun)
 }
 
-/// Conditions that need operator action: the reason, and the messages when they begin and end.
+/// Returns the Event's reason, and the messages when the wait begins and ends. `None` if the wait needs no operator
+/// action.
 const fn messages(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),

@@ -31,7 +31,7 @@ pub struct RotationRequest {
     pub compromised: bool,
 }
 
-/// The annotation is not a valid request.
+/// The annotation's value is not a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected 1 to {MAX_IDENTITY} letters, digits, and any of - _ . : +")]
 pub struct ParseRequestError;

@@ -37,7 +37,7 @@ pub enum Silence {
     Stale,
     /// The API server received another certificate, since the trust probe's certificate changed meanwhile.
     OtherLeaf,
-    /// The API server rejected the request for this other reason.
+    /// The API server rejected the request for another reason, with this message.
     Refused(String),
     /// The trust probe has no certificate of the newest CA.
     NoLeaf,
@@ -50,7 +50,7 @@ pub(super) enum DryRunResponse<'a> {
     Allowed,
     /// The dry run was rejected, with this message.
     Rejected(&'a str),
-    /// There was no response.
+    /// There was no response, for this reason.
     Missing(&'a Silence),
 }
 
@@ -105,14 +105,14 @@ pub(super) fn interpret_connectivity(response: DryRunResponse<'_>) -> ServerOutc
     }
 }
 
-/// Whether the API server rejected the trust probe's certificate. All errors of Go's `x509` package begin with this:
-/// for example, an unknown CA, another name, or another time.
+/// Whether the API server rejected the trust probe's certificate. All errors of Go's `x509` package begin with `x509:
+/// `: for example, for an unknown CA, a wrong name, or an expired certificate.
 fn rejects_certificate(message: &str) -> bool {
     message.contains(WEBHOOK) && message.contains("x509: ")
 }
 
 /// Summarises the outcomes for `servers` API servers. API servers that were not asked count as silent. If the number is
-/// unknown, at least one counts as silent, since several API servers may share an address.
+/// unknown (`None`), one API server counts as not asked, since several may share an address.
 pub fn fold<'o>(outcomes: impl IntoIterator<Item = &'o ServerOutcome>, servers: Option<usize>) -> Propagation {
     let (mut proven, mut behind, mut silent) = (0, 0, 0);
     for outcome in outcomes {

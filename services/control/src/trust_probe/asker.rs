@@ -1,6 +1,6 @@
-//! Sends a dry run to each API server, and waits for the resulting call.
+//! Sends a dry run to each API server, and checks whether it called the trust probe's endpoint or a replica.
 //!
-//! The Service of the trust probe has no selector: it would match all controllers, and only the leader has the
+//! The Service of the trust probe has no selector: a selector would match all controllers, and only the leader has the
 //! certificate. So the leader writes the Service's one endpoint slice.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,10 +47,10 @@ pub struct Asker {
     clients: BTreeMap<Option<SocketAddr>, Client>,
 }
 
-/// The proof that is required.
+/// The proof that a round requires of each API server.
 #[derive(Clone, Copy, Debug)]
 enum Proof {
-    /// The API server trusts this CA and has the configuration of this epoch.
+    /// The API server trusts this CA and has the configuration of this epoch or a later one.
     Trust(Generation, u64),
     /// The API server reaches a replica.
     Replica,
@@ -154,7 +154,7 @@ impl Asker {
     }
 
     fn merge(&mut self, listed: Result<ApiServers, Elapsed>) -> ApiServers {
-        // If the list failed, neither the addresses nor their number are known.
+        // If the list timed out, neither the addresses nor their number are known.
         self.servers.merge(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
     }
 
@@ -230,7 +230,7 @@ impl Asker {
     }
 }
 
-/// Sends a dry run to one API server.
+/// Sends a dry run to one API server, and interprets its response.
 async fn ask(client: &Client, canary: &Canary, proof: Proof) -> ServerOutcome {
     let name = format!("canary-{}", random::token());
     let expectation = canary.expect(name.clone());
@@ -261,7 +261,7 @@ fn interpret(response: DryRunResponse<'_>, shown: Option<ReceivedCall>, proof: P
     }
 }
 
-/// The known API servers, including those that left the list recently.
+/// The known API servers, with the time when each was last listed. Includes those that left the list recently.
 #[derive(Debug, Default)]
 struct KnownServers {
     seen: BTreeMap<SocketAddr, Instant>,
@@ -272,7 +272,7 @@ struct KnownServers {
 struct ApiServers {
     /// The addresses of the API servers.
     addresses: BTreeSet<SocketAddr>,
-    /// The number of API servers, of which several may share one address. `None` if unknown.
+    /// The number of API servers; `None` if unknown. Several API servers may share one address.
     number: Option<usize>,
 }
 
@@ -321,7 +321,7 @@ impl ApiServers {
     }
 }
 
-/// The Service of the trust probe, as in the manifests.
+/// Returns the Service of the trust probe, for the manifests.
 ///
 /// # Errors
 /// Never in practice: the object is a valid Service.
@@ -334,7 +334,7 @@ pub fn service(release: &Release) -> Result<Service, serde_json::Error> {
     }))
 }
 
-/// The endpoint slice that routes to this address.
+/// Returns the endpoint slice that routes the trust probe's Service to `address`.
 ///
 /// # Errors
 /// Never in practice: the object is a valid endpoint slice.

@@ -1,22 +1,23 @@
 //! Checks whether every API server trusts the newest CA, by making each of them call an endpoint.
 //!
 //! A change of the webhook configuration reaches each API server at its own time, without notice. So the controller
-//! serves a small admission endpoint, with a certificate of the newest CA and behind a separate Service. An entry of
-//! the same webhook configuration ([`pillion_api::canary::WEBHOOK`]) routes a kind to it of which no object is stored.
-//! The controller sends each API server, at its own address, a dry run that creates such an object. The API server must
-//! call the endpoint, and so shows which CA it trusts.
+//! serves a small admission endpoint, with a certificate of the newest CA and behind a separate Service. Both webhook
+//! configurations have an entry ([`pillion_api::canary::WEBHOOK`]) that routes the kind `InjectionCanary` to this
+//! endpoint. The controller sends each API server, at its own address, a dry run that creates an object of this kind.
+//! The API server must call the endpoint, and so shows whether it trusts the CA.
 //!
 //! Only a recorded call is proof. Each request has a random name. The endpoint records the names in the calls, together
 //! with the certificate of the connection. A connection serves one call, so an earlier handshake never counts for a
 //! later call.
 //!
 //! [`server`] is the endpoint, [`asker`] lists the API servers and sends the dry runs, and [`answer`] interprets the
-//! responses. An API server is asked again and again until it proves its trust. No object changes at that moment, so
-//! this task is no `Controller` of kube-rs.
+//! responses. An API server is asked again and again until it proves its trust. No object changes when it does, so this
+//! task is no `Controller` of kube-rs.
 //!
 //! RBAC permissions: `create` on `injectioncanaries`; `list` on endpoint slices in the namespace `default`; `get`,
 //! `create`, `patch` and `delete` on the one endpoint slice of the endpoint's Service; and `list` on leases in
-//! `kube-system`, to count API servers behind one address. Without the last one, the number of API servers is unknown.
+//! `kube-system`, to count API servers behind one address. Without the permission for leases, the number of API servers
+//! is unknown.
 
 pub mod answer;
 pub mod asker;
@@ -42,8 +43,9 @@ pub use server::{Canary, Identity};
 pub struct Settings {
     /// Timeout of one dry run, including the API server's call.
     pub timeout: Duration,
-    /// How long an API server that left the list is still asked. Without a response, it counts as silent. It may be
-    /// paused, and continue with an old configuration. At least as long as the rotation waits for silent API servers.
+    /// How long an API server that left the list is still asked, since it may be paused and continue with an old
+    /// configuration. Without a response, it counts as silent. Must be at least as long as the rotation waits for
+    /// silent API servers.
     pub vanished: Duration,
     /// Timeout of one call to the endpoint, from the connection to the response.
     pub call_limit: Duration,

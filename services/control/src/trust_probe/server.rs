@@ -1,5 +1,5 @@
-//! The endpoint that API servers call. It allows everything, and records the name of each call with the certificate of
-//! its connection.
+//! The endpoint that API servers call for a trust probe. It allows every request, and records the name of each call
+//! with the certificate of its connection.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -37,14 +37,14 @@ use crate::certificates::rotation::Generation;
 /// Pause after a connection could not be accepted, usually because too many files are open.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A serving certificate with its CA, ready to be served.
+/// A serving certificate, with the generation of its CA and the TLS configuration that serves it.
 #[derive(Clone)]
 pub struct Identity {
     generation: Generation,
     config: Arc<ServerConfig>,
 }
 
-/// The certificate and key cannot be served.
+/// Why a certificate and its key cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The certificate or the key is not PEM.
@@ -55,7 +55,7 @@ pub enum IdentityError {
     Unusable(#[from] rustls::Error),
 }
 
-/// The endpoint. Clones share its state.
+/// The endpoint of the trust probe. Clones share its state.
 #[derive(Clone)]
 pub struct Canary(Arc<CanaryState>);
 
@@ -106,7 +106,8 @@ impl fmt::Debug for Canary {
 }
 
 impl Identity {
-    /// Loads a certificate of this CA with its key, both PEM. It must have the names of the trust probe's Service.
+    /// Loads a certificate of the CA `generation` with its key, both PEM. The certificate must have the names of the
+    /// trust probe's Service.
     ///
     /// # Errors
     /// The certificate or the key is not PEM, or they do not match.
@@ -135,7 +136,7 @@ impl Identity {
 }
 
 impl Canary {
-    /// Creates an endpoint without a certificate, which closes its connections.
+    /// Creates an endpoint without a certificate. It closes all connections until [`Canary::show`] sets one.
     #[must_use]
     pub fn new(metrics: CanaryMetrics) -> Self {
         let (identity, expected) = (ArcSwapOption::empty(), Mutex::default());
@@ -147,7 +148,7 @@ impl Canary {
         self.0.identity.store(identity.map(Arc::new));
     }
 
-    /// The CA of the served certificate.
+    /// The CA of the served certificate; `None` if no certificate is served.
     #[must_use]
     pub fn shows(&self) -> Option<Generation> {
         self.0.identity.load().as_ref().map(|identity| identity.generation)
@@ -242,7 +243,7 @@ impl Canary {
         }
     }
 
-    /// Starts to record calls with this name, which must not be guessable.
+    /// Records calls with this name until the result is dropped. The name must not be guessable.
     pub(super) fn expect(&self, name: String) -> Expectation {
         self.lock().insert(name.clone(), Calls::default());
         Expectation { canary: self.clone(), name }

@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::leader::{SOON, release};
 
-/// Shorter than the defaults, but long enough for a busy machine. The lease duration is in whole seconds.
+/// Returns durations that are shorter than the defaults, but long enough for a busy machine. The lease duration is in
+/// whole seconds.
 fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.lease_duration = Duration::from_secs(6);
@@ -119,7 +120,7 @@ fn second_candidate_leads_after_kill() {
             // No candidate may take the Lease before it expires.
             let rested = spec.acquire_time.context("no acquire time")?.0.duration_since(last);
             ensure!(rested > SignedDuration::from_millis(5_900), "{rested:?} after the last renewal");
-            // A candidate waits for up to a retry period after that, and a busy machine may delay it.
+            // Once the Lease has expired, a candidate waits for up to a retry period, and a busy machine may delay it.
             if took < Duration::from_millis(7_500) {
                 return Ok(());
             }
@@ -155,7 +156,7 @@ fn stopping_leader_releases_the_lease() {
         ensure!(all.get(all.len() / 2).is_some_and(|median| *median < Duration::from_secs(1)), "{all:?}");
         // The candidate does not wait until the Lease expires. A busy machine may delay it.
         ensure!(all.get(all.len() - 2).is_some_and(|most| *most < Duration::from_secs(2)), "{all:?}");
-        // Now there is no other candidate.
+        // Stop both candidates, so that no other one takes the released Lease.
         first.stop.cancel();
         (&mut first.task).await?;
         second.stop.cancel();
@@ -189,13 +190,13 @@ fn paused_leader_notices_lost_lease_at_once() {
                             tokio::time::sleep(Duration::from_millis(5)).await;
                         }
                         std::thread::sleep(Duration::from_secs(10));
-                        // This runs before the elector does, and must notice the end of the term too.
+                        // The leader's task runs before the elector does, and must notice the end of the term too.
                         let (cancelled, holds) = (claim.stop().is_cancelled(), claim.holds());
                         frozen.store(!cancelled && !holds, Ordering::SeqCst);
                         claim.stop().cancelled().await;
                     }
                 });
-                // Long enough for the rest of the test.
+                // The time limit is long enough for the rest of the test.
                 let _ = tokio::time::timeout(Duration::from_secs(25), run).await;
             });
         });

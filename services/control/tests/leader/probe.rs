@@ -33,7 +33,7 @@ const PORT: u16 = 8443;
 fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.gap = Duration::from_millis(200);
-    // Long enough for an endpoint on a busy machine.
+    // The timeout is long enough for an endpoint on a busy machine.
     settings.timeout = Duration::from_secs(4);
     settings
 }
@@ -129,7 +129,7 @@ fn probes_all_endpoints_and_pods() {
         let found = prober.round(&client, &release, &expected).await?;
         ensure!(found.endpoints == nothing(), "{:?}", found.endpoints);
 
-        // These pods are in no endpoint slice yet.
+        // The pods created here are in no endpoint slice yet.
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         for (name, app) in [("a-replica", "pillion"), ("another", "other")] {
             let pod = serde_json::from_value(json!({
@@ -186,7 +186,8 @@ fn probes_follow_changed_requirements() {
             move |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &expected).rounds >= 3
         };
         tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&first)))).await??;
-        // Another certificate is required, so rounds that were passed for the first one do not count.
+        // The new requirements need another certificate, so rounds that were passed for the first requirements do not
+        // count.
         ensure!(ProbeRound::of(found.borrow().as_ref(), &second) == nothing());
         wanted.send_replace(Some(Arc::clone(&second)));
         let older = |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &second).older;

@@ -35,7 +35,7 @@ struct Rig {
     metrics: CanaryMetrics,
     newest: TestCa,
     stop: CancellationToken,
-    /// The required epoch of the configuration, and the epoch for which it is written.
+    /// The epoch of the configurations that a proof requires. `writes` is the epoch for which they are written.
     epoch: u64,
     writes: u64,
 }
@@ -146,19 +146,19 @@ fn each_api_server_proves_its_own_trust() {
     Isolation::new().own_network("runs a second API server").time_limit(Duration::from_mins(10)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut second = control_plane.second_api_server().await?;
-        // The API server that is not paused.
+        // The second API server is paused later, so the first must be another process.
         let first = control_plane.api_server().context("the API server does not run")?.pid();
         ensure!(first != second.process().pid());
         let mut rig = Rig::start(control_plane).await?;
         let old = TestCa::new()?;
 
-        // There is no certificate yet, and no webhook entry.
+        // The trust probe has no certificate yet, and there is no webhook entry.
         let asked = rig.ask().await;
         ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
         rig.show(NEWEST, &rig.newest)?;
         rig.are_silent(2, &Silence::NotCalled).await?;
 
-        // The bundle has only the old CA at first, and then both.
+        // The bundle has only the old CA at first, and then also the newest.
         rig.trust(&[&old]).await?;
         let asked = rig.becomes(0, 2, 0).await?;
         let servers: Vec<_> = asked.answers.iter().filter_map(|each| each.server).map(|each| each.ip()).collect();

@@ -70,7 +70,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
             explored.phases.insert(record.phase);
         }
         let wrong = world.broken_trust().or_else(|| world.went_backwards());
-        // Check only some of the states, since this is expensive.
+        // Let only some of the states come to rest, since this check is expensive.
         let wrong =
             wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, rules, &settings)).flatten());
         if let Some(what) = wrong {
@@ -152,7 +152,8 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
             Leader::Idle => add(Move::Reads(number), with(Leader::Read(Reading::of(world)))),
             Leader::Read(reading) => {
                 for (late, asked) in [(false, false), (false, true), (true, false)] {
-                    // Deadlines pass only after every running API server has seen the bundle that was read.
+                    // If the API servers cannot be listed, deadlines pass only after every running one has seen the
+                    // bundle that was read.
                     if late && world.uncounted && !world.have_seen(reading.bundle_version) {
                         continue;
                     }
@@ -181,7 +182,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
     let mut next = world.clone();
     next.stopped = !world.stopped;
     if world.stopped {
-        // The rotation has waited until this API server caught up.
+        // The model assumes that a paused API server catches up at once when it continues.
         next.api_servers[API_SERVERS - 1] = world.bundle.version();
         add(Move::ApiServerContinues, next);
     } else {
@@ -210,7 +211,7 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
     moves
 }
 
-/// More epochs than a few rotations use.
+/// By how much a disturbance raises an epoch: more than a few rotations do.
 const RAISED: u64 = 100;
 
 fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
@@ -254,8 +255,8 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
     Some(next)
 }
 
-/// Lets all replicas and API servers see every change and one leader act, repeatedly. Describes the state if the
-/// rotation does not complete.
+/// Lets all replicas and API servers see every change and one leader act, repeatedly. Returns a description of the
+/// state if the rotation does not complete.
 fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<String> {
     let mut world = world.clone();
     world.leaders = world.leaders.map(|_| Leader::Idle);

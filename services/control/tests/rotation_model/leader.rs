@@ -26,7 +26,8 @@ pub(crate) enum Write {
     Leaf { leaf: LeafVersion, version: u32 },
 }
 
-/// Reads the record and decides. Returns `None` if there is nothing to write, or if the model has no more CA numbers.
+/// Reads the record and decides. `late`: whether all deadlines have passed. `asked`: whether a rotation is requested.
+/// Returns `None` if there is nothing to write, or if the model has no more CA numbers.
 pub(crate) fn decide(
     world: &World,
     reading: &Reading,

@@ -98,7 +98,8 @@ pub(crate) struct Replica {
     pub(crate) misled: bool,
 }
 
-/// Functions of the real code. Tests replace one of them, and show that the model finds the failures that it prevents.
+/// Functions of the real code. Tests replace one of them by a wrong function, and show that the model then finds a
+/// failure.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) planner: Planner,
@@ -148,7 +149,7 @@ impl<T: Copy> Object<T> {
         self.base + self.versions.len() as u32
     }
 
-    /// Returns the version that a follower sees after this number of versions.
+    /// Returns the version with this number, counted from 1. `None` if it was dropped or does not exist yet.
     pub(crate) fn seen(&self, version: u32) -> Option<T> {
         self.versions.get((version.checked_sub(self.base + 1)?) as usize).copied()
     }
@@ -170,7 +171,7 @@ impl<T: Copy> Object<T> {
 pub(crate) struct World {
     pub(crate) record: Stored<Record>,
     pub(crate) record_version: u32,
-    /// The record in its second phase, as a backup.
+    /// The record of epoch 2, as a backup.
     pub(crate) backup: Option<Record>,
     pub(crate) bundle: Object<BundleVersion>,
     pub(crate) leaf: Object<LeafVersion>,
@@ -221,7 +222,7 @@ impl World {
         (0..API_SERVERS).all(|api_server| self.is_stopped(api_server) || self.api_servers[api_server] >= version)
     }
 
-    /// Describes an API server that would call a replica without trusting it.
+    /// Describes an API server that would call a replica without trusting it. `None` if there is no such API server.
     pub(crate) fn broken_trust(&self) -> Option<String> {
         for api_server in (0..API_SERVERS).filter(|api_server| !self.is_stopped(*api_server)) {
             let Some(bundle) = self.trusted_by(api_server).filter(|bundle| !bundle.vandals && bundle.entries) else {
@@ -240,7 +241,7 @@ impl World {
         None
     }
 
-    /// Describes a version of the bundle that an outdated leader wrote for an earlier epoch.
+    /// Describes the versions of the bundle if an outdated leader wrote one for an earlier epoch.
     pub(crate) fn went_backwards(&self) -> Option<String> {
         let pairs = self.bundle.versions.windows(2);
         let back = pairs.into_iter().any(|pair| !pair[1].vandals && !pair[0].raised && pair[1].epoch < pair[0].epoch);
@@ -295,7 +296,7 @@ impl Reading {
         }
     }
 
-    /// The complete observation, with the record. `late` is whether deadlines have passed, and `asked` whether a
+    /// Returns the complete observation, with the record. `late`: whether all deadlines have passed. `asked`: whether a
     /// rotation is requested.
     pub(crate) fn with_record(
         &self,
@@ -366,7 +367,7 @@ impl Reading {
     }
 }
 
-/// The CA with this number. It never expires.
+/// Returns the CA with this number, which never expires.
 pub(crate) fn authority(generation: Generation) -> Authority {
     Authority { generation, created: Timestamp::UNIX_EPOCH, not_after: Timestamp::MAX, has_key: true }
 }

@@ -36,7 +36,7 @@ pub struct Lifetimes {
     pub margin: Duration,
     /// The part of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// The maximum random part by which renewal is earlier, in percent. So not all releases renew at the same time.
+    /// The maximum random part that renewal is earlier, in percent, so that not all releases renew at the same time.
     pub jitter_percent: u8,
     /// How long before its creation a certificate becomes valid, for clocks that are behind.
     pub backdating: Duration,
@@ -57,8 +57,8 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// Lifetimes with these validities. All other values keep their default proportions. A serving certificate cannot
-    /// be created for less than a second.
+    /// Returns the default lifetimes with these validities. The margin keeps its default share of the CA's validity,
+    /// and backdating is at most `leaf`. A serving certificate cannot be created for less than a second.
     #[must_use]
     pub fn of(authority: Duration, leaf: Duration) -> Self {
         let default = Self::default();
@@ -71,11 +71,12 @@ impl Lifetimes {
         }
     }
 
-    /// When to renew this certificate. The time depends on the certificate alone, so all leaders agree.
+    /// Returns when to renew this certificate. The time depends on the certificate and these settings alone, so all
+    /// leaders agree.
     #[must_use]
     pub fn renew_at(&self, leaf: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         let issued = not_before.saturating_add(self.backdating).unwrap_or(not_before);
-        // Another tool created the certificate and did not backdate it.
+        // A certificate shorter than the backdating was created by another tool, without backdating.
         let issued = if issued < not_after { issued } else { not_before };
         let life = Duration::try_from(not_after.duration_since(issued)).unwrap_or_default().as_nanos();
         let share = life * u128::from(self.renew_percent.min(100)) / 100;
@@ -113,7 +114,7 @@ pub enum IssueError {
         generation: Generation,
         /// End of its validity.
         not_after: Timestamp,
-        /// The local time at that moment.
+        /// The local time when the certificate was requested.
         now: Timestamp,
     },
     /// The name is invalid in a certificate.
@@ -122,7 +123,7 @@ pub enum IssueError {
     /// The library returned an error.
     #[error("the certificate cannot be created: {0}")]
     Library(String),
-    /// Clients would not trust the new certificate: for example, the CA may not sign for such a name.
+    /// Clients would not trust the new certificate: for example, the CA may not sign for the requested name.
     #[error("the new leaf would not be trusted: {0}; is the clock right, and was the authority made for these names?")]
     Untrusted(#[source] InvalidPair),
 }
@@ -167,13 +168,13 @@ pub struct ServingMaterial {
 }
 
 impl ServingMaterial {
-    /// The certificate.
+    /// The serving certificate.
     #[must_use]
     pub const fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// The certificate as PEM.
+    /// The serving certificate as PEM.
     #[must_use]
     pub fn pem(&self) -> String {
         pem(&self.certificate)
@@ -185,7 +186,7 @@ impl ServingMaterial {
         &self.key
     }
 
-    /// The certificate of the CA that signed this one, as PEM.
+    /// The certificate of the CA that signed the serving certificate, as PEM.
     #[must_use]
     pub fn authority_pem(&self) -> String {
         pem(&self.authority)
@@ -196,7 +197,7 @@ impl Issuing<'_> {
     /// Creates a CA that may sign for the names of the release's webhook and trust probe.
     ///
     /// # Errors
-    /// See [`IssueError`].
+    /// The library could not create the key or the certificate.
     pub fn authority(self, generation: Generation) -> Result<AuthorityMaterial, IssueError> {
         let not_after = self.end_after(self.lifetimes.authority);
         let mut params = self.params(not_after);
@@ -215,7 +216,7 @@ impl Issuing<'_> {
     /// Creates a serving certificate for these names. The first name is the one that the API server requires.
     ///
     /// # Errors
-    /// See [`IssueError`].
+    /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.
     pub fn leaf(self, signer: &AuthorityMaterial, names: &[String]) -> Result<ServingMaterial, IssueError> {
         let rotation::Authority { generation, not_after: end, .. } = signer.facts;
         let key = signer.key.as_ref().ok_or(IssueError::NoKey(generation))?;
@@ -248,8 +249,9 @@ impl Issuing<'_> {
         Ok(ServingMaterial { signer: generation, not_after, renew_at, certificate, key, authority })
     }
 
-    /// End of a serving certificate's validity: the margin before the end of its CA. Close to the end of a CA that was
-    /// not replaced, the certificate may last until the CA's end.
+    /// Returns the end of a serving certificate's validity: after its lifetime, but at the latest the margin before the
+    /// end of its CA. If less than half of the lifetime is left until then, the certificate gets half of its lifetime,
+    /// or ends with the CA.
     fn leaf_end(self, signer: rotation::Authority) -> Timestamp {
         let wanted = self.end_after(self.lifetimes.leaf);
         let latest = signer.not_after.checked_sub(self.lifetimes.margin).unwrap_or(Timestamp::MIN);
@@ -261,7 +263,7 @@ impl Issuing<'_> {
         whole_seconds(self.now.checked_add(life).unwrap_or(Timestamp::MAX))
     }
 
-    /// The parameters that CAs and serving certificates share.
+    /// Returns the parameters that CAs and serving certificates share.
     fn params(self, not_after: Timestamp) -> CertificateParams {
         // The library derives the serial number from the random key.
         let mut params = CertificateParams::default();
@@ -275,7 +277,8 @@ impl Issuing<'_> {
     }
 }
 
-/// The extension that restricts a CA to these names and their subdomains. The library would mark it as critical.
+/// Builds the extension that restricts a CA to these names and their subdomains. The library's own extension would be
+/// critical.
 fn name_constraints(names: &[String]) -> CustomExtension {
     let content = yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {

@@ -32,7 +32,7 @@ pub struct Expected<'e> {
     pub names: &'e [String],
     /// The current time.
     pub now: Timestamp,
-    /// The CAs, one of which must have signed the certificate. `None` if they are not known.
+    /// The trusted CAs: one of them must have signed the certificate. With `None`, the signature is not checked.
     pub trusted: Option<&'e [CertificateDer<'static>]>,
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn verify<'c>(
 ) -> Result<(), CertificateError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
-        // A certificate that is not a CA cannot have signed another.
+        // A certificate that cannot be added is no readable CA, so it has signed no other certificate.
         let _ = roots.add(authority.clone());
     }
     let provider = Arc::new(aws_lc_rs::default_provider());

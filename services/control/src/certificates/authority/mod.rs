@@ -1,6 +1,7 @@
 //! Keys and certificates of the CA: creation, storage, reading and checks.
 //!
-//! [`crate::certificates::rotation`] decides when they change. This module does no I/O, and callers pass in the time.
+//! [`crate::certificates::rotation`] decides when keys and certificates change. This module does no I/O, and callers
+//! pass in the time.
 //!
 //! - this file: keys, PEM, and the name in a CA certificate;
 //! - [`judge`]: whether a certificate and its key can be served;
@@ -32,8 +33,8 @@ pub use issue::{IssueError, Issuing, Lifetimes, ServingMaterial};
 pub use judge::{Expected, InvalidPair, Reason, ValidCertificate};
 pub use stored::{AuthoritySecret, BundleContents, KnownAuthorities, MissingAuthority};
 
-/// The highest valid epoch. A record is never written so often, and the next epoch must still be an exact number in
-/// JSON.
+/// The highest valid epoch. A record is never written so often, and all JSON parsers read integers up to this one
+/// exactly.
 pub(crate) const MAX_EPOCH: u64 = 1 << 53;
 
 /// The annotation of an object with the epoch of the record for which the object was written.
@@ -63,7 +64,7 @@ impl fmt::Debug for PrivateKey {
     }
 }
 
-/// A CA with its certificate. It has its key as long as it may sign.
+/// A CA with its certificate. It also has the CA's key as long as the CA may sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorityMaterial {
     /// The CA's entry in the record.
@@ -123,10 +124,10 @@ const AUTHORITY: &str = "Pillion authority ";
 /// The common name of serving certificates.
 const LEAF: &str = "Pillion";
 
-/// The highest valid number of a CA. Otherwise a foreign certificate in a bundle could exhaust the numbers.
+/// The highest valid number of a CA. Without the limit, a foreign certificate in a bundle could exhaust the numbers.
 const MAX_GENERATION: u32 = i32::MAX.unsigned_abs();
 
-/// The distinguished name of a CA. The tag is random.
+/// Returns the distinguished name of a CA. `tag` is random.
 fn authority_name(release: &Release, generation: Generation, tag: &str) -> DistinguishedName {
     distinguished_name(release, format!("{AUTHORITY}{} {tag}", generation.0))
 }
@@ -153,19 +154,19 @@ pub struct CaName {
 }
 
 impl CaName {
-    /// The issuer of a certificate; `None` if the issuer is no CA of Pillion.
+    /// Returns the CA that a certificate names as its issuer; `None` if the issuer is no CA of Pillion.
     #[must_use]
     pub(crate) fn of_issuer(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.issuer())
     }
 
-    /// The CA that a certificate claims to be; `None` if it is no CA of Pillion.
+    /// Returns the CA that a certificate names as its subject; `None` if the subject is no CA of Pillion.
     #[must_use]
     pub(crate) fn of_subject(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.subject())
     }
 
-    /// The CA's number if the CA belongs to this release.
+    /// Returns the CA's number; `None` if the CA belongs to another release.
     #[must_use]
     pub(crate) fn generation_in(&self, release: &Release) -> Option<Generation> {
         let is_of_release = (&*self.namespace, &*self.release) == (release.namespace(), release.name());
@@ -180,7 +181,8 @@ impl CaName {
     }
 }
 
-/// The number of this release's CA that a certificate claims to be.
+/// Returns the number of this release's CA that a certificate names as its subject. `None` if the subject is no CA of
+/// this release.
 #[must_use]
 pub(crate) fn claimed_generation(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
     CaName::of_subject(certificate)?.generation_in(release)

@@ -2,15 +2,15 @@
 //!
 //! # Format 1
 //! This format is frozen: an older release must be able to read what a newer one wrote. A newer release may add data
-//! keys and fields of the record, but must not change or omit these. An older release drops unknown ones when it
-//! writes.
+//! keys and fields of the record, but must not change or omit existing ones. An older release drops unknown keys and
+//! fields when it writes.
 //!
 //! | data key | content |
 //! |---|---|
 //! | `format` | `1` |
 //! | `record` | [`Record`], JSON |
-//! | `authority-N.crt` | the certificate of CA N, PEM: those of the record, and a few retired ones for diagnosis |
-//! | `authority-N.key` | its key, PKCS #8, PEM: only if the record has the key |
+//! | `authority-N.crt` | the certificate of CA N, PEM: of the record's CAs and, for diagnosis, a few retired ones |
+//! | `authority-N.key` | the key of CA N, PKCS #8, PEM: only if the CA may still sign |
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,7 @@ const RETIRED: usize = 4;
 pub struct AuthoritySecret {
     /// The record with its CAs.
     pub stored: Stored<KnownAuthorities>,
-    /// The highest CA number in the Secret, even if it is corrupt.
+    /// The highest CA number in the Secret. It is read even from a corrupt Secret.
     pub highest: Option<Generation>,
     /// Why the Secret is corrupt; `None` if it is not.
     pub fault: Option<CorruptSecret>,
@@ -95,7 +95,7 @@ pub struct KnownAuthorities {
 }
 
 impl AuthoritySecret {
-    /// Reads the Secret; `None` if it does not exist.
+    /// Reads the Secret. `secret` is `None` if the Secret does not exist.
     #[must_use]
     pub fn read(secret: Option<&Secret>, release: &Release) -> Self {
         let Some(secret) = secret else {
@@ -116,7 +116,7 @@ impl AuthoritySecret {
         }
     }
 
-    /// The record alone, for the rotation.
+    /// Returns the record without certificates and keys, for the rotation.
     #[must_use]
     pub fn record(&self) -> Stored<Record> {
         match &self.stored {
@@ -139,7 +139,7 @@ impl AuthoritySecret {
 }
 
 impl KnownAuthorities {
-    /// The record.
+    /// The record of the rotation.
     #[must_use]
     pub const fn record(&self) -> &Record {
         &self.record
@@ -150,22 +150,22 @@ impl KnownAuthorities {
         self.active.iter().chain(&self.next)
     }
 
-    /// One of the record's CAs.
+    /// Returns the active or next CA with this number; `None` if the record has no such CA.
     #[must_use]
     pub fn authority(&self, generation: Generation) -> Option<&AuthorityMaterial> {
         self.authorities().find(|authority| authority.facts.generation == generation)
     }
 
-    /// Returns the active or next CA with exactly this certificate.
+    /// Returns the number of the active or next CA that has exactly this certificate.
     #[must_use]
     pub(crate) fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
         let mut authorities = self.authorities();
         authorities.find(|known| known.certificate == *certificate).map(|known| known.facts.generation)
     }
 
-    /// Returns the contents to write for this record: the CAs of the record, of which `fresh` may be one. Keys that the
-    /// record no longer has are dropped. CAs that the record no longer has are retired: their last few certificates are
-    /// kept.
+    /// Returns the contents to write for this record: the record and its CAs. `fresh` is a CA that was created for it.
+    /// Keys that the record no longer has are dropped. CAs that the record no longer has are retired: their last few
+    /// certificates are kept.
     ///
     /// # Errors
     /// A certificate or a key that the record has is missing.
@@ -187,7 +187,7 @@ impl KnownAuthorities {
         issuing.leaf(self.authority(signer).ok_or(IssueError::NoAuthority(signer))?, names)
     }
 
-    /// All data of the Secret.
+    /// Returns all data of the Secret.
     ///
     /// # Errors
     /// The record cannot be serialized: a bug in this program.
@@ -231,7 +231,7 @@ impl KnownAuthorities {
     /// Builds the bundle of these CAs: the active one before the next, and then the CAs in `others` in a stable order.
     ///
     /// # Errors
-    /// A CA is neither the record's active nor its next one.
+    /// A CA in `authorities` is not the record's active or next CA.
     pub fn bundle(
         &self,
         authorities: &[Generation],
@@ -304,14 +304,15 @@ impl KnownAuthorities {
 /// The CAs in a `caBundle`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BundleContents {
-    /// Which of the record's active and next CA are in it.
+    /// The numbers of the record's active and next CA, if the bundle has them.
     pub authorities: BTreeSet<Generation>,
     /// Other certificates, each once: those of unknown or retired CAs.
     pub unknown: Vec<CertificateDer<'static>>,
 }
 
 impl BundleContents {
-    /// Reads a bundle as the API server does: everything except certificates is skipped.
+    /// Reads a bundle as the API server does: everything except certificates is skipped. Without `known`, all
+    /// certificates are unknown.
     #[must_use]
     pub fn read(text: &[u8], known: Option<&KnownAuthorities>) -> Self {
         let mut contents = Self::default();
@@ -326,7 +327,7 @@ impl BundleContents {
     }
 }
 
-/// Keeps the newest certificates.
+/// Keeps the [`RETIRED`] certificates with the highest CA numbers.
 fn bounded(
     mut retired: BTreeMap<Generation, CertificateDer<'static>>,
 ) -> BTreeMap<Generation, CertificateDer<'static>> {
@@ -401,7 +402,7 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
     Err(CorruptSecret::Contradiction(error))
 }
 
-/// Checks that the certificate matches its entry in the record.
+/// Checks that the certificate ends at the time in its entry of the record.
 fn is_of(certificate: &CertificateDer<'_>, facts: Authority) -> Result<(), &'static str> {
     let (_, ends) = validity(certificate).ok_or("cannot be read")?;
     if ends == facts.not_after { Ok(()) } else { Err("ends at another time than the record says") }

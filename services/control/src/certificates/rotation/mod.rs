@@ -50,8 +50,8 @@ labelled! {
         Expanded => "expanded",
         /// The next CA signs. The phase ends when its serving certificate is in the Secret.
         Switched => "switched",
-        /// Like `Switched`. The phase ends when every endpoint has served such a certificate in several rounds of
-        /// probes.
+        /// Like `Switched`. The phase ends when every endpoint has served a certificate of the next CA in several
+        /// rounds of probes.
         Verified => "verified",
         /// Like `Verified`, but the old key is deleted. Unseen connections and replicas may still need the old CA, so
         /// it stays trusted for some time.
@@ -74,7 +74,7 @@ labelled! {
     pub enum Trigger {
         /// The CA has reached its maximum age.
         Age => "age",
-        /// An operator requested it.
+        /// An operator requested the rotation.
         Asked => "asked",
         /// An operator reported that the CA's key is compromised, so there is no soaking.
         Compromised => "compromised",
@@ -127,13 +127,13 @@ impl Record {
         self.phase >= Phase::Switched
     }
 
-    /// The CA that signs now. `None` while the active CA is lost and the next one is not trusted yet.
+    /// Returns the CA that signs now. `None` while the active CA is lost and the next one is not trusted yet.
     #[must_use]
     pub fn signer(&self) -> Option<Authority> {
         if self.has_switched() { self.next } else { self.active }
     }
 
-    /// The CAs that the bundle must have.
+    /// Returns the CAs that the bundle must have.
     pub fn trusted(&self) -> impl Iterator<Item = Generation> {
         let active = self.active.filter(|_| self.phase != Phase::Contracted);
         let next = self.next.filter(|_| self.phase >= Phase::Expanded);
@@ -165,7 +165,7 @@ pub struct Observed {
     pub endpoints: Endpoints,
     /// Which API servers are known to have the bundle.
     pub propagation: Propagation,
-    /// The rotation that an operator requested and that has not started yet.
+    /// The trigger of a rotation that an operator requested, if it has not started yet.
     pub asked: Option<Trigger>,
     /// The highest CA number in any certificate of this release. A new CA gets a higher number.
     pub highest: Option<Generation>,
@@ -183,7 +183,7 @@ pub enum Stored<T> {
 }
 
 impl<T> Stored<T> {
-    /// The contents, if they are readable.
+    /// Returns the contents, if the object exists and is readable.
     pub const fn get(&self) -> Option<&T> {
         match self {
             Self::Is(value) => Some(value),
@@ -226,12 +226,12 @@ pub enum Configuration {
     Present(Bundle),
 }
 
-/// The CAs that API servers trust.
+/// The bundles of the webhook configurations, with the CAs that API servers trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
-    /// The CAs that every entry has.
+    /// The CAs of the record that every entry trusts.
     pub authorities: BTreeSet<Generation>,
-    /// Whether all entries have the same bundle, and only certificates.
+    /// Whether all entries have the same `caBundle`, with nothing but certificates.
     pub uniform: bool,
     /// Whether some entry has an unknown certificate.
     pub unknown: bool,
@@ -248,7 +248,7 @@ pub struct Endpoints {
     pub answering: usize,
     /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
     pub rounds: u32,
-    /// Whether the last round found an endpoint that serves another CA's certificate.
+    /// Whether the last round found an endpoint that serves a certificate of another CA than the newest.
     pub older: bool,
     /// Whether the last round found an endpoint that serves an untrusted certificate.
     pub untrusted: bool,
@@ -304,11 +304,11 @@ pub enum Step {
         /// Why the bundle is written.
         repair: Repair,
     },
-    /// Wait until the observed state changes or this time has come.
+    /// Wait until the observed state changes, or until a given time.
     Wait {
         /// The reason.
         blocked: Blocked,
-        /// The time, if it alone ends the wait.
+        /// When the wait ends, if only time ends it.
         until: Option<Timestamp>,
     },
 }
@@ -332,11 +332,12 @@ labelled! {
     pub enum Blocked {
         /// There is nothing to do.
         Idle => "idle",
-        /// The local clock and the API server's differ.
+        /// The local clock and the API server's differ, or the difference is unknown.
         Clock => "clock",
-        /// No endpoint serves a trusted certificate, so a filled webhook configuration would reject pods.
+        /// No endpoint serves a trusted certificate, or some endpoint serves another certificate. A filled webhook
+        /// configuration would then reject pods.
         NoEndpoint => "no_endpoint",
-        /// No API server is known to reach the replicas yet. Until then, a failed call rejects no pod.
+        /// The connectivity check is running. Until it ends, a failed call rejects no pod.
         Rehearsal => "rehearsal",
         /// An operator disabled the webhooks.
         Disarmed => "disarmed",
@@ -348,7 +349,7 @@ labelled! {
         Soaking => "soaking",
         /// The webhook configuration is damaged, and the task that corrects drift must correct it first.
         Repair => "repair",
-        /// The newest CA cannot sign, and its certificates are already served. An operator must delete the record.
+        /// The newest CA cannot sign, and its certificates may already be served. An operator must delete the record.
         Unable => "unable",
     }
 }

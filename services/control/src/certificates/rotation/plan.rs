@@ -1,7 +1,7 @@
 //! Decides the next step.
 //!
-//! Faults are corrected first, as the phase requires. The bundle is corrected before the serving certificate, since no
-//! replica may serve an untrusted certificate. The phase may end only when both are correct.
+//! Deviations from the state that the phase requires are corrected first. The bundle is corrected before the serving
+//! certificate, since no replica may serve an untrusted certificate. The phase may end only when both are correct.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ pub struct Settings {
     pub propagation_timeout: Duration,
     /// Number of consecutive rounds of probes that must find the newest certificate on every endpoint.
     pub rounds: u32,
-    /// How long the old CA stays trusted after that.
+    /// How long the old CA stays trusted after these rounds.
     pub overlap: Duration,
 }
 
@@ -71,13 +71,13 @@ fn newest_epoch(seen: &Observed) -> Option<u64> {
     configuration.max(seen.serving.get().map(|serving| serving.epoch))
 }
 
-/// Maximum lead of an object's epoch over the record's epoch. After a backup, there are never this many writes. The
-/// limit also prevents that epochs run out.
+/// Maximum lead of an object's epoch over the record's epoch. A restored record is never this many writes behind, so a
+/// higher epoch is forged. The limit also keeps forged epochs from exhausting the numbers.
 const LEAP: u64 = 1 << 32;
 
 impl Observed {
     /// Returns the highest epoch that the controller can have written, if an object has a higher one. Another client
-    /// wrote that epoch into the annotation, so it is ignored.
+    /// wrote that epoch into the annotation, so it is ignored. `None` if no epoch is forged.
     ///
     /// A restored older record looks similar. But the writes of the later record left traces: other CAs are trusted or
     /// sign than the record requires. If everything matches the record, the higher epoch can be ignored in both cases.
@@ -92,7 +92,8 @@ impl Observed {
         is_forged.then_some(own.unwrap_or(LEAP))
     }
 
-    /// Whether only CAs of this record are trusted and sign, so that missing parts can be written.
+    /// Whether only CAs of this record are trusted and sign. Then the record can be used, and missing parts can be
+    /// written.
     fn matches(&self, record: &Record) -> bool {
         let wanted: BTreeSet<_> = record.trusted().collect();
         let trusts = self
@@ -130,8 +131,8 @@ impl Observed {
     }
 }
 
-/// The step without a usable record. The CAs of the lost record can neither sign nor be recognized. Their certificates
-/// stay in the bundle, and a new CA is added.
+/// Returns the step without a usable record. The CAs of the lost record can neither sign nor be recognized. Their
+/// certificates stay in the bundle, and a new CA is added.
 fn recover(seen: &Observed) -> Step {
     if !seen.clock_agrees {
         return Step::Wait { blocked: Blocked::Clock, until: None };
@@ -183,7 +184,7 @@ impl Record {
 }
 
 impl Configuration {
-    /// The bundle of its entries, if it has any.
+    /// Returns the bundle, if the configuration has entries.
     #[must_use]
     pub const fn bundle(&self) -> Option<&Bundle> {
         match self {
@@ -268,7 +269,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the step that replaces the serving certificate, if it is not the required one.
+    /// Returns the step that replaces the serving certificate, if it is not the required one or must be renewed.
     fn leaf(&self) -> Option<Step> {
         let Some(signer) = self.record.signer() else {
             // The signing CA is lost and the next one is not trusted yet, so the replicas keep their certificate.
@@ -291,7 +292,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the next phase, or why the phase does not end yet. Requires that there is nothing to correct.
+    /// Returns the step to the next phase, or the reason to wait if the phase does not end yet. The caller must have
+    /// checked that there is nothing to correct.
     fn advance(&self) -> Step {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match record.phase {
@@ -302,7 +304,7 @@ impl Plan<'_> {
             Phase::Switched => self.to(Phase::Verified),
             Phase::Verified if endpoints.rounds < self.settings.rounds => wait(Blocked::Endpoints),
             Phase::Verified if self.is_compromised() => self.to(Phase::Contracted),
-            // The soaking time is measured by this clock.
+            // The soaking time is measured by the leader's clock.
             Phase::Verified if !self.seen.clock_agrees => wait(Blocked::Clock),
             Phase::Verified => self.to(Phase::Soaking),
             // An endpoint serves the old certificate again: for example, a replica that was disconnected.
@@ -360,7 +362,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether the old CA's key is compromised. That started the rotation, or was reported since.
+    /// Whether the old CA's key is compromised. The compromised key started the rotation, or an operator has reported
+    /// it since.
     fn is_compromised(&self) -> bool {
         [self.record.trigger, self.seen.asked].contains(&Some(Trigger::Compromised))
     }
@@ -449,7 +452,7 @@ mod tests {
         Authority { generation: Generation(number), created, not_after, has_key: true }
     }
 
-    /// The observed state during a soak of one day, without anything to correct.
+    /// Returns the observed state in phase `Soaking`, without anything to correct.
     fn soaking(asked: Option<Trigger>) -> Observed {
         let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
         let authorities = [Generation(1), Generation(2)].into();
@@ -518,7 +521,7 @@ mod tests {
         assert_eq!(next(&Settings::default(), &seen), expected);
     }
 
-    /// The observed state with a record in this phase, without anything to correct.
+    /// Returns the observed state with a record in this phase, without anything to correct.
     fn undisturbed(phase: Phase) -> Observed {
         let mut seen = soaking(None);
         let next = (phase != Phase::Stable).then(|| authority(2));

@@ -153,7 +153,7 @@ fn serving_certificate_ends_before_its_authority() {
         (100 * DAY, 168.0, 93.0 * 24.0),
         (37 * DAY, 168.0, 30.0 * 24.0),
         (34 * DAY, 96.0, 30.0 * 24.0),
-        // The CA was not replaced, and a serving certificate is still needed.
+        // The CA was not replaced in time. The certificate gets half of its lifetime, or ends with the CA.
         (33 * DAY, 84.0, 33.0 * 24.0 - 84.0),
         (2 * DAY, 48.0, 0.0),
         (HOUR, 1.0, 0.0),

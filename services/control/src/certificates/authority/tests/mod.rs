@@ -38,7 +38,7 @@ fn names() -> Vec<String> {
     release().server_names().to_vec()
 }
 
-/// Issues certificates with the default lifetimes.
+/// Calls `make` with the default lifetimes, to issue certificates at `now`.
 fn issuing<T>(now: Timestamp, make: impl FnOnce(Issuing<'_>) -> T) -> T {
     issuing_with(&Lifetimes::default(), now, make)
 }
@@ -51,17 +51,17 @@ fn authority(number: u32) -> AuthorityMaterial {
     issuing(now(), |issuing| issuing.authority(Generation(number))).unwrap()
 }
 
-/// The record of a rotation in this phase.
+/// Returns the record of a rotation in this phase.
 fn record(phase: Phase, active: Option<Authority>, next: Option<Authority>) -> Record {
     Record { phase, since: now(), epoch: 7, bundle_epoch: 5, leaf_epoch: 6, active, next, trigger: None }
 }
 
-/// The contents of a missing Secret.
+/// Returns the result of reading a missing Secret.
 fn nothing() -> AuthoritySecret {
     AuthoritySecret::read(None, &release())
 }
 
-/// A rotation from CA 1 to CA 2.
+/// Returns the contents of the Secret in this phase of a rotation from CA 1 to CA 2.
 fn rotating(phase: Phase) -> KnownAuthorities {
     let (active, next) = (authority(1), authority(2));
     let stable = nothing().with(record(Phase::Stable, Some(active.facts), None), Some(active.clone())).unwrap();
@@ -85,8 +85,8 @@ fn parsed<'c>(certificate: &'c CertificateDer<'_>) -> X509Certificate<'c> {
     parsed
 }
 
-/// Damaged versions of a text. They are truncated anywhere, have one byte changed or removed anywhere, or are empty,
-/// doubled or replaced.
+/// Returns damaged versions of a value of the Secret. They are truncated anywhere, have one byte changed or removed
+/// anywhere, or are empty, doubled or replaced.
 fn damaged(text: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let text = text.to_vec();
     let whole = [b"junk".to_vec(), vec![0xff; 100], text.repeat(2), Vec::new()];
@@ -111,7 +111,7 @@ fn keyless(authority: Option<Authority>) -> Option<Authority> {
     authority.map(|authority| Authority { has_key: false, ..authority })
 }
 
-/// The contents in all phases of a rotation from CA 1 to CA 2, and after it.
+/// Returns the contents of the Secret in all phases of a rotation from CA 1 to CA 2, and after it.
 fn phases() -> Vec<KnownAuthorities> {
     let mut all: Vec<_> =
         [Phase::Staged, Phase::Expanded, Phase::Switched, Phase::Verified].map(rotating).into_iter().collect();
@@ -327,7 +327,7 @@ fn rejects_material_of_other_authorities() {
     ));
 }
 
-/// Frozen: every later release reads what today's release writes, and the other way round.
+/// The format is frozen: every later release reads what today's release writes, and the other way round.
 #[test]
 fn format_1_is_frozen() {
     let one = authority(1);
