@@ -1,4 +1,4 @@
-//! `pillion uninstall`: removes a release's cluster-scoped objects before the rest is deleted.
+//! `pillion uninstall`: removes a release's cluster-scoped objects before the release itself is deleted.
 //!
 //! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. A
 //! configuration that is left behind rejects every pod of `required` namespaces.
@@ -29,7 +29,8 @@ pub(crate) struct UninstallArgs {
     kubeconfig: Option<PathBuf>,
 }
 
-/// Sets the release to disarmed, so that no controller recreates the webhook configurations, and deletes them.
+/// Sets `webhooks: disarmed` in the release's ConfigMap, so that no controller recreates the webhook configurations.
+/// Then deletes these, and the policies of held namespaces.
 pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let UninstallArgs { release, kubeconfig } = args;

@@ -1,4 +1,4 @@
-//! The policy files: strict settings of the platform. The webhook's is read again when it changes.
+//! The policy files, with settings of the platform. The webhook reads its file again when it changes.
 //!
 //! Flags and the environment describe the process: addresses, files, collector. A policy file describes how requests are
 //! handled. An unknown key or a value out of range is rejected with its line.

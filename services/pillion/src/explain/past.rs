@@ -15,7 +15,7 @@ use super::webhooks::CallOutcome;
 use crate::finding::{Code, Severity};
 
 impl Judging<'_> {
-    /// Compares the pod with the expected state. Returns true if something is missing.
+    /// Compares the pod with the expected state. Returns true if the pod lacks a profile.
     pub(super) fn stored(&mut self, changes: &[Change]) -> bool {
         let question = self.question;
         let (Some(pod), Some(found)) = (question.as_found(), &question.found) else { return false };

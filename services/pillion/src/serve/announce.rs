@@ -25,7 +25,7 @@ pub(crate) struct Service<'s> {
     pub(crate) has_playground: bool,
     pub(crate) profiles: &'s ProfileSet,
     pub(crate) paths: &'s [PathBuf],
-    /// The folder of which this profile is one among others, if any.
+    /// The library folder, if only one of its profiles is served.
     pub(crate) library: Option<&'s Path>,
     pub(crate) namespaces: &'s Levels,
     pub(crate) folder: &'s Folder,
@@ -134,7 +134,7 @@ fn request_hint(profile: &CompiledProfile) -> String {
     }
 }
 
-/// Returns how a client on this machine reaches an address.
+/// Returns the host and port by which a client on this machine reaches an address.
 fn reachable(address: SocketAddr) -> String {
     if address.ip().is_loopback() || address.ip().is_unspecified() {
         format!("localhost:{}", address.port())

@@ -62,7 +62,7 @@ impl Signals {
     /// Installs the signal handlers.
     ///
     /// # Errors
-    /// The operating system rejects them.
+    /// The operating system rejects the handlers.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let signal = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })

@@ -15,7 +15,8 @@ use serde_json::Value;
 /// Namespaces by name.
 pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
 
-/// The failure mode of each namespace. The namespaces themselves are moved to the snapshot.
+/// The failure mode of each namespace; `None` if it is not opted in. The namespaces themselves are moved to the
+/// snapshot.
 pub(crate) type Levels = BTreeMap<Box<str>, Option<InjectionLevel>>;
 
 /// A namespace with its failure mode: `shop=required`.

@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 256;
 /// A pod, and the review of its creation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// The namespace.
+    /// The pod's namespace.
     pub(crate) namespace: Box<str>,
     /// Whether the pod is injected. If not, no profile could be applied.
     pub(crate) injected: bool,
@@ -117,7 +117,7 @@ impl Folder {
         Ok(Self { path: temporary.path().to_owned(), _temporary: Some(temporary) })
     }
 
-    /// Writes a file.
+    /// Writes a file in the folder, and returns its path.
     ///
     /// # Errors
     /// The file cannot be written.
