@@ -24,7 +24,7 @@ impl ReleaseArgs {
     /// Returns the release, with the cluster domain of the arguments.
     ///
     /// # Errors
-    /// The domain is invalid.
+    /// The cluster domain is invalid.
     pub(crate) fn release(&self) -> anyhow::Result<Release> {
         Ok(Release::new(self.release.name(), self.release.namespace(), &self.cluster_domain)?)
     }
@@ -33,7 +33,7 @@ impl ReleaseArgs {
 /// Arguments of interactive commands that select the API server.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ApiServerArgs {
-    /// How to reach the API server. Default: as kubectl does.
+    /// Kubeconfig file for the API server. Default: like kubectl.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 }

@@ -60,7 +60,7 @@ pub(crate) struct StatusArgs {
     output: Form,
 }
 
-/// The observed state of the certificates and webhook configuration.
+/// The observed state of the certificates, of their rotation, and of the webhook configuration.
 #[derive(Debug)]
 pub(crate) struct Seen {
     record: Stored<Record>,

@@ -27,7 +27,7 @@ pub(crate) struct CrdsArgs {
     /// overwritten.
     #[arg(long, conflicts_with = "output")]
     apply: bool,
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG", requires = "apply")]
     kubeconfig: Option<PathBuf>,
 }

@@ -129,11 +129,11 @@ codes! {
     Unexplained => "unexplained", Error, "see that replicas are ready (pillion doctor) and what the controller's audit says, then restart the workload";
     /// Labels or annotations of the namespace have changed since the pod was created.
     NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
-    /// The profile has changed since the pod was created, and matches it only now.
+    /// The profile has changed since the pod was created, and only now matches the pod.
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
     /// The pod carries an older revision of the profile.
     OutdatedRevision => "outdated_revision", Warning, "restart the workload to have the revision that is at work";
-    /// The pod carries a profile that was deleted, or no longer matches it.
+    /// The pod carries a profile that was deleted, or that no longer matches the pod.
     SurplusProfile => "surplus_profile", Warning, "restart the workload to be without it";
     /// An addition of Pillion is missing from the pod: another webhook or policy removed it.
     RemovedAfterInjection => "removed_after_injection", Error, "find out who takes it away among the webhooks that are listed, and have it leave the field alone";
@@ -152,7 +152,7 @@ codes! {
     NotFound => "not_found", Error, "see that name and namespace are right, and that it was not created by a dry run";
     /// The object is being deleted, or has ended.
     BeingDeleted => "being_deleted", Info, "nothing has to be done: what ends is not injected into";
-    /// The object cannot be injected: another resource or operation, or a pod without containers.
+    /// The object is not injected because of its resource or operation, or because the pod has no containers.
     NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
     /// The pod's service account does not exist.
     ServiceAccountMissing => "service_account_missing", Error, "create the service account, or correct spec.serviceAccountName";
@@ -255,7 +255,7 @@ impl Finding {
         Self { remedy: remedy.into(), ..self }
     }
 
-    /// Sets the profile.
+    /// Sets the profile that the finding is about.
     pub(crate) fn of_profile(self, profile: &str) -> Self {
         Self { profile: Some(profile.to_owned()), ..self }
     }
@@ -265,7 +265,7 @@ impl Finding {
     }
 }
 
-/// Sorts by severity, most severe first, and removes duplicates.
+/// Sorts findings by severity, most severe first, and removes duplicates.
 pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut findings: Vec<_> = findings

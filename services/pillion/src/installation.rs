@@ -91,13 +91,13 @@ pub(crate) struct Installation {
     pub(crate) snapshot: Snapshot,
     pub(crate) slices: Option<Vec<EndpointSlice>>,
     pub(crate) switch: Result<Option<ConfigMap>, NotRead>,
-    /// Parts that could not be read, without those of the listing.
+    /// Parts that could not be read, except those of `listing`.
     pub(crate) unread: Unread,
 }
 
 impl Installation {
-    /// Reads an installation, with the profiles of one namespace or of all. A given policy replaces that of the
-    /// cluster.
+    /// Reads an installation. With a `namespace`, the listing has only this namespace, and the profiles that may match
+    /// in it. A `given` policy replaces the webhook's policy in the cluster.
     pub(crate) async fn read(
         client: &Client,
         release: &Release,
@@ -132,7 +132,7 @@ pub(crate) fn own_configuration<'c>(
     configurations?.iter().find(|one| one.metadata.name.as_deref() == Some(release.configuration()))
 }
 
-/// Returns the value. An error is added to `unread` instead, with its part.
+/// Returns the value; `None` on an error, which is added to `unread` with its part.
 pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -> Option<T> {
     found.map_err(|error| unread.push((part, describe_error(error)))).ok()
 }

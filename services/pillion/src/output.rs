@@ -51,7 +51,7 @@ impl Form {
     }
 }
 
-/// Formats a table like kubectl; empty if there are no rows.
+/// Formats a table like kubectl. Returns an empty string if there are no rows.
 pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let mut widths = [0; N];

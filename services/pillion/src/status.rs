@@ -125,7 +125,7 @@ fn document(lines: &[Line], report: &Report) -> Value {
     })
 }
 
-/// Formats a table like kubectl; empty if there are no findings.
+/// Formats a table like kubectl. Returns an empty string if there are no findings.
 fn table(findings: &[Finding]) -> String {
     let head = ["NAMESPACE", "POD", "OWNER", "PROFILE", "STATE", "WANT", "HAS", "CAUSE"];
     let text = |text: Option<&str>| text.unwrap_or("-").to_owned();

@@ -106,7 +106,7 @@ impl Telemetry {
         let lines = logs::layer(logs.log_format).with_filter(filter);
         subscriber(lines, layer).try_init().context("logs are set up already")?;
         if let Some(provider) = &provider {
-            // For spans that are created after their request has ended.
+            // Needed for spans that are created after their request has ended.
             opentelemetry::global::set_tracer_provider(provider.clone());
         }
         Ok(Self { provider, controls: Controls { level, sampling, spans } })

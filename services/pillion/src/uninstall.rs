@@ -24,7 +24,7 @@ pub(crate) struct UninstallArgs {
     /// The release: its namespace and its name.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     release: Release,
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 }

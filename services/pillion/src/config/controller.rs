@@ -73,7 +73,7 @@ pub(crate) struct Certificates {
     /// How long a CA certificate is valid.
     #[schemars(extend("range" = ["10s", "87600h"]))]
     pub(crate) authority_lifetime: Time,
-    /// How long a serving certificate is valid. It is renewed after half of that.
+    /// How long a serving certificate is valid. It is renewed after half of this time.
     #[schemars(extend("range" = ["5s", "8760h"]))]
     pub(crate) leaf_lifetime: Time,
     /// The age of a CA at which the next one is created.

@@ -39,7 +39,7 @@ pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
     /// Returns all keys.
     fn settings() -> &'static [Setting];
 
-    /// Applies the flags' values.
+    /// Applies the values of the flags to the policy.
     fn apply(&mut self, overrides: &Overrides);
 
     /// Returns mistakes that neither types nor ranges detect.
@@ -142,7 +142,7 @@ pub(crate) fn lines(problems: &[Problem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Reads the policy file. A file that is unreadable or too large is a problem.
+/// Reads the policy file. Returns a problem if the file is unreadable or too large.
 pub(crate) fn text_of(file: &Path) -> Result<String, Problem> {
     let name = || file.display().to_string();
     let size = fs::metadata(file).map_or(0, |metadata| metadata.len());

@@ -202,7 +202,7 @@ pub(crate) struct Metrics {
     pub(crate) tenants: Tenants,
 }
 
-/// Requests by namespace.
+/// Metrics of requests by namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Tenants {

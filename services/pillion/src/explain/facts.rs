@@ -89,7 +89,7 @@ pub(crate) enum Origin {
 /// An object to explain.
 #[derive(Debug)]
 pub(crate) struct Question {
-    /// The reference of the object.
+    /// Identifies the object in findings.
     pub(crate) object: ObjectRef,
     pub(crate) origin: Origin,
     /// The review to decide: that of the pod as its author wrote it.
@@ -98,7 +98,7 @@ pub(crate) struct Question {
     pub(crate) found: Option<Value>,
     /// Whether the creating user is unknown, so that the review's `userInfo` is a placeholder.
     pub(crate) is_user_guessed: bool,
-    /// The lookups for the review.
+    /// The results of the lookups for the review.
     pub(crate) looked_up: LookedUp,
     /// The topmost workload among the pod's owners, or the workload that has the template.
     pub(crate) workload: Option<Value>,
@@ -168,7 +168,7 @@ pub(crate) struct Kind {
     pub(crate) kind: &'static str,
     pub(crate) plural: &'static str,
     short: &'static str,
-    /// JSON pointer to its pod template; empty for pods and namespaces.
+    /// JSON pointer to the pod template; empty for pods and namespaces.
     pub(crate) template: &'static str,
 }
 
@@ -197,7 +197,7 @@ pub(crate) const KINDS: [Kind; 9] = [
     },
 ];
 
-/// The object in question.
+/// The kind and name of the object to explain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) kind: Kind,

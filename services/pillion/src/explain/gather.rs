@@ -1,4 +1,4 @@
-//! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation says so and
+//! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation reports it and
 //! covers the rest.
 
 use std::path::{Path, PathBuf};
@@ -275,7 +275,7 @@ fn endpoint_changes(slices: Option<&[EndpointSlice]>) -> (Option<usize>, Option<
     (Some(ready), times.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max())
 }
 
-/// Returns the field manager that switched injection off, and since when, if it is off.
+/// Returns the field manager that switched injection off, and since when, if injection is off.
 fn switched_off(map: Option<&ConfigMap>) -> (Option<String>, Option<i64>) {
     if switch::injection(map) != Position::Off {
         return (None, None);
@@ -493,7 +493,7 @@ pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Re
     Ok(found.map_or("default", |(namespace, _)| namespace).to_owned())
 }
 
-/// Returns the questions about the objects of a file.
+/// Returns the questions about the pods and workloads of a file.
 pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
     let question = |object: &Value| {
         let kind = facts::kind_of(object)?;

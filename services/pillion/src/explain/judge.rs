@@ -549,7 +549,7 @@ impl Judging<'_> {
                 .collect();
             let message =
                 format!("the namespace's label {key}={value} opts nobody in; it may be {}", values.join(", "));
-            // These values mean that the namespace is not opted in on purpose.
+            // The values in `NO` mean that the namespace is deliberately not opted in.
             let is_meant = NO.contains(&&**value);
             let code = if is_meant { Code::NotOptedIn } else { Code::OptInValueUnknown };
             let remedy = format!(
@@ -577,7 +577,7 @@ impl Judging<'_> {
     }
 }
 
-/// Returns a label that resembles an opt-in label, unless profiles are requested by it. `None` if there is an opt-in
+/// Returns a label that resembles an opt-in label, unless profiles use it for requests. `None` if there is an opt-in
 /// label.
 pub(crate) fn misspelt<'l>(
     labels: &'l BTreeMap<String, String>,

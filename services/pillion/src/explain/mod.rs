@@ -1,7 +1,7 @@
 //! `pillion explain`: explains why a pod has, or lacks, what its profiles add; from a cluster, from files, or from a
 //! saved review. This module has the arguments and prints the explanation.
 //!
-//! * [`facts`]: the object in question, the facts about it, and what its injection record says.
+//! * [`facts`]: the object in question, the facts about it, and the changes that its injection record lists.
 //! * [`gather`]: gathers the facts from a cluster or from files.
 //! * [`judge`]: a pure function from facts to an [`Explanation`]. [`mod@webhooks`], [`mod@profiles`] and [`past`] are
 //!   parts of it.
@@ -103,7 +103,8 @@ enum Answer {
     Wrong,
 }
 
-/// Explains an object. Exit code 0: it is as its profiles say; 1: it is not; 2: the question could not be answered.
+/// Explains an object. Exit code 0: the object matches its profiles; 1: it differs; 2: the question could not be
+/// answered.
 pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let output = args.output;
     let answer = match block_on(answer(args)) {

@@ -95,7 +95,7 @@ impl Judging<'_> {
 
     fn explain_state(&mut self, profile: &str, state: State, is_recorded: bool, want: Option<&str>) {
         let (facts, question) = (self.facts, self.question);
-        // A webhook that the API server does not call already explains what is missing.
+        // If the API server does not call the webhook, that already explains the missing profile.
         if state == State::Missing && !self.is_called() && facts.configurations.is_some() {
             return;
         }

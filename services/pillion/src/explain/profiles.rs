@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::facts::{ExplainFacts, NamespaceFacts};
 use crate::finding::{Code, Finding, ObjectRef, Severity};
 
-/// A profile that was considered.
+/// A profile in an explanation, with its outcome.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ProfileView {
@@ -256,7 +256,7 @@ pub(crate) fn notice(
     }
 }
 
-/// Returns the requests that are on a workload itself instead of its pods.
+/// Returns the keys of requests that are on a workload itself, and not on its pods.
 pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> Vec<String> {
     let on = |object: &Value, part: &str, key: &str| {
         object.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)).is_some()
@@ -310,7 +310,7 @@ fn values_of<'o>(keys: &[&str], pod: &'o Value, namespace: &'o NamespaceFacts) -
     values
 }
 
-/// Returns a label or an annotation of a pod.
+/// Returns the value of a pod's label or annotation. `part` is `labels` or `annotations`.
 fn of_pod<'o>(pod: &'o Value, part: &str, key: &str) -> Option<&'o str> {
     pod.pointer("/metadata")?.get(part)?.get(key)?.as_str()
 }

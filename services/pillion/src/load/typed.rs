@@ -71,7 +71,7 @@ impl Complaint {
             else {
                 continue;
             };
-            // "expected one of `a`, `b`", "expected `a` or `b`", "expected `a`", "there are no fields".
+            // The rest is "expected one of `a`, `b`", "expected `a` or `b`", "expected `a`", or "there are no fields".
             let known = rest.split('`').skip(1).step_by(2).map(str::to_owned).collect();
             return Self::Unknown { what, name: name.to_owned(), known };
         }

@@ -160,7 +160,7 @@ impl Node {
         walk
     }
 
-    /// Takes one step down a path.
+    /// Takes one step down a path. `None` if the first part of the path does not exist.
     fn step<'n, 'p>(&'n self, path: &'p str) -> Option<Walk<'n, 'p>> {
         match &self.content {
             Content::Scalar(_) => None,
@@ -173,7 +173,7 @@ impl Node {
             Content::Mapping(entries) => {
                 let matching = entries.iter().filter_map(|entry| Some((entry, after_key(path, &entry.key)?)));
                 let (entry, rest) = matching.min_by_key(|(_, rest)| rest.len())?;
-                // For a scalar the value is marked, for anything larger its key.
+                // Marks the value of a scalar, but only the key of a sequence or mapping.
                 let place = match entry.value.content {
                     Content::Scalar(_) if !entry.value.span.is_empty() => entry.value.span.clone(),
                     _ => entry.key_span.clone(),

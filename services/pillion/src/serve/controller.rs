@@ -1,5 +1,5 @@
-//! `pillion controller`: certificates, webhook configurations, revisions and status of profiles, the audit. Several
-//! replicas run, and one leads.
+//! `pillion controller`: manages certificates, webhook configurations, and revisions and status of profiles, and runs
+//! the audit. Several replicas run, and one leads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webh
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("config", |argument| argument.help(CONFIG_HELP).long_help(CONFIG_HELP)))]
 pub(crate) struct ControllerArgs {
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]

@@ -6,7 +6,7 @@
 //! * [`webhook`]: a replica; [`servers`]: its two ports; [`certificate`]: its certificate and the CA of its clients.
 //! * [`controller`]: a replica of the controller; [`term`]: its tasks while it leads.
 //! * [`dev`]: the webhook without a cluster; [`profile_files`]: profiles from files that change; [`namespaces`]: namespaces
-//!   without a cluster; [`sample`]: a request that shows an injection; [`announce`]: the commands that it prints;
+//!   without a cluster; [`sample`]: a request that shows an injection; [`announce`]: the commands that `dev` prints;
 //!   [`playground`]: a web page to try profiles.
 
 mod announce;

@@ -42,7 +42,7 @@ fn level(text: &str) -> Result<InjectionLevel, String> {
         .ok_or_else(|| format!("{text:?} is no level: expected enabled, required or held"))
 }
 
-/// One entry of the short form: a failure mode, or labels and annotations.
+/// An entry of a map of namespaces: a failure mode, or labels and annotations.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected enabled, required or held, or a map with labels and annotations")]
 enum Short {

@@ -85,11 +85,11 @@ fn review(namespace: &str, pod: &Value) -> Value {
     Creation { object: pod, namespace, uid, user: &user, dry_run: true }.review()
 }
 
-/// The CA of the serving certificate.
+/// The file with the CA of the serving certificate.
 const CA_FILE: &str = "ca.crt";
-/// The review of the sample pod's creation.
+/// The file with the review of the sample pod's creation.
 const REVIEW: &str = "review.json";
-/// The sample pod.
+/// The file with the sample pod.
 const POD: &str = "pod.yaml";
 
 /// The folder into which `dev` writes files for its user: the CA to trust, a sample request, a sample pod. It is

@@ -55,7 +55,7 @@ pub(crate) struct LeaderMetrics {
     audit: AuditMetrics,
     lookups: lookups::Metrics,
     revisions: revisions::Metrics,
-    /// Whether the kill switch is off.
+    /// 1 while the kill switch disables injection.
     disabled: Gauge,
 }
 
@@ -218,13 +218,13 @@ impl Tasks {
         while self.running.join_next().await.is_some() {}
     }
 
-    /// Starts following the kill switch. The receiver gets whether it is off.
+    /// Starts following the kill switch. The receiver gets whether injection is disabled; `None` until that is known.
     fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<Option<bool>> {
         let (told, off) = watch::channel(None);
         let begin = told.clone();
         let tell = Arc::new(move |is_off| _ = told.send_replace(Some(is_off)));
         let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, move || {
-            // The switch is on unless another value was reported before.
+            // Injection is enabled unless another value was reported before.
             begin.send_if_modified(|off| {
                 let was_unknown = off.is_none();
                 off.get_or_insert(false);

@@ -46,7 +46,7 @@ use crate::telemetry::traces::TraceArgs;
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WebhookArgs {
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]

@@ -2,7 +2,7 @@
 //!
 //! The SDK's batch processor has the queue and the thread. It reports the number of spans that it dropped only at its
 //! end, so [`CountedProcessor`] bounds the queue itself and counts spans beyond the bound. [`CountedExporter`] counts
-//! the spans that were exported, or could not be.
+//! exported spans, and spans that could not be exported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

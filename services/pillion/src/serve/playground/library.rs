@@ -28,7 +28,7 @@ const MAX_CASES: usize = 60;
 /// The namespace of an object without one.
 const NAMESPACE: &str = "default";
 
-/// All examples.
+/// The example profiles of the playground.
 #[derive(Debug, Default)]
 pub(super) struct Library {
     examples: Vec<Example>,
@@ -209,7 +209,7 @@ impl Example {
         (profiles, cases)
     }
 
-    /// Returns texts with a pod that requests the first profile by its name.
+    /// Returns the editor texts with a pod that requests the first profile by its name.
     fn plain(&self, profile: String) -> Texts {
         let documents = yaml::documents(&profile).unwrap_or_default();
         let name = documents.iter().find_map(|document| document.get("metadata")?.text("name")).unwrap_or(&self.name);
@@ -231,7 +231,7 @@ fn is_for_pods(profile: &yaml::Node) -> bool {
     target.is_none_or(|resources| resources.items().iter().any(is_pods))
 }
 
-/// Returns the texts of a test case. `None` if the case uses features without an editor, or expects no change.
+/// Returns the editor texts of a test case. `None` if the case uses features without an editor, or expects no change.
 fn texts_of(profile: &str, case: Case) -> Option<Texts> {
     let Case { profiles, parameters, values, cluster, namespace, service_account, objects, request, object, .. } = case;
     let is_editable = profiles.is_none() && values.is_empty() && cluster.is_empty() && request.is_empty();

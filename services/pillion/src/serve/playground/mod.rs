@@ -72,7 +72,7 @@ impl Playground {
         Ok(Self { platform, paths, library: Mutex::default(), runs: Arc::new(Semaphore::new(RUNS)) })
     }
 
-    /// Returns the routes.
+    /// Returns the routes of the playground.
     pub(super) fn router(self) -> Router {
         let mut router = Router::new();
         for asset in ASSETS {

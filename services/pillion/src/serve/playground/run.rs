@@ -1,4 +1,4 @@
-//! One run: from the texts of the editors to problems or results. It combines the results of `pillion lint`, `pillion
+//! A run: turns the texts of the editors into problems or results. It combines the results of `pillion lint`, `pillion
 //! inject` and `pillion explain` for files with the same content.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -190,7 +190,7 @@ fn parse(
     (is_right.then_some(Parsed { profiles, documents, namespace }), problems)
 }
 
-/// Returns a problem at the first profile beyond the limit.
+/// Returns a problem at the first profile beyond [`MAX_PROFILES`], if any.
 fn too_many(source: &Arc<Source>) -> Option<Problem> {
     // The loader reports syntax errors.
     let documents = yaml::documents(&source.text).ok()?;
