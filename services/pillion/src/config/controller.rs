@@ -1,7 +1,7 @@
 //! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, logs.
 //!
-//! The types are the reference: [`super::settings`] reads ranges and meanings from them. The file is read once at start.
-//! To change it, restart the controller: the other replica takes over meanwhile.
+//! The types are the reference: [`super::settings`] reads ranges and meanings from them. The file is read once at
+//! start. To change it, restart the controller: the other replica takes over meanwhile.
 
 use std::sync::LazyLock;
 use std::time::Duration;

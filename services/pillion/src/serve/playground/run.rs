@@ -1,5 +1,5 @@
-//! A run: turns the texts of the editors into problems or results. It combines the results of `pillion lint`, `pillion
-//! inject` and `pillion explain` for files with the same content.
+//! A run: turns the texts of the editors into problems or results. For files with the same content, `pillion lint`,
+//! `pillion inject` and `pillion explain` give these results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
