@@ -4,7 +4,7 @@
 //! * [`facts`]: the object in question, the facts about it, and the changes that its injection record lists.
 //! * [`gather`]: gathers the facts from a cluster or from files.
 //! * [`judge`]: a pure function from facts to an [`Explanation`]. [`mod@webhooks`], [`mod@profiles`] and [`past`] are
-//!   parts of it.
+//!   parts of this function.
 
 pub(crate) mod facts;
 mod gather;

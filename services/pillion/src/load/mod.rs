@@ -42,9 +42,9 @@ const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND]
 pub(crate) struct Loaded {
     /// The profiles, in the order of paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
-    /// The profiles as written, in the same order. Empty unless requested.
+    /// The profiles as written, in the order of `profiles`. Empty unless requested.
     pub(crate) texts: Vec<Written>,
-    /// Problems that prevented profiles from loading, in the same order.
+    /// Problems that prevented profiles from loading, in the order of paths, files and documents.
     pub(crate) problems: Vec<Problem>,
     /// Warnings about loaded profiles.
     pub(crate) warnings: Vec<Problem>,

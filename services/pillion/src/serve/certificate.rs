@@ -39,7 +39,7 @@ pub(crate) const POLL: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CertificateArgs {
     /// The Secret with the serving certificate, as the controller writes it. It is watched: a new certificate is served
-    /// within a second. Invalid and older certificates are ignored.
+    /// within a second. An invalid certificate is ignored.
     #[arg(long, value_name = "[NAMESPACE/]NAME", env = "PILLION_SERVING_SECRET", value_parser = secret_name)]
     #[arg(required_unless_present_any = ["check_config", "tls_cert", "tls_key"], conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) serving_secret: Option<SecretName>,

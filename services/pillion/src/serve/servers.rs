@@ -168,9 +168,9 @@ pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<
 /// File descriptors that the process needs besides connections: files, pipes, the API server.
 const BESIDE: u64 = 128;
 
-/// Raises the soft limit of file descriptors to the hard limit, since each connection takes one, and warns if that is
-/// too low for this many connections. The low soft limit exists for programs that use `select`; Go's programs raise it
-/// in the same way.
+/// Raises the soft limit of file descriptors to the hard limit, since each connection takes one. Warns if the limit is
+/// too low for `connections`. The low soft limit exists for programs that use `select`; Go's programs raise it in the
+/// same way.
 fn raise_descriptor_limit(connections: usize) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// The maximum number of waiting spans: those of some 300 requests.
+/// The maximum number of waiting spans, which is enough for some 300 requests.
 const MAX_QUEUED: usize = 2_048;
 /// The number of spans in a batch.
 const BATCH: usize = 512;
