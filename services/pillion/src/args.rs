@@ -1,4 +1,5 @@
-//! Arguments that several commands share: the release and the API server. Also runs the requests of short commands.
+//! Arguments that several commands share: the release and the API server. [`block_on`] runs the future of a short
+//! command.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use clap::Args;
 use pillion_control::client;
 use pillion_control::release::{DEFAULT_CLUSTER_DOMAIN, Release};
 
-/// The release of a command.
+/// Arguments that select the release.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReleaseArgs {
     /// The release: its namespace and its name. The names of its objects derive from it.
@@ -20,44 +21,44 @@ pub(crate) struct ReleaseArgs {
 }
 
 impl ReleaseArgs {
-    /// Returns the release.
+    /// Returns the release, with the cluster domain of the arguments.
     ///
     /// # Errors
-    /// The domain is invalid.
+    /// The cluster domain is invalid.
     pub(crate) fn release(&self) -> anyhow::Result<Release> {
         Ok(Release::new(self.release.name(), self.release.namespace(), &self.cluster_domain)?)
     }
 }
 
-/// The cluster, for interactive commands.
+/// Arguments of interactive commands that select the API server.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ApiServerArgs {
-    /// How to reach the API server. Default: as kubectl does.
+    /// Kubeconfig file for the API server. Default: like kubectl.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 }
 
 impl ApiServerArgs {
-    /// Returns a client of an API server that responds.
+    /// Connects to the API server, and checks that it responds.
     ///
     /// # Errors
-    /// There is no configuration, or the API server does not respond.
+    /// There is no valid configuration, or the API server does not respond.
     pub(crate) async fn connect(&self) -> anyhow::Result<kube::Client> {
         let client = match &self.kubeconfig {
             Some(file) => client::connect(Some(file)).await?,
             None => client::inferred().await?,
         };
-        // Otherwise each request of a command would wait for the same failure, and report it.
+        // Fails here if the API server is unavailable. Otherwise, each request of the command would wait and fail.
         match client.apiserver_version().await {
             Ok(_) => Ok(client),
-            // It responds: the user lacks this permission only.
+            // The API server responds. The user only lacks the permission to read its version.
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(client),
             Err(error) => Err(error).context("the API server cannot be asked: is the kubeconfig the right one?"),
         }
     }
 }
 
-/// The cluster, and the release in it.
+/// Arguments that select the API server and the release.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterArgs {
     #[command(flatten)]
@@ -67,18 +68,18 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Returns the release, without a connection.
+    /// Returns the release without connecting to the API server.
     ///
     /// # Errors
-    /// The release is invalid.
+    /// The cluster domain is invalid.
     pub(crate) fn release(&self) -> anyhow::Result<Release> {
         self.release.release()
     }
 
-    /// Returns a client, and the release.
+    /// Connects to the API server. Returns the client and the release.
     ///
     /// # Errors
-    /// The API server is unavailable, or the release is invalid.
+    /// The API server is unavailable, or the cluster domain is invalid.
     pub(crate) async fn connect(&self) -> anyhow::Result<(kube::Client, Release)> {
         let release = self.release.release()?;
         Ok((self.api_server.connect().await?, release))

@@ -1,6 +1,6 @@
 //! `pillion certs`: shows the state of the certificates' rotation, or requests a rotation.
 //!
-//! Both talk only to the API server, so they also work without a running controller.
+//! Both subcommands use only the API server, so they also work without a running controller.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -60,7 +60,7 @@ pub(crate) struct StatusArgs {
     output: Form,
 }
 
-/// The observed state of the certificates and webhook configuration.
+/// The observed state of the certificates, of their rotation, and of the webhook configuration.
 #[derive(Debug)]
 pub(crate) struct Seen {
     record: Stored<Record>,
@@ -152,7 +152,7 @@ impl Seen {
         text
     }
 
-    /// Returns the state as lines: a label and its text.
+    /// Returns the state as lines, each a label and a description.
     pub(crate) fn lines(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         let mut line = |what: &'static str, said: &str| lines.push((what, said.to_owned()));

@@ -1,5 +1,5 @@
-//! The command line: all commands with their arguments and exit codes, and what is generated from it: help, manual
-//! pages, completions, and the tables of flags and keys in the documentation.
+//! The command line: all commands with their arguments and exit codes. Generates the help, the manual pages, the
+//! completions, and the tables of flags and keys in the documentation.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// The command.
+/// A command of `pillion`.
 #[derive(Debug, Subcommand)]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 pub(crate) enum Command {
@@ -111,7 +111,7 @@ const WRONG: (u8, &str) = (1, "something is wrong, and standard error says what"
 const LEFT_OUT: (u8, &str) = (3, "something was left out, and standard error says what");
 const CONVERT: Exits = &[WRONG, LEFT_OUT];
 
-/// All commands without subcommands.
+/// All commands without subcommands, with their exit codes.
 const COMMANDS: &[(&str, Exits)] = &[
     ("certs rotate", &[(1, "something is wrong, or the rotation is not done after --wait")]),
     ("certs status", &[WRONG]),
@@ -370,7 +370,7 @@ mod tests {
     /// The documentation of all commands.
     const CLI_PAGE: &str = include_str!("../../../docs/cli.md");
 
-    /// Collects all documented commands without subcommands.
+    /// Collects the paths of all visible commands without subcommands.
     fn leaves(command: &clap::Command, path: &str, all: &mut BTreeSet<String>) {
         for below in command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set()) {
             let path =
@@ -390,7 +390,7 @@ mod tests {
         let known: BTreeSet<_> = COMMANDS.iter().map(|(path, _)| (*path).to_owned()).collect();
         assert_eq!(found, known);
 
-        // `| `pillion diff` | what it is for | 1: this; 2: that |`
+        // A row: `| `pillion diff` | purpose | 1: meaning; 2: meaning |`
         let rows = CLI_PAGE.lines().filter_map(|line| {
             let cells: Vec<_> = line.strip_prefix("| `pillion ")?.trim_end_matches(" |").split(" | ").collect();
             let [path, _, exits] = cells.as_slice() else { panic!("three columns: {line}") };

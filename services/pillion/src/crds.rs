@@ -1,5 +1,5 @@
-//! `pillion crds`: prints the custom resource definitions for `kubectl apply -f -`, or applies them itself where only
-//! the image is available, as in a job before an upgrade.
+//! `pillion crds`: prints the custom resource definitions for `kubectl apply -f -`. With `--apply`, applies them
+//! without kubectl, such as in a Job before an upgrade.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ pub(crate) struct CrdsArgs {
     /// overwritten.
     #[arg(long, conflicts_with = "output")]
     apply: bool,
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG", requires = "apply")]
     kubeconfig: Option<PathBuf>,
 }
@@ -48,8 +48,8 @@ pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Applies the CRDs in order, and stops at the first rejected one. Those applied before are compatible with the served
-/// versions.
+/// Applies the CRDs in order, and stops at the first that the API server rejects. The CRDs applied before stay, which
+/// is safe: they are compatible with the versions that the API server serves.
 async fn applied(objects: Vec<Value>, kubeconfig: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let client = pillion_control::client::connect(kubeconfig.as_deref()).await?;
     let definitions: Api<CustomResourceDefinition> = Api::all(client);

@@ -23,7 +23,7 @@ const CONTEXT: usize = 3;
 pub(crate) struct Hunk {
     /// The header, as in `@@ -2,5 +2,7 @@`.
     pub(crate) header: String,
-    /// The first line in the new text, from 1.
+    /// The line number of the hunk's first line in the new text, from 1.
     pub(crate) start: usize,
     pub(crate) lines: Vec<Line>,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Line {
     pub(crate) text: String,
 }
 
-/// The kind of a line.
+/// Whether a line is unchanged, removed or added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Change {
@@ -45,8 +45,8 @@ pub(crate) enum Change {
     Added,
 }
 
-/// Returns the differences of two texts with their context; empty if they are equal. With a time limit, the diff may be
-/// larger than necessary.
+/// Returns the hunks that turn `old` into `new`, with context; empty if both are equal. With a time `limit`, the hunks
+/// may be larger than necessary.
 pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> {
     let mut how = TextDiff::configure();
     if let Some(limit) = limit {
@@ -69,8 +69,8 @@ pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> 
     hunks.collect()
 }
 
-/// Formats the difference of an object before and after, with its names; empty if they are equal. The result has
-/// colours, which [`output::show`] removes if the output is not a terminal.
+/// Formats the difference between two states of an object as YAML; empty if both are equal. The strings are the names
+/// in the header. The result has colours, which [`output::show`] removes if the output is not a terminal.
 pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Result<String> {
     let (old, new) = (output::yaml(before.1)?, output::yaml(after.1)?);
     if old == new {

@@ -1,6 +1,6 @@
 //! Findings of `explain`, `doctor` and `status`, as data: a stable code, a message, and a remedy.
 //!
-//! Codes are a closed set and a contract: programs wait for them, and `docs/explain.md` lists them. A code never
+//! Codes are a closed set and a contract: programs match on them, and `docs/explain.md` lists them. A code never
 //! changes its meaning; details of one cluster are in the message.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ const MOST_NAMES: usize = 5;
 pub(crate) enum Severity {
     /// Something does not work.
     Error,
-    /// Something may not work, or not for all.
+    /// Something may not work, or does not work for all objects.
     Warning,
     /// Information; nothing is wrong.
     Info,
@@ -43,12 +43,12 @@ macro_rules! codes {
                 match self { $(Self::$name => $text,)+ }
             }
 
-            /// The default severity.
+            /// Returns the default severity of findings with this code.
             const fn severity(self) -> Severity {
                 match self { $(Self::$name => Severity::$severity,)+ }
             }
 
-            /// The default remedy.
+            /// Returns the default remedy of findings with this code.
             const fn remedy(self) -> &'static str {
                 match self { $(Self::$name => $remedy,)+ }
             }
@@ -77,7 +77,7 @@ codes! {
     /// A condition in the webhook configuration cannot be evaluated for this pod.
     WebhookConditionFailed => "webhook_condition_failed", Error, "repair the condition in the webhook configuration";
     // Requests for profiles.
-    /// The request is on the workload and not in its pod template.
+    /// The annotation that requests a profile is on the workload, and not in its pod template.
     AnnotationOnWorkload => "annotation_on_workload", Error, "move it to spec.template.metadata of the workload";
     /// Neither the pod nor its namespace requests a profile.
     NotRequested => "not_requested", Error, "ask for a profile on the pod template: pillion.dev/profiles: NAME";
@@ -129,11 +129,11 @@ codes! {
     Unexplained => "unexplained", Error, "see that replicas are ready (pillion doctor) and what the controller's audit says, then restart the workload";
     /// Labels or annotations of the namespace have changed since the pod was created.
     NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
-    /// The profile has changed since the pod was created, and matches it only now.
+    /// The profile has changed since the pod was created, and only now matches the pod.
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
     /// The pod carries an older revision of the profile.
     OutdatedRevision => "outdated_revision", Warning, "restart the workload to have the revision that is at work";
-    /// The pod carries a profile that was deleted, or no longer matches it.
+    /// The pod carries a profile that was deleted, or that no longer matches the pod.
     SurplusProfile => "surplus_profile", Warning, "restart the workload to be without it";
     /// An addition of Pillion is missing from the pod: another webhook or policy removed it.
     RemovedAfterInjection => "removed_after_injection", Error, "find out who takes it away among the webhooks that are listed, and have it leave the field alone";
@@ -152,7 +152,7 @@ codes! {
     NotFound => "not_found", Error, "see that name and namespace are right, and that it was not created by a dry run";
     /// The object is being deleted, or has ended.
     BeingDeleted => "being_deleted", Info, "nothing has to be done: what ends is not injected into";
-    /// The object cannot be injected: another resource or operation, or a pod without containers.
+    /// The object is not injected because of its resource or operation, or because the pod has no containers.
     NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
     /// The pod's service account does not exist.
     ServiceAccountMissing => "service_account_missing", Error, "create the service account, or correct spec.serviceAccountName";
@@ -193,7 +193,7 @@ codes! {
     Unreadable => "unreadable", Warning, "ask for the right to read it, or ask somebody who has it";
 }
 
-/// The object of a finding.
+/// The object that a finding is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct ObjectRef {
     pub(crate) kind: String,
@@ -202,17 +202,17 @@ pub(crate) struct ObjectRef {
     pub(crate) name: String,
 }
 
-/// A finding.
+/// A finding about an object, with its remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) code: Code,
     pub(crate) severity: Severity,
-    /// The finding, in words.
+    /// A description of the problem.
     pub(crate) message: String,
-    /// The remedy.
+    /// What the user can do to solve the problem.
     pub(crate) remedy: String,
     pub(crate) object: ObjectRef,
-    /// The profile of the finding, if any.
+    /// The profile that the finding is about, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) profile: Option<String>,
 }
@@ -255,7 +255,7 @@ impl Finding {
         Self { remedy: remedy.into(), ..self }
     }
 
-    /// Sets the profile.
+    /// Sets the profile that the finding is about.
     pub(crate) fn of_profile(self, profile: &str) -> Self {
         Self { profile: Some(profile.to_owned()), ..self }
     }
@@ -265,7 +265,7 @@ impl Finding {
     }
 }
 
-/// Sorts by severity, most severe first, and removes duplicates.
+/// Sorts findings by severity, most severe first, and removes duplicates.
 pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut findings: Vec<_> = findings
@@ -278,12 +278,12 @@ pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
     findings
 }
 
-/// Whether no action is needed.
+/// Whether all findings are mere information, so that no action is needed.
 pub(crate) fn is_well(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.severity == Severity::Info)
 }
 
-/// Findings that are printed as one: the first, and the other pods with the same finding.
+/// Findings that are printed as one: the first, and the names of the other pods with the same finding.
 struct FoldedFinding<'f> {
     first: &'f Finding,
     others: Vec<&'f str>,
@@ -307,7 +307,8 @@ fn folded(findings: &[Finding]) -> Vec<FoldedFinding<'_>> {
     folded
 }
 
-/// Formats findings for a terminal, each with its remedy. Of many similar findings, only the first are printed.
+/// Formats findings for a terminal, each with its remedy. Shows at most [`MOST_ALIKE`] findings about pods for each
+/// code and profile.
 pub(crate) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Reads the objects of an installation for `explain`, `doctor` and `status`, and describes them in one way.
+//! Reads and describes the objects of an installation, for `explain`, `doctor` and `status`.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use pillion_engine::snapshot::Snapshot;
 
 use crate::config::{Overrides, WebhookPolicy, read};
 
-/// A part of the installation.
+/// A part of the installation that commands read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Configurations,
@@ -75,7 +75,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// A fact that could not be read. The list of unread parts has the reason.
+/// Marks a value that could not be read. [`Unread`] has the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotRead;
 
@@ -91,13 +91,13 @@ pub(crate) struct Installation {
     pub(crate) snapshot: Snapshot,
     pub(crate) slices: Option<Vec<EndpointSlice>>,
     pub(crate) switch: Result<Option<ConfigMap>, NotRead>,
-    /// Parts that could not be read, without those of the listing.
+    /// Parts that could not be read, except those of `listing`.
     pub(crate) unread: Unread,
 }
 
 impl Installation {
-    /// Reads an installation, with the profiles of one namespace or of all. A given policy replaces that of the
-    /// cluster.
+    /// Reads an installation. With a `namespace`, the listing has only this namespace, and the profiles that may match
+    /// in it. A `given` policy replaces the webhook's policy in the cluster.
     pub(crate) async fn read(
         client: &Client,
         release: &Release,
@@ -124,7 +124,7 @@ impl Installation {
     }
 }
 
-/// Returns the webhook configuration that the controller writes.
+/// Returns the webhook configuration that the controller writes; `None` if it does not exist or could not be read.
 pub(crate) fn own_configuration<'c>(
     configurations: Option<&'c [MutatingWebhookConfiguration]>,
     release: &Release,
@@ -132,7 +132,7 @@ pub(crate) fn own_configuration<'c>(
     configurations?.iter().find(|one| one.metadata.name.as_deref() == Some(release.configuration()))
 }
 
-/// Returns the result, or records the error as unread.
+/// Returns the value; `None` on an error, which is added to `unread` with its part.
 pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -> Option<T> {
     found.map_err(|error| unread.push((part, describe_error(error)))).ok()
 }
@@ -145,14 +145,14 @@ fn describe_error(error: kube::Error) -> String {
     }
 }
 
-/// Returns the endpoint slices of the webhook's Service.
+/// Returns the endpoint slices of the webhook's Service; `None` if they could not be read.
 pub(crate) async fn slices(client: &Client, release: &Release, unread: &mut Unread) -> Option<Vec<EndpointSlice>> {
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", release.service()));
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), release.namespace()).list(&of_service).await;
     kept(slices, Part::Endpoints, unread).map(|list| list.items)
 }
 
-/// Returns the addresses in slices with their readiness.
+/// Returns the addresses in the slices, each with whether it is ready.
 pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
     let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten()).flat_map(|endpoint| {
         let is_ready = endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready.unwrap_or(true));
@@ -161,7 +161,8 @@ pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
     endpoints.collect()
 }
 
-/// Returns the webhook's policy as the chart mounts it. `None` if it is missing or cannot be read.
+/// Returns the webhook's policy from the ConfigMap of the chart; `None` if the policy is missing, invalid or
+/// unreadable.
 async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Option<WebhookPolicy> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let name = format!("{}-webhook", release.name());
@@ -176,7 +177,7 @@ async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Opti
     }
 }
 
-/// Returns the command that sets a key of the release's switch.
+/// Returns the `kubectl` command that sets `key` in the release's ConfigMap to `word`.
 pub(crate) fn switching(release: &Release, key: &str, word: &str) -> String {
     format!(
         "kubectl -n {} patch configmap {} -p '{{\"data\":{{\"{key}\":\"{word}\"}}}}'",

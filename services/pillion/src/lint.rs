@@ -22,12 +22,12 @@ pub(crate) struct LintArgs {
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// For people: on standard error, each with an excerpt of the source.
+    /// For people: the problems on standard error, each with an excerpt of the source.
     Text,
     /// For programs: on standard output, a list of at most 100 objects with severity, file, line, column, path, message
     /// and help.
     Json,
-    /// For GitHub Actions: on standard output, as annotations at their lines.
+    /// For GitHub Actions: the problems on standard output, as annotations at their lines.
     Github,
 }
 

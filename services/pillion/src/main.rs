@@ -44,7 +44,7 @@ use crate::cli::{Arguments, Command};
 use crate::telemetry::Telemetry;
 
 fn main() -> ExitCode {
-    // Comes first: without exactly one provider, the first connection would panic. Err: a provider is installed
+    // Must run first: without exactly one provider, the first connection would panic. Err: a provider is installed
     // already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 

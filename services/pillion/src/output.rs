@@ -31,12 +31,13 @@ pub(crate) enum Form {
     Text,
     /// For programs: one object.
     Json,
-    /// The same as YAML.
+    /// For programs: one object, as YAML.
     Yaml,
 }
 
 impl Form {
-    /// Prints data: `text` for a terminal (its colours are removed for other streams), or `value` for programs.
+    /// Prints `text` for people, or `value` for programs. Colours of `text` are removed if standard output is not a
+    /// terminal.
     pub(crate) fn print(
         self,
         text: impl FnOnce() -> anyhow::Result<String>,
@@ -50,7 +51,7 @@ impl Form {
     }
 }
 
-/// Formats a table like kubectl; empty if there are no rows.
+/// Formats a table like kubectl. Returns an empty string if there are no rows.
 pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let mut widths = [0; N];
@@ -72,7 +73,7 @@ pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item 
     out
 }
 
-/// Formats objects.
+/// Formats objects as YAML documents, or as one JSON object or List.
 pub(crate) fn objects(objects: &[Value], format: Format) -> anyhow::Result<String> {
     match (format, objects) {
         (Format::Yaml, objects) => {
@@ -103,21 +104,21 @@ pub(crate) fn json(value: &Value) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Prints the result of a command.
+/// Prints a command's result to standard output unchanged.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// Prints a command's result as text. Colours are removed if standard output is not a terminal.
+/// Prints a command's result for people. Colours are removed if standard output is not a terminal.
 pub(crate) fn show(text: &str) -> anyhow::Result<()> {
     let text = harmless(text);
     let mut stdout = anstream::stdout().lock();
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// Removes all control sequences except colours: parts of the text come from the cluster, and a sequence in them could
-/// hide or overwrite a line.
+/// Replaces all control characters except those of colours: parts of the text come from the cluster, and a control
+/// sequence could hide or overwrite a line.
 fn harmless(text: &str) -> Cow<'_, str> {
     let acts = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
     if !text.contains(acts) {
@@ -141,7 +142,8 @@ fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Returns the length of a leading colour sequence. A sequence that hides text is not a colour.
+/// Returns the length of the colour sequence at the start of the text. `None` for other text, and for a sequence that
+/// hides text.
 fn colour(text: &str) -> Option<usize> {
     let numbers = text.strip_prefix("\u{1b}[")?;
     let end = numbers.find(|letter: char| !letter.is_ascii_digit() && letter != ';')?;
@@ -160,7 +162,7 @@ pub(crate) fn error(error: &anyhow::Error) -> anyhow::Result<()> {
     report(&format!("error: {}", causes(error)))
 }
 
-/// Prints problems with their excerpts, up to the maximum number.
+/// Prints problems with their excerpts, at most [`MAX_PROBLEMS`].
 pub(crate) fn problems(problems: &[Problem]) -> anyhow::Result<()> {
     problems.iter().take(MAX_PROBLEMS).try_for_each(|problem| report(&format!("{}\n", problem.render())))?;
     match problems.len().saturating_sub(MAX_PROBLEMS) {
@@ -191,7 +193,8 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     text
 }
 
-/// Formats a GitHub Actions annotation, which GitHub shows at its line in a change. `None`: the position is unknown.
+/// Formats a GitHub Actions annotation, which GitHub shows at its line in a change. `at` is the line and column; `None`
+/// if they are unknown.
 pub(crate) fn github_annotation(
     level: &str,
     file: &str,
@@ -229,7 +232,7 @@ fn property(text: &str) -> String {
     data(text).replace(':', "%3A").replace(',', "%2C")
 }
 
-/// The width of the line.
+/// The width of the progress line, in characters.
 const WIDTH: usize = 78;
 
 /// The progress of long work in a known number of steps, shown on one line of standard error if that is a terminal.
@@ -242,7 +245,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Creates the progress display. `what` names the steps, in the plural.
+    /// Creates the progress display. `what` names the steps, in the plural, and `of` is their number.
     pub(crate) fn new(what: &'static str, of: usize) -> Self {
         Self { what, done: 0, of, is_seen: io::stderr().is_terminal() }
     }

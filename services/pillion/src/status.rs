@@ -43,7 +43,7 @@ pub(crate) struct StatusArgs {
     at: ClusterArgs,
 }
 
-/// Prints the findings. Exit code 1: there are some.
+/// Prints the overview and the findings. Exit code 1: there are findings.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let format = args.output;
     let (lines, report) = block_on(report(args))?;
@@ -68,7 +68,7 @@ async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
     Ok((lines, report))
 }
 
-/// Fails at once if the permission to list profiles or namespaces is missing, instead of retrying.
+/// Fails at once if the user may not list profiles or namespaces. The audit would retry instead.
 async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
     let profiles = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
@@ -125,7 +125,7 @@ fn document(lines: &[Line], report: &Report) -> Value {
     })
 }
 
-/// Formats a table like kubectl; empty if there are no findings.
+/// Formats a table like kubectl. Returns an empty string if there are no findings.
 fn table(findings: &[Finding]) -> String {
     let head = ["NAMESPACE", "POD", "OWNER", "PROFILE", "STATE", "WANT", "HAS", "CAUSE"];
     let text = |text: Option<&str>| text.unwrap_or("-").to_owned();
@@ -144,7 +144,7 @@ fn table(findings: &[Finding]) -> String {
     output::columns(head, rows)
 }
 
-/// Formats one line with the number of pods in each state, and the places of the findings.
+/// Formats one line with the number of pods in each state, and the number of namespaces with findings.
 fn summary(report: &Report) -> String {
     let pods = &report.pods;
     let kinds = [
@@ -173,7 +173,7 @@ struct Line {
     said: String,
 }
 
-/// Returns all lines. A line says so if its object cannot be read.
+/// Returns all lines of the overview. If an object cannot be read, its line contains the error.
 async fn overview(client: &Client, release: &Release) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut line = |what, said: String| lines.push(Line { what, said });

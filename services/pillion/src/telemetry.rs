@@ -3,9 +3,9 @@
 //! Logs and traces have separate filters, so that a quiet log does not suppress spans. Without an endpoint there is no
 //! tracing layer, and a span costs nothing.
 //!
-//! * [`logs`]: which lines are logged, and how that changes at run time.
-//! * [`traces`]: where spans go, and which are sampled.
-//! * [`export`]: batches of spans on their way to the collector, and their metrics.
+//! * [`logs`]: the filter of log lines, which can change at run time.
+//! * [`traces`]: the collector of spans, and which requests are sampled.
+//! * [`export`]: sends batches of spans to the collector, and counts them.
 
 mod export;
 pub(crate) mod logs;
@@ -29,7 +29,7 @@ use self::export::SpanMetrics;
 use self::logs::{DEFAULT_LEVEL, LogArgs, LogLevel, Logs};
 use self::traces::{Sampling, TraceArgs, Traces};
 
-/// How long the last spans may take to be sent.
+/// Time limit for sending the last spans.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 /// The logging and tracing setup. [`Self::shutdown`] sends the remaining spans.
@@ -106,7 +106,7 @@ impl Telemetry {
         let lines = logs::layer(logs.log_format).with_filter(filter);
         subscriber(lines, layer).try_init().context("logs are set up already")?;
         if let Some(provider) = &provider {
-            // For spans that are created after their request has ended.
+            // Needed for spans that are created after their request has ended.
             opentelemetry::global::set_tracer_provider(provider.clone());
         }
         Ok(Self { provider, controls: Controls { level, sampling, spans } })

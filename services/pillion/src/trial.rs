@@ -1,5 +1,5 @@
-//! Simulated creations of pods: the pod as its author sent it, and the review that a command passes to the engine in place of
-//! an API server.
+//! Simulates creations of pods: reconstructs the pod that its author sent, and creates the review that an API server
+//! would send.
 
 use pillion_engine::creation::Creation;
 use pillion_json::OwnedTape;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::inject::objects::{self, Changed, Output, Place};
 use crate::{inject, output};
 
-/// The exit code if something could not be undone.
+/// The exit code if a change could not be undone.
 const EXIT_INCOMPLETE: u8 = 3;
 
 /// Arguments of `pillion uninject`.
@@ -65,7 +65,7 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
     Ok(if left { ExitCode::from(EXIT_INCOMPLETE) } else { ExitCode::SUCCESS })
 }
 
-/// Undoes the injection in one pod of a document. `None` if it has no record.
+/// Undoes the injection in one pod of a document. `None` if the pod has no injection record.
 fn undo_injection(document: &mut Value, place: &Place) -> anyhow::Result<Option<Undone>> {
     let Some(pod) = document.pointer_mut(&place.pointer) else { return Ok(None) };
     let undone = match undo(&pod.to_string()) {

@@ -1,4 +1,4 @@
-//! `pillion uninstall`: removes a release's cluster-scoped objects before the rest is deleted.
+//! `pillion uninstall`: removes a release's cluster-scoped objects before the release itself is deleted.
 //!
 //! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. A
 //! configuration that is left behind rejects every pod of `required` namespaces.
@@ -24,12 +24,13 @@ pub(crate) struct UninstallArgs {
     /// The release: its namespace and its name.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     release: Release,
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 }
 
-/// Sets the release to disarmed, so that no controller recreates the webhook configurations, and deletes them.
+/// Sets `webhooks: disarmed` in the release's ConfigMap, so that no controller recreates the webhook configurations.
+/// Then deletes these, and the policies of held namespaces.
 pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let UninstallArgs { release, kubeconfig } = args;

@@ -17,7 +17,7 @@ pub(crate) const MOST_OWNERS: usize = 4;
 pub(crate) struct Workload {
     /// The namespace.
     pub(crate) namespace: Box<str>,
-    /// `Deployment`, or `Pod` for one without a controller. Kinds outside Kubernetes' own groups include the group:
+    /// `Deployment`, or `Pod` for a pod without a controller. Kinds outside Kubernetes' own groups include the group:
     /// `StatefulSet.apps.kruise.io`.
     pub(crate) kind: Box<str>,
     /// The name.
@@ -93,7 +93,7 @@ impl Owners {
     }
 }
 
-/// Returns kind and name of an object's controlling owner, with the kind as in [`kind_with_group`].
+/// Returns kind and name of the owner that controls the object, with the kind as in [`kind_with_group`].
 pub(crate) fn controller(metadata: &ObjectMeta) -> Option<(String, &str)> {
     let mut references = metadata.owner_references.iter().flatten();
     let controller = references.find(|reference| reference.controller == Some(true));

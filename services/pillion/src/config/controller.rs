@@ -1,7 +1,7 @@
 //! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, logs.
 //!
-//! The types are the reference: [`super::settings`] reads ranges and meanings from them. The file is read once at start.
-//! To change it, restart the controller: the other replica takes over meanwhile.
+//! The types are the reference: [`super::settings`] reads ranges and meanings from them. The file is read once at
+//! start. To change it, restart the controller: the other replica takes over meanwhile.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     ControllerPolicy,
 }
 
-/// The whole file.
+/// The content of the controller's policy file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct ControllerPolicy {
@@ -48,7 +48,7 @@ pub(crate) struct ControllerPolicy {
     pub(crate) logs: Logs,
 }
 
-/// The leader election.
+/// The settings of the leader election.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Leadership {
@@ -67,13 +67,13 @@ pub(crate) struct Leadership {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Certificates {
-    /// Whether the controller manages certificates and webhook configurations. `false`: something else such as cert-
-    /// manager does, and the controller only probes replicas and reports the results.
+    /// Whether the controller manages certificates and webhook configurations. `false`: another component such as
+    /// cert-manager does, and the controller only probes replicas and reports the results.
     pub(crate) managed: bool,
     /// How long a CA certificate is valid.
     #[schemars(extend("range" = ["10s", "87600h"]))]
     pub(crate) authority_lifetime: Time,
-    /// How long a serving certificate is valid. It is renewed after half of that.
+    /// How long a serving certificate is valid. It is renewed after half of this time.
     #[schemars(extend("range" = ["5s", "8760h"]))]
     pub(crate) leaf_lifetime: Time,
     /// The age of a CA at which the next one is created.
@@ -85,16 +85,16 @@ pub(crate) struct Certificates {
     /// How many times in a row every replica must be seen with a certificate of the new CA.
     #[schemars(extend("range" = [1, 100]))]
     pub(crate) probe_rounds: u32,
-    /// The time between two of these rounds.
+    /// The time between two rounds of probes.
     #[schemars(extend("range" = ["50ms", "10m"]))]
     pub(crate) probe_gap: Time,
     /// How long a replica may take to answer a probe.
     #[schemars(extend("range" = ["50ms", "1m"]))]
     pub(crate) probe_timeout: Time,
-    /// How long the old CA stays trusted after that.
+    /// How long the old CA stays trusted after every replica serves a certificate of the new CA.
     #[schemars(extend("range" = ["0s", "8760h"]))]
     pub(crate) overlap: Time,
-    /// How often everything is checked, besides after changes.
+    /// The maximum time between two reconciliations of certificates and webhook configurations.
     #[schemars(extend("range" = ["100ms", "1h"]))]
     pub(crate) interval: Time,
 }
@@ -103,22 +103,23 @@ pub(crate) struct Certificates {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Webhooks {
-    /// Namespaces that are never injected, whatever their labels, besides the release's own and `kube-system`, `kube-
-    /// public` and `kube-node-lease`.
+    /// Namespaces that are never injected, whatever their labels. The release's own namespace, `kube-system`,
+    /// `kube-public` and `kube-node-lease` are always excluded.
     #[schemars(extend("expected" = "names of namespaces"))]
     pub(crate) excluded_namespaces: Vec<String>,
     /// Labels by which namespaces opt in, besides `pillion.dev/injection`. The first that a namespace has decides. The
-    /// audit and the status of profiles use them too; replicas need the same in `namespaces.optIn`. `held` is for
-    /// `pillion.dev/injection` alone.
+    /// audit and the profile status use these labels too; replicas need the same in `namespaces.optIn`. Only
+    /// `pillion.dev/injection` can have the value `held`.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
     pub(crate) opt_in: Vec<String>,
-    /// How long an API server waits for a response; then the pod is created without injection.
+    /// How long an API server waits for a response in namespaces with `enabled`; then the pod is created without
+    /// injection.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_enabled: Time,
-    /// The same in namespaces with `required`; then the pod is rejected.
+    /// How long an API server waits for a response in namespaces with `required`; then the pod is rejected.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_required: Time,
-    /// The same in namespaces with `held`; then the pod waits.
+    /// How long an API server waits for a response in namespaces with `held`; then the pod waits.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_held: Time,
 }
@@ -127,13 +128,14 @@ pub(crate) struct Webhooks {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Profiles {
-    /// The estimated memory that the profiles of one namespace may take in a replica. Profiles beyond it are not
-    /// accepted, as their status says; profiles accepted before stay. While revisions roll out, a replica has two of a
-    /// profile.
+    /// The estimated memory that the profiles of one namespace may take in a replica. Profiles beyond this limit are
+    /// not accepted, and their status reports it; profiles accepted before stay. During a rollout, a replica has two
+    /// revisions of a profile.
     #[schemars(extend("range" = ["1Mi", "1Gi"]))]
     pub(crate) max_namespace_memory: Size,
-    /// The same for the profiles of all namespaces together. No namespace gets more than half of what the others leave.
-    /// The memory limits of the replicas and of the controller must leave room for twice as much.
+    /// The estimated memory that the profiles of all namespaces may take in a replica. A namespace gets at most half of
+    /// the memory that the other namespaces leave. The memory limits of the replicas and of the controller must leave
+    /// room for twice as much.
     #[schemars(extend("range" = ["1Mi", "64Gi"]))]
     pub(crate) max_memory: Size,
 }
@@ -234,7 +236,7 @@ impl Certificates {
         let mut settings = probe::Settings::default();
         settings.gap = self.probe_gap.0;
         settings.timeout = self.probe_timeout.0;
-        // A certificate that lives for minutes never has a day left.
+        // The default is a day. A certificate that lives for minutes never has a day left.
         settings.least_left = settings.least_left.min(self.leaf_lifetime.0 / 7);
         settings
     }

@@ -98,7 +98,7 @@ pub(crate) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Returns the file that the process was started with.
+    /// Creates the reloader of the file that the process was started with.
     pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, targets: ReloadTargets) -> Self {
         let started = started.to_value();
         let active = started.clone();
@@ -159,7 +159,8 @@ impl ConfigFile {
     }
 }
 
-/// Returns the keys that differ between two policies' trees, of those that are or are not reloaded.
+/// Returns the keys that differ between two policies, as a list. `is_reloaded` selects the keys that change at run
+/// time, otherwise those that need a restart.
 fn changed(before: &Value, after: &Value, is_reloaded: bool) -> String {
     let settings = WebhookPolicy::settings().iter().filter(|setting| setting.is_reloaded == is_reloaded);
     let changed = settings.filter(|setting| setting.value(before) != setting.value(after));

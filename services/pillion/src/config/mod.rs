@@ -1,7 +1,7 @@
-//! The policy files: strict settings of the platform. The webhook's is read again when it changes.
+//! The policy files, with settings of the platform. The webhook reads its file again when it changes.
 //!
-//! Flags and the environment describe the process: addresses, files, collector. A policy file describes how requests are
-//! handled. An unknown key or a value out of range is rejected with its line.
+//! Flags and the environment describe the process: addresses, files, collector. A policy file describes how requests
+//! are handled. An unknown key or a value out of range is rejected with its line.
 //!
 //! * [`webhook`] and [`controller`]: the files as types, with ranges, defaults, meanings, and constraints between keys.
 //! * [`settings`]: all keys of a file, read from its types. It generates the tables of `docs/configuration.md`.

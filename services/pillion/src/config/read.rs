@@ -39,7 +39,7 @@ pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
     /// Returns all keys.
     fn settings() -> &'static [Setting];
 
-    /// Applies the flags' values.
+    /// Applies the values of the flags to the policy.
     fn apply(&mut self, overrides: &Overrides);
 
     /// Returns mistakes that neither types nor ranges detect.
@@ -60,7 +60,7 @@ pub(crate) struct Mistake {
     /// The key at which the mistake is reported.
     pub(crate) path: &'static str,
     pub(crate) message: String,
-    /// The remedy.
+    /// What the user can do to correct the mistake.
     pub(crate) help: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Mistake {
     }
 }
 
-/// Requires that one value is at most another.
+/// Returns a mistake if the first value exceeds the second. Each value comes with its key.
 pub(super) fn at_most<T: PartialOrd + Display>(
     (path, value): (&'static str, T),
     (other, most): (&'static str, T),
@@ -84,11 +84,11 @@ pub(super) fn at_most<T: PartialOrd + Display>(
     })
 }
 
-/// Returns the mistake in the opt-in labels, if there is one.
+/// Returns the mistake in the opt-in labels, if any: an invalid label, or one with the failure mode `held`.
 pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError>) -> Option<Mistake> {
     match labels {
         Err(error) => Some(Mistake::new(path, error.to_string())),
-        // The admission policies that hold pods select no other label.
+        // The admission policies that hold pods select only the label `pillion.dev/injection`.
         Ok(labels) => labels.held_by_others().map(|(key, value)| {
             let message = format!(
                 "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \
@@ -103,7 +103,7 @@ pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigArg {
     /// The policy file, YAML: guardrails, facts of the cluster, limits, log level, share of traces. Read again when it
-    /// changes. What is left out has its default.
+    /// changes. Omitted keys have their defaults.
     #[arg(long, value_name = "FILE", env = "PILLION_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 }
@@ -142,7 +142,7 @@ pub(crate) fn lines(problems: &[Problem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Reads a file.
+/// Reads the policy file. Returns a problem if the file is unreadable or too large.
 pub(crate) fn text_of(file: &Path) -> Result<String, Problem> {
     let name = || file.display().to_string();
     let size = fs::metadata(file).map_or(0, |metadata| metadata.len());
@@ -223,7 +223,7 @@ fn mistakes<P: PolicyFile>(policy: &P) -> Vec<Mistake> {
 }
 
 impl Overrides {
-    /// Returns the flag that sets this key, if it was given.
+    /// Returns the flag that sets this key; `None` if the flag was not given.
     fn flag(&self, path: &str) -> Option<&'static str> {
         let Self { log_level, trace_ratio, drain_minimum, drain_deadline } = self;
         match path {

@@ -1,13 +1,13 @@
 //! The keys of a policy file: type, default, range and meaning.
 //!
-//! They are read from the JSON schema of the file's types, so each key is described once, at its field:
+//! The keys are read from the JSON schema of the file's types, so each key is described once, at its field:
 //!
 //! * The doc comment is the meaning, in Markdown.
 //! * `range`: the least and the greatest value, both allowed. `null` is always allowed where the type is an `Option`.
-//! * `expected`: what the type itself validates.
+//! * `expected`: describes the values that the type accepts, if there is no range.
 //! * `reloaded`, at the section: a change takes effect at run time. Otherwise it needs a restart.
 //!
-//! They check ranges and find changes, and [`table`] writes `docs/configuration.md`.
+//! The keys serve to check ranges and to find changes. [`table`] generates the tables in `docs/configuration.md`.
 
 use std::fmt::Write as _;
 
@@ -160,7 +160,7 @@ impl Setting {
     }
 }
 
-/// Formats a value for a sentence.
+/// Formats a value for a message: a string without quotes, other values as JSON.
 pub(super) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

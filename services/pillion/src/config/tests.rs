@@ -153,7 +153,7 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// Returns the policies of this kind in the documentation: their names and texts.
+/// Returns the policies of this kind in the documentation, each with the name of its page.
 fn examples(kind: &str) -> Vec<(String, String)> {
     let mut pages: Vec<_> = std::fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().path()).collect();
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
@@ -169,7 +169,7 @@ fn examples(kind: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Checks that the policies of one kind in the documentation are valid.
+/// Checks that the policies of one kind in the documentation are valid, and that there are `at_least` this many.
 fn check_examples<P: PolicyFile>(at_least: usize) {
     let examples = examples(P::KIND);
     assert!(examples.len() >= at_least, "{examples:?}");

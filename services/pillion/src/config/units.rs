@@ -17,7 +17,7 @@ pub(super) const SIZE: &str = "size";
 /// The maximum number of digits in a duration, far beyond all ranges. In hours it still fits a [`Duration`].
 const MAX_DIGITS: usize = 15;
 
-/// Suffixes of a size, and their bytes. Powers of 1024 are also written.
+/// Suffixes of a size, and their bytes. Sizes are formatted with powers of 1024 only.
 const SIZE_UNITS: [(&str, usize); 8] = [
     ("Ti", 1 << 40),
     ("Gi", 1 << 30),
@@ -40,7 +40,7 @@ pub(crate) struct Size(pub(crate) usize);
 impl Time {
     /// Parses the format of Go's `time.ParseDuration`, without a sign. Every number except 0 needs a unit.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        // kube's parser panics on overflow and on inner signs, and takes an empty text for 0.
+        // kube's parser panics on overflow and on inner signs, and reads an empty string as 0.
         let is_plain = text.chars().all(|character| character.is_alphanumeric() || character == '.');
         let digits = text.bytes().filter(u8::is_ascii_digit).count();
         if !is_plain || !(1..=MAX_DIGITS).contains(&digits) {
@@ -58,8 +58,8 @@ impl fmt::Display for Time {
 }
 
 impl Size {
-    /// Parses a quantity of whole bytes. An own parser, because in Kubernetes the suffix `m` means thousandths, which
-    /// other parsers of sizes read as millions.
+    /// Parses a quantity of whole bytes. Uses an own parser, because in Kubernetes the suffix `m` means thousandths,
+    /// which other parsers of sizes read as millions.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let suffix = SIZE_UNITS.into_iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
         let (digits, bytes) = suffix.unwrap_or((text, 1));

@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     WebhookPolicy,
 }
 
-/// The whole file.
+/// The content of the webhook's policy file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct WebhookPolicy {
@@ -73,7 +73,7 @@ pub(crate) struct Requests {
     #[schemars(extend("range" = ["1Mi", "64Mi"]))]
     pub(crate) max_body: Size,
     /// Bytes that the bodies of all requests may take at one time; a request beyond that is answered with 503. Bodies
-    /// above 128 KiB leave a quarter of it to smaller ones.
+    /// above 128 KiB leave a quarter of this memory to smaller ones.
     #[schemars(extend("range" = ["4Mi", "64Gi"]))]
     pub(crate) max_body_memory: Size,
     /// From the end of a request's head to the end of its body.
@@ -98,20 +98,20 @@ pub(crate) struct Overload {
     /// Requests at one time whose bodies are still arriving. Another one ends the oldest of them with 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished: usize,
-    /// How many of these may come from one client address. Another one ends the oldest of that address with 503. All
-    /// API servers may share one address.
+    /// Requests at one time from one client address whose bodies are still arriving. Another one ends the oldest of
+    /// that address with 503. All API servers may share one address.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished_per_address: usize,
     /// Queued requests with a body of at most 128 KiB.
     #[schemars(extend("range" = [0, 100_000]))]
     pub(crate) max_queued: usize,
-    /// How many of these may be for one namespace.
+    /// Queued requests of one namespace with a body of at most 128 KiB.
     #[schemars(extend("range" = [0, 100_000]))]
     pub(crate) max_queued_per_namespace: usize,
-    /// Queued requests with a larger body.
+    /// Queued requests with a body above 128 KiB.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_queued_large: usize,
-    /// How many of these may be for one namespace.
+    /// Queued requests of one namespace with a body above 128 KiB.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_queued_large_per_namespace: usize,
     /// How many small requests a worker decides in order of arrival before it considers the queue.
@@ -180,7 +180,7 @@ pub(crate) struct Connections {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct LookUps {
-    /// How long a cached object is fresh: how late a change of it may be seen.
+    /// How long a cached object is fresh. A change of the object may be seen this late.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) fresh_for: Time,
     /// The greatest age of a cached object that is used while the API server is unavailable.
@@ -202,7 +202,7 @@ pub(crate) struct Metrics {
     pub(crate) tenants: Tenants,
 }
 
-/// Requests by namespace.
+/// Metrics of requests by namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Tenants {

@@ -1,4 +1,4 @@
-//! Gathers facts from the cluster. It changes nothing: pods are created by dry run.
+//! Gathers facts from the cluster. Changes nothing: pods are created by dry run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ const PERMISSIONS: [Permission; 19] = [
     Permission { at_home: true, ..permission("controller", "list", "discovery.k8s.io", "endpointslices") },
 ];
 
-/// Gathers all facts. A fact that cannot be read is listed in `unread`, and does not fail the whole.
+/// Gathers all facts. A fact that cannot be read is listed in `unread`, and the others are still gathered.
 pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let home = release.namespace();
     let Installation { configurations, opt_in, listing, snapshot, slices, switch, mut unread, .. } =
@@ -349,7 +349,7 @@ pub(crate) struct Facts {
     /// The addresses behind the Service, each with its readiness.
     pub(crate) endpoints: Option<Vec<(String, bool)>>,
     pub(crate) serving: Result<Option<Secret>, NotRead>,
-    /// The result of probing each endpoint from here.
+    /// The result of probing each endpoint from this process.
     pub(crate) probed: Vec<Probed>,
     pub(crate) canary: Canary,
     /// The labels and annotations by which pods and namespaces request profiles.

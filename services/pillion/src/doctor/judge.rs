@@ -322,7 +322,7 @@ fn others(facts: &Facts) -> Vec<Finding> {
             .flat_map(|entry| opted_in.iter().filter(|(_, labels)| selects(entry.namespace_selector.as_ref(), labels)))
             .map(|(name, _)| name.as_str())
             .collect();
-        // Namespaces that both select by the same label.
+        // Whether an entry selects namespaces by an opt-in label.
         let has_key = |entry: &&MutatingWebhook| {
             let selector = entry.namespace_selector.as_ref();
             let by_labels =
@@ -399,7 +399,7 @@ pub(super) fn leaves(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Returns the certificate to serve, and the findings about it alone.
+/// Returns the certificate in the serving Secret, and findings about the certificate itself.
 fn served(facts: &Facts) -> (Option<Pair>, Vec<Finding>) {
     let release = &facts.release;
     let object = ObjectRef::new("Secret", Some(release.namespace()), &release.serving_secret());
@@ -422,7 +422,8 @@ fn expected<'e>(facts: &Facts, names: &'e [String], trusted: Option<&'e [Certifi
     Expected { names: names.get(..1).unwrap_or_default(), now: facts.now, trusted }
 }
 
-/// Returns findings for webhook entries that do not trust the certificate to serve, if that is valid in itself.
+/// Returns findings for webhook entries whose `caBundle` does not trust the certificate. Empty if the certificate
+/// itself is invalid.
 fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
     let release = &facts.release;
     let names = release.server_names();
@@ -445,7 +446,7 @@ fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
     found
 }
 
-/// Returns a finding if a replica serves an invalid certificate.
+/// Returns a finding if a replica serves an invalid or untrusted certificate.
 fn shown(facts: &Facts, one: &Probed) -> Option<Finding> {
     let (code, what) = match one.verdict {
         Verdict::Untrusted => {

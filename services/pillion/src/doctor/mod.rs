@@ -1,4 +1,4 @@
-//! `pillion doctor`: finds what keeps Pillion in a cluster from working, and suggests remedies.
+//! `pillion doctor`: finds problems that keep Pillion in a cluster from working, and suggests remedies.
 //!
 //! * [`gather`]: gathers facts from the cluster, and sends pods through the API server by dry run.
 //! * [`judge`]: a pure function from facts to findings.

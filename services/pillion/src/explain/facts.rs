@@ -36,7 +36,8 @@ pub(crate) struct ExplainFacts {
     /// The profiles as stored. Empty for profiles from files.
     pub(crate) stored: Vec<Stored>,
     pub(crate) broken: Vec<Broken>,
-    /// Set if injection is switched off: `, by MANAGER`, or empty if unknown.
+    /// The field manager that switched injection off, as `, by MANAGER`; empty if it is unknown. `None`: injection is
+    /// on.
     pub(crate) switched_off: Option<String>,
     /// The times at which the webhook did not answer, as far as known.
     pub(crate) silences: Silences,
@@ -52,7 +53,7 @@ pub(crate) struct ExplainFacts {
 #[derive(Debug, Default)]
 pub(crate) struct NamespaceFacts {
     pub(crate) name: String,
-    /// `None` if it does not exist, or could not be read.
+    /// `None` if the namespace does not exist, or could not be read.
     pub(crate) found: Option<Arc<Namespace>>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
@@ -88,7 +89,7 @@ pub(crate) enum Origin {
 /// An object to explain.
 #[derive(Debug)]
 pub(crate) struct Question {
-    /// The reference of the object.
+    /// Identifies the object in findings.
     pub(crate) object: ObjectRef,
     pub(crate) origin: Origin,
     /// The review to decide: that of the pod as its author wrote it.
@@ -97,11 +98,11 @@ pub(crate) struct Question {
     pub(crate) found: Option<Value>,
     /// Whether the creating user is unknown, so that the review's `userInfo` is a placeholder.
     pub(crate) is_user_guessed: bool,
-    /// The lookups for the review.
+    /// The results of the lookups for the review.
     pub(crate) looked_up: LookedUp,
-    /// The topmost workload among its owners, or the workload that has the template.
+    /// The topmost workload among the pod's owners, or the workload that has the template.
     pub(crate) workload: Option<Value>,
-    /// The service account, and whether it exists. `None`: not looked up.
+    /// The name of the service account, and whether it exists. `None`: not looked up.
     pub(crate) account: Option<(String, bool)>,
 }
 
@@ -138,7 +139,7 @@ impl Question {
 }
 
 impl Silences {
-    /// Returns why the webhook may not have answered at this time.
+    /// Returns why the webhook may not have answered at this time; `None` if no reason is known.
     pub(crate) fn at(&self, time: i64) -> Option<Silence> {
         if self.off_since.is_some_and(|since| since <= time) {
             return Some(Silence::SwitchedOff);
@@ -167,7 +168,7 @@ pub(crate) struct Kind {
     pub(crate) kind: &'static str,
     pub(crate) plural: &'static str,
     short: &'static str,
-    /// JSON pointer to its pod template; empty for pods and namespaces.
+    /// JSON pointer to the pod template; empty for pods and namespaces.
     pub(crate) template: &'static str,
 }
 
@@ -196,7 +197,7 @@ pub(crate) const KINDS: [Kind; 9] = [
     },
 ];
 
-/// The object in question.
+/// The kind and name of the object to explain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) kind: Kind,
@@ -207,7 +208,7 @@ impl Target {
     /// Parses the arguments: `KIND/NAME`, `KIND NAME`, or the name of a pod.
     ///
     /// # Errors
-    /// The arguments have another form, or the kind has no pods.
+    /// The arguments have another form, or the kind is not supported.
     pub(crate) fn parse(words: &[String]) -> anyhow::Result<Self> {
         let (kind, name) = match words {
             [one] => one.split_once('/').unwrap_or(("pod", one)),
@@ -229,7 +230,7 @@ impl Target {
     }
 }
 
-/// Returns the kind of an object.
+/// Returns the kind of an object; `None` if the kind is not supported.
 pub(crate) fn kind_of(object: &Value) -> Option<Kind> {
     let version = object.get("apiVersion")?.as_str()?;
     let group = version.split_once('/').map_or("", |(group, _)| group);
@@ -276,7 +277,8 @@ pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
     }
 }
 
-/// Returns the user that creates the pods of a kind: its controller, as in kubeadm and most distributions.
+/// Returns the user that creates the pods of a kind: the kind's controller, as in kubeadm and most distributions.
+/// `None` if the kind has no controller.
 fn creator(kind: Kind) -> Option<Value> {
     let (_, account) = CREATORS.into_iter().find(|(known, _)| *known == kind.kind)?;
     Some(json!({
@@ -296,7 +298,7 @@ pub(crate) fn controlling(object: &Value) -> Option<&Value> {
     owners.iter().find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true))
 }
 
-/// Returns the question about the pods that a workload creates.
+/// Returns the question about the pods that a workload creates; `None` if the workload has no pod template.
 pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Option<Question> {
     let template =
         workload.pointer(kind.template).filter(|template| template.is_object() && !kind.template.is_empty())?;
@@ -336,7 +338,7 @@ fn as_owner(workload: &Value, kind: Kind) -> Value {
     owner
 }
 
-/// Returns the question about a namespace: about a generic pod in it, without requests.
+/// Returns the question about a namespace: a generic pod in it that requests no profile.
 pub(crate) fn of_namespace(name: &str) -> Question {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", "namespace": name},
         "spec": {"containers": [{"name": "any", "image": "any"}]}});
@@ -369,19 +371,19 @@ pub(crate) fn account_of(pod: &Value) -> &str {
     field("serviceAccountName").or_else(|| field("serviceAccount")).unwrap_or("default")
 }
 
-/// A change that a profile made.
+/// A change to a pod that its injection record lists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Change {
-    /// The profile or field manager that made the change.
+    /// The profile that made the change.
     pub(crate) by: String,
-    /// The revision, if a profile made the change.
+    /// The revision of the profile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) revision: Option<String>,
     pub(crate) what: What,
     /// The path, with list elements by name.
     pub(crate) path: String,
-    /// Whether an added field is still present.
+    /// Whether the field is present in the pod. Always true for a removed field.
     pub(crate) present: bool,
 }
 
@@ -410,7 +412,7 @@ pub(crate) fn of_own_record(pod: &Value) -> Vec<Change> {
     }
 }
 
-/// Returns the changes in the record of a pod.
+/// Returns the changes in the injection record of a pod, without checking that Pillion wrote the record.
 pub(crate) fn of_record(pod: &Value) -> Vec<Change> {
     let annotation = pod.pointer("/metadata/annotations").and_then(|all| all.get(INJECTED_ANNOTATION));
     let record: Option<Value> = annotation.and_then(Value::as_str).and_then(|text| serde_json::from_str(text).ok());
@@ -481,7 +483,7 @@ const KEYS: [&str; 10] = [
     "resourceName",
 ];
 
-/// Whether an element has this name: all parts of the name are values of its keys.
+/// Whether an element has this name: each part of the name, separated by commas, is the value of a key.
 fn is_named(item: &Value, name: &str) -> bool {
     let is_value = |value: &Value, part: &str| match value {
         Value::String(text) => text == part,

@@ -1,4 +1,4 @@
-//! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation says so and
+//! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation reports it and
 //! covers the rest.
 
 use std::path::{Path, PathBuf};
@@ -52,14 +52,14 @@ pub(crate) struct Cluster {
     lookups: Lookups,
 }
 
-/// Whether the object exists.
+/// The questions about an object, if it exists.
 pub(crate) enum Asked {
     /// The questions, and a finding if not all pods were checked.
     Questions(Vec<Question>, Option<Finding>),
     NotThere(Finding),
 }
 
-/// Cached lookups for other pods of the same namespace.
+/// The owners and service accounts of earlier pods, cached for other pods of the same namespace.
 #[derive(Debug, Default)]
 pub(crate) struct PodLookupCache {
     owners: Vec<Owners>,
@@ -70,7 +70,7 @@ pub(crate) struct PodLookupCache {
 /// The owner chain of a pod.
 #[derive(Clone, Debug)]
 struct Owners {
-    /// The UID of the nearest owner; null if there is none.
+    /// The UID of the nearest owner; null for a pod without one.
     first: Value,
     /// The owners that are workloads, nearest first.
     all: Vec<Value>,
@@ -125,7 +125,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the questions about an object and its pods, in this order, and a finding if not all were checked.
+    /// Returns the questions about an object and its pods, in this order, and a finding if not all pods were checked.
     pub(crate) async fn questions(&self, target: &Target, facts: &ExplainFacts) -> anyhow::Result<Asked> {
         let namespace = &facts.namespace.name;
         let mut questions = Vec::new();
@@ -178,8 +178,8 @@ impl Cluster {
         Ok((list.items.iter().filter_map(value).collect(), is_cut.then(|| not_all(namespace, message))))
     }
 
-    /// Returns the list parameters for a workload's pods: by its selector, or by the jobs that it created. Also a
-    /// finding if there are more jobs.
+    /// Returns the list parameters for a workload's pods: by its selector or, for a CronJob, by the jobs that it
+    /// created. Also returns a finding if not all jobs are covered.
     async fn which(
         &self,
         found: &Value,
@@ -200,7 +200,7 @@ impl Cluster {
         Ok(((!names.is_empty()).then(which), is_cut.then(|| not_all(namespace, message()))))
     }
 
-    /// Does the lookups for a question.
+    /// Looks up the workload, the service account and the profiles' lookups for a question.
     pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut PodLookupCache) {
         let namespace = &facts.namespace.name;
         if question.workload.is_none() {
@@ -275,7 +275,7 @@ fn endpoint_changes(slices: Option<&[EndpointSlice]>) -> (Option<usize>, Option<
     (Some(ready), times.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max())
 }
 
-/// Returns the field manager that switched injection off, and since when, if it is off.
+/// Returns the field manager that switched injection off, and since when, if injection is off.
 fn switched_off(map: Option<&ConfigMap>) -> (Option<String>, Option<i64>) {
     if switch::injection(map) != Position::Off {
         return (None, None);
@@ -339,7 +339,7 @@ impl Owners {
     }
 }
 
-/// The command's inputs.
+/// The arguments of an offline explanation.
 pub(crate) struct OfflineInputs<'a> {
     pub(crate) profiles: &'a [PathBuf],
     pub(crate) namespace_file: Option<&'a Path>,
@@ -396,8 +396,8 @@ pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> anyhow::Result<Result
     around(loaded.profiles, namespace(inputs)?, configurations.transpose()?, inputs.policy, inputs.release).map(Ok)
 }
 
-/// Returns the facts for these profiles in a namespace. `configurations` are the webhook configurations; `None` means
-/// that of a release with default settings.
+/// Returns the facts for these profiles in a namespace. `configurations` are the webhook configurations; `None`: the
+/// configuration of a release with default settings.
 ///
 /// # Errors
 /// The policy's cluster facts nest too deeply.
@@ -410,7 +410,7 @@ pub(crate) fn around(
 ) -> anyhow::Result<ExplainFacts> {
     let opt_in = policy.opt_in();
     let name = metadata.name.clone().unwrap_or_default();
-    // The API server sets it on every namespace.
+    // The API server sets this label on every namespace.
     metadata.labels.get_or_insert_default().insert(NAMESPACE_NAME_LABEL.to_owned(), name.clone());
     let age = NamespaceAge::of(&metadata, &opt_in);
     let (labels, annotations) =
@@ -442,13 +442,13 @@ pub(crate) fn around(
     })
 }
 
-/// Returns metadata of an opted-in namespace, the default if none is given.
+/// Returns the metadata of an opted-in namespace without a name.
 pub(crate) fn opted_in() -> ObjectMeta {
     let labels = [(INJECTION_LABEL.to_owned(), InjectionLevel::Enabled.label_value().to_owned())];
     ObjectMeta { labels: Some(labels.into()), ..ObjectMeta::default() }
 }
 
-/// Returns the metadata of the namespace. Without a file it is opted in.
+/// Returns the metadata of the namespace from the file; without a file, of an opted-in namespace.
 fn namespace(inputs: &OfflineInputs<'_>) -> anyhow::Result<ObjectMeta> {
     let name = inputs.namespace;
     let mut metadata = match inputs.namespace_file {
@@ -493,7 +493,7 @@ pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Re
     Ok(found.map_or("default", |(namespace, _)| namespace).to_owned())
 }
 
-/// Returns the questions about the objects of a file.
+/// Returns the questions about the pods and workloads of a file.
 pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
     let question = |object: &Value| {
         let kind = facts::kind_of(object)?;

@@ -32,7 +32,7 @@ pub(crate) struct Explanation {
     pub(crate) decision: DecisionView,
     pub(crate) profiles: Vec<ProfileView>,
     pub(crate) changes: Vec<Change>,
-    /// The field managers of the rest of the object, with their last writes.
+    /// The field managers of the object, with the times of their writes.
     pub(crate) managers: Vec<Manager>,
     pub(crate) findings: Vec<Finding>,
 }
@@ -43,9 +43,9 @@ pub(crate) struct Explanation {
 pub(crate) enum Verdict {
     /// The pod has everything that its profiles add.
     Injected,
-    /// The pod has a part of it.
+    /// The pod has only a part of what its profiles add.
     PartlyInjected,
-    /// The pod has nothing of it.
+    /// The pod has nothing of what its profiles add.
     NotInjected,
     /// A new pod would be injected.
     WouldBeInjected,
@@ -409,7 +409,7 @@ impl Judging<'_> {
                 self.findings.push(finding);
             }
         }
-        // A requested profile that is not ready is not unknown.
+        // A requested profile that is not ready exists, so it is not reported as unknown.
         if self.has(Code::ProfileNotReady) {
             let not_ready: Vec<_> = self
                 .findings
@@ -549,7 +549,7 @@ impl Judging<'_> {
                 .collect();
             let message =
                 format!("the namespace's label {key}={value} opts nobody in; it may be {}", values.join(", "));
-            // These values mean that the namespace is not opted in on purpose.
+            // The values in `NO` mean that the namespace is deliberately not opted in.
             let is_meant = NO.contains(&&**value);
             let code = if is_meant { Code::NotOptedIn } else { Code::OptInValueUnknown };
             let remedy = format!(
@@ -577,7 +577,8 @@ impl Judging<'_> {
     }
 }
 
-/// Returns a label that resembles an opt-in label, unless it requests a profile.
+/// Returns a label that resembles an opt-in label, unless profiles use it for requests. `None` if there is an opt-in
+/// label.
 pub(crate) fn misspelt<'l>(
     labels: &'l BTreeMap<String, String>,
     opt_in: &OptIn,

@@ -1,10 +1,10 @@
 //! `pillion explain`: explains why a pod has, or lacks, what its profiles add; from a cluster, from files, or from a
 //! saved review. This module has the arguments and prints the explanation.
 //!
-//! * [`facts`]: the object in question, the facts about it, and what its injection record says.
+//! * [`facts`]: the object in question, the facts about it, and the changes that its injection record lists.
 //! * [`gather`]: gathers the facts from a cluster or from files.
 //! * [`judge`]: a pure function from facts to an [`Explanation`]. [`mod@webhooks`], [`mod@profiles`] and [`past`] are
-//!   parts of it.
+//!   parts of this function.
 
 pub(crate) mod facts;
 mod gather;
@@ -49,10 +49,10 @@ pub(crate) struct ExplainArgs {
     /// The namespace. Default: that of the object in the file, else that of the kubeconfig, else "default".
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// A manifest with pods or workloads instead, offline; "-" for standard input. Needs --profile.
+    /// A manifest with pods or workloads to explain offline; "-" for standard input. Needs --profile.
     #[arg(short, long = "filename", value_name = "FILE", requires = "profiles", conflicts_with = "review")]
     file: Option<PathBuf>,
-    /// A saved AdmissionReview instead; "-" for standard input. With --profile offline, else in the cluster.
+    /// A saved AdmissionReview to explain; "-" for standard input. Offline with --profile, else in the cluster.
     #[arg(long, value_name = "FILE")]
     review: Option<PathBuf>,
     /// Profiles from files, in place of the cluster's: a file, or a folder of files. May be given several times.
@@ -73,7 +73,8 @@ pub(crate) struct ExplainArgs {
     at: ClusterArgs,
 }
 
-/// Explains the pods and workloads among these objects with these profiles, offline. All objects are in one namespace.
+/// Explains, offline, the pods and workloads among `objects`, which are in one namespace. Lookups of profiles find the
+/// objects in `known`.
 ///
 /// # Errors
 /// The policy's cluster facts nest too deeply.
@@ -102,7 +103,8 @@ enum Answer {
     Wrong,
 }
 
-/// Explains an object. Exit code 0: it is as its profiles say; 1: it is not; 2: the question could not be answered.
+/// Explains an object. Exit code 0: the object matches its profiles; 1: it differs; 2: the question could not be
+/// answered.
 pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
     let output = args.output;
     let answer = match block_on(answer(args)) {
@@ -237,7 +239,7 @@ const GREEN: &str = "\u{1b}[32m";
 const YELLOW: &str = "\u{1b}[33m";
 const RESET: &str = "\u{1b}[0m";
 
-/// Characters of a value that are printed.
+/// The maximum number of characters of a value that are printed.
 const SHOWN: usize = 60;
 
 /// Formats the explanation: the object in full, its pods in one line each, then the findings.

@@ -15,7 +15,7 @@ use super::webhooks::CallOutcome;
 use crate::finding::{Code, Severity};
 
 impl Judging<'_> {
-    /// Compares the pod with the expected state. Returns true if something is missing.
+    /// Compares the pod with the expected state. Returns true if the pod lacks a profile.
     pub(super) fn stored(&mut self, changes: &[Change]) -> bool {
         let question = self.question;
         let (Some(pod), Some(found)) = (question.as_found(), &question.found) else { return false };
@@ -95,7 +95,7 @@ impl Judging<'_> {
 
     fn explain_state(&mut self, profile: &str, state: State, is_recorded: bool, want: Option<&str>) {
         let (facts, question) = (self.facts, self.question);
-        // A webhook that the API server does not call already explains what is missing.
+        // If the API server does not call the webhook, that already explains the missing profile.
         if state == State::Missing && !self.is_called() && facts.configurations.is_some() {
             return;
         }

@@ -18,13 +18,13 @@ use serde_json::Value;
 use super::facts::{ExplainFacts, NamespaceFacts};
 use crate::finding::{Code, Finding, ObjectRef, Severity};
 
-/// A profile that was considered.
+/// A profile in an explanation, with its outcome.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ProfileView {
     pub(crate) profile: String,
     pub(crate) revision: String,
-    /// The outcome; `not_asked` if it was not requested.
+    /// The outcome; `not_asked` if the profile was not requested.
     pub(crate) outcome: &'static str,
     pub(crate) reason: &'static str,
     /// The reason as a sentence, with details of this object.
@@ -39,7 +39,8 @@ pub(crate) struct ParameterView {
     pub(crate) name: String,
     /// Null if the parameter is unset and has no default, or has no value because of `error`.
     pub(crate) value: Value,
-    /// Its sources, by precedence: `object`, `serviceAccount`, `namespace`, `namespaceProfile` or `default`.
+    /// The sources of the value, by precedence: `object`, `serviceAccount`, `namespace`, `namespaceProfile` or
+    /// `default`.
     pub(crate) from: Vec<FromView>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
@@ -49,12 +50,12 @@ pub(crate) struct ParameterView {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FromView {
     pub(crate) source: &'static str,
-    /// The label or annotation.
+    /// The key of the label or annotation; empty for other sources.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) key: String,
 }
 
-/// Returns how to request a profile, in words. `None` if it needs no request, or has no way to be requested.
+/// Returns how to request a profile, in words. `None` if the profile needs no request, or cannot be requested.
 pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
     if profile.activation() != Activation::Requested {
         return None;
@@ -201,7 +202,7 @@ pub(crate) fn code(reason: Reason) -> Option<Code> {
         Reason::OperatingSystem => Code::OperatingSystem,
         Reason::RecordTooLarge | Reason::LimitExceeded => Code::LimitExceeded,
         Reason::SwitchedOff => Code::SwitchedOff,
-        // The profile that extends it is applied instead.
+        // For `Extended`, the profile that extends this one is applied instead.
         Reason::Extended
         | Reason::Injected
         | Reason::AlreadyInjected
@@ -255,7 +256,7 @@ pub(crate) fn notice(
     }
 }
 
-/// Returns the requests that are on a workload itself instead of its pods.
+/// Returns the keys of requests that are on a workload itself, and not on its pods.
 pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> Vec<String> {
     let on = |object: &Value, part: &str, key: &str| {
         object.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)).is_some()
@@ -269,7 +270,8 @@ pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> V
     keys.into_iter().filter(is_misplaced).collect()
 }
 
-/// Returns the profiles whose namespace selector does not match, and whether the pod or the namespace requests each.
+/// Returns the profiles that would apply if their namespace selector matched, and whether the pod or the namespace
+/// requests each.
 pub(crate) fn excluded_by_namespace(
     considered: &[Considered],
     pod: &Value,
@@ -308,7 +310,7 @@ fn values_of<'o>(keys: &[&str], pod: &'o Value, namespace: &'o NamespaceFacts) -
     values
 }
 
-/// Returns a label or an annotation of a pod.
+/// Returns the value of a pod's label or annotation. `part` is `labels` or `annotations`.
 fn of_pod<'o>(pod: &'o Value, part: &str, key: &str) -> Option<&'o str> {
     pod.pointer("/metadata")?.get(part)?.get(key)?.as_str()
 }
@@ -323,7 +325,8 @@ fn is_named(name: &str, pod: &Value, namespace: &NamespaceFacts) -> bool {
     words.any(|word| word.split('@').next() == Some(name))
 }
 
-/// Whether a stored profile concerns a pod. Works on its source, which may not compile.
+/// Whether a stored profile applies to a pod, or the pod or namespace requests it. Reads the stored spec, which may not
+/// compile.
 pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let spec = stored.spec();
     let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
@@ -334,7 +337,7 @@ pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts)
         || is_named(&stored.name.name, pod, namespace)
 }
 
-/// Whether a profile's source applies to this pod without a request.
+/// Whether a profile with this spec applies to this pod without a request.
 fn applies_to_all(spec: &Value, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let of_pod = |key: &str| pod.pointer("/metadata/labels")?.get(key)?.as_str();
     let of_namespace = |key: &str| namespace.labels.get(key).map(String::as_str);
@@ -343,7 +346,7 @@ fn applies_to_all(spec: &Value, pod: &Value, namespace: &NamespaceFacts) -> bool
         && selects(spec.get("objectSelector"), of_pod)
 }
 
-/// Whether a selector's source matches these labels. An invalid selector counts as matching.
+/// Whether a selector, as JSON, matches these labels. A missing or invalid selector matches.
 fn selects<'l>(selector: Option<&Value>, label: impl Fn(&str) -> Option<&'l str>) -> bool {
     let selector = selector.filter(|selector| !selector.is_null());
     let selector: Option<LabelSelector> = selector.and_then(|selector| serde_json::from_value(selector.clone()).ok());

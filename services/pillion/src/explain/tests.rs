@@ -69,7 +69,7 @@ fn guarded() -> (&'static str, Value) {
     )
 }
 
-/// Returns the question about a stored pod.
+/// Returns the question about a stored pod, after `change`.
 fn stored(change: impl FnOnce(&mut Value)) -> Question {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -191,7 +191,7 @@ fn a_record_is_held_against_the_pod_and_against_what_is_at_work() {
         (vec!["unexplained", "foreign_record"], Verdict::NotInjected)
     );
     assert!(explanation.changes.is_empty(), "{explanation:?}");
-    // A record without changes still counts.
+    // A record without changes still counts as an injection.
     assert_eq!(found(&facts, &with(record("logger", &revision, &[]), true)), (vec![], Verdict::Injected));
 }
 

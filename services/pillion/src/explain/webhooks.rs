@@ -26,13 +26,13 @@ use crate::trial;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EntryView {
-    /// The configuration of the entry.
+    /// The name of the entry's webhook configuration.
     pub(crate) configuration: String,
     pub(crate) name: String,
     /// Whether the entry belongs to Pillion.
     pub(crate) ours: bool,
     pub(crate) outcome: CallOutcome,
-    /// The reason, in words.
+    /// The reason for the outcome, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) detail: String,
     pub(crate) failure_policy: String,
@@ -112,7 +112,7 @@ pub(crate) fn selects(selector: Option<&Text>, labels: &BTreeMap<String, String>
     failing(selector, &|key| labels.get(key).map(String::as_str)).is_none()
 }
 
-/// Returns the failure mode of an entry that calls the release's Service.
+/// Returns the failure mode of an entry that calls the release's Service; `None` for other entries.
 fn level(entry: &MutatingWebhook, release: &Release) -> Option<InjectionLevel> {
     let service = entry.client_config.service.as_ref()?;
     let is_ours = service.namespace == release.namespace() && service.name == release.service();

@@ -67,7 +67,7 @@ impl Defaults {
         Ok(Self { profiles })
     }
 
-    /// Sets the defaults for this profile. Returns whether there were any.
+    /// Sets the defaults for this profile in its spec. Returns whether there were any.
     pub(super) fn set(&mut self, name: &ProfileName, spec: &mut ProfileSpec) -> bool {
         let mut any = false;
         let is_it = |set: &&mut OfProfile| set.name == *name.name || set.name == name.to_string();
@@ -81,7 +81,7 @@ impl Defaults {
                 } else if spec.extends.is_some()
                     && let Ok(parameter) = serde_json::from_value(json!({"name": set.name, "default": set.value}))
                 {
-                    // It may be a parameter of the parent. If not, the compiler reports it.
+                    // The parent may have this parameter. If it does not, the compiler reports the problem.
                     spec.parameters.push(parameter);
                     set.unknown = None;
                 }

@@ -28,7 +28,7 @@ pub(crate) use self::problem::{Problem, Severity, Source};
 use self::together::{Gathered, Text};
 use self::yaml::Node;
 
-/// The maximum size of a file with profiles, in bytes. The API server rejects single objects of a third of it.
+/// The maximum size of a file with profiles, in bytes. The API server rejects single objects of a third of this size.
 const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The fields of a profile object.
@@ -37,14 +37,14 @@ const FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
 /// The two kinds of profiles.
 const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND];
 
-/// Compiled profiles, and the problems of the others.
+/// Compiled profiles, and the problems of profiles that did not load.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
     /// The profiles, in the order of paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
-    /// Their sources, in the same order. Empty unless requested.
+    /// The profiles as written, in the order of `profiles`. Empty unless requested.
     pub(crate) texts: Vec<Written>,
-    /// Problems that prevented profiles from loading, in the same order.
+    /// Problems that prevented profiles from loading, in the order of paths, files and documents.
     pub(crate) problems: Vec<Problem>,
     /// Warnings about loaded profiles.
     pub(crate) warnings: Vec<Problem>,
@@ -66,23 +66,23 @@ pub(crate) fn profiles(paths: &[PathBuf]) -> Loaded {
     profiles_in(paths, DEFAULT_NAMESPACE)
 }
 
-/// Loads all profiles at these paths. A tenant's profile without a namespace is in this one.
+/// Loads all profiles at these paths. Profiles of tenants without a namespace get `namespace`.
 pub(crate) fn profiles_in(paths: &[PathBuf], namespace: &str) -> Loaded {
     Loader::new(namespace, false).load(paths, &BTreeMap::new())
 }
 
-/// Like [`profiles`], with the sources.
+/// Like [`profiles`], but also returns the profiles as written.
 pub(crate) fn profiles_with_texts(paths: &[PathBuf]) -> Loaded {
     profiles_among(paths, &BTreeMap::new())
 }
 
-/// Like [`profiles_with_texts`], with other cluster profiles that those in files may extend or replace.
+/// Like [`profiles_with_texts`]. The profiles in the files may extend or replace `others`, which are cluster profiles.
 pub(crate) fn profiles_among(paths: &[PathBuf], others: &BTreeMap<Box<str>, ProfileSpec>) -> Loaded {
     Loader::new(DEFAULT_NAMESPACE, true).load(paths, others)
 }
 
-/// Loads the profiles of a source. `others` are cluster profiles that they may extend, `defaults` override their
-/// defaults.
+/// Loads the profiles of a source. They may extend `others`, which are cluster profiles. `defaults` override the
+/// defaults of their parameters.
 pub(crate) fn profiles_of(
     source: &Arc<Source>,
     namespace: &str,
@@ -138,7 +138,8 @@ impl<'n> Loader<'n> {
         self.expect_some(&path.display().to_string(), before);
     }
 
-    /// Reports a source without profiles and problems.
+    /// Reports a problem if a source has neither profiles nor problems. `before` is the number of results before it was
+    /// read.
     fn expect_some(&mut self, name: &str, before: usize) {
         if self.gathered.len() == before {
             let kinds = KINDS.join(" or ");
@@ -189,7 +190,7 @@ impl<'n> Loader<'n> {
         }
     }
 
-    /// Reads a profile. Objects of other kinds are ignored: a ConfigMap that a profile mounts, a Namespace.
+    /// Reads a profile. Objects of other kinds are ignored, such as a ConfigMap that a profile mounts, or a Namespace.
     fn object(&mut self, source: &Arc<Source>, object: &Node) {
         let api_version = object.text("apiVersion").unwrap_or_default();
         let kind = object.text("kind").unwrap_or_default();

@@ -1,5 +1,4 @@
-//! A mistake in a file, shown as compilers do: the message, the file with line and column, the piece of text, and a
-//! remedy.
+//! A mistake in a file, shown as compilers do: the message, the file with line and column, an excerpt, and a remedy.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,14 +17,14 @@ const LONGEST_MESSAGE: usize = 1_000;
 /// The maximum underlined length, in bytes.
 const LONGEST_MARK: usize = 200;
 
-/// A source with its name.
+/// The content of a file, with its name.
 #[derive(Debug)]
 pub(crate) struct Source {
     /// The path as the user wrote it, or `<stdin>`.
     pub(crate) name: String,
-    /// The content. Empty if it could not be read.
+    /// The content. Empty if the file could not be read.
     pub(crate) text: String,
-    /// The offsets of its lines.
+    /// The byte offset of each line.
     lines: Vec<usize>,
 }
 
@@ -66,12 +65,12 @@ pub(crate) struct Problem {
     pub(crate) path: String,
     /// The message, without a full stop.
     pub(crate) message: String,
-    /// The remedy.
+    /// What the author can do to solve the problem.
     pub(crate) help: Option<String>,
 }
 
 impl Problem {
-    /// Returns a problem with a whole file.
+    /// Returns a problem that concerns a whole file.
     pub(crate) fn whole(name: impl Into<String>, message: impl Into<String>) -> Self {
         let source = Arc::new(Source::new(name, String::new()));
         Self { span: None, ..Self::at(&source, 0..0, message) }
@@ -112,7 +111,7 @@ impl Problem {
         self
     }
 
-    /// Returns line and column, from 1; the column counts characters.
+    /// Returns line and column, from 1; the column counts characters. `None` for a problem of a whole file.
     pub(crate) fn position(&self) -> Option<(usize, usize)> {
         self.position_of(self.span.as_ref()?.start)
     }
@@ -141,7 +140,7 @@ impl Problem {
         json
     }
 
-    /// Returns the message with its field, unless it names the field itself.
+    /// Returns the message with the path of the field, unless the message names the field itself.
     fn title(&self) -> String {
         if self.path.is_empty() || self.message.starts_with("unknown field") {
             self.message.clone()
@@ -150,7 +149,8 @@ impl Problem {
         }
     }
 
-    /// Formats the problem with an excerpt, in colour; streams that are not terminals remove the colours.
+    /// Formats the problem with an excerpt, in colour. [`crate::output::report`] removes the colours for streams that
+    /// are not terminals.
     pub(crate) fn render(&self) -> String {
         let level = match self.severity {
             Severity::Error => Level::ERROR,

@@ -13,7 +13,7 @@ use super::problem::{Problem, Source};
 use super::yaml::{self, Node};
 use super::{Loaded, Written};
 
-/// The content of the files, which are read one after the other.
+/// Collects the profiles of all files, which are read one after the other.
 ///
 /// A profile that extends nothing is compiled when it is read. A source takes three times the memory of the compiled
 /// profile, and a process does not return its peak memory. So the sources of thousands of profiles are never in memory
@@ -25,7 +25,7 @@ pub(super) struct Gathered {
     found: Vec<Found>,
     /// The JSON specs of cluster profiles that extend nothing, by name, for those that extend them.
     roots: BTreeMap<Box<str>, String>,
-    /// Cluster profiles that do not compile, or whose source cannot be read.
+    /// Cluster profiles that do not compile, or whose spec cannot be read.
     broken: BTreeSet<Box<str>>,
 }
 
@@ -44,17 +44,17 @@ enum Found {
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) source: Arc<Source>,
-    /// The offset of its object in the source. Nodes are not kept, since there may be many.
+    /// The offset of the profile's object in the source. Nodes are not kept, since there may be many.
     pub(super) start: usize,
     pub(super) name: ProfileName,
     pub(super) spec: ProfileSpec,
-    /// Whether no defaults were set from outside.
+    /// Whether `spec` has no defaults from outside the file.
     pub(super) is_as_written: bool,
 }
 
-/// The cluster profiles of all files, by which others resolve their parents.
+/// The cluster profiles of all files, among which profiles find their parents.
 struct Texts<'f> {
-    /// Cluster profiles that are not in files. One in a file replaces one of the same name.
+    /// Cluster profiles that are not in files. A profile in a file replaces the one of the same name here.
     others: &'f BTreeMap<Box<str>, ProfileSpec>,
     roots: &'f BTreeMap<Box<str>, String>,
     extending: BTreeMap<&'f str, &'f ProfileSpec>,
@@ -81,7 +81,7 @@ impl Parents for Texts<'_> {
 }
 
 impl Gathered {
-    /// Returns an empty collection. `keeps_texts`: also keep the sources of compiled profiles.
+    /// Creates an empty collection. `keeps_texts`: also keep compiled profiles as written.
     pub(super) const fn new(keeps_texts: bool) -> Self {
         Self { keeps_texts, found: Vec::new(), roots: BTreeMap::new(), broken: BTreeSet::new() }
     }
@@ -91,12 +91,12 @@ impl Gathered {
         self.found.push(Found::Problem(problem));
     }
 
-    /// Adds a cluster profile whose source cannot be read.
+    /// Adds a cluster profile whose spec cannot be read.
     pub(super) fn unreadable(&mut self, name: &str) {
         self.broken.insert(name.into());
     }
 
-    /// Adds a profile, which this object contains.
+    /// Adds a profile. `object` is the node of the profile.
     pub(super) fn profile(&mut self, text: Text, object: &Node) {
         if text.spec.extends.is_some() {
             return self.found.push(Found::Extending(Box::new(text)));
@@ -117,12 +117,13 @@ impl Gathered {
         self.found.push(Found::Compiled(Box::new(loaded)));
     }
 
-    /// Returns the number of results of all kinds.
+    /// Returns the number of profiles and problems.
     pub(super) const fn len(&self) -> usize {
         self.found.len()
     }
 
-    /// Compiles the profiles that extend others. `others` are cluster profiles that are not in files.
+    /// Compiles the profiles that extend others, and returns all profiles and problems. `others` are cluster profiles
+    /// that are not in files.
     pub(super) fn load(self, others: &BTreeMap<Box<str>, ProfileSpec>) -> Loaded {
         let Self { keeps_texts, found, roots, broken } = self;
         let texts: Vec<&Text> = found.iter().filter_map(Found::extending).collect();
@@ -193,7 +194,7 @@ fn find(node: &Node, start: usize) -> Option<&Node> {
 }
 
 impl Loaded {
-    /// Adds the result of compiling a profile. `object` returns its node, for positions.
+    /// Adds the result of compiling a profile. `object` returns the profile's node, for positions.
     fn add<'o>(
         &mut self,
         text: Text,

@@ -1,4 +1,4 @@
-//! Reads a tree into a Rust type, and reports what does not fit with its position.
+//! Deserializes a YAML tree into a Rust type, and reports the position of each mismatch.
 
 use std::sync::{Arc, LazyLock};
 
@@ -36,7 +36,7 @@ pub(crate) fn unknown_fields<'a>(
     })
 }
 
-/// Returns the known name that was probably meant.
+/// Returns the known name that was probably meant; `None` if no known name is similar.
 pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     // Bounds the work, which grows with the length; no known name is this long.
     if name.len() > 100 {
@@ -71,7 +71,7 @@ impl Complaint {
             else {
                 continue;
             };
-            // "expected one of `a`, `b`", "expected `a` or `b`", "expected `a`", "there are no fields".
+            // The rest is "expected one of `a`, `b`", "expected `a` or `b`", "expected `a`", or "there are no fields".
             let known = rest.split('`').skip(1).step_by(2).map(str::to_owned).collect();
             return Self::Unknown { what, name: name.to_owned(), known };
         }
@@ -132,7 +132,7 @@ impl Complaint {
     }
 }
 
-/// Translates a Rust type for authors of profiles.
+/// Returns serde's description of an expected type in words for authors of profiles.
 fn plain(expected: &str) -> &str {
     match expected {
         "i32" | "i64" => "a whole number",
@@ -178,8 +178,8 @@ static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     schemas.collect()
 });
 
-/// Returns a problem for each field of a profile's spec that exceeds its limit: the API server would not store the file,
-/// because a list or a string is too long. The limits are those of the CRDs.
+/// Returns a problem for each field of a profile's spec that exceeds its limit in the CRD. The API server would not
+/// store the profile, because a list or a string is too long.
 pub(super) fn exceeded_limits(source: &Arc<Source>, kind: &str, spec: &Node) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some((_, schema)) = SCHEMAS.iter().find(|(known, _)| known == kind) {

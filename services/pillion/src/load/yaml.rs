@@ -2,7 +2,8 @@
 //!
 //! Scalars have the same types as in kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans,
 //! `0644` is 420, a whole number with a fraction of zero is an integer, and number or boolean keys become strings. JSON
-//! is YAML. Positions come from the parser's `Spanned`; docs/decisions.md says why the tree is not the parser's own.
+//! is YAML. Positions come from the parser's `Spanned`; docs/decisions.md explains why the tree is not the parser's
+//! own.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -80,17 +81,17 @@ impl Node {
         }
     }
 
-    /// Returns the entry of a mapping.
+    /// Returns a mapping's entry with this key; `None` for other nodes too.
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries().iter().find(|entry| entry.key == key)
     }
 
-    /// Returns the value of a mapping's entry.
+    /// Returns the value of a mapping's entry with this key.
     pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         self.entry(key).map(|entry| &entry.value)
     }
 
-    /// Returns the value of a mapping's entry, if it is a string.
+    /// Returns the value of a mapping's entry with this key, if the value is a string.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         match &self.get(key)?.content {
             Content::Scalar(Value::String(text)) => Some(text),
@@ -114,9 +115,9 @@ impl Node {
         }
     }
 
-    /// Returns the position of a field, or of its nearest existing ancestor. A path is as the engine and serde write
-    /// it, such as `spec.template.spec.containers[0].image`. A key may contain dots, as in labels and annotations, and
-    /// may be plain, in brackets or in quotes.
+    /// Returns the position of a field, or of its nearest existing ancestor. Paths have the format of the engine's and
+    /// serde's errors, such as `spec.template.spec.containers[0].image`. A key may contain dots, as in labels and
+    /// annotations, and may be plain, in brackets or in quotes.
     pub(crate) fn place(&self, path: &str) -> Range<usize> {
         self.walk(path).place
     }
@@ -137,7 +138,7 @@ impl Node {
     }
 
     /// Returns the position of some bytes of a field's value. The value may be quoted, escaped or folded, so the bytes
-    /// are searched for. If they are not found literally, it is the whole field.
+    /// are searched for. If they are not found literally, returns the position of the whole field.
     pub(super) fn place_of_part(&self, text: &str, path: &str, part: &Range<usize>) -> Range<usize> {
         let Walk { node, place, rest, .. } = self.walk(path);
         let value = match &node.content {
@@ -159,7 +160,7 @@ impl Node {
         walk
     }
 
-    /// Takes one step down a path.
+    /// Takes one step down a path. `None` if the first part of the path does not exist.
     fn step<'n, 'p>(&'n self, path: &'p str) -> Option<Walk<'n, 'p>> {
         match &self.content {
             Content::Scalar(_) => None,
@@ -172,7 +173,7 @@ impl Node {
             Content::Mapping(entries) => {
                 let matching = entries.iter().filter_map(|entry| Some((entry, after_key(path, &entry.key)?)));
                 let (entry, rest) = matching.min_by_key(|(_, rest)| rest.len())?;
-                // For a scalar the value is marked, for anything larger its key.
+                // Marks the value of a scalar, but only the key of a sequence or mapping.
                 let place = match entry.value.content {
                     Content::Scalar(_) if !entry.value.span.is_empty() => entry.value.span.clone(),
                     _ => entry.key_span.clone(),
@@ -187,14 +188,14 @@ impl Node {
 /// The existing part of a path in a tree.
 struct Walk<'n, 'p> {
     node: &'n Node,
-    /// The entry whose value the node is.
+    /// The entry that has the node as its value.
     key: Option<&'n Entry>,
     place: Range<usize>,
     /// The part of the path that does not exist.
     rest: &'p str,
 }
 
-/// Returns the rest of a path after this key, if the path begins with it.
+/// Returns the rest of a path after this key; `None` if the path does not begin with the key.
 fn after_key<'p>(path: &'p str, key: &str) -> Option<&'p str> {
     let plain = path.strip_prefix(key).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
     plain.or_else(|| {
@@ -208,7 +209,7 @@ fn after_key<'p>(path: &'p str, key: &str) -> Option<&'p str> {
 /// Returns the position of some bytes of a string value, which is written at `place`.
 fn place_in_value(text: &str, value: &str, part: &Range<usize>, place: &Range<usize>) -> Option<Range<usize>> {
     let written = text.get(place.clone())?;
-    // For an empty piece, the text before it is searched for.
+    // For an empty piece, the preceding text is searched for.
     let (piece, is_end) = match value.get(part.clone())? {
         "" => (value.get(..part.start)?.rsplit('\n').next()?.trim_start(), true),
         piece => (piece.lines().next()?.trim_end(), false),
@@ -331,8 +332,8 @@ impl<'de> Visitor<'de> for ContentVisitor {
     }
 }
 
-/// Returns the integer that equals a float, as Go's JSON writes it: `1.0` is `1`. Beyond 2^53 a float is inexact and
-/// stays one.
+/// Returns the integer that equals a float, as Go's JSON writes it: `1.0` is `1`. Floats beyond 2^53 are inexact, so
+/// they are not converted.
 fn whole(value: f64) -> Option<i64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(clippy::cast_possible_truncation, reason = "it has no fraction and is within the range of i64")]
@@ -421,7 +422,7 @@ fn syntax_error(text: &str, error: &Error) -> SyntaxError {
     }
     let message = UserMessageFormatter.format_message(error).into_owned();
     if message.starts_with("YAML document too large or too complex") {
-        // Exceeded limits of anchors are another kind of error.
+        // The parser reports exceeded limits of anchors with another error than the other limits.
         let message = "the text is too large, or repeats too much by anchors and aliases".to_owned();
         return SyntaxError { span: at, message, help: None };
     }

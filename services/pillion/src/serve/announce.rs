@@ -17,7 +17,7 @@ use super::sample::{Folder, Sample};
 /// Extracts and decodes the patch of a response, with standard tools.
 const DECODE: &str = r#"sed -n 's/.*"patch":"\([^"]*\)".*/\1/p' | base64 -d"#;
 
-/// The facts to announce.
+/// The facts that `dev` announces.
 pub(crate) struct Service<'s> {
     pub(crate) address: SocketAddr,
     pub(crate) metrics_address: SocketAddr,
@@ -25,7 +25,7 @@ pub(crate) struct Service<'s> {
     pub(crate) has_playground: bool,
     pub(crate) profiles: &'s ProfileSet,
     pub(crate) paths: &'s [PathBuf],
-    /// The folder of which this profile is one among others, if any.
+    /// The library folder, if only one of its profiles is served.
     pub(crate) library: Option<&'s Path>,
     pub(crate) namespaces: &'s Levels,
     pub(crate) folder: &'s Folder,
@@ -134,7 +134,7 @@ fn request_hint(profile: &CompiledProfile) -> String {
     }
 }
 
-/// Returns how a client on this machine reaches an address.
+/// Returns the host and port by which a client on this machine reaches an address.
 fn reachable(address: SocketAddr) -> String {
     if address.ip().is_loopback() || address.ip().is_unspecified() {
         format!("localhost:{}", address.port())
@@ -159,7 +159,7 @@ pub(crate) fn own_program() -> PathBuf {
     called(program, std::env::var_os("PATH").as_deref())
 }
 
-/// Returns the name if the first program of that name on the search path is this one, else the path.
+/// Returns `pillion` if the search path finds this program by that name, else the program's path.
 fn called(program: PathBuf, search: Option<&OsStr>) -> PathBuf {
     let found = search.and_then(|search| {
         let candidates = std::env::split_paths(search).map(|folder| folder.join(NAME));

@@ -39,12 +39,12 @@ pub(crate) const POLL: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CertificateArgs {
     /// The Secret with the serving certificate, as the controller writes it. It is watched: a new certificate is served
-    /// within a second, a worse one never.
+    /// within a second. An invalid certificate is ignored.
     #[arg(long, value_name = "[NAMESPACE/]NAME", env = "PILLION_SERVING_SECRET", value_parser = secret_name)]
     #[arg(required_unless_present_any = ["check_config", "tls_cert", "tls_key"], conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) serving_secret: Option<SecretName>,
-    /// A name that the certificate in the Secret has to have; may be given several times, and with commas. Default, for
-    /// a Secret RELEASE-serving: RELEASE.NAMESPACE.svc, by which the API server calls the release.
+    /// A name that the certificate in the Secret must have. May be given several times, and with commas. Default for a
+    /// Secret RELEASE-serving: RELEASE.NAMESPACE.svc, the name that API servers call.
     #[arg(long = "server-name", value_name = "NAME", env = "PILLION_SERVER_NAME", value_delimiter = ',')]
     #[arg(requires = "serving_secret", conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) server_names: Vec<String>,
@@ -52,7 +52,7 @@ pub(crate) struct CertificateArgs {
     #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT")]
     #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key, PEM. Read again when it changes.
+    /// The private key of the serving certificate, PEM. Read again when it changes.
     #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY")]
     #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
     pub(crate) tls_key: Option<PathBuf>,
@@ -98,18 +98,19 @@ struct Contents {
 }
 
 impl std::fmt::Debug for Contents {
-    /// Omits the text: it is a private key.
+    /// Omits the contents, because they include a private key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Contents").finish_non_exhaustive()
     }
 }
 
 impl CertificateArgs {
-    /// Checks the arguments as far as possible without a cluster. The Secret's content is read later.
+    /// Reads and validates the certificate files. A Secret is read later, by [`CertificateSource::follow`]. `None`
+    /// without arguments.
     ///
     /// # Errors
-    /// A file cannot be read, the files are not a certificate with its key, or the required name of the Secret's
-    /// certificate is unknown.
+    /// A file cannot be read, the files are not a certificate with its key, the arguments are incomplete, or the
+    /// required name of the Secret's certificate is unknown.
     pub(crate) async fn load(&self, default_namespace: &str) -> anyhow::Result<Option<CertificateSource>> {
         match (&self.serving_secret, &self.tls_cert, &self.tls_key) {
             (Some(secret), None, None) => {
@@ -330,18 +331,19 @@ async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
 /// Arguments for client authentication.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClientArgs {
-    /// PEM file of CAs. The webhook then accepts only clients with a certificate of one of them: API servers that are
-    /// configured for it (docs/certificates.md). Changes are read without a restart. Default: all clients are accepted.
+    /// PEM file of CAs. The webhook then accepts only clients with a certificate of one of these CAs. API servers must
+    /// be configured to send one (docs/certificates.md). Changes are read without a restart. Default: all clients are
+    /// accepted.
     #[arg(long, value_name = "FILE", env = "PILLION_CLIENT_CA")]
     pub(crate) client_ca: Option<PathBuf>,
-    /// Of these, answer only those whose certificate has this name: the common name of its subject, or a DNS name, URI
-    /// or e-mail address among its alternative names. May be given several times, and with commas. Default: any of
-    /// them.
+    /// Answer only clients whose certificate has this name: the common name of its subject, or a DNS name, URI or
+    /// e-mail address among its alternative names. May be given several times, and with commas. Requires --client-ca.
+    /// Default: any name.
     #[arg(long, value_name = "NAME", env = "PILLION_CLIENT_NAME", value_delimiter = ',')]
     pub(crate) client_name: Vec<String>,
 }
 
-/// The CA file and its active content.
+/// The file with the CAs of clients, and its active content.
 #[derive(Debug)]
 pub(crate) struct ClientAuthorityFile {
     path: PathBuf,
@@ -350,10 +352,10 @@ pub(crate) struct ClientAuthorityFile {
 }
 
 impl ClientArgs {
-    /// Reads and validates the file; `None` if none is given.
+    /// Reads and validates the CA file; `None` without `--client-ca`.
     ///
     /// # Errors
-    /// The file cannot be read or has no CA certificate, or there are names without a CA.
+    /// The file cannot be read or has no CA certificate, or `--client-name` is set without `--client-ca`.
     pub(crate) async fn load(self) -> anyhow::Result<Option<ClientAuthorityFile>> {
         let Some(path) = self.client_ca else {
             if !self.client_name.is_empty() {

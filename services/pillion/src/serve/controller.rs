@@ -1,5 +1,5 @@
-//! `pillion controller`: certificates, webhook configurations, revisions and status of profiles, the audit. Several
-//! replicas run, and one leads.
+//! `pillion controller`: manages certificates, webhook configurations, and revisions and status of profiles, and runs
+//! the audit. Several replicas run, and one leads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use crate::output;
 use crate::telemetry::Telemetry;
 use crate::telemetry::logs::{LogArgs, LogLevel};
 
-/// Help of `--config`, which is another file than that of the webhook.
+/// Help of `--config`: the controller reads another file than the webhook.
 const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \
                            What is left out has its default";
 
@@ -36,31 +36,32 @@ const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webh
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("config", |argument| argument.help(CONFIG_HELP).long_help(CONFIG_HELP)))]
 pub(crate) struct ControllerArgs {
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) release: ReleaseArgs,
-    /// Who this is, in the Lease: the pod's name. Default: the host's name, which a pod has of its own.
+    /// The identity of this process in the Lease, such as the pod's name. Default: the host name, which differs for
+    /// each pod.
     #[arg(long, value_name = "NAME", env = "PILLION_IDENTITY")]
     pub(crate) identity: Option<String>,
-    /// Where API servers prove that they trust the newest authority, over TLS.
+    /// Address of the trust probe, over TLS. By calling it, API servers prove that they trust the newest CA.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_CANARY_LISTEN")]
     pub(crate) canary_listen: SocketAddr,
-    /// At which address API servers reach this process: the pod's. Default: the address of --canary-listen.
+    /// IP address at which API servers reach this process, such as the pod's. Default: the address of --canary-listen.
     #[arg(long, value_name = "ADDRESS", env = "PILLION_POD_IP")]
     pub(crate) pod_ip: Option<IpAddr>,
-    /// Where /livez, /readyz and /metrics are served, in clear text.
+    /// Address of the port for /livez, /readyz and /metrics, in clear text.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// Check flags and policy file, print the policy with all its defaults, and end. Exit code 1: something is wrong.
+    /// Check flags and policy file, print the policy with all its defaults, and end. Exit code 1: a check failed.
     #[arg(long)]
     pub(crate) check_config: bool,
 }
 
-/// Runs until a signal ends it.
+/// Runs the controller until a signal ends it.
 pub(crate) fn run(args: ControllerArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     let overrides = Overrides { log_level: logs.log_level.clone(), ..Overrides::default() };
     if args.check_config {

@@ -38,10 +38,10 @@ use crate::telemetry::traces::TraceArgs;
 
 /// The default folder of profiles.
 const DEFAULT_FOLDER: &str = "profiles";
-/// The profile that is served by default if the folder has it. Such a folder is a library, like that of this
-/// repository, and some of its profiles apply to every pod. This one demonstrates an injection.
+/// The profile that is served by default if the folder contains it. Such a folder is a library, like `profiles` in this
+/// repository, and some profiles there apply to every pod.
 const SHOWN: &str = "nginx";
-/// The profile that is served if there are none.
+/// The profile that is served if there are no profile files.
 const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 /// How often the files are read.
 const POLL: Duration = Duration::from_secs(1);
@@ -57,11 +57,11 @@ pub(crate) struct DevArgs {
     /// there is one here, else the folder profiles, else a sample profile that adds an nginx sidecar.
     #[arg(short, long, alias = "profile", value_name = "PATH")]
     pub(crate) profiles: Vec<PathBuf>,
-    /// Where admission reviews are taken, over TLS. Port 0 lets the system choose.
+    /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8443")]
     pub(crate) listen: SocketAddr,
-    /// Where /livez, /readyz and /metrics are served, in clear text, and at / the playground, if it is an address that
-    /// this machine alone can reach.
+    /// Address of the port for /livez, /readyz and /metrics, in clear text. On a loopback address, / serves the
+    /// playground.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9090")]
     pub(crate) metrics_listen: SocketAddr,
     /// A namespace and its failure mode: enabled, required or held. May be given several times. Default:
@@ -180,7 +180,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     serving.await.context("the servers failed")?
 }
 
-/// Watches the files of the profiles.
+/// Polls the profile files, and publishes changes.
 struct Follow<'f> {
     profiles: ProfileFiles,
     snapshot: Arc<ArcSwap<Snapshot>>,
@@ -229,7 +229,7 @@ fn profile_paths(given: Vec<PathBuf>, folder: &Folder) -> anyhow::Result<Vec<Pat
     if default.is_dir() { Ok(vec![default]) } else { Ok(vec![folder.write("nginx.yaml", EMBEDDED)?]) }
 }
 
-/// Returns the profile of a library that is served by default.
+/// Returns the path of the profile that is served by default if the folder is a library.
 fn shown() -> PathBuf {
     Path::new(DEFAULT_FOLDER).join(SHOWN)
 }

@@ -1,13 +1,13 @@
 //! The commands that serve: `webhook` and `controller` in a cluster, `dev` on a developer's machine.
 //!
-//! All of them check their configuration before they open a port, and end in the same way: first not ready, then
+//! All commands check their configuration before they open a port, and end in the same way: first not ready, then
 //! drained.
 //!
 //! * [`webhook`]: a replica; [`servers`]: its two ports; [`certificate`]: its certificate and the CA of its clients.
 //! * [`controller`]: a replica of the controller; [`term`]: its tasks while it leads.
-//! * [`dev`]: the webhook without a cluster; [`profile_files`]: profiles from files that change; [`namespaces`]: namespaces
-//!   without a cluster; [`sample`]: a request that shows an injection; [`announce`]: the commands that it prints;
-//!   [`playground`]: a web page to try profiles.
+//! * [`dev`]: the webhook without a cluster; [`profile_files`]: profiles from files that change; [`namespaces`]: the
+//!   namespaces of `dev`; [`sample`]: a request that shows an injection; [`announce`]: the commands that `dev`
+//!   prints; [`playground`]: a web page to try profiles.
 
 mod announce;
 mod certificate;
@@ -62,7 +62,7 @@ impl Signals {
     /// Installs the signal handlers.
     ///
     /// # Errors
-    /// The operating system rejects them.
+    /// The operating system rejects the handlers.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let signal = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })

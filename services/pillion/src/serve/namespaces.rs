@@ -15,7 +15,8 @@ use serde_json::Value;
 /// Namespaces by name.
 pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
 
-/// The failure mode of each namespace. The namespaces themselves are moved to the snapshot.
+/// The failure mode of each namespace; `None` if it is not opted in. The namespaces themselves are moved to the
+/// snapshot.
 pub(crate) type Levels = BTreeMap<Box<str>, Option<InjectionLevel>>;
 
 /// A namespace with its failure mode: `shop=required`.
@@ -41,7 +42,7 @@ fn level(text: &str) -> Result<InjectionLevel, String> {
         .ok_or_else(|| format!("{text:?} is no level: expected enabled, required or held"))
 }
 
-/// One entry of the short form: a failure mode, or labels and annotations.
+/// An entry of a map of namespaces: a failure mode, or labels and annotations.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected enabled, required or held, or a map with labels and annotations")]
 enum Short {

@@ -10,7 +10,7 @@ use pillion_engine::snapshot::ProfileSet;
 
 use crate::load::{self, Problem};
 
-/// Profiles in files, and the active ones.
+/// The paths of profile files, and the active profiles.
 #[derive(Debug)]
 pub(crate) struct ProfileFiles {
     paths: Vec<PathBuf>,
@@ -27,7 +27,7 @@ pub(crate) struct Loaded {
     pub(crate) gone: Vec<ProfileName>,
     /// Profiles that stay active although no file has them now, because there are problems.
     pub(crate) kept: Vec<ProfileName>,
-    /// The problems.
+    /// The problems in the files.
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -37,7 +37,7 @@ impl ProfileFiles {
         Self { paths, fingerprint: None, at_work: BTreeMap::new() }
     }
 
-    /// Returns the paths.
+    /// Returns the paths of the profile files.
     pub(crate) fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
@@ -47,7 +47,7 @@ impl ProfileFiles {
         ProfileSet::new(self.at_work.values().cloned())
     }
 
-    /// Reads the files if they changed since the last time.
+    /// Reads the files if they changed since the last time; otherwise returns `None`.
     pub(crate) fn load_if_changed(&mut self) -> Option<Loaded> {
         // Computed before reading: a change in between is noticed the next time.
         let fingerprint = self.fingerprint();

@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 256;
 /// A pod, and the review of its creation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// The namespace.
+    /// The pod's namespace.
     pub(crate) namespace: Box<str>,
     /// Whether the pod is injected. If not, no profile could be applied.
     pub(crate) injected: bool,
@@ -85,11 +85,11 @@ fn review(namespace: &str, pod: &Value) -> Value {
     Creation { object: pod, namespace, uid, user: &user, dry_run: true }.review()
 }
 
-/// The CA of the serving certificate.
+/// The file with the CA of the serving certificate.
 const CA_FILE: &str = "ca.crt";
-/// The review of the sample pod's creation.
+/// The file with the review of the sample pod's creation.
 const REVIEW: &str = "review.json";
-/// The sample pod.
+/// The file with the sample pod.
 const POD: &str = "pod.yaml";
 
 /// The folder into which `dev` writes files for its user: the CA to trust, a sample request, a sample pod. It is
@@ -117,7 +117,7 @@ impl Folder {
         Ok(Self { path: temporary.path().to_owned(), _temporary: Some(temporary) })
     }
 
-    /// Writes a file.
+    /// Writes a file in the folder, and returns its path.
     ///
     /// # Errors
     /// The file cannot be written.

@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-/// The inputs of the servers.
+/// Inputs of [`Servers::bind`].
 pub(crate) struct Parts {
     pub(crate) listen: SocketAddr,
     pub(crate) metrics_listen: SocketAddr,
@@ -38,7 +38,7 @@ pub(crate) struct Parts {
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) look_ups: Option<LookUps>,
     pub(crate) policy: Arc<ArcSwap<Policy>>,
-    /// Turns all decisions off.
+    /// The kill switch, which turns all decisions off.
     pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
@@ -109,7 +109,7 @@ impl Servers {
     }
 }
 
-/// The bound port, before it is served.
+/// The operations port, bound but not served yet.
 #[must_use = "nothing is served until it is started"]
 #[derive(Debug)]
 pub(crate) struct Operations {
@@ -118,7 +118,7 @@ pub(crate) struct Operations {
 }
 
 impl Operations {
-    /// Binds the port.
+    /// Binds the operations port, for probes and metrics.
     ///
     /// # Errors
     /// The port cannot be bound.
@@ -138,7 +138,7 @@ impl Operations {
         self.listener.local_addr()
     }
 
-    /// Serves until `end` is cancelled. The receiver gets the result.
+    /// Serves on a new thread until `end` is cancelled. The receiver gets the result.
     pub(crate) fn start(self, end: CancellationToken) -> anyhow::Result<oneshot::Receiver<io::Result<()>>> {
         let serve = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -168,9 +168,9 @@ pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<
 /// File descriptors that the process needs besides connections: files, pipes, the API server.
 const BESIDE: u64 = 128;
 
-/// Raises the soft limit of file descriptors to the hard limit, since each connection takes one, and warns if that is
-/// too low for this many connections. The low soft limit exists for programs that use `select`; Go's programs raise it
-/// in the same way.
+/// Raises the soft limit of file descriptors to the hard limit, since each connection takes one. Warns if the limit is
+/// too low for `connections`. The low soft limit exists for programs that use `select`; Go's programs raise it in the
+/// same way.
 fn raise_descriptor_limit(connections: usize) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
@@ -232,7 +232,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Returns the first line of the response, or the error.
+    /// Requests `/livez`. Returns the first line of the response, or the error.
     fn probe(address: SocketAddr) -> io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(LIMIT))?;

@@ -1,7 +1,7 @@
 //! A term of leadership: starts the leader's tasks and connects them.
 //!
-//! The tasks do not depend on one another. Results that another task needs go through a `watch` channel, of which only
-//! the last value matters.
+//! The tasks do not depend on one another. Results that another task needs go through a `watch` channel, which keeps
+//! only the last value.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -55,7 +55,7 @@ pub(crate) struct LeaderMetrics {
     audit: AuditMetrics,
     lookups: lookups::Metrics,
     revisions: revisions::Metrics,
-    /// Whether the kill switch is off.
+    /// 1 while the kill switch disables injection.
     disabled: Gauge,
 }
 
@@ -76,9 +76,9 @@ impl LeaderMetrics {
     }
 }
 
-/// A second failure within this time is taken as permanent.
+/// A task failure within this time after another is taken as permanent.
 const REPEAT_WITHIN: Duration = Duration::from_mins(10);
-/// How long the other tasks then continue, before a new term retries the failed one.
+/// After a permanent failure, how long the other tasks continue before a new term retries the failed task.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_mins(5);
 
 /// When a task last failed. A failure ends the term, since a new one fixes most problems. But a task that fails in each
@@ -120,8 +120,8 @@ impl Term {
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
-            // It also creates the ConfigMap of the kill switch, as the keeper of the webhook configurations otherwise
-            // does.
+            // The probe task also creates the ConfigMap of the kill switch. With managed certificates, the keeper of
+            // the webhook configurations creates it.
             let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
             tasks.spawn("the probes", probing);
         }
@@ -210,21 +210,21 @@ impl Tasks {
         self.running.spawn(task.map(move |_| what));
     }
 
-    /// Runs until the term is over. A failed task ends it: another controller, or this one in its next term, starts
-    /// again.
+    /// Runs until the term is over. A failed task ends the term. The next leader, which may be this controller, starts
+    /// all tasks again.
     async fn run(mut self, failures: &Failures) {
         failures.end_of_term(&mut self.running, &self.leading.stop).await;
         self.leading.stop.cancel();
         while self.running.join_next().await.is_some() {}
     }
 
-    /// Starts following the kill switch. The receiver gets whether it is off.
+    /// Starts following the kill switch. The receiver gets whether injection is disabled; `None` until that is known.
     fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<Option<bool>> {
         let (told, off) = watch::channel(None);
         let begin = told.clone();
         let tell = Arc::new(move |is_off| _ = told.send_replace(Some(is_off)));
         let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, move || {
-            // The switch is on unless another value was reported before.
+            // Injection is enabled unless another value was reported before.
             begin.send_if_modified(|off| {
                 let was_unknown = off.is_none();
                 off.get_or_insert(false);
@@ -284,7 +284,7 @@ async fn follow_rules(
 ) {
     let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
     if stop.run_until_cancelled(synced).await != Some(true) {
-        // The watch has ended, and with it the term.
+        // The watch has ended, so the term ends too.
         return;
     }
     let mut ticks = Ticks::new(LOOK, stop);
@@ -309,8 +309,8 @@ async fn follow_rules(
     }
 }
 
-/// Warns of namespaces whose own profiles validate objects that the API server does not send, if these namespaces
-/// changed.
+/// Warns of namespaces whose own profiles validate objects that the API server does not send. Warns only if the list of
+/// these namespaces changed.
 fn log_left_out(before: Option<&Rules>, now: &Rules) {
     let is_news = before.is_none_or(|before| before.left_out != now.left_out);
     if let (true, Some(first)) = (is_news, now.left_out.first()) {

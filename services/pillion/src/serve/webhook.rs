@@ -46,36 +46,37 @@ use crate::telemetry::traces::TraceArgs;
 /// Arguments of `pillion webhook`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WebhookArgs {
-    /// How to reach the API server. Without it: the service account of the pod that this runs in.
+    /// Kubeconfig file for the API server. Default: the service account of this pod.
     #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) certificate: CertificateArgs,
-    /// Where admission reviews are taken, over TLS. Port 0 lets the system choose.
+    /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_LISTEN")]
     pub(crate) listen: SocketAddr,
-    /// Where /livez, /readyz and /metrics are served, in clear text.
+    /// Address of the port for /livez, /readyz and /metrics, in clear text.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
-    /// The release that this is a replica of: its namespace and its name. Its ConfigMap is the kill switch. Without it
-    /// there is none.
+    /// The release of this replica: its namespace and its name. The release's ConfigMap is the kill switch. Without
+    /// this flag, there is no kill switch.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     pub(crate) release: Option<Release>,
-    /// What is served: the revisions that the controller publishes, or, without a controller, profiles as they stand.
+    /// The source of profiles: the revisions that the controller publishes or, without a controller, the stored
+    /// profiles.
     #[arg(long, value_enum, default_value_t = ProfileSource::Profiles, value_name = "SOURCE", env = "PILLION_PROFILES_FROM")]
     pub(crate) profiles_from: ProfileSource,
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// After being asked to end, go on accepting connections for so long at least: until nobody is sent here any more.
-    /// Default: what the policy file says, else 10.
+    /// After SIGTERM, keep accepting connections for at least this time, until clients know that this replica is
+    /// ending. Default: the value in the policy file, else 10.
     #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_MINIMUM")]
     pub(crate) drain_minimum: Option<u64>,
-    /// After being asked to end, wait no longer than this for connections to go. The API server keeps idle ones for 90
-    /// s. Default: what the policy file says, else 100.
+    /// After SIGTERM, wait at most this time for connections to close. The API server keeps idle connections for 90 s.
+    /// Default: the value in the policy file, else 100.
     #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_DEADLINE")]
     pub(crate) drain_deadline: Option<u64>,
-    /// Check flags, policy file, certificates and kubeconfig as far as they are given, print the policy with all its
-    /// defaults, and end. Nothing is listened at or connected to. Exit code 1: something is wrong.
+    /// Check the given flags, policy file, certificates and kubeconfig, print the policy with all its defaults, and
+    /// end. Opens no port and no connection. Exit code 1: a check failed.
     #[arg(long)]
     pub(crate) check_config: bool,
     #[command(flatten)]
@@ -259,7 +260,7 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
     }
 }
 
-/// A placeholder for the namespace of the process, which is not determined here.
+/// A placeholder for the namespace of the process, which `--check-config` does not determine.
 const ANY_NAMESPACE: &str = "default";
 
 /// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no port and no connection.

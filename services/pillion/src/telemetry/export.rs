@@ -1,8 +1,8 @@
 //! Exports spans in batches and counts them: those that were exported, and those that were dropped.
 //!
 //! The SDK's batch processor has the queue and the thread. It reports the number of spans that it dropped only at its
-//! end, so [`CountedProcessor`] bounds the queue itself and counts what does not fit. It also counts the batches on their
-//! way to the collector, with [`CountedExporter`].
+//! end, so [`CountedProcessor`] bounds the queue itself and counts spans beyond the bound. [`CountedExporter`] counts
+//! exported spans, and spans that could not be exported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// The maximum number of waiting spans: those of some 300 requests.
+/// The maximum number of waiting spans, which is enough for some 300 requests.
 const MAX_QUEUED: usize = 2_048;
 /// The number of spans in a batch.
 const BATCH: usize = 512;
@@ -63,11 +63,11 @@ impl SpanMetrics {
     }
 }
 
-/// The SDK's batch processor behind a bound of its own.
+/// The SDK's batch processor, with a queue limit that counts dropped spans.
 #[derive(Debug)]
 pub(super) struct CountedProcessor {
     batches: BatchSpanProcessor,
-    /// Spans in the queue of `batches`, or more.
+    /// The number of spans in the queue of `batches`, or a higher one.
     queued: Arc<AtomicUsize>,
     metrics: SpanMetrics,
 }
@@ -120,7 +120,7 @@ impl SpanProcessor for CountedProcessor {
     }
 }
 
-/// Counts the spans that an exporter is given.
+/// Counts the spans that an exporter exports, or fails to export.
 #[derive(Debug)]
 struct CountedExporter<E> {
     exporter: E,

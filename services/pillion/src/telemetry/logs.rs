@@ -33,11 +33,11 @@ const DETAILED_FOR: Duration = Duration::from_mins(10);
 #[command(next_help_heading = "Logs")]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 pub(crate) struct LogArgs {
-    /// How log lines look. They go to standard error.
+    /// Format of log lines, which go to standard error.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, env = "PILLION_LOG_FORMAT", value_name = "FORMAT")]
     pub(crate) log_format: LogFormat,
-    /// What is logged: error, warn, info, debug, trace or off; also by part, as in "info,pillion_control=debug".
-    /// Default: what the policy file says, else info; for dev also each decision.
+    /// Log level: error, warn, info, debug, trace or off; also by module, as in "info,pillion_control=debug". Default:
+    /// the level in the policy file, else info. By default, dev also logs each decision.
     #[arg(long, global = true, env = "PILLION_LOG_LEVEL", value_name = "LEVEL")]
     pub(crate) log_level: Option<String>,
 }
@@ -49,7 +49,7 @@ impl LogArgs {
     }
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// For people.
@@ -95,7 +95,7 @@ pub(crate) fn layer(format: LogFormat) -> Box<dyn Layer<Registry> + Send + Sync>
     }
 }
 
-/// The active level.
+/// A handle to change the active level.
 #[derive(Clone, Debug)]
 pub(crate) struct LogLevel(Arc<LevelState>);
 
@@ -146,12 +146,12 @@ impl LogLevel {
     /// Installs the handler of SIGUSR1, which from then on does not end the process.
     ///
     /// # Errors
-    /// The operating system rejects it.
+    /// The operating system rejects the handler.
     pub(crate) fn signal() -> anyhow::Result<Signal> {
         signal(SignalKind::user_defined1()).context("cannot listen for SIGUSR1")
     }
 
-    /// Logs in detail for some minutes after the signal, or until the next signal.
+    /// Logs in detail for [`DETAILED_FOR`] after the signal, or until the next signal.
     pub(crate) async fn follow(self, signal: Signal, stop: CancellationToken) {
         self.follow_for(DETAILED_FOR, signal, stop).await;
     }

@@ -26,20 +26,21 @@ use super::export::{CountedProcessor, SpanMetrics};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
-    /// Send traces there by OTLP over gRPC, as in <http://collector.observability:4317>. Without it none are made.
+    /// URL of the collector for traces, by OTLP over gRPC, as in <http://collector.observability:4317>. Default: no
+    /// traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = otlp_endpoint)]
     pub(crate) otlp_endpoint: Option<String>,
-    /// The authority to trust an https:// endpoint by, PEM. Default: those of the system.
+    /// PEM file of the CA for an https:// endpoint. Default: the CAs of the system.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
     pub(crate) otlp_ca: Option<PathBuf>,
-    /// Share of the requests that are traced, 0 to 1, where the API server has not decided it already. Default: what
-    /// the policy file says, else 0.01.
+    /// Share of the requests that are traced, 0 to 1, unless the API server has already decided. Default: the value in
+    /// the policy file, else 0.01.
     #[arg(long, env = "PILLION_TRACE_RATIO", value_name = "SHARE", value_parser = ratio)]
     pub(crate) trace_ratio: Option<f64>,
 }
 
 impl TraceArgs {
-    /// Returns the collector, if an endpoint is given.
+    /// Returns the collector; `None` without an endpoint.
     ///
     /// # Errors
     /// The CA file cannot be read, or has no certificate.
@@ -73,7 +74,7 @@ impl Default for Traces {
 pub(crate) struct Collector {
     /// The URL: `http://` or `https://`.
     pub(crate) endpoint: String,
-    /// The trusted CA, PEM. `None`: those of the system.
+    /// The trusted CA, PEM. `None`: the CAs of the system.
     pub(crate) ca: Option<Vec<u8>>,
     pub(crate) ca_file: Option<PathBuf>,
 }
@@ -171,7 +172,7 @@ pub(super) fn provider(
 }
 
 impl Collector {
-    /// Creates the exporter. Call it inside the runtime that drives it.
+    /// Creates the exporter. Call it inside the runtime that drives the connection.
     ///
     /// # Errors
     /// The endpoint or its CA cannot be used.
@@ -205,7 +206,7 @@ impl Collector {
 }
 
 /// Returns the resource of the spans. The builder reads `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`; a name set
-/// here would hide the former.
+/// here would override `OTEL_SERVICE_NAME`.
 fn resource() -> Resource {
     let resource = Resource::builder();
     let resource =

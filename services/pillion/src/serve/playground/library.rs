@@ -21,14 +21,14 @@ use crate::output;
 const MAX_FILES: usize = 500;
 /// The maximum size of each file, in bytes: that of an object in a cluster.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
-/// The maximum size of all files together, in bytes, since they stay in memory. Files beyond it are ignored.
+/// The maximum size of all files together, in bytes, since they stay in memory. Files beyond this size are ignored.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
-/// The maximum number of test cases that are tried.
+/// The maximum number of test cases that are tried for an example.
 const MAX_CASES: usize = 60;
 /// The namespace of an object without one.
 const NAMESPACE: &str = "default";
 
-/// All examples.
+/// The example profiles of the playground.
 #[derive(Debug, Default)]
 pub(super) struct Library {
     examples: Vec<Example>,
@@ -122,7 +122,7 @@ impl Library {
         self.examples.iter().map(entry).collect()
     }
 
-    /// Returns the texts of an example, or `None` if it does not exist.
+    /// Returns the editor texts of an example with its first injected test case. `None` if the example does not exist.
     pub(super) fn texts(&self, id: &str, platform: &Platform, given_up: &CancellationToken) -> Option<Texts> {
         let example = self.examples.iter().find(|example| example.id == id)?;
         let (profiles, cases) = example.documents();
@@ -142,7 +142,7 @@ impl Library {
 }
 
 impl Reader {
-    /// Reads a file, unless it is too large or not a file.
+    /// Reads a file; `None` if it is too large, unreadable, or not a regular file.
     fn text(&mut self, file: &Path) -> Option<String> {
         let metadata = fs::metadata(file).ok().filter(fs::Metadata::is_file)?;
         let left = self.left.checked_sub(metadata.len()).filter(|_| metadata.len() <= MAX_FILE_BYTES)?;
@@ -151,7 +151,7 @@ impl Reader {
         Some(text)
     }
 
-    /// Returns the test cases in a folder of profiles.
+    /// Returns the test cases in the folder `tests` of a folder of profiles.
     fn cases(&mut self, folder: &Path) -> Cases {
         if let Some(cases) = self.cases.get(folder) {
             return Arc::clone(cases);
@@ -193,7 +193,7 @@ impl Example {
     /// Returns the profiles, including those among the test cases, and the test cases.
     fn documents(&self) -> (String, Vec<Case>) {
         let mut profiles = self.profile.clone();
-        // For a shipped profile, the same test cases come first.
+        // For a shipped profile, the file with the embedded test cases comes first.
         let first = SHIPPED.iter().find(|shipped| shipped.name == self.name);
         let mut texts: Vec<&(PathBuf, String)> = self.cases.iter().collect();
         texts.sort_by_key(|(file, _)| !first.is_some_and(|first| file.ends_with(first.file)));
@@ -209,7 +209,7 @@ impl Example {
         (profiles, cases)
     }
 
-    /// Returns texts with a pod that requests the first profile by its name.
+    /// Returns the editor texts with a pod that requests the first profile by its name.
     fn plain(&self, profile: String) -> Texts {
         let documents = yaml::documents(&profile).unwrap_or_default();
         let name = documents.iter().find_map(|document| document.get("metadata")?.text("name")).unwrap_or(&self.name);
@@ -231,7 +231,7 @@ fn is_for_pods(profile: &yaml::Node) -> bool {
     target.is_none_or(|resources| resources.items().iter().any(is_pods))
 }
 
-/// Returns the texts of a test case. `None` if the case uses features without an editor, or expects no change.
+/// Returns the editor texts of a test case. `None` if the case uses features without an editor, or expects no change.
 fn texts_of(profile: &str, case: Case) -> Option<Texts> {
     let Case { profiles, parameters, values, cluster, namespace, service_account, objects, request, object, .. } = case;
     let is_editable = profiles.is_none() && values.is_empty() && cluster.is_empty() && request.is_empty();
@@ -260,7 +260,7 @@ fn texts_of(profile: &str, case: Case) -> Option<Texts> {
     })
 }
 
-/// Returns the object with its kind first, and with a name.
+/// Returns the object with `apiVersion` and `kind` first. An object without a name gets one.
 fn named(object: Map<String, Value>) -> Value {
     let text = |field: &str, default: &str| object.get(field).cloned().unwrap_or_else(|| default.into());
     let mut named = Map::new();
@@ -293,7 +293,7 @@ fn metadata_of(described: &Metadata, name: &str, namespace: Option<&str>) -> Val
     metadata
 }
 
-/// A profile with its test cases, as text.
+/// A profile with its test cases, both as YAML.
 #[derive(Clone, Copy, Debug)]
 struct Shipped {
     name: &'static str,

@@ -34,7 +34,7 @@ use crate::config::WebhookPolicy;
 
 /// The maximum size of a request, in bytes. The API server accepts no object this large.
 const MAX_BODY: usize = 2 * 1024 * 1024;
-/// The maximum number of concurrent runs. Others wait; a page gives up all but its newest run.
+/// The maximum number of concurrent runs. Further runs wait. A page gives up all but its newest run.
 const RUNS: usize = 2;
 /// How long a response may take, including the wait. A longer run is given up.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
@@ -51,7 +51,7 @@ pub(super) struct Playground {
     runs: Arc<Semaphore>,
 }
 
-/// Why a request gets an error.
+/// An error response: its status and message.
 #[derive(Debug)]
 struct Refused(StatusCode, String);
 
@@ -72,7 +72,7 @@ impl Playground {
         Ok(Self { platform, paths, library: Mutex::default(), runs: Arc::new(Semaphore::new(RUNS)) })
     }
 
-    /// Returns the routes.
+    /// Returns the routes of the playground.
     pub(super) fn router(self) -> Router {
         let mut router = Router::new();
         for asset in ASSETS {
@@ -87,7 +87,7 @@ impl Playground {
             .with_state(Arc::new(self))
     }
 
-    /// Returns the cached library.
+    /// Returns the cached library, which is read if necessary.
     fn library(&self) -> Arc<Library> {
         let known = self.library.lock().unwrap_or_else(PoisonError::into_inner).clone();
         known.unwrap_or_else(|| self.read_library())
@@ -207,8 +207,8 @@ const ASSETS: [Asset; 5] = [
     Asset { path: "/playground/icon.svg", media_type: "image/svg+xml", text: include_str!("assets/icon.svg") },
 ];
 
-/// The content security policy: the page may read these files and call this server. Inline scripts and styles, HTML
-/// from strings, and framing are forbidden.
+/// The content security policy: the page may load files from this server, and call this server, only. Inline scripts
+/// and styles, HTML from strings, and framing are forbidden.
 const SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                       trusted-types 'none'";
@@ -220,7 +220,7 @@ const HEADERS: [(&str, &str); 6] = [
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
     ("cross-origin-opener-policy", "same-origin"),
-    // Another build may serve another page here soon.
+    // Another version of this program may serve another page at this address.
     ("cache-control", "no-store"),
 ];
 

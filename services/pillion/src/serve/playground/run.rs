@@ -1,5 +1,5 @@
-//! One run: from the texts of the editors to problems or results. It combines `pillion lint`, `pillion inject` and
-//! `pillion explain` for the same texts in files.
+//! A run: turns the texts of the editors into problems or results. For files with the same content, `pillion lint`,
+//! `pillion inject` and `pillion explain` give these results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const OBJECT: &str = "object.yaml";
 const NAMESPACE: &str = "namespace.yaml";
 const PARAMETERS: &str = "parameters.yaml";
 
-/// The maximum number of pods and templates in one text: each is decided and explained.
+/// The maximum number of pods and pod templates in the object editor. Each is decided and explained.
 const MAX_PODS: usize = 50;
 /// The maximum number of profiles: each is compiled, and evaluated for each pod.
 const MAX_PROFILES: usize = 100;
@@ -53,7 +53,7 @@ pub(super) struct Platform {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Texts {
-    /// The profiles.
+    /// The profiles, as YAML.
     pub(super) profile: String,
     /// A manifest, as for `pillion inject -f`.
     pub(super) object: String,
@@ -101,7 +101,7 @@ pub(super) struct Pod {
 }
 
 impl Platform {
-    /// Creates the platform.
+    /// Creates the inputs from a policy and the simulated release.
     ///
     /// # Errors
     /// The policy's cluster facts nest too deeply.
@@ -117,9 +117,9 @@ struct Parsed {
     namespace: ObjectMeta,
 }
 
-/// Runs the texts; `parents` are cluster profiles that the profiles may extend. The response has no result if the run
-/// was `given_up` before its end, which is checked between decisions. A decision evaluates all profiles, so their
-/// number is limited.
+/// Lints, injects and explains the texts. `parents` are cluster profiles that the profiles may extend. The response has
+/// no result if the run was `given_up` before its end, which is checked between decisions. A decision evaluates all
+/// profiles, so their number is limited.
 pub(super) fn run(
     texts: &Texts,
     platform: &Platform,
@@ -190,7 +190,7 @@ fn parse(
     (is_right.then_some(Parsed { profiles, documents, namespace }), problems)
 }
 
-/// Returns a problem at the first profile beyond the limit.
+/// Returns a problem at the first profile beyond [`MAX_PROFILES`], if any.
 fn too_many(source: &Arc<Source>) -> Option<Problem> {
     // The loader reports syntax errors.
     let documents = yaml::documents(&source.text).ok()?;
@@ -209,7 +209,7 @@ pub(super) fn is_profile(document: &yaml::Node) -> bool {
     document.text("apiVersion").is_some_and(|version| version.split('/').next() == Some(GROUP))
 }
 
-/// Returns the namespace of a text. If the text is empty, an opted-in one.
+/// Parses the text of the namespace editor. If it is empty, returns an opted-in namespace.
 fn namespace(text: &str) -> Result<ObjectMeta, Problem> {
     if text.trim().is_empty() {
         return Ok(ObjectMeta { name: Some("default".to_owned()), ..explain::opted_in() });
@@ -223,7 +223,7 @@ fn namespace(text: &str) -> Result<ObjectMeta, Problem> {
     }
 }
 
-/// Parses the objects, and requires at least one pod.
+/// Parses the objects. Reports an error unless there are 1 to [`MAX_PODS`] pods.
 fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = crate::inject::manifests(source)?;
     let pods: usize = documents.iter().map(|document| objects::pods(document).len()).sum();
