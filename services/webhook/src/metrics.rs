@@ -176,7 +176,7 @@ impl Metrics {
         self.patch_bytes.observe(as_float(bytes));
     }
 
-    /// Counts a decision.
+    /// Counts a decision. `dry_run`: its request changes nothing in the cluster, and is also counted as a dry run.
     pub(crate) fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
         self.profiles.decided(decision);

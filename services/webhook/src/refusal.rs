@@ -17,7 +17,7 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
 use crate::overload::Shed;
 
-/// Bytes of a plain-text response.
+/// The maximum length of a plain-text response, in bytes.
 pub(crate) const RESPONSE_BYTES: usize = 1024;
 
 /// Why a request gets no review in its response.
@@ -33,7 +33,7 @@ pub(crate) enum Refusal {
     TooSlow(Duration),
     /// Reading its body failed.
     Broken(axum::Error),
-    /// It is valid but was rejected.
+    /// The replica shed it. Holds the reason.
     Shed(Shed),
     /// Its body is not a valid review.
     Review(ReviewError),
