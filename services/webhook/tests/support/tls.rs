@@ -122,7 +122,7 @@ pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> io::R
     ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
-/// Returns a `ClientHello`.
+/// Returns the `ClientHello` of a client that trusts this CA.
 pub fn client_hello(root: &str) -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
     let mut client = rustls::ClientConnection::new(ClientTls::new(root).config(), name).unwrap();
