@@ -95,7 +95,7 @@ pub struct Case {
     /// Parts of the expected messages: warnings, the denial, or the details of profiles that were left out.
     #[serde(default)]
     pub told: Vec<String>,
-    /// The expected reasons by profile, as in metrics.
+    /// The expected reasons by profile, as their metric labels.
     #[serde(default)]
     pub reasons: BTreeMap<String, String>,
 }
@@ -146,11 +146,11 @@ pub enum Unusable {
     /// The case names a profile that does not exist.
     #[error("{field}: there is no profile {name:?}{}", .existing.as_ref().map(|existing| format!("; there is {existing}")).unwrap_or_default())]
     UnknownProfile {
-        /// The field that names it.
+        /// The field of the case that names the profile.
         field: &'static str,
         /// The unknown name.
         name: String,
-        /// The existing names.
+        /// The existing names; `None` if there are no profiles.
         existing: Option<String>,
     },
     /// The case sets a parameter that the profile does not have.
@@ -184,7 +184,7 @@ pub enum Unusable {
         /// The mistake.
         message: String,
     },
-    /// The patch failed its self-check, which is a bug of this build.
+    /// The engine failed, which is a bug: for example, its patch failed the self-check.
     #[error("the engine is at fault: {0}")]
     Engine(String),
 }

@@ -42,7 +42,7 @@ use runner::{PeerCase, Results, ShippedProfiles};
 /// The environment variable with the folder of the peers' cases.
 const FOLDER: &str = "PILLION_PEERS";
 
-/// A peer.
+/// Another injector, whose test cases are run against our profiles.
 struct Peer {
     /// The name of its folder.
     name: &'static str,
@@ -108,7 +108,7 @@ fn unexpected_files_are_reported() {
     assert_eq!(told.join("\n"), expected.trim_end(), "\n{}", told.join("\n"));
 }
 
-/// The shipped profiles cause no advice, such as the mount of a volume that does not exist.
+/// The shipped profiles cause no advice, such as advice about a mount whose volume does not exist.
 #[test]
 fn shipped_profiles_cause_no_advice() {
     let advice = ShippedProfiles::load().advice();

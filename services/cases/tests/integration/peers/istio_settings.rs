@@ -207,7 +207,7 @@ pub(crate) fn apply_settings(
 ///
 /// # Errors
 ///
-/// Fails if no profile has a parameter.
+/// Fails if one of the parameters is in no profile.
 pub(crate) fn apply_parameters(
     case: &mut Case,
     shipped: &ShippedProfiles,

@@ -41,7 +41,7 @@ const NAME_PARAMETERS: [(&str, &str, bool); 2] =
 /// The variable with the trust anchors.
 const ANCHORS: &str = "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS";
 
-/// A namespace that replaces a system namespace, because the engine never injects there.
+/// A namespace that replaces system namespaces, because the engine never injects into those.
 const RENAMED_NAMESPACE: &str = "kube-somewhere";
 
 pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
