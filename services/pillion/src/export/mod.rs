@@ -67,7 +67,7 @@ impl LeftOut {
     }
 }
 
-/// The result for a profile.
+/// The policies of a profile with their bindings, and the parts that were omitted.
 #[derive(Debug, Default)]
 struct Exported {
     objects: Vec<Value>,

@@ -96,7 +96,7 @@ async fn published(which: &Which, expected: &str, limit: Duration) -> anyhow::Re
     })?
 }
 
-/// Returns the revision to roll back to.
+/// Returns the revision to roll back to: the only one that begins with `to` or, without `to`, the default.
 fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     let kept = &status.revisions;
     if let Some(digits) = to {

@@ -1,5 +1,5 @@
 //! Groups the audit's findings by workload, and decides whether a workload can be restarted and its
-//! disruption budgets allow it now. Pure.
+//! disruption budgets allow it now. Only the lookup of owners calls the API server.
 //!
 //! A rolling update ignores budgets, because controllers delete pods and do not evict them. So a restart begins only if
 //! each budget of its pods allows as many disruptions as the workload's strategy makes at one time.
@@ -34,7 +34,7 @@ pub(super) enum Plan {
 pub(super) struct Taken {
     /// Pods that are unavailable at one time.
     pods: i64,
-    /// The labels of their pod template.
+    /// The labels of the workload's pod template.
     labels: Option<Value>,
 }
 
@@ -57,8 +57,8 @@ pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
 }
 
 /// Plans the restart of a Deployment, a `StatefulSet` or a `DaemonSet`, given the budgets of its namespace and the
-/// restarts in progress there. A budget's status may not include those yet. Once it does, they are counted twice, which
-/// only delays the restart.
+/// restarts in progress there. A budget's status may not include these restarts yet. Once it does, they are counted
+/// twice, which only delays the restart.
 pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], under_way: &[&Taken]) -> Plan {
     let at = |pointer: &str| workload.pointer(pointer);
     if workload.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
@@ -133,7 +133,8 @@ fn at_one_time(kind: &str, workload: &Value) -> i64 {
     }
 }
 
-/// Returns a count, or a share of the replicas: `3`, `25%`.
+/// Returns the number of pods that a value means: `3`, or a share of the replicas such as `25%`. An invalid value means
+/// all replicas.
 fn count(value: &Value, replicas: i64, rounds_up: bool) -> i64 {
     match value {
         Value::String(text) => text
@@ -174,7 +175,7 @@ pub(super) struct Wrong {
 }
 
 impl Stale {
-    /// Returns the reason if new pods would have the same differences.
+    /// Returns the reason not to restart, if new pods would have the same differences.
     pub(super) fn is_in_vain(&self) -> Option<&'static str> {
         self.profiles.values().all(Wrong::is_left_out).then_some(
             "the webhook has seen its pods and left the profile out, and would again: pillion explain says why",

@@ -1,5 +1,5 @@
 //! Converts the configuration of other injectors to profiles. The conversions take and return values, and report
-//! problems by document and path. They read no files, so that tests of the engine can use them directly.
+//! problems by document and path. They read no files, so that tests of other crates can include this module.
 
 pub(crate) mod morvencao;
 pub(crate) mod opentelemetry;
