@@ -1,8 +1,8 @@
 //! Test cases for profiles: an object that is created, the state of the cluster, and the expected result.
 //!
-//! A [`Case`] is what a profile author writes. [`run`] decides it as an API server would. It mutates the object and
-//! applies the patch. Then it mutates the result again, which must change nothing, and validates it. The [`Verdict`]
-//! lists every difference from the expected result with its path.
+//! A profile author writes a [`Case`]. [`run`] passes its object through the steps of an API server: it mutates the
+//! object and applies the patch. Then it mutates the result again, which must change nothing, and validates the result.
+//! The [`Verdict`] lists every difference from the expected result with its path.
 //!
 //! * [`Profiles`] holds the profiles of a case, with the values that the installer sets.
 //! * `compare` finds the differences between two objects.

@@ -225,8 +225,8 @@ impl<'s> BodyReader<'s> {
         Ok(buffer.into())
     }
 
-    /// Appends a piece; at most `rest` bytes can follow it. If the buffer is full, it grows by half, but never beyond
-    /// what the body can need.
+    /// Appends a piece; at most `rest` bytes can follow it (`None`: unknown). If the buffer is full, it grows by half,
+    /// but never beyond the maximum size of the body.
     async fn append(
         &mut self,
         buffer: &mut Vec<u8>,

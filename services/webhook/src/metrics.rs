@@ -47,7 +47,7 @@ const REQUEST_BUCKETS: [f64; 9] =
 /// Bounds in bytes.
 const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
-/// Optional metrics.
+/// Settings of the optional metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MetricsSettings {

@@ -1,6 +1,6 @@
 //! The reasons for which a request gets no review as its response, rendered as HTTP status, text and metric.
 //!
-//! The API server shows the text to the pod's author or logs it, so the text says what was wrong and what was expected.
+//! The API server shows the text to the pod's author or logs it, so the text names the mistake and the expected value.
 //! The status is 4xx for a fault of the client and 5xx for a fault of the webhook. `failurePolicy` applies to both.
 
 use std::any::Any;

@@ -91,7 +91,7 @@ pub struct ServingCertificate {
 }
 
 impl std::fmt::Debug for PemText<'_> {
-    /// Omits the text: it can be a private key.
+    /// Omits the PEM text, which can be a private key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("PemText").field("source", &self.source).finish_non_exhaustive()
     }

@@ -183,7 +183,7 @@ fn large_request(namespace: &str) -> String {
     post(&format!("/mutate?timeout=10s&{namespace}"), &review.to_string())
 }
 
-/// Returns the median time of a request when there is no other.
+/// Returns the median time of a request while no other request is in flight.
 async fn unloaded(server: &Running) -> Duration {
     let mut stream = server.http1().await;
     let text = request("quiet-0");

@@ -195,7 +195,7 @@ impl Documents {
         if read.problems.is_empty() { Ok(read) } else { Err(read.problems) }
     }
 
-    /// Returns the documents.
+    /// Returns the documents, in the order of the files.
     fn all(&self) -> &[Document] {
         &self.all
     }

@@ -149,7 +149,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
     Ok(Common { conditions, guards, used })
 }
 
-/// Whether the API server accepts this name for a condition.
+/// Whether the API server accepts this name for a condition, and the name does not begin like the exporter's own names.
 fn is_name(name: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     edge(name.chars().next())

@@ -155,7 +155,7 @@ pub(crate) fn documents(files: &[PathBuf]) -> Result<Vec<Value>, Vec<Problem>> {
     if problems.is_empty() { Ok(documents) } else { Err(problems) }
 }
 
-/// Returns the documents of a manifest. An error if one of them has no kind.
+/// Returns the documents of a manifest. An error if the manifest is not YAML, or if a document has no kind.
 pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     for document in &documents {

@@ -23,9 +23,9 @@ use crate::workload::{Owners, Workload};
 pub(super) enum Plan {
     /// Restart it now.
     Restart,
-    /// Restart it once its disruption budgets allow it.
+    /// Restart it once its disruption budgets allow it. Holds the reason for the wait.
     Wait(String),
-    /// Do not restart it: the reason, and what to do instead.
+    /// Do not restart it. Holds the reason, and the alternative if there is one.
     Leave(String),
 }
 
@@ -120,7 +120,7 @@ fn at_one_time(kind: &str, workload: &Value) -> i64 {
             let unavailable =
                 of("maxUnavailable").map_or_else(|| share(25, replicas, false), |v| count(v, replicas, false));
             let surge = of("maxSurge").map_or_else(|| share(25, replicas, true), |v| count(v, replicas, true));
-            // With neither, the rolling update could not make progress.
+            // If both were 0, the rolling update could not make progress.
             if unavailable == 0 && surge == 0 { 1 } else { unavailable }
         }
         "DaemonSet" => {

@@ -149,9 +149,9 @@ pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &
 /// The state of an unfinished restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Waits {
-    /// It waits for this.
+    /// The restart waits for this.
     For(String),
-    /// It failed, for this reason.
+    /// The restart failed, for this reason.
     Never(String),
 }
 

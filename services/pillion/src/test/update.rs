@@ -83,7 +83,8 @@ fn says(before: &str, edited: &str, update: &Update) -> bool {
         })
 }
 
-/// Returns the range of lines to replace; empty for a new result. `None` if the result does not begin a line.
+/// Returns the range of lines to replace; empty for a new result. `None` if the result does not begin a line, or if the
+/// case is in flow style.
 fn place(text: &str, update: &Update) -> Option<Range<usize>> {
     let Some(key) = update.key else {
         let end = end_of_document(text, update.begin);

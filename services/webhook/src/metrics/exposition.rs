@@ -15,7 +15,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-/// The beginning of an exemplar in the text of a series. No label value of a bucket contains it.
+/// The beginning of an exemplar in the line of a series. No label value of a bucket contains this string.
 const EXEMPLAR: &str = " # {";
 
 /// The text format of the metrics.

@@ -282,7 +282,7 @@ mod tests {
         cost: u64,
         /// The cost of earlier items of its class, and the debt that its class may have.
         own: u64,
-        /// The cost served to other classes since it arrived, by class.
+        /// The cost served to other classes since the item arrived, by class.
         others: HashMap<u64, u64>,
     }
 

@@ -212,7 +212,7 @@ impl Server {
     /// Returns the address that the server listens on.
     ///
     /// # Errors
-    /// The operating system does not return it.
+    /// The operating system does not return the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }

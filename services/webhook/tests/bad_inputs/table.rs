@@ -91,7 +91,7 @@ impl Row {
         self.request(|request| change(&mut request["object"]))
     }
 
-    /// Replaces one occurrence of `from`, which must exist, in the text of the review.
+    /// Replaces one occurrence of `from`, which must exist, in the JSON of the review.
     pub(crate) fn text(mut self, from: &str, to: &str) -> Self {
         let text = String::from_utf8(self.body).unwrap();
         assert!(text.contains(from), "{}: {from} is not in {text}", self.name);

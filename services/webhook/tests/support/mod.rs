@@ -314,7 +314,7 @@ impl Running {
     }
 }
 
-/// Returns the text of an HTTP/1.1 POST request.
+/// Returns an HTTP/1.1 POST request with a JSON body as a string.
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(
