@@ -131,7 +131,7 @@ pub struct Verdict {
     pub differences: Vec<Difference>,
 }
 
-/// A denial.
+/// The denial of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
     /// The message for the author.
@@ -168,7 +168,7 @@ pub enum Unusable {
     Profile {
         /// The profile.
         profile: String,
-        /// The diagnostics.
+        /// The diagnostics of the compiler.
         problems: String,
     },
     /// The case has no expectation.
@@ -179,7 +179,7 @@ pub enum Unusable {
     /// A field does not have the required form.
     #[error("{field}: {message}")]
     Field {
-        /// The field.
+        /// The path of the field.
         field: &'static str,
         /// The mistake.
         message: String,

@@ -17,7 +17,7 @@ pub struct Profiles {
     extendable: Vec<SourceProfile>,
 }
 
-/// An uncompiled profile.
+/// A profile as its author wrote it.
 #[derive(Clone, Debug)]
 struct SourceProfile {
     name: ProfileName,

@@ -26,7 +26,7 @@ use crate::refusal::Refusal;
 use crate::switch::Switch;
 use crate::trace::RequestSpan;
 
-/// The lookup of one namespace.
+/// The arguments of [`LiveNamespace`].
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup<'n> {
     /// The name that the client sent: unchecked, and of any length.

@@ -183,7 +183,7 @@ pub(crate) async fn discard_rejected(request: Request, limit: usize) {
     }
 }
 
-/// Reads one body.
+/// Reads one body, takes memory for its bytes, and gives the body up if it is evicted.
 struct BodyReader<'s> {
     shared: &'s SharedLimits,
     address: IpAddr,

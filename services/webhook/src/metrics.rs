@@ -76,7 +76,7 @@ pub struct Metrics {
     pub(crate) panics: Counter,
     /// Rejected requests and queue waits.
     pub(crate) overload: OverloadMetrics,
-    /// The connections.
+    /// The metrics of the TLS connections.
     pub connections: ConnectionMetrics,
     /// Requests by namespace.
     pub(crate) tenants: Tenants,

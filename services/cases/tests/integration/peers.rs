@@ -7,7 +7,7 @@
 //! that cannot be read is a failed case. So is a case with a setting that its adapter does not know.
 //!
 //! * [`runner`]: runs cases, and prints the table.
-//! * [`files`]: files, YAML, patches.
+//! * [`files`]: reads files and their YAML documents, and applies patches.
 //! * [`workloads`]: the pods that controllers create for workloads.
 //! * the adapters, one for each peer, with the table from the peer's settings to parameters.
 //! * [`istio_results`] and [`linkerd_results`]: infer settings from a result. Some settings exist only

@@ -221,7 +221,7 @@ impl Documents {
         self.sized(file.display().to_string(), size, || fs::read_to_string(file));
     }
 
-    /// Reads a source of this many bytes, unless it is too large.
+    /// Reads the source `name` of `size` bytes, unless it is too large.
     fn sized(&mut self, name: String, size: u64, text: impl FnOnce() -> io::Result<String>) {
         if size > MAX_FILE_BYTES {
             let message = format!("a file has at most {MAX_FILE_BYTES} bytes");

@@ -153,7 +153,7 @@ struct Compared {
     after: Rendered,
 }
 
-/// The result for a pod.
+/// The result of deciding a pod.
 #[derive(Clone, Debug, PartialEq)]
 struct Rendered {
     /// The pod, without the record and server-side metadata. `None` if it is rejected.

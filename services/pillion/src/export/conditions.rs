@@ -225,7 +225,7 @@ const REQUEST: [&str; 12] = [
     "options",
 ];
 
-/// The expressions of a profile.
+/// Compiles the expressions of a profile, and checks whether the API server can evaluate them.
 pub(super) struct Expressions<'p> {
     spec: &'p ProfileSpec,
     scope: Scope,
@@ -324,7 +324,7 @@ impl<'p> Expressions<'p> {
     }
 }
 
-/// A message for the API server.
+/// A message of a validation, as a string or as an expression of the API server.
 pub(super) enum Message {
     Plain(String),
     Computed(String),

@@ -39,7 +39,7 @@ struct Common {
     used: Used,
 }
 
-/// Exports a profile.
+/// Exports a profile as policies with their bindings, and lists the parts that were omitted.
 pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
     let additions = match additions(profile.spec) {

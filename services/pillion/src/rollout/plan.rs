@@ -32,7 +32,7 @@ pub(super) enum Plan {
 /// The disruption of a restart in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// Pods that are unavailable at one time.
+    /// The number of pods that are unavailable at one time.
     pods: i64,
     /// The labels of the workload's pod template.
     labels: Option<Value>,
@@ -155,7 +155,7 @@ fn share(percent: i64, replicas: i64, rounds_up: bool) -> i64 {
 pub(super) struct Stale {
     /// The workload.
     pub(super) workload: Workload,
-    /// The number of pods.
+    /// The number of pods that differ.
     pub(super) pods: usize,
     /// The differences, by profile.
     pub(super) profiles: BTreeMap<Box<str>, Wrong>,
@@ -166,11 +166,11 @@ pub(super) struct Stale {
 pub(super) struct Wrong {
     /// The first state that was found.
     pub(super) state: State,
-    /// The causes.
+    /// All causes that the audit found.
     pub(super) causes: BTreeSet<Cause>,
-    /// The expected revisions; empty if the profile should not be there.
+    /// The expected revisions; empty if the profile should not be injected.
     pub(super) want: BTreeSet<Box<str>>,
-    /// The revisions of the pods.
+    /// The revisions that the pods carry; empty if all pods lack the profile.
     pub(super) has: BTreeSet<Box<str>>,
 }
 

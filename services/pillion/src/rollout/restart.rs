@@ -38,7 +38,7 @@ struct Considered {
     object: Value,
 }
 
-/// Plans the restart of a workload.
+/// Plans the restart of a workload while no other restart is in progress.
 pub(super) async fn plan(client: &Client, workload: &Workload) -> anyhow::Result<Plan> {
     Ok(consider(client, workload, &[]).await?.plan)
 }

@@ -112,7 +112,7 @@ fn endpoint_index(endpoint: Endpoint) -> usize {
 #[derive(Debug)]
 pub(super) struct Durations([HistogramWithExemplars<TraceLabel>; Self::OUTCOMES.len()]);
 
-/// The label of an exemplar.
+/// The label of an exemplar: the trace of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TraceLabel {
     trace_id: String,

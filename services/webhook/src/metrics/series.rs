@@ -70,7 +70,7 @@ impl<C: Default> Slots<C> {
     fn take(&self, name: &str) -> Arc<Slot<C>> {
         let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
-        // Another thread may have added it meanwhile.
+        // Another thread may have added the name meanwhile.
         if let Some(slot) = taken.get(name) {
             return Arc::clone(slot);
         }
@@ -328,7 +328,7 @@ mod tests {
         slots.release(first, |name| name == "new");
         slots.release(first + GRACE / 2, |name| name == "new");
         assert_eq!(counts(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value can still be scraped");
-        // It reappears for a moment, so the grace period starts again.
+        // The name reappears for a moment, so the grace period starts again.
         slots.release(first + GRACE, |_| true);
         slots.release(first + GRACE, |name| name == "new");
         slots.release(first + GRACE * 3 / 2, |name| name == "new");

@@ -40,7 +40,7 @@ pub(super) struct FairQueue<T> {
 #[derive(Debug)]
 struct Class<T> {
     waiting: VecDeque<Waiting<T>>,
-    /// At most zero, except for the class at the front.
+    /// The cost that the class may still use; negative for a debt. At most zero, except for the class at the front.
     credit: i64,
 }
 

@@ -125,7 +125,7 @@ fn namespace(body: &[u8]) -> Option<&[u8]> {
 struct EnvelopePeek<'b>(&'b [u8]);
 
 impl<'b> EnvelopePeek<'b> {
-    /// Enters the next object, and advances to the value of this member.
+    /// Enters the next object, and advances to the value of this member. `None` if the object lacks the member.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;
         loop {
@@ -149,7 +149,7 @@ impl<'b> EnvelopePeek<'b> {
         Some(())
     }
 
-    /// Returns the raw bytes of a string.
+    /// Consumes the next string, and returns its raw bytes between the quotes. `None` if no complete string is next.
     fn string(&mut self) -> Option<&'b [u8]> {
         self.token(b'"')?;
         let text = self.0;
@@ -166,7 +166,7 @@ impl<'b> EnvelopePeek<'b> {
         text.get(..end)
     }
 
-    /// Returns a string without escapes.
+    /// Consumes the next string, and returns it. `None` if it has escapes.
     fn plain_string(&mut self) -> Option<&'b [u8]> {
         self.string().filter(|text| !text.contains(&b'\\'))
     }

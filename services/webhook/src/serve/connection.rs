@@ -58,9 +58,9 @@ pub(crate) enum Protocol {
 /// Why a connection ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// Closed according to HTTP.
+    /// The connection was closed according to HTTP.
     Closed,
-    /// Failed with an error.
+    /// The connection failed with an error.
     Failed(Box<dyn std::error::Error + Send + Sync>),
     /// The client was too slow, or idle for too long. Holds the event that the connection waited for.
     TimedOut(Waiting),

@@ -182,7 +182,7 @@ pub struct Server {
     metrics: ConnectionMetrics,
 }
 
-/// How a server ended.
+/// The end of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// Connections that were cut at the deadline.

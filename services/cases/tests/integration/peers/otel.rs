@@ -156,7 +156,7 @@ impl Installed {
         last.into_iter().map(|(_, workload)| workload).collect()
     }
 
-    /// Returns the metadata of a namespace.
+    /// Returns the metadata of a namespace; without labels and annotations if no step installed the namespace.
     fn namespace(&self, name: &str) -> Metadata {
         let found = self.namespaces.iter().find(|namespace| namespace["metadata"]["name"] == name);
         let map = |map: &str| annotations(found.and_then(|namespace| namespace["metadata"][map].as_object()));

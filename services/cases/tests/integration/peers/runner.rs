@@ -213,7 +213,7 @@ impl ShippedProfiles {
     }
 }
 
-/// Converts a profile for the engine.
+/// Returns a cluster profile's name and its spec as the engine's types.
 pub(crate) fn profile_from(name: &str, spec: &Json) -> (ProfileName, pillion_api::profile::ProfileSpec) {
     let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
     (ProfileName::cluster(name), spec)

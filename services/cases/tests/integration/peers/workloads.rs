@@ -119,7 +119,7 @@ fn owner(object: &Json, uid: &str) -> Json {
     Json::Object(owner)
 }
 
-/// Inferred parameters.
+/// Inferred parameters: the name and the value of each.
 pub(crate) type Parameters = Vec<(&'static str, Json)>;
 
 /// Returns a container from one list of a pod.

@@ -35,7 +35,7 @@ pub(crate) struct Remark {
     pub(crate) path: String,
     /// The message, without a full stop.
     pub(crate) message: String,
-    /// The remedy.
+    /// The remedy, if there is one.
     pub(crate) help: Option<String>,
 }
 
