@@ -104,12 +104,12 @@ pub struct Case {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Metadata {
-    /// Its name.
+    /// The name of the object.
     pub name: Option<String>,
-    /// Its labels.
+    /// The labels of the object.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// The annotations of the object.
     #[serde(default)]
     pub annotations: BTreeMap<String, String>,
 }

@@ -23,19 +23,19 @@ pub(crate) const RESPONSE_BYTES: usize = 1024;
 /// Why a request gets no review in its response.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Its content type is not JSON. Holds the content type, if any.
+    /// The request's content type is not JSON. Holds the content type, if any.
     ContentType(Option<HeaderValue>),
-    /// Its content is encoded. Holds the encoding.
+    /// The request's content is encoded. Holds the encoding.
     ContentEncoding(HeaderValue),
-    /// Its body is larger than this many bytes.
+    /// The body is larger than this many bytes.
     TooLarge(usize),
-    /// Its body did not arrive within this time.
+    /// The body did not arrive within this time.
     TooSlow(Duration),
-    /// Reading its body failed.
+    /// Reading the body failed.
     Broken(axum::Error),
-    /// The replica shed it. Holds the reason.
+    /// The replica shed the request. Holds the reason.
     Shed(Shed),
-    /// Its body is not a valid review.
+    /// The body is not a valid review.
     Review(ReviewError),
     /// The engine failed.
     Internal(InternalError),

@@ -44,7 +44,7 @@ const FOLDER: &str = "PILLION_PEERS";
 
 /// Another injector, whose test cases are run against our profiles.
 struct Peer {
-    /// The name of its folder.
+    /// The name of the peer's folder.
     name: &'static str,
     cases: runner::Adapter,
     /// The prefix of the folders with our profiles for this peer.

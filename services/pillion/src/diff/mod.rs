@@ -145,7 +145,7 @@ fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, 
 struct Compared {
     /// The workload: `Deployment shop/web`.
     name: String,
-    /// The number of its pods; 1 for a workload in a manifest.
+    /// The number of the workload's pods; 1 for a workload in a manifest.
     pods: usize,
     /// The result with the old profiles.
     before: Rendered,

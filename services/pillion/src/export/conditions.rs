@@ -169,8 +169,8 @@ fn list(words: &[String]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// Returns an expression: whether the first of these labels that the namespace has opts the namespace in. A selector
-/// has no "or", so it cannot express this.
+/// Returns an expression that is true if the first of these labels that the namespace has opts the namespace in. A
+/// selector has no "or", so it cannot express this.
 fn opted_in(opt_in: &OptIn) -> String {
     opt_in.labels().iter().rev().fold("false".to_owned(), |otherwise, label| {
         let value = namespace("labels", &label.key);

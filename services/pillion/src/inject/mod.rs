@@ -37,7 +37,7 @@ pub(crate) struct InjectArgs {
     /// The output format.
     #[arg(short, long, value_enum, default_value_t = Output::Yaml, value_name = "FORMAT", conflicts_with = "review")]
     output: Output,
-    /// The namespace of objects that do not set one. Default: that of --namespace-file if there is one, else "default".
+    /// The namespace of objects that do not set one. Default: the only namespace of --namespace-file, else "default".
     #[arg(short, long, value_name = "NAME", conflicts_with = "review")]
     namespace: Option<String>,
     /// Namespace objects, whose labels and annotations are used. All other namespaces count as opted in by

@@ -35,7 +35,7 @@ pub(super) struct RollbackArgs {
     /// End a rollback: the last accepted revision is published again.
     #[arg(long, conflicts_with = "to")]
     undo: bool,
-    /// How long to wait until it is published.
+    /// How long to wait until the revision is published.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
 }

@@ -34,7 +34,7 @@ pub(crate) struct RolloutArgs {
     /// The namespace of the workloads. Default: all opted-in namespaces.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Restart them. Without it nothing is changed.
+    /// Restart the workloads. Without --apply nothing is changed.
     #[arg(long)]
     apply: bool,
     /// Which pods are a reason to restart: those that lack a profile, carry an older revision, or carry a profile that
@@ -163,7 +163,7 @@ struct Line {
     stale: Stale,
     /// The planned action.
     plan: Plan,
-    /// The result; `None` if it was not restarted.
+    /// The result; `None` if the workload was not restarted.
     outcome: Option<RestartOutcome>,
 }
 

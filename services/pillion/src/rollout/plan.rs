@@ -21,11 +21,11 @@ use crate::workload::{Owners, Workload};
 /// The planned action for a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// Restart it now.
+    /// Restart the workload now.
     Restart,
-    /// Restart it once its disruption budgets allow it. Holds the reason for the wait.
+    /// Restart the workload once its disruption budgets allow it. Holds the reason for the wait.
     Wait(String),
-    /// Do not restart it. Holds the reason, and the alternative if there is one.
+    /// Do not restart the workload. Holds the reason, and the alternative if there is one.
     Leave(String),
 }
 

@@ -19,12 +19,12 @@ use crate::load::{self, Problem, Source, Written, typed, yaml};
 #[derive(Debug)]
 pub(super) struct Suite {
     pub(super) folder: PathBuf,
-    /// The names of its profiles.
+    /// The names of the folder's profiles.
     pub(super) profiles: Vec<String>,
     pub(super) cases: Vec<Outcome>,
-    /// Problems of its profiles, and of unreadable files of test cases.
+    /// Problems of the folder's profiles, and of unreadable files of test cases.
     pub(super) problems: Vec<Problem>,
-    /// Warnings about its profiles.
+    /// Warnings about the folder's profiles.
     pub(super) warnings: Vec<Problem>,
 }
 

@@ -68,7 +68,7 @@ fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<Str
     Ok(edited)
 }
 
-/// Whether the edited text has this result and is otherwise unchanged.
+/// Whether the edited file has the result of the update and is otherwise unchanged.
 fn says(before: &str, edited: &str, update: &Update) -> bool {
     let (Ok(before), Ok(after)) = (yaml::documents(before), yaml::documents(edited)) else { return false };
     before.len() == after.len()

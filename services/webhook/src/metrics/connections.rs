@@ -26,7 +26,7 @@ labelled! {
         Idle => "idle",
         /// The rest of a request's head.
         Head => "head",
-        /// A response, or the body that it depends on.
+        /// A response, or the rest of the request's body.
         Answer => "answer",
         /// The client to read its response.
         Reader => "reader",
@@ -44,7 +44,7 @@ labelled! {
 }
 
 labelled! {
-    /// How a TLS handshake ended, or why there was none.
+    /// How a TLS handshake ended, or why the server did not begin one.
     pub(crate) enum HandshakeResult {
         /// The connection is served.
         Ok => "ok",

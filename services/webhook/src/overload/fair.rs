@@ -280,7 +280,7 @@ mod tests {
         ticket: Ticket,
         class: u64,
         cost: u64,
-        /// The cost of earlier items of its class, and the debt that its class may have.
+        /// The cost of earlier items of the item's class, and the debt that the class may have.
         own: u64,
         /// The cost served to other classes since the item arrived, by class.
         others: HashMap<u64, u64>,

@@ -21,7 +21,7 @@ labelled! {
         QueueFull => "queue_full",
         /// The queue of the request's namespace is full.
         TenantQueueFull => "tenant_queue_full",
-        /// The request's deadline passed before it was decided.
+        /// The request's deadline passed before the request was decided.
         Deadline => "deadline",
         /// The memory budget for bodies is exhausted.
         NoMemory => "no_memory",

@@ -17,14 +17,14 @@ use super::NAME;
 /// The TLS settings of a test client.
 #[derive(Clone, Debug)]
 pub struct ClientTls<'c> {
-    /// The CA that it trusts.
+    /// The CA that the client trusts.
     pub root: &'c str,
-    /// The protocols that it offers by ALPN.
+    /// The protocols that the client offers by ALPN.
     pub protocols: &'c [&'c str],
     pub versions: &'c [&'static SupportedProtocolVersion],
-    /// Its certificate and key, if any.
+    /// The client's certificate and key, if any.
     pub identity: Option<&'c (String, String)>,
-    /// The server name that it sends. `None` for an IP address, which is not sent.
+    /// The server name that the client sends. `None` for an IP address, which is not sent.
     pub name: Option<&'c str>,
 }
 
