@@ -58,8 +58,8 @@ pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + 
 pub struct RequestSettings {
     /// Bytes of one body. A review of an update holds two objects of up to 3 MiB.
     pub body_limit: usize,
-    /// Bytes that all bodies may take together; a request above the limit gets 503. Large bodies leave a quarter of it
-    /// to small ones.
+    /// Bytes that all bodies may take together; a request above the limit gets 503. Large bodies leave a quarter of the
+    /// budget to small bodies.
     pub body_budget: usize,
     /// From the end of a request's head to the end of its body.
     pub body_timeout: Duration,

@@ -105,7 +105,7 @@ struct Server {
     answered: Arc<AtomicU64>,
     /// The worker thread.
     worker: Arc<OnceLock<Pid>>,
-    /// Shut down without waiting, since its remaining work is not needed.
+    /// The runtime of the server. It is shut down without waiting, since its remaining work is not needed.
     runtime: Option<Runtime>,
 }
 
@@ -277,8 +277,8 @@ struct Noise {
     connections: usize,
     /// The request that the tenant repeats.
     text: String,
-    /// Added to the niceness of its thread. A real noisy tenant has its own machine. Here, creating its megabytes would
-    /// take time from the quiet tenants' client, which would be measured as the server's.
+    /// Added to the niceness of the tenant's thread. A real noisy tenant has its own machine. Here, creating megabytes
+    /// would take time from the quiet tenants' client, which would be measured as the server's.
     nice_increment: i32,
 }
 

@@ -287,8 +287,8 @@ mod tests {
     }
 
     proptest! {
-        /// Other classes delay an item by a bounded amount of work, whatever the order of arrivals. Each other class gets
-        /// at most a quantum for each visit that the item's class needs, and one costly item more.
+        /// Other classes delay an item by a bounded amount of work, whatever the order of arrivals. Each other class
+        /// gets at most a quantum for each visit that the item's class needs, and one costly item more.
         #[test]
         fn delay_by_other_classes_is_bounded(steps in steps()) {
             const MAX: u64 = 40;

@@ -185,8 +185,8 @@ impl Row {
         }
     }
 
-    /// Asserts that nothing panicked, nothing is left in use, and that the row was counted correctly. `more` requests with
-    /// any outcome were sent after it.
+    /// Asserts that nothing panicked, nothing is left in use, and that the row was counted correctly. `more` requests
+    /// with any outcome were sent after the row's request.
     fn check_metrics(&self, way: &str, app: &App, more: u8) {
         let at = format!("B{} {} ({way})", self.number, self.name);
         for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {

@@ -170,7 +170,7 @@ impl App {
         })
     }
 
-    /// Creates an app with one cluster profile, and the function that looks up the objects it reads.
+    /// Creates an app with one cluster profile, and the function that looks up the objects that the profile reads.
     pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
         Self::of(opted_in_snapshot(Some(spec)), |admission| {
             let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));

@@ -316,7 +316,7 @@ fn command_line_case(
 }
 
 /// Copies the flags of the command to the pod. The command writes its flags as annotations, so annotations that only
-/// the result has are flags. Returns whether there are any. The list of opaque ports is not a flag, because the
+/// the result has are flags. Returns whether a flag was copied. The list of opaque ports is not a flag, because the
 /// injector computes it.
 fn copy_flags(object: &mut Json, expected: &Json) -> bool {
     let is_flag = |key: &str| {
