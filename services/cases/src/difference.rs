@@ -23,7 +23,7 @@ pub enum Aspect {
     SecondPass,
     /// The object after the injection is undone.
     Undone,
-    /// The object without `managedFields`, as the command line sees it.
+    /// The result for the object without `managedFields`, as `pillion inject` decides it.
     CommandLine,
 }
 

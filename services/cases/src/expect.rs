@@ -1,4 +1,4 @@
-//! Compares the result of a case with what the case expects.
+//! Compares the result of a case with the case's expectations.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +8,7 @@ use super::compare::{missing, unequal};
 use super::{Aspect, Case, Difference, Verdict};
 use pillion_engine::decision::ProfileDecision;
 
-/// Returns the differences of a verdict from what its case expects. `before` is the object of the case.
+/// Returns the differences of a verdict from the case's expectations. `before` is the object of the case.
 pub(crate) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<Difference> {
     let mut all = denied(case, verdict);
     if case.unchanged {

@@ -1,8 +1,8 @@
 //! Test cases for profiles: an object that is created, the state of the cluster, and the expected result.
 //!
-//! A [`Case`] is what a profile author writes. [`run`] decides it as an API server would. It mutates the object and
-//! applies the patch. Then it mutates the result again, which must change nothing, and validates it. The [`Verdict`]
-//! lists every difference from the expected result with its path.
+//! A profile author writes a [`Case`]. [`run`] passes its object through the steps of an API server: it mutates the
+//! object and applies the patch. Then it mutates the result again, which must change nothing, and validates the result.
+//! The [`Verdict`] lists every difference from the expected result with its path.
 //!
 //! * [`Profiles`] holds the profiles of a case, with the values that the installer sets.
 //! * `compare` finds the differences between two objects.
@@ -56,7 +56,7 @@ pub struct Case {
     /// Defaults of parameters that the installer sets, by profile.
     #[serde(default)]
     pub parameters: BTreeMap<String, Map<String, Json>>,
-    /// Further values that request a profile, by profile: its `request.values`.
+    /// Values that request a profile, by profile. They replace its `request.values`.
     #[serde(default)]
     pub values: BTreeMap<String, Vec<String>>,
     /// The platform's facts about the cluster.
@@ -95,7 +95,7 @@ pub struct Case {
     /// Parts of the expected messages: warnings, the denial, or the details of profiles that were left out.
     #[serde(default)]
     pub told: Vec<String>,
-    /// The expected reasons by profile, as in metrics.
+    /// The expected reasons by profile, as their metric labels.
     #[serde(default)]
     pub reasons: BTreeMap<String, String>,
 }
@@ -104,12 +104,12 @@ pub struct Case {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Metadata {
-    /// Its name.
+    /// The name of the object.
     pub name: Option<String>,
-    /// Its labels.
+    /// The labels of the object.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// The annotations of the object.
     #[serde(default)]
     pub annotations: BTreeMap<String, String>,
 }
@@ -131,7 +131,7 @@ pub struct Verdict {
     pub differences: Vec<Difference>,
 }
 
-/// A denial.
+/// The denial of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
     /// The message for the author.
@@ -146,11 +146,11 @@ pub enum Unusable {
     /// The case names a profile that does not exist.
     #[error("{field}: there is no profile {name:?}{}", .existing.as_ref().map(|existing| format!("; there is {existing}")).unwrap_or_default())]
     UnknownProfile {
-        /// The field that names it.
+        /// The field of the case that names the profile.
         field: &'static str,
         /// The unknown name.
         name: String,
-        /// The existing names.
+        /// The existing names; `None` if there are no profiles.
         existing: Option<String>,
     },
     /// The case sets a parameter that the profile does not have.
@@ -168,7 +168,7 @@ pub enum Unusable {
     Profile {
         /// The profile.
         profile: String,
-        /// The diagnostics.
+        /// The diagnostics of the compiler.
         problems: String,
     },
     /// The case has no expectation.
@@ -179,12 +179,12 @@ pub enum Unusable {
     /// A field does not have the required form.
     #[error("{field}: {message}")]
     Field {
-        /// The field.
+        /// The path of the field.
         field: &'static str,
         /// The mistake.
         message: String,
     },
-    /// The patch failed its self-check, which is a bug of this build.
+    /// The engine failed, which is a bug: for example, its patch failed the self-check.
     #[error("the engine is at fault: {0}")]
     Engine(String),
 }

@@ -17,12 +17,12 @@ pub struct Profiles {
     extendable: Vec<SourceProfile>,
 }
 
-/// An uncompiled profile.
+/// A profile as its author wrote it.
 #[derive(Clone, Debug)]
 struct SourceProfile {
     name: ProfileName,
     spec: ProfileSpec,
-    /// The result of compiling it unchanged. A case that sets values compiles its own copy.
+    /// The result of compiling the unchanged profile. A case that sets values compiles its own copy.
     compiled: OnceLock<Result<Arc<CompiledProfile>, String>>,
 }
 
@@ -47,7 +47,7 @@ impl Profiles {
         Self { folder: profiles.into_iter().map(SourceProfile::new).collect(), extendable: Vec::new() }
     }
 
-    /// Adds profiles that a case has only if they are extended or named.
+    /// Adds profiles that a case uses only if it names them, or if one of its profiles extends them.
     #[must_use]
     pub fn with_others(mut self, profiles: impl IntoIterator<Item = (ProfileName, ProfileSpec)>) -> Self {
         self.extendable.extend(profiles.into_iter().map(SourceProfile::new));

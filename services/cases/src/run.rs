@@ -19,7 +19,7 @@ use pillion_json::OwnedTape;
 /// The UID of every request, so that derived values are reproducible.
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-/// Runs a case.
+/// Runs a case, and compares the result with the case's expectations.
 ///
 /// # Errors
 /// Fails if the case cannot run: it names a missing profile or parameter, or has no expectation.
@@ -179,7 +179,7 @@ impl<'c> CaseRunner<'c> {
         self.namespace.level() == Some(InjectionLevel::Enabled) && label.is_some_and(|label| label == "false")
     }
 
-    /// Returns the changes of a second pass. A second pass must change nothing.
+    /// Mutates the result of the first pass again, and returns the changes. A second pass must change nothing.
     fn second_pass(&self, first: &Pass, trust: RecordTrust) -> Result<Vec<Difference>, Unusable> {
         let second = self.mutate(&first.object, trust)?;
         if !second.is_changed && second.denied.is_none() {
@@ -197,8 +197,8 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences between results with and without managedFields. Commands such as `pillion inject` have
-    /// none.
+    /// Returns the differences between results with and without managedFields. Commands such as `pillion inject` get
+    /// objects without managedFields.
     fn without_managed_fields(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         if has_record(&self.object) || self.object.pointer("/metadata/managedFields").is_some() {
             return Ok(Vec::new());
@@ -239,7 +239,7 @@ impl<'c> CaseRunner<'c> {
         object
     }
 
-    /// Returns the object without the record and without the API server's defaults.
+    /// Returns the object without the record, and without the API server's defaults that the case does not set.
     fn plain(&self, mut object: Json) -> Json {
         let is_set = |path: &[&str]| at(&self.case.object, path).is_some();
         if let Some(metadata) = metadata_of(&mut object) {

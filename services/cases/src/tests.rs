@@ -16,7 +16,7 @@ fn profiles(specs: &Json) -> Profiles {
     }))
 }
 
-/// A profile that adds a container with a configurable image.
+/// Returns a profile that adds a container with a configurable image.
 fn helper() -> Profiles {
     profiles(&json!({"helper": {
         "activation": "Always",

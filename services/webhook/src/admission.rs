@@ -26,7 +26,7 @@ use crate::refusal::Refusal;
 use crate::switch::Switch;
 use crate::trace::RequestSpan;
 
-/// The lookup of one namespace.
+/// The arguments of [`LiveNamespace`].
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup<'n> {
     /// The name that the client sent: unchecked, and of any length.
@@ -58,8 +58,8 @@ pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + 
 pub struct RequestSettings {
     /// Bytes of one body. A review of an update holds two objects of up to 3 MiB.
     pub body_limit: usize,
-    /// Bytes that all bodies may take together; a request above the limit gets 503. Large bodies leave a quarter of it
-    /// to small ones.
+    /// Bytes that all bodies may take together; a request above the limit gets 503. Large bodies leave a quarter of the
+    /// budget to small bodies.
     pub body_budget: usize,
     /// From the end of a request's head to the end of its body.
     pub body_timeout: Duration,
@@ -141,7 +141,8 @@ pub(crate) struct LookupResults {
 /// A lookup that a decision needs.
 #[derive(Debug)]
 pub(crate) enum Lookup {
-    /// The namespace of this name. The snapshot lacks it, or contradicts the path that the API server called.
+    /// The namespace of this name. `contradicts`: the snapshot has it, but contradicts the path that the API server
+    /// called. Otherwise the snapshot lacks it.
     Namespace { name: Box<str>, contradicts: bool },
     /// Other objects.
     Objects(Wanted),
@@ -235,7 +236,7 @@ impl Admission {
         ReviewResponse { outcome: RequestOutcome::Decided(decided.decision.outcome), body }
     }
 
-    /// Does the lookup that [`Admission::next`] requested, within the deadline.
+    /// Does the lookup that [`Admission::next`] requested, within the deadline, and stores the answer in `results`.
     pub(crate) async fn look_up(&self, lookup: Lookup, context: &RequestContext, results: &mut LookupResults) {
         match lookup {
             Lookup::Namespace { name, contradicts } => {
@@ -269,7 +270,7 @@ impl Admission {
         result.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
     }
 
-    /// Looks up objects, within the deadline.
+    /// Looks up objects, within the deadline. If the lookup times out, all objects are returned as failed.
     pub(crate) async fn look_up_objects(&self, wanted: Wanted, client: IpAddr, deadline: Deadline) -> LookedUp {
         let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
         let limit = self.settings.live_timeout.min(deadline.remaining());
@@ -280,8 +281,8 @@ impl Admission {
     }
 }
 
-/// Whether the API server called the path of another failure mode than the namespace in the snapshot has. Then its
-/// labels changed, and the snapshot or the API server lags behind.
+/// Whether the API server called the path of another failure mode than the namespace in the snapshot has. Then the
+/// namespace's labels changed, and the snapshot or the API server lags behind.
 fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     match endpoint {
         Endpoint::Level(level) | Endpoint::ValidateLevel(level) => namespace.level() != Some(level),

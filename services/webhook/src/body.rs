@@ -25,7 +25,7 @@ use crate::overload::{Eviction, SMALL, Shed, Unfinished, UnfinishedBodies};
 
 /// The smallest reservation, in bytes, for a body of more than one piece.
 const MIN_RESERVATION: usize = 16 * 1024;
-/// How long the rest of a body is read after the request was rejected for lack of memory or of a permit.
+/// How long the rest of a body is read after its request was shed.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The memory of all request bodies together, over all connections.
@@ -37,14 +37,14 @@ const LINGER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
-    /// The limit for bodies that are not [`SMALL`]: bytes in use, including their own.
+    /// The limit that a body larger than [`SMALL`] must keep: bytes taken by all bodies, including its own.
     large_limit: usize,
     taken: AtomicUsize,
     /// Exports `taken` as a metric.
     gauge: Gauge,
 }
 
-/// The part of the budget that one body uses. Returned on drop.
+/// The part of the budget that one body uses. Dropping the share returns its bytes to the budget.
 #[derive(Debug)]
 struct Share {
     budget: Arc<Budget>,
@@ -70,7 +70,7 @@ impl Budget {
 }
 
 impl Share {
-    /// Grows the share to this size, and never shrinks it. On an error it stays unchanged.
+    /// Grows the share to `bytes`, and never shrinks it. On an error the share stays unchanged.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Exhausted> {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return Ok(()) };
         let Budget { limit, large_limit, taken, gauge } = &*self.budget;
@@ -108,11 +108,11 @@ pub(crate) enum BodyError {
     TooSlow,
     /// The connection broke, or the body was malformed.
     Broken(axum::Error),
-    /// The body was evicted by this limit.
+    /// The request was shed for this reason: its body found no memory, or was evicted.
     Shed(Shed),
 }
 
-/// Limits of a body.
+/// The maximum size of one body, and the maximum time until it is complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) bytes: usize,
@@ -130,14 +130,14 @@ pub(crate) struct SharedLimits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sender {
     pub(crate) address: IpAddr,
-    /// Whether the client may still be writing its body when it gets the response. It would miss the response unless
-    /// the rest were read.
+    /// Whether the client may still be writing its body when it gets the response. The client would miss the response
+    /// unless the rest of the body were read.
     pub(crate) needs_draining: bool,
 }
 
 impl Sender {
     /// Returns the sender of this request. No draining is needed for a client that waits for `100 Continue`, nor on
-    /// HTTP/2, which ends a request without the connection.
+    /// HTTP/2, which can end a request without closing the connection.
     pub(crate) fn of(request: &Request) -> Self {
         let waits = request.headers().contains_key(EXPECT);
         let needs_draining = !waits && request.version() < Version::HTTP_2;
@@ -147,9 +147,9 @@ impl Sender {
 
 /// Reads the body. A body that arrives in a single piece is not copied.
 ///
-/// After a rejection, the rest is read and discarded, so that the client finishes writing and reads the response.
-/// Draining stops after twice the body limit, or when the time limit ends. If memory is exhausted, it stops after a
-/// short time.
+/// The rest of a body that is too large or was shed is read and discarded, so that the client finishes writing and
+/// reads the response. Draining stops after twice the body limit, or when the time limit ends. After shedding, it stops
+/// after [`LINGER`] at the latest.
 pub(crate) async fn read(
     mut body: Body,
     limits: Limits,
@@ -183,7 +183,7 @@ pub(crate) async fn discard_rejected(request: Request, limit: usize) {
     }
 }
 
-/// Reads one body.
+/// Reads one body, takes memory for its bytes, and gives the body up if it is evicted.
 struct BodyReader<'s> {
     shared: &'s SharedLimits,
     address: IpAddr,
@@ -225,8 +225,8 @@ impl<'s> BodyReader<'s> {
         Ok(buffer.into())
     }
 
-    /// Appends a piece; at most `rest` bytes can follow it. If the buffer is full, it grows by half, but never beyond
-    /// what the body can need.
+    /// Appends a piece; at most `rest` bytes can follow it (`None`: unknown). If the buffer is full, it grows by half,
+    /// but never beyond the maximum size of the body.
     async fn append(
         &mut self,
         buffer: &mut Vec<u8>,
@@ -249,7 +249,7 @@ impl<'s> BodyReader<'s> {
         Ok(())
     }
 
-    /// Grows the share to this size. Evicts older unfinished bodies if they hold enough memory.
+    /// Grows the body's share of the memory budget to `bytes`. Evicts older unfinished bodies if that frees enough.
     async fn grow_to(&mut self, bytes: usize) -> Result<(), BodyError> {
         while let Err(Exhausted { missing }) = self.share.grow_to(bytes) {
             let evicted = self.shared.unfinished.evict_older(self.unfinished.as_ref(), missing);
@@ -261,7 +261,7 @@ impl<'s> BodyReader<'s> {
         Ok(())
     }
 
-    /// Returns the next piece of data, and skips trailers.
+    /// Returns the next piece of data, or `None` at the end of the body. Skips trailers and empty pieces.
     async fn next(&mut self, body: &mut Body) -> Result<Option<Bytes>, BodyError> {
         while let Some(frame) = self.frame(body).await? {
             if let Ok(data) = frame.into_data()
@@ -343,7 +343,7 @@ mod tests {
         super::read(body, limits, &shared, sender).await.map(|buffer| buffer.bytes)
     }
 
-    /// Returns a body that never ends. It has this many pieces, and none is available at once.
+    /// Returns a body that never ends: after `pieces` pieces of `bytes` bytes each, nothing more arrives.
     fn stalled(pieces: usize, bytes: usize) -> Body {
         let piece = Bytes::from(vec![b'x'; bytes]);
         let pieces = stream::iter(0..pieces).map(move |_| Ok::<_, Infallible>(piece.clone()));
@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(pulled(false).await, 11 + 21);
     }
 
-    /// Reads a body piece by piece, and returns the budget in use after each.
+    /// Reads a body piece by piece, and returns the memory in use just before each piece arrives.
     async fn taken(length: usize, pieces: usize) -> Vec<usize> {
         let gauge = Gauge::default();
         let shared = shared(64 * SMALL, gauge.clone(), 8);

@@ -1,8 +1,8 @@
 //! Authenticates clients by certificate, if there is a CA for clients. By default every client is accepted.
 //!
 //! An invalid certificate (expired, of another CA, not for clients) fails the TLS handshake. A client without a
-//! certificate gets a 401 after its request's head, so that the API server's log says what is missing. The body of such
-//! a request is never read.
+//! certificate gets a 401 after its request's head, so that the API server's log names the missing certificate. The
+//! body of such a request is discarded, never parsed.
 //!
 //! Each handshake uses the current CA, which can be replaced at any time. An accepted connection stays open until it
 //! reaches its maximum age.
@@ -72,7 +72,7 @@ pub enum ClientCaError {
         origin: String,
         /// Position of the certificate in the input, from 1.
         number: usize,
-        /// The reason.
+        /// Why the certificate is not accepted as a CA certificate.
         reason: String,
     },
     /// The certificates cannot be used together.
@@ -88,7 +88,7 @@ pub enum ClientCaError {
 /// The CA that client certificates are verified against, and the names that are allowed.
 pub struct ClientCertificates {
     current: ArcSwap<ClientCas>,
-    /// Names of which a certificate must have at least one. Empty: any name is accepted.
+    /// A certificate must have at least one of these names. Empty: any name is accepted.
     names: Box<[Box<str>]>,
 }
 
@@ -139,7 +139,7 @@ impl ClientCertificates {
     /// stay.
     ///
     /// # Errors
-    /// As [`ClientCertificates::new`].
+    /// The same as for [`ClientCertificates::new`].
     pub fn swap(&self, cas: PemText<'_>) -> Result<bool, ClientCaError> {
         let fresh = ClientCas::read(cas)?;
         let changed = fresh.certificates != self.current.load().certificates;
@@ -207,7 +207,8 @@ fn is_ca_certificate(certificate: &CertificateDer<'_>) -> bool {
     certificate.is_ca()
 }
 
-/// Returns the certificate's names.
+/// Returns the common name of the certificate's subject, and its DNS names, URIs and e-mail addresses. Empty if the
+/// certificate is unreadable.
 fn names_of(certificate: &CertificateDer<'_>) -> Vec<Box<str>> {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
@@ -229,8 +230,8 @@ impl ClientCertVerifier for ClientCertificates {
         false
     }
 
-    /// Sends no CA names as hints. So a client with a certificate of another CA shows it, and gets an error that says
-    /// so.
+    /// Sends no CA names as hints. So a client with a certificate of another CA sends this certificate, and gets an
+    /// error that names the mistake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -268,12 +269,12 @@ impl ClientCertVerifier for ClientCertificates {
 }
 
 impl Caller {
-    /// A client on a server without client authentication.
+    /// Returns the caller on a server without client authentication.
     pub(crate) const fn unauthenticated() -> Self {
         Self { rejection: None, has_certificate: false }
     }
 
-    /// A client with an accepted certificate.
+    /// Returns a caller with an accepted certificate.
     const fn authenticated() -> Self {
         Self { rejection: None, has_certificate: true }
     }

@@ -1,10 +1,10 @@
-//! Registers metrics; counters with one label of a closed set of values, and the enums of these values.
+//! Registers metrics. Defines counters with one label of a closed set of values, and the enums of these values.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Metric, Registry};
 
-/// Defines an enum with all its values (`ALL`) and their texts in metrics, logs and traces (`as_str`).
+/// Defines an enum with a list of its values (`ALL`) and their names in metrics, logs and traces (`as_str`).
 macro_rules! labelled {
     ($(#[$meta:meta])* $vis:vis enum $enum:ident { $($(#[$doc:meta])* $value:ident => $text:literal,)+ }) => {
         $(#[$meta])*
@@ -60,7 +60,7 @@ impl<const N: usize> Counters<N> {
         Self(values.map(|value| family.get_or_create_owned(&[(label, value)])))
     }
 
-    /// Counts the value at this index.
+    /// Counts the value at this index. An index beyond the values is ignored.
     pub(crate) fn count(&self, index: usize) {
         if let Some(counter) = self.0.get(index) {
             counter.inc();

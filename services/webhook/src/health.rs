@@ -2,7 +2,7 @@
 //!
 //! A component that must finish something before requests arrive registers by name with [`Readiness`] and sets itself
 //! ready. `/readyz` returns the names of the components that are not ready, and [`once_ready`] rejects requests until
-//! all have been ready once.
+//! all components are ready for the first time.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -35,7 +35,7 @@ use crate::metrics::{Exposition, Metrics};
 use crate::overload::Shed;
 use crate::refusal::Refusal;
 
-/// Bytes of a rejected body that are read and discarded: the default limit of a body.
+/// The maximum number of bytes of a rejected body that are read and discarded. Equals the default limit of a body.
 const DISCARD_LIMIT: usize = 7 * 1024 * 1024;
 /// How long a response may take. A full scrape takes milliseconds, so anything slower is stuck, and the client should
 /// get an error.
@@ -53,7 +53,7 @@ struct ReadinessState {
     components: Mutex<Vec<Arc<ComponentState>>>,
 }
 
-/// One component's part in [`Readiness`]. It starts as not ready.
+/// A component that was registered with [`Readiness`]. It starts as not ready.
 #[derive(Clone, Debug)]
 #[must_use = "the process is not ready before this component is set ready"]
 pub struct Component {
@@ -69,7 +69,7 @@ struct ComponentState {
 /// Why the process is not ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotReady {
-    /// The process is shutting down.
+    /// Whether the process is shutting down.
     pub draining: bool,
     /// The components that are not ready, in the order in which they were registered.
     pub waiting_for: Vec<&'static str>,
@@ -146,7 +146,7 @@ struct Ops {
     exposition: Arc<Exposition>,
 }
 
-/// The routes of the operations port: `/livez`, `/readyz`, `/metrics`.
+/// Returns the routes of the operations port: `/livez`, `/readyz`, `/metrics`.
 pub fn router(readiness: Readiness, exposition: Arc<Exposition>) -> Router {
     Router::new()
         .route("/livez", get(async || "alive\n"))
@@ -179,8 +179,8 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
     }
 }
 
-/// Answers 503 until all components of `readiness` are ready, since a pod could otherwise miss its sidecar. From then on
-/// it always calls `app`, also while the process drains.
+/// Returns `app` behind a gate. The gate answers 503 until all components of `readiness` are ready, since a pod could
+/// otherwise miss its sidecar. From then on it always calls `app`, also while the process drains.
 ///
 /// A replica that is not ready still gets requests when its container restarts at an address that the API server knows.
 /// On a 503 with `Retry-After`, the API server retries within its timeout, on a new connection and most likely at another
@@ -197,7 +197,7 @@ struct ReadinessGate {
 }
 
 impl ReadinessGate {
-    /// Returns an error with the components that have yet to become ready for the first time.
+    /// Returns an error with the components that are not ready, until all are ready for the first time.
     fn check(&self) -> Result<(), NotReady> {
         if self.was_ready.load(Ordering::Acquire) {
             return Ok(());
@@ -249,14 +249,14 @@ where
     }
 }
 
-/// Rejects a request after reading its body. A client that is still writing would see its connection reset instead of
-/// the response, and the API server does not repeat such a request.
+/// Rejects a request after reading its body. Otherwise a client that is still writing would see its connection reset
+/// instead of the response, and the API server does not repeat such a request.
 async fn reject(not_ready: NotReady, request: Request) -> Result<Response, Infallible> {
     tracing::debug!(why = %not_ready, "a request was answered with 503");
     let version = request.version();
     body::discard_rejected(request, DISCARD_LIMIT).await;
     let mut response = Refusal::Shed(Shed::NotReady).response(version);
-    // Names the components that are not ready.
+    // Replaces the general text by one that names the components that are not ready.
     *response.body_mut() = Body::from(format!("{not_ready}: try again\n"));
     Ok(response)
 }

@@ -8,7 +8,7 @@
 //! [`router::router`], [`serve::Server`].
 //!
 //! * `client_text`: bounds text that clients wrote. `counters`: counters with one label.
-//! * [`switch`], [`policy`]: what the platform can change while the process runs.
+//! * [`switch`], [`policy`]: settings that the platform can change while the process runs.
 //! * [`tls`], [`clients`], [`serve`]: certificates, client authentication, connections.
 //! * [`overload`], [`metrics`], [`trace`], [`health`]: limits, observability and readiness.
 //! * `body`, `refusal`, [`admission`], [`router`]: the path of a request to its response.

@@ -47,7 +47,7 @@ const REQUEST_BUCKETS: [f64; 9] =
 /// Bounds in bytes.
 const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
-/// Optional metrics.
+/// Settings of the optional metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MetricsSettings {
@@ -76,7 +76,7 @@ pub struct Metrics {
     pub(crate) panics: Counter,
     /// Rejected requests and queue waits.
     pub(crate) overload: OverloadMetrics,
-    /// The connections.
+    /// The metrics of the TLS connections.
     pub connections: ConnectionMetrics,
     /// Requests by namespace.
     pub(crate) tenants: Tenants,
@@ -176,7 +176,7 @@ impl Metrics {
         self.patch_bytes.observe(as_float(bytes));
     }
 
-    /// Counts a decision.
+    /// Counts a decision. `dry_run`: its request changes nothing in the cluster, and is also counted as a dry run.
     pub(crate) fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
         self.profiles.decided(decision);

@@ -1,6 +1,6 @@
 //! The reasons for which a request gets no review as its response, rendered as HTTP status, text and metric.
 //!
-//! The API server shows the text to the pod's author or logs it, so the text says what was wrong and what was expected.
+//! The API server shows the text to the pod's author or logs it, so the text names the mistake and the expected value.
 //! The status is 4xx for a fault of the client and 5xx for a fault of the webhook. `failurePolicy` applies to both.
 
 use std::any::Any;
@@ -17,25 +17,25 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
 use crate::overload::Shed;
 
-/// Bytes of a plain-text response.
+/// The maximum length of a plain-text response, in bytes.
 pub(crate) const RESPONSE_BYTES: usize = 1024;
 
 /// Why a request gets no review in its response.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Its content type is not JSON. Holds the content type, if any.
+    /// The request's content type is not JSON. Holds the content type, if any.
     ContentType(Option<HeaderValue>),
-    /// Its content is encoded. Holds the encoding.
+    /// The request's content is encoded. Holds the encoding.
     ContentEncoding(HeaderValue),
-    /// Its body is larger than this many bytes.
+    /// The body is larger than this many bytes.
     TooLarge(usize),
-    /// Its body did not arrive within this time.
+    /// The body did not arrive within this time.
     TooSlow(Duration),
-    /// Reading its body failed.
+    /// Reading the body failed.
     Broken(axum::Error),
-    /// It is valid but was rejected.
+    /// The replica shed the request. Holds the reason.
     Shed(Shed),
-    /// Its body is not a valid review.
+    /// The body is not a valid review.
     Review(ReviewError),
     /// The engine failed.
     Internal(InternalError),

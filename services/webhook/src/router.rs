@@ -1,8 +1,8 @@
 //! The routes of the admission port: a request becomes a review, the engine decides it, and the decision becomes a
 //! response, a log line and counters.
 //!
-//! Deciding a small pod takes some 30 us, less than a handover to another thread. So it runs on the thread that read
-//! the request, once it holds a permit. A large object is decided on a separate thread.
+//! Deciding a small pod takes some 30 us, less than a handover to another thread. So the thread that read the request
+//! also decides it, once the request holds a permit. A large object is decided on a separate thread.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ use crate::overload::{self, Deadline, Overload, Permit, RequestPermit, Shed, Unf
 use crate::refusal::{RESPONSE_BYTES, Refusal};
 use crate::trace::RequestSpan;
 
-/// [`Admission`], and the limits that all requests share.
+/// The state of the routes: [`Admission`], and the limits that all requests share.
 struct Service {
     admission: Admission,
     bodies: SharedLimits,
@@ -177,7 +177,7 @@ impl Service {
         }
     }
 
-    /// Reads the body of a request that claims to be a review, up to this many bytes.
+    /// Checks that the request's headers announce plain JSON, and reads its body, up to `bytes` or the body limit.
     async fn receive(&self, request: Request, bytes: usize, deadline: Deadline) -> Result<BufferedBody, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {
@@ -198,8 +198,8 @@ impl Service {
         self.overload.request_permit().ok_or(Refusal::Shed(Shed::InFlight))
     }
 
-    /// Waits for a permit to compute. A rejected request is attributed to the namespace peeked from its body, if that
-    /// exists.
+    /// Waits for a permit to compute. In metrics, a rejected request is attributed to the namespace peeked from its
+    /// body, or to `_other` if the snapshot lacks that namespace.
     async fn permit(&self, context: &RequestContext, body: &Bytes) -> Result<Permit, Refusal> {
         self.overload.permit(body, context.deadline).await.map_err(|shed| {
             if let Some(name) = overload::peek_namespace(body) {
@@ -236,9 +236,8 @@ impl Service {
 
     /// Answers a review of a profile that is being stored: warns its author of mistakes and never rejects it.
     ///
-    /// Few profiles are stored, and one may compile for long. So they have one thread of their own, apart from decisions
-    /// about pods, and a short queue that is fair between client addresses. A parent profile is looked up as the API
-    /// server has it now.
+    /// Few profiles are stored, and one may compile for long. So reviews of profiles have their own thread, apart from
+    /// decisions about pods, and a short queue that is fair between client addresses. Parent profiles are looked up.
     async fn answer_profile(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
         match self.review_profile(request).await {
@@ -294,8 +293,8 @@ impl Service {
         done.map_err(|panic| Refusal::from_panic(&*panic))
     }
 
-    /// Answers a connectivity check, which proves that an API server reaches a replica. The controller has each API
-    /// server call a replica before it has API servers reject pods when no replica answers.
+    /// Answers a connectivity check, which proves that an API server reaches a replica. The controller makes each API
+    /// server call a replica before it lets API servers reject pods when no replica answers.
     async fn answer_connectivity_check(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
         self.check_connectivity(request).await.unwrap_or_else(|refusal| refusal.response(version))

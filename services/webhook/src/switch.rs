@@ -1,9 +1,9 @@
-//! The kill switch as requests see it: while it is off, the webhook allows every object unchanged.
+//! The kill switch as requests see it: while decisions are switched off, the webhook allows every object unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether requests are decided. Clones share the state, which the cluster watch sets. It starts as on.
+/// Whether requests are decided. Clones share the state, which the cluster watch sets. At first, requests are decided.
 ///
 /// A request uses the state at the beginning of its decision; a decision that has begun is not stopped.
 #[derive(Clone, Debug, Default)]
@@ -12,7 +12,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Turns the webhook off or on.
+    /// Switches decisions off or on. `off`: every object is allowed unchanged.
     pub fn set_off(&self, off: bool) {
         self.off.store(off, Ordering::Relaxed);
     }

@@ -21,7 +21,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 pub struct PemText<'t> {
     /// A file's path, or "Secret pillion/serving-certificate, key tls.crt".
     pub source: &'t str,
-    /// The text.
+    /// The PEM text itself.
     pub text: &'t [u8],
 }
 
@@ -91,7 +91,7 @@ pub struct ServingCertificate {
 }
 
 impl std::fmt::Debug for PemText<'_> {
-    /// Omits the text: it can be a private key.
+    /// Omits the PEM text, which can be a private key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("PemText").field("source", &self.source).finish_non_exhaustive()
     }
@@ -104,7 +104,7 @@ impl ServingCertificate {
         Ok(Arc::new(Self { current }))
     }
 
-    /// Returns an empty value, to be set by [`ServingCertificate::swap`]. Until then every handshake fails.
+    /// Creates a value without a certificate. Every handshake fails until [`ServingCertificate::swap`] sets one.
     #[must_use]
     pub fn awaited() -> Arc<Self> {
         Arc::new(Self { current: ArcSwapOption::empty() })
@@ -119,7 +119,7 @@ impl ServingCertificate {
         Ok(changed)
     }
 
-    /// Returns the serving certificate without its intermediates.
+    /// Returns the serving certificate without its intermediates. `None` until one is set.
     #[must_use]
     pub fn leaf(&self) -> Option<CertificateDer<'static>> {
         self.current.load().as_ref()?.cert.first().cloned()

@@ -25,8 +25,8 @@ use crate::refusal::Refusal;
 /// The target of all request spans, and of no other spans.
 pub const TARGET: &str = "pillion_trace";
 
-/// The attribute of a span that was created afterwards, because its request failed or was denied. It tells samplers
-/// that the usual sampling decision was negative.
+/// The attribute of a span that was created after its request was answered, because the request failed or was denied.
+/// It tells samplers that the usual sampling decision was negative.
 pub const SAMPLED_FOR: &str = "sampled_for";
 
 /// The instrumentation scope of the spans.
@@ -40,7 +40,7 @@ const MAX_PROFILES: usize = 16;
 
 /// The maximum length of `traceparent` in bytes. The current version has 55; later ones may be longer.
 const TRACEPARENT_BYTES: usize = 128;
-/// Bytes of `tracestate` that the standard requires to be propagated. A longer one is dropped.
+/// Bytes of `tracestate` that the standard requires to be propagated. A longer header is dropped.
 const TRACESTATE_BYTES: usize = 512;
 
 /// The span of a request, from its head to its response. Clones share one span, which ends with the last of them.
@@ -60,7 +60,7 @@ struct UnsampledRequest {
     attributes: Mutex<Vec<KeyValue>>,
 }
 
-/// A span for each step of a decision.
+/// Creates a span for each step of a decision.
 #[derive(Debug)]
 pub(crate) struct StepSpans<'r> {
     request: &'r RequestSpan,
@@ -118,7 +118,7 @@ impl RequestSpan {
         Self { span: Span::none(), unsampled: Some(Arc::new(unsampled)) }
     }
 
-    /// Records the subject of the request.
+    /// Records the namespace and the UID of the review, and whether it is a dry run.
     pub(crate) fn review(&self, review: &Review<'_>) {
         let (namespace, uid) = (Bounded(review.namespace(), LOGGED_BYTES), Bounded(review.uid(), LOGGED_BYTES));
         if !self.span.is_disabled() {
@@ -134,7 +134,7 @@ impl RequestSpan {
         }
     }
 
-    /// Records the decision.
+    /// Records the reason of the decision, and the profiles that it considered.
     pub(crate) fn decided(&self, decision: &Decision) {
         if !self.span.is_disabled() {
             self.span.record("reason", decision.reason.as_str());
@@ -180,22 +180,22 @@ impl RequestSpan {
         (found.is_valid() && found.is_sampled()).then(|| found.trace_id())
     }
 
-    /// The span of reading the body and the envelope.
+    /// Creates the span of reading the body and the envelope.
     pub(crate) fn receive(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "receive"))
     }
 
-    /// The span of resolving the namespace and finding the lookups that are needed.
+    /// Creates the span of resolving the namespace and doing the lookups that the review needs.
     pub(crate) fn resolve(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
     }
 
-    /// The spans of the decision's steps.
+    /// Returns the observer that creates the spans of the decision's steps.
     pub(crate) const fn steps(&self) -> StepSpans<'_> {
         StepSpans { request: self, current: Span::none() }
     }
 
-    /// The span of serialising the response.
+    /// Creates the span of serialising the response.
     pub(crate) fn serialise(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "serialise"))
     }

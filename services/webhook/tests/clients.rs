@@ -104,7 +104,7 @@ async fn missing_certificate_is_401_before_body_is_read() {
         assert!(answer.status == 401 && !answer.closes(), "{answer:?}");
     }
     assert!((guarded.server.metric(NO_CERTIFICATE) - 5.0).abs() < 0.5);
-    // No request reached the review.
+    // No body was read completely, and no request was decided.
     assert_eq!(guarded.app.metric("pillion_request_bytes_count"), Some(0.0));
     assert_eq!(guarded.app.metric("pillion_inflight"), Some(0.0));
 }
@@ -222,7 +222,7 @@ async fn new_ca_is_used_from_next_handshake() {
     }
     assert!(is_accepted(&guarded, &old, &rustls::version::TLS13).await, "the last valid CA stays");
 
-    // Both CAs for a while, as in a rotation. The same text again is not a change.
+    // Accepts both CAs for a while, as in a rotation. Setting the same CAs again is not a change.
     let both = format!("{}{}", guarded.ca.pem(), next.pem());
     assert!(guarded.clients.swap(ca_text(&both)).unwrap());
     assert!(!guarded.clients.swap(ca_text(&both)).unwrap());

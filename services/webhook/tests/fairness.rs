@@ -105,7 +105,7 @@ struct Server {
     answered: Arc<AtomicU64>,
     /// The worker thread.
     worker: Arc<OnceLock<Pid>>,
-    /// Shut down without waiting, since its remaining work is not needed.
+    /// The runtime of the server. It is shut down without waiting, since its remaining work is not needed.
     runtime: Option<Runtime>,
 }
 
@@ -183,7 +183,7 @@ fn large_request(namespace: &str) -> String {
     post(&format!("/mutate?timeout=10s&{namespace}"), &review.to_string())
 }
 
-/// Returns the median time of a request when there is no other.
+/// Returns the median time of a request while no other request is in flight.
 async fn unloaded(server: &Running) -> Duration {
     let mut stream = server.http1().await;
     let text = request("quiet-0");
@@ -275,10 +275,10 @@ impl Random {
 /// The behaviour of the noisy tenant.
 struct Noise {
     connections: usize,
-    /// The request that it repeats.
+    /// The request that the tenant repeats.
     text: String,
-    /// Added to the niceness of its thread. A real noisy tenant has its own machine. Here, creating its megabytes would
-    /// take time from the quiet tenants' client, which would be measured as the server's.
+    /// Added to the niceness of the tenant's thread. A real noisy tenant has its own machine. Here, creating megabytes
+    /// would take time from the quiet tenants' client, which would be measured as the server's.
     nice_increment: i32,
 }
 
@@ -316,7 +316,7 @@ async fn noise(server: Arc<Server>, text: Arc<str>, sent: Arc<AtomicUsize>, shed
     }
 }
 
-/// The 99th percentiles of some requests.
+/// The 99th percentiles of the measurements of several requests.
 #[derive(Clone, Copy, Debug)]
 struct P99 {
     took: Duration,
@@ -382,7 +382,8 @@ impl Results {
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()
     }
 
-    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor.
+    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor. True if no round
+    /// counts.
     fn slows_at_most(&self, times: f64) -> bool {
         self.slower().is_none_or(|slower| slower <= times)
     }

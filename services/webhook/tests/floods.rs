@@ -1,4 +1,4 @@
-//! Many or large requests: time, series and memory stay bounded. Cases B65, B67 and B69 of the bad inputs are here.
+//! Many or large requests: time, series and memory stay bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,8 +24,8 @@ const MIB: usize = 1024 * 1024;
 /// Only one test at a time: tests of one process share the memory that they measure.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// B65: 10,000 unknown namespaces leave no series and no memory behind. The tests of
-/// `services/control/src/informer/live/tests.rs` show that their lookups are bounded at the API server.
+/// 10,000 unknown namespaces leave no series and no memory behind. The tests of
+/// `services/control/src/informer/live/tests.rs` show that lookups of namespaces are bounded at the API server.
 #[tokio::test]
 async fn unknown_namespaces_leave_nothing_behind() {
     let _alone = ALONE.lock().await;
@@ -56,7 +56,7 @@ async fn unknown_namespaces_leave_nothing_behind() {
     assert_eq!(asked.load(Ordering::Relaxed), 10_000);
 }
 
-/// B67: the same review always gets the same response, and memory does not grow.
+/// The same review always gets the same response, and memory does not grow.
 #[tokio::test]
 async fn same_review_gets_same_response() {
     const TIMES: usize = 20_000;
@@ -79,7 +79,7 @@ async fn same_review_gets_same_response() {
     assert!(grown < 8 * MIB, "{grown} bytes more");
 }
 
-/// B69: the requesting user is not logged, however long the list of groups is.
+/// The requesting user is not logged, however long the list of groups is.
 #[tokio::test]
 async fn groups_of_user_are_not_logged() {
     let _alone = ALONE.lock().await;
@@ -101,7 +101,7 @@ async fn groups_of_user_are_not_logged() {
     assert!(!logged.contains("grp") && !logged.contains("jemand"), "{logged}");
 }
 
-/// Far more than the time needed, and far less than a quadratic algorithm would take.
+/// The time limit of a response: far more than is needed, and far less than a quadratic algorithm would take.
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn keys(count: usize) -> Map<String, Value> {
@@ -204,7 +204,7 @@ async fn declared_length_takes_no_memory() {
 async fn paused_clients_leave_memory_to_small_reviews() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
-    // Checked continuously, since the budget must never be exceeded.
+    // The memory is checked after each client, since the budget must never be exceeded.
     let mut paused = Vec::new();
     for _ in 0..CLIENTS {
         paused.push(send_part(&server, LARGE, LARGE - 1).await);

@@ -66,7 +66,7 @@ impl Raw {
         Self::over(server.tls(&["h2"]).await, settings).await
     }
 
-    /// Uses an existing connection.
+    /// Begins HTTP/2 on an existing connection, with these client settings.
     pub(crate) async fn over(stream: TlsStream<TcpStream>, settings: &[(u16, u32)]) -> Self {
         let (reading, writing) = tokio::io::split(stream);
         let mut raw = Self { reading, writing };
@@ -110,7 +110,7 @@ impl Raw {
         None
     }
 
-    /// Waits for the response on a stream.
+    /// Waits for the response on a stream. Returns `false` if the connection ends before.
     pub(crate) async fn answered(&mut self, stream: u32) -> bool {
         while let Some(frame) = self.read().await {
             if frame.stream == stream && frame.flags & END_STREAM != 0 && matches!(frame.kind, DATA | HEADERS) {
@@ -246,7 +246,7 @@ async fn unread_responses_do_not_pile_up() {
         }
     }
     until("the connection is timed out", || server.timed_out("reader") > 0.5).await;
-    // Closed long before their deadline: 100 responses have 25 MiB, and the limit of a connection is 1 MiB.
+    // The connection ends long before the deadline of its responses: 100 responses have 25 MiB, and the limit is 1 MiB.
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
     until("the connection's permit is free", || server.connections() < 0.5).await;
     assert_others_are_served(&server).await;

@@ -38,7 +38,7 @@ async fn only_unknown_namespaces_are_looked_up() {
         async move { found }.boxed()
     });
     let app = App::with(RequestSettings::default(), Some(live));
-    // Opted in, by the snapshot or by the lookup, but no profile matches.
+    // The first two namespaces are opted in, by the snapshot or by the lookup, but no profile matches.
     for (namespace, looked_up, no_profile, not_opted_in) in
         [(KNOWN, 0, Some(1.0), None), ("new", 1, Some(2.0), None), ("gone", 2, Some(2.0), Some(1.0))]
     {
@@ -145,7 +145,8 @@ fn profile(expression: &str) -> Value {
         "matchConditions": [{"name": "c", "expression": expression}]})
 }
 
-/// SECURITY.md says what any client learns, and docs/certificates.md how to prevent that.
+/// Without client authentication, any client makes the replica look up objects, and reads their content in the patch.
+/// docs/certificates.md describes how to prevent this.
 #[tokio::test]
 async fn client_without_certificate_gets_no_lookups() {
     let expression = "serviceAccount.annotations.role.orValue('none')";
@@ -171,7 +172,7 @@ async fn client_without_certificate_gets_no_lookups() {
     }
 }
 
-/// Returns the response to the review of a pod.
+/// Sends a review of a pod to `/mutate`, and returns the `response` of the review.
 async fn review_pod(app: &App) -> Value {
     review_response(send(&app.router, "/mutate", review_text()).await).await
 }

@@ -267,7 +267,7 @@ async fn cancelled_requests_leave_nothing_behind() {
     assert_eq!(in_use(&app), Some(0.0));
 }
 
-/// The same over sockets, which are closed at any time.
+/// Requests are sent over sockets, which the client closes at any time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connections_leave_nothing_behind() {
     let mut settings = RequestSettings::default();

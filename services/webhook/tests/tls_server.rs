@@ -139,7 +139,7 @@ async fn concurrent_handshakes_are_bounded() {
     stalled.write_all(&crate::support::client_hello(&server.root)).await.unwrap();
     // The server has responded, so this handshake holds the only permit. The client sends nothing more.
     stalled.read_u8().await.unwrap();
-    // Half of its timeout. In the other half, the next client first waits and then completes its handshake.
+    // Half of the stalled handshake's timeout. In the other half, the next client waits and completes its handshake.
     sleep(5 * SHORT).await;
     let mut next = pin!(server.http1());
     assert!(timeout(SHORT / 2, &mut next).await.is_err(), "two handshakes ran at once");

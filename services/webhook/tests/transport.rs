@@ -133,7 +133,8 @@ async fn certificate_changes_fail_no_handshake() {
     assert!(server.handshakes("failed") < 0.5 && server.handshakes("timed_out") < 0.5);
 }
 
-/// Pipelines requests for large responses without reading them, until the server accepts no more.
+/// Pipelines requests for large responses without reading them, until the server accepts no more. Returns the
+/// connection, and the number of requests.
 async fn request_without_reading(server: &Running) -> (TlsStream<TcpStream>, usize) {
     let mut stream = server.http1().await;
     let mut asked = 0;
@@ -220,7 +221,8 @@ async fn timed_out_connections_are_counted_by_event() {
     }
 }
 
-/// An HTTP/1.1 client like Go's: it keeps its connection until a response says that it is the last one.
+/// Runs an HTTP/1.1 client like Go's, which keeps its connection until a response announces the end. Returns the
+/// numbers of responses and of connections.
 async fn run_http1_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0_usize, 0_usize);
     while !ended.load(Ordering::Relaxed) {
@@ -242,8 +244,8 @@ async fn run_http1_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> 
     (answers, connections)
 }
 
-/// An HTTP/2 client. It reconnects when its connection accepts no more requests, and retries requests that the server
-/// did not process.
+/// Runs an HTTP/2 client, which reconnects when its connection accepts no more requests. A request may fail only if the
+/// server did not process it. Returns the numbers of responses and of connections.
 async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0, 0);
     while !ended.load(Ordering::Relaxed) {
@@ -331,7 +333,7 @@ async fn connection_at_end_of_drain_is_answered() {
         let late = TcpStream::from_std(late).unwrap();
         let mut late = ClientTls::new(&server.root).connect(late).await.expect("the late connection was not accepted");
         assert!(Answer::read(&mut last).await.closes());
-        // That client sends nothing yet. The next one does not wait for it.
+        // The late client sends nothing yet. The next client does not wait for it.
         let mut latest = server.http1().await;
         assert!(ask(&mut latest, GET_FAST).await.closes());
         let answer = ask(&mut late, GET_FAST).await;

@@ -19,7 +19,7 @@ const SHED: &str = "pillion_shed_total{reason=\"unfinished\"}";
 
 type Stream = TlsStream<TcpStream>;
 
-/// Returns settings in which a body may take a minute, so that only the bounds end it.
+/// Returns settings in which a body may take a minute, so that only the bounds on unfinished bodies end one.
 fn long_timeouts(total: usize, per_address: usize) -> RequestSettings {
     let mut settings = RequestSettings::default();
     settings.body_timeout = PATIENCE;
@@ -97,7 +97,7 @@ async fn address_over_its_bound_loses_its_oldest_body() {
     assert_others_are_answered(&server, [127, 0, 0, 1], 3).await;
 }
 
-/// More stalled bodies than the limit of requests in flight.
+/// Opens more stalled bodies than requests may be in flight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_http1_bodies_cost_others_nothing() {
     let mut settings = long_timeouts(2048, 256);
@@ -224,7 +224,7 @@ async fn complete_bodies_take_memory_of_stalled_ones() {
     until("the memory is in use", || app.metric("pillion_body_bytes") > Some(0.8 * 1024.0 * 1024.0)).await;
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     assert!(app.metric("pillion_body_bytes") <= Some(1024.0 * 1024.0));
-    // A larger body evicts several of them.
+    // A larger body evicts several stalled bodies.
     let mut stream = tls_from(&server, [127, 0, 0, 1], "http/1.1").await;
     let large = format!("{}{}", review_text(), " ".repeat(120 * 1024));
     assert_eq!(ask(&mut stream, post("/mutate?timeout=3s", &large)).await.status, 200);

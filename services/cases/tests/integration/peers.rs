@@ -7,7 +7,7 @@
 //! that cannot be read is a failed case. So is a case with a setting that its adapter does not know.
 //!
 //! * [`runner`]: runs cases, and prints the table.
-//! * [`files`]: files, YAML, patches.
+//! * [`files`]: reads files and their YAML documents, and applies patches.
 //! * [`workloads`]: the pods that controllers create for workloads.
 //! * the adapters, one for each peer, with the table from the peer's settings to parameters.
 //! * [`istio_results`] and [`linkerd_results`]: infer settings from a result. Some settings exist only
@@ -42,9 +42,9 @@ use runner::{PeerCase, Results, ShippedProfiles};
 /// The environment variable with the folder of the peers' cases.
 const FOLDER: &str = "PILLION_PEERS";
 
-/// A peer.
+/// Another injector, whose test cases are run against our profiles.
 struct Peer {
-    /// The name of its folder.
+    /// The name of the peer's folder.
     name: &'static str,
     cases: runner::Adapter,
     /// The prefix of the folders with our profiles for this peer.
@@ -108,7 +108,7 @@ fn unexpected_files_are_reported() {
     assert_eq!(told.join("\n"), expected.trim_end(), "\n{}", told.join("\n"));
 }
 
-/// The shipped profiles cause no advice, such as the mount of a volume that does not exist.
+/// The shipped profiles cause no advice, such as advice about a mount whose volume does not exist.
 #[test]
 fn shipped_profiles_cause_no_advice() {
     let advice = ShippedProfiles::load().advice();

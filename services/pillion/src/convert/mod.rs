@@ -38,7 +38,7 @@ enum ConvertCommand {
     /// Convert Instrumentation resources of the OpenTelemetry operator to profiles.
     ///
     /// For each resource and language, a cluster profile extends the one in profiles/otel-*. A profile in the
-    /// resource's own namespace extends that one.
+    /// resource's own namespace extends the cluster profile.
     Opentelemetry(OpentelemetryArgs),
     /// Convert each configuration of morvencao's sidecar injector to a profile: keys of ConfigMaps, and files.
     Morvencao(MorvencaoArgs),
@@ -195,7 +195,7 @@ impl Documents {
         if read.problems.is_empty() { Ok(read) } else { Err(read.problems) }
     }
 
-    /// Returns the documents.
+    /// Returns the documents, in the order of the files.
     fn all(&self) -> &[Document] {
         &self.all
     }
@@ -221,7 +221,7 @@ impl Documents {
         self.sized(file.display().to_string(), size, || fs::read_to_string(file));
     }
 
-    /// Reads a source of this many bytes, unless it is too large.
+    /// Reads the source `name` of `size` bytes, unless it is too large.
     fn sized(&mut self, name: String, size: u64, text: impl FnOnce() -> io::Result<String>) {
         if size > MAX_FILE_BYTES {
             let message = format!("a file has at most {MAX_FILE_BYTES} bytes");
@@ -262,7 +262,7 @@ impl Documents {
         }
     }
 
-    /// Adds each key as a separate file, with positions in its own text.
+    /// Adds each key of a `ConfigMap` as a separate file, whose problems have positions in the key's value.
     fn config_map(&mut self, source: &Arc<Source>, object: &Node) {
         let name = object.get("metadata").and_then(|metadata| metadata.text("name")).unwrap_or("ConfigMap");
         for entry in object.get("binaryData").map(Node::entries).unwrap_or_default() {

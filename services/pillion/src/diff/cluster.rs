@@ -87,8 +87,8 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
     Ok(compared)
 }
 
-/// Returns the active profiles, with those from files in place of the stored ones. Profiles that extend them are
-/// recompiled.
+/// Returns the active profiles, with the profiles from files in place of stored ones. Profiles that extend a profile
+/// from a file are recompiled.
 async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, DiffError> {
     let stored = stored(client).await?;
     let cluster = stored.iter().filter(|(name, _)| name.namespace.is_none());
@@ -140,7 +140,7 @@ async fn stored(client: &Client) -> anyhow::Result<BTreeMap<ProfileName, Profile
     Ok(stored)
 }
 
-/// The specs of cluster profiles, by which others resolve their parents.
+/// The specs of cluster profiles, in which other profiles find their parents.
 struct Library(BTreeMap<Box<str>, ProfileSpec>);
 
 impl Parents for Library {
@@ -190,7 +190,7 @@ fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
     Ok(pod)
 }
 
-/// Decides a pod.
+/// Decides a pod with the profiles of `snapshot`. Returns the patched pod, and the result of each profile.
 async fn rendered(
     pod: &Value,
     name: &str,

@@ -1,10 +1,9 @@
-//! `pillion diff`: shows what changed profiles would do, without doing it: to the pods of manifests, or to
-//! running pods.
+//! `pillion diff`: shows how changed profiles would change the pods of manifests, or running pods.
 //!
-//! * [`cluster`]: to running pods, workload by workload. It writes nothing.
+//! * [`cluster`]: compares running pods, workload by workload. It writes nothing to the cluster.
 //!
-//! Both render the same pod twice with the same engine, so changes by the API server or others never show as a
-//! difference.
+//! Both comparisons render the same pod twice with the same engine. So changes by the API server or by other webhooks
+//! never show as a difference.
 
 mod cluster;
 
@@ -28,7 +27,7 @@ use crate::load::Problem;
 use crate::output::{self, Form};
 use crate::{args, difference};
 
-/// Exit code: there is a difference.
+/// Exit code: at least one workload differs.
 const EXIT_DIFFERENT: u8 = 1;
 /// Exit code: the comparison failed.
 const EXIT_ERROR: u8 = 2;
@@ -75,7 +74,7 @@ impl<E: Into<anyhow::Error>> From<E> for DiffError {
     }
 }
 
-/// Prints the differences. Exit code 1: there are some; 2: the comparison failed.
+/// Prints the differences. Exit code 1: at least one workload differs; 2: the comparison failed.
 pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
     let output = args.output;
     let compared = if args.files.is_empty() {
@@ -102,7 +101,7 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
     Ok(if differs { ExitCode::from(EXIT_DIFFERENT) } else { ExitCode::SUCCESS })
 }
 
-/// Compares each pod.
+/// Compares each pod of the manifests.
 fn compare(args: &DiffArgs) -> Result<Vec<Compared>, DiffError> {
     let (before, after) = (simulated(args, &args.against)?, simulated(args, &args.profiles)?);
     let documents = inject::documents(&args.files).map_err(DiffError::Problems)?;
@@ -146,15 +145,15 @@ fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, 
 struct Compared {
     /// The workload: `Deployment shop/web`.
     name: String,
-    /// The number of its pods, if known.
+    /// The number of the workload's pods; 1 for a workload in a manifest.
     pods: usize,
-    /// With the old profiles.
+    /// The result with the old profiles.
     before: Rendered,
-    /// With the new profiles.
+    /// The result with the new profiles.
     after: Rendered,
 }
 
-/// The result for a pod.
+/// The result of deciding a pod.
 #[derive(Clone, Debug, PartialEq)]
 struct Rendered {
     /// The pod, without the record and server-side metadata. `None` if it is rejected.

@@ -19,7 +19,7 @@ pub(super) struct Condition {
     pub(super) expression: String,
 }
 
-/// Default values that request the default profile, or none.
+/// Default values that request the default profile (truthy) or no profile (falsy).
 const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
@@ -108,18 +108,18 @@ fn not_declined(key: &RequestKey, place: Place) -> String {
     format!("!{value}.orValue('-').split(',').all(w, w.trim().lowerAscii() in {})", list(&falsy))
 }
 
-/// Returns the deciding value: label before annotation, object before namespace.
+/// Returns an expression for the deciding value: label before annotation, object before namespace.
 fn decider(key: &RequestKey, place: Place) -> String {
     let mut values = values(key, place).into_iter();
     let first = values.next().unwrap_or_default();
     values.fold(first, |first, next| format!("{first}.or({next})"))
 }
 
-/// Returns the candidates for the deciding value, as optional values.
+/// Returns expressions for the candidates for the deciding value, as optional values.
 fn values(key: &RequestKey, place: Place) -> Vec<String> {
     let says = |value: String| match key.empty.unwrap_or_default() {
         EmptyValue::Counts => value,
-        // An empty value becomes none.
+        // An empty value becomes an optional without a value.
         EmptyValue::Absent => format!("optional.ofNonZeroValue({value}.orValue('').trim())"),
     };
     let on_object =
@@ -169,8 +169,8 @@ fn list(words: &[String]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// Whether the first of these labels that the namespace has opts it in. A selector has no "or", so it cannot express
-/// this.
+/// Returns an expression that is true if the first of these labels that the namespace has opts the namespace in. A
+/// selector has no "or", so it cannot express this.
 fn opted_in(opt_in: &OptIn) -> String {
     opt_in.labels().iter().rev().fold("false".to_owned(), |otherwise, label| {
         let value = namespace("labels", &label.key);
@@ -225,7 +225,7 @@ const REQUEST: [&str; 12] = [
     "options",
 ];
 
-/// The expressions of a profile.
+/// Compiles the expressions of a profile, and checks whether the API server can evaluate them.
 pub(super) struct Expressions<'p> {
     spec: &'p ProfileSpec,
     scope: Scope,
@@ -290,7 +290,7 @@ impl<'p> Expressions<'p> {
     /// Returns the used variables in dependency order, as the API server requires.
     pub(super) fn in_order(&self, used: &Used) -> Vec<&'p Variable> {
         let mut ordered: Vec<&Variable> = Vec::new();
-        // There are no cycles, so each round places at least one.
+        // There are no cycles, so each round places at least one variable.
         for _ in 0..used.len() {
             for variable in used.iter().filter_map(|name| self.variable(name)) {
                 let is_placed = |name: &str| ordered.iter().any(|placed| placed.name == name);
@@ -324,7 +324,7 @@ impl<'p> Expressions<'p> {
     }
 }
 
-/// A message for the API server.
+/// A message of a validation, as a string or as an expression of the API server.
 pub(super) enum Message {
     Plain(String),
     Computed(String),

@@ -1,5 +1,5 @@
 //! `pillion export`: writes profiles as Kubernetes' own admission policies, which the API server evaluates itself, and
-//! reports what these policies cannot express.
+//! reports the parts of profiles that these policies cannot express.
 //!
 //! * [`conditions`]: the selection of a profile as match conditions, and which expressions the API server understands.
 //! * [`policy`]: a profile as `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
@@ -67,7 +67,7 @@ impl LeftOut {
     }
 }
 
-/// The result for a profile.
+/// The policies of a profile with their bindings, and the parts that were omitted.
 #[derive(Debug, Default)]
 struct Exported {
     objects: Vec<Value>,

@@ -39,7 +39,7 @@ struct Common {
     used: Used,
 }
 
-/// Exports a profile.
+/// Exports a profile as policies with their bindings, and lists the parts that were omitted.
 pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
     let additions = match additions(profile.spec) {
@@ -149,7 +149,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
     Ok(Common { conditions, guards, used })
 }
 
-/// Whether the API server accepts this name for a condition.
+/// Whether the API server accepts this name for a condition, and the name does not begin like the exporter's own names.
 fn is_name(name: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     edge(name.chars().next())
@@ -190,7 +190,7 @@ fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_
     Ok(Native { text, used })
 }
 
-/// Returns the reason that the policy gives. It determines the status.
+/// Returns the reason of the policy, which determines the HTTP status. An error if no reason of policies fits.
 fn reason(validation: &Validation) -> Result<&'static str, String> {
     let known = |find: &dyn Fn(&(&str, u16)) -> bool| REASONS.into_iter().find(|known| find(known));
     let all = "Invalid (422), Forbidden (403) and RequestEntityTooLarge (413)";
@@ -273,7 +273,7 @@ fn mutating(
     Ok(objects(profile, &name, ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"], [policy, binding]))
 }
 
-/// Returns two objects with the same metadata.
+/// Returns the policy and its binding as objects with the same metadata.
 fn objects(profile: Profile<'_>, name: &str, kinds: [&str; 2], specs: [Value; 2]) -> [Value; 2] {
     let from = format!("{}@{}", profile.compiled.display_name(), profile.compiled.revision());
     let metadata = json!({"name": name, "annotations": {format!("{GROUP}/exported-from"): from}});
@@ -383,7 +383,7 @@ pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, LeftOut
     Ok(Some(additions))
 }
 
-/// Returns the rule for the template's objects: created or updated ones; pods only on creation.
+/// Returns the rule for the template: the target's creations and updates, but only creations for pods.
 pub(super) fn mutation_rule(spec: &ProfileSpec) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let is_pods = target.group.is_empty() && target.resources.iter().any(|resource| resource == "pods");

@@ -37,7 +37,7 @@ pub(crate) struct InjectArgs {
     /// The output format.
     #[arg(short, long, value_enum, default_value_t = Output::Yaml, value_name = "FORMAT", conflicts_with = "review")]
     output: Output,
-    /// The namespace of objects that do not set one. Default: that of --namespace-file if there is one, else "default".
+    /// The namespace of objects that do not set one. Default: the only namespace of --namespace-file, else "default".
     #[arg(short, long, value_name = "NAME", conflicts_with = "review")]
     namespace: Option<String>,
     /// Namespace objects, whose labels and annotations are used. All other namespaces count as opted in by
@@ -125,7 +125,7 @@ fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Res
     Ok(if decided.decision.outcome == Outcome::Denied { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Reads a file, or standard input.
+/// Reads a file, or standard input for "-".
 fn read(file: &Path) -> Result<Arc<Source>, Problem> {
     let (name, text) = if file.as_os_str() == "-" {
         let mut text = String::new();
@@ -155,7 +155,7 @@ pub(crate) fn documents(files: &[PathBuf]) -> Result<Vec<Value>, Vec<Problem>> {
     if problems.is_empty() { Ok(documents) } else { Err(problems) }
 }
 
-/// Returns the documents of a manifest.
+/// Returns the documents of a manifest. An error if the manifest is not YAML, or if a document has no kind.
 pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     for document in &documents {

@@ -31,13 +31,13 @@ pub(crate) struct Place {
     pub(crate) pointer: String,
     /// Kind of the pod or workload.
     pub(crate) kind: String,
-    /// Name of that object.
+    /// Name of the pod or workload, or its `generateName`.
     pub(crate) name: Option<String>,
-    /// Namespace of that object, if it has one.
+    /// Namespace of the pod or workload, if it sets one.
     pub(crate) namespace: Option<String>,
-    /// API version of that object.
+    /// API version of the pod or workload.
     pub(crate) api_version: String,
-    /// JSON pointer from that object to the template; empty for a pod.
+    /// JSON pointer from the workload to the template; empty for a pod.
     below: &'static str,
 }
 
@@ -121,7 +121,8 @@ impl Place {
     }
 }
 
-/// Applies the patch of a pod to its document, and returns the patch of the document.
+/// Applies the patch of a pod to its document, and returns the patch of the document. `patch` is `None` if nothing
+/// changes.
 pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -> anyhow::Result<Vec<Value>> {
     let Some(patch) = patch else { return Ok(Vec::new()) };
     let mut operations: Vec<Value> = serde_json::from_slice(patch).context("the patch is not a list of operations")?;
@@ -182,7 +183,7 @@ pub(crate) struct Changed {
     pub(crate) before: Value,
     /// The changed document.
     pub(crate) after: Value,
-    /// The JSON patch between them.
+    /// The JSON patch from `before` to `after`.
     pub(crate) patch: Vec<Value>,
 }
 

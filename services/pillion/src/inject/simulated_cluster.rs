@@ -142,7 +142,7 @@ fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
     Ok(described.collect())
 }
 
-/// Returns the metadata of the Namespaces in a source. Each must have a name, and there must be at least one.
+/// Returns the metadata of the Namespaces in a source. An error if a Namespace has no name, or if the source has none.
 pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     let listed = |document: &yaml::Node| document.text("kind").is_some_and(|kind| kind.ends_with("List"));
@@ -206,7 +206,7 @@ fn ask(
     }
     let body = serde_json::to_vec(&envelope(&pod, name)).context("the review cannot be written")?;
     let review = Review::parse(&body).context("it is not an object that can be reviewed")?;
-    // A file has no `managedFields`; its record was written by an earlier run of this command.
+    // A manifest has no `managedFields`, so its injection record counts as written by an earlier run of this command.
     let mut facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound, ..Facts::default() };
     let wanted = review.needs(endpoint, simulated.snapshot(), &facts);
     facts.looked_up = look_up(known, wanted, document, place);

@@ -35,7 +35,7 @@ pub(super) struct RollbackArgs {
     /// End a rollback: the last accepted revision is published again.
     #[arg(long, conflicts_with = "to")]
     undo: bool,
-    /// How long to wait until it is published.
+    /// How long to wait until the revision is published.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
 }
@@ -96,7 +96,7 @@ async fn published(which: &Which, expected: &str, limit: Duration) -> anyhow::Re
     })?
 }
 
-/// Returns the revision to roll back to.
+/// Returns the revision to roll back to: the only one that begins with `to` or, without `to`, the default.
 fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     let kept = &status.revisions;
     if let Some(digits) = to {

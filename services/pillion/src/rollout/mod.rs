@@ -1,8 +1,8 @@
-//! `pillion rollout`: lists workloads whose pods lack what their profiles say or carry an older revision, and restarts
-//! them on request.
+//! `pillion rollout`: lists workloads whose pods lack a profile or carry an older revision, and restarts them on
+//! request.
 //!
-//! * [`plan`]: the audit's findings by workload; whether a workload can be restarted, and within which budget; pure.
-//! * [`restart`]: restarts a workload and waits until its pods are new, available and as their profiles say.
+//! * [`plan`]: groups the audit's findings by workload, and decides whether a workload can be restarted now.
+//! * [`restart`]: restarts a workload and waits until its pods are new, available and injected as expected.
 
 mod plan;
 mod restart;
@@ -34,7 +34,7 @@ pub(crate) struct RolloutArgs {
     /// The namespace of the workloads. Default: all opted-in namespaces.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Restart them. Without it nothing is changed.
+    /// Restart the workloads. Without --apply nothing is changed.
     #[arg(long)]
     apply: bool,
     /// Which pods are a reason to restart: those that lack a profile, carry an older revision, or carry a profile that
@@ -58,11 +58,11 @@ pub(crate) struct RolloutArgs {
 /// A difference between pods and their profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum StaleState {
-    /// They lack a profile.
+    /// Pods lack a profile.
     Missing,
-    /// They carry an older revision.
+    /// Pods carry an older revision.
     Outdated,
-    /// They carry a profile that no longer matches them.
+    /// Pods carry a profile that no longer matches them.
     Surplus,
 }
 
@@ -163,14 +163,14 @@ struct Line {
     stale: Stale,
     /// The planned action.
     plan: Plan,
-    /// The result; `None` if it was not restarted.
+    /// The result; `None` if the workload was not restarted.
     outcome: Option<RestartOutcome>,
 }
 
 /// The result of a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RestartOutcome {
-    /// All pods are new, available and as their profiles say.
+    /// All pods are new, available and injected as expected.
     Restarted,
     /// The restart failed, for this reason.
     Failed(String),

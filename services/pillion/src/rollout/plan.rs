@@ -1,5 +1,5 @@
 //! Groups the audit's findings by workload, and decides whether a workload can be restarted and its
-//! disruption budgets allow it now. Pure.
+//! disruption budgets allow it now. Only the lookup of owners calls the API server.
 //!
 //! A rolling update ignores budgets, because controllers delete pods and do not evict them. So a restart begins only if
 //! each budget of its pods allows as many disruptions as the workload's strategy makes at one time.
@@ -21,20 +21,20 @@ use crate::workload::{Owners, Workload};
 /// The planned action for a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// Restart it now.
+    /// Restart the workload now.
     Restart,
-    /// Restart it once its disruption budgets allow it.
+    /// Restart the workload once its disruption budgets allow it. Holds the reason for the wait.
     Wait(String),
-    /// Do not restart it: the reason, and what to do instead.
+    /// Do not restart the workload. Holds the reason, and the alternative if there is one.
     Leave(String),
 }
 
 /// The disruption of a restart in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// Pods that are unavailable at one time.
+    /// The number of pods that are unavailable at one time.
     pods: i64,
-    /// The labels of their pod template.
+    /// The labels of the workload's pod template.
     labels: Option<Value>,
 }
 
@@ -57,8 +57,8 @@ pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
 }
 
 /// Plans the restart of a Deployment, a `StatefulSet` or a `DaemonSet`, given the budgets of its namespace and the
-/// restarts in progress there. A budget's status may not include those yet. Once it does, they are counted twice, which
-/// only delays the restart.
+/// restarts in progress there. A budget's status may not include these restarts yet. Once it does, they are counted
+/// twice, which only delays the restart.
 pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], under_way: &[&Taken]) -> Plan {
     let at = |pointer: &str| workload.pointer(pointer);
     if workload.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
@@ -120,7 +120,7 @@ fn at_one_time(kind: &str, workload: &Value) -> i64 {
             let unavailable =
                 of("maxUnavailable").map_or_else(|| share(25, replicas, false), |v| count(v, replicas, false));
             let surge = of("maxSurge").map_or_else(|| share(25, replicas, true), |v| count(v, replicas, true));
-            // With neither, the rolling update could not make progress.
+            // If both were 0, the rolling update could not make progress.
             if unavailable == 0 && surge == 0 { 1 } else { unavailable }
         }
         "DaemonSet" => {
@@ -133,7 +133,8 @@ fn at_one_time(kind: &str, workload: &Value) -> i64 {
     }
 }
 
-/// Returns a count, or a share of the replicas: `3`, `25%`.
+/// Returns the number of pods that a value means: `3`, or a share of the replicas such as `25%`. An invalid value means
+/// all replicas.
 fn count(value: &Value, replicas: i64, rounds_up: bool) -> i64 {
     match value {
         Value::String(text) => text
@@ -154,7 +155,7 @@ fn share(percent: i64, replicas: i64, rounds_up: bool) -> i64 {
 pub(super) struct Stale {
     /// The workload.
     pub(super) workload: Workload,
-    /// The number of pods.
+    /// The number of pods that differ.
     pub(super) pods: usize,
     /// The differences, by profile.
     pub(super) profiles: BTreeMap<Box<str>, Wrong>,
@@ -165,16 +166,16 @@ pub(super) struct Stale {
 pub(super) struct Wrong {
     /// The first state that was found.
     pub(super) state: State,
-    /// The causes.
+    /// All causes that the audit found.
     pub(super) causes: BTreeSet<Cause>,
-    /// The expected revisions; empty if the profile should not be there.
+    /// The expected revisions; empty if the profile should not be injected.
     pub(super) want: BTreeSet<Box<str>>,
-    /// The revisions of the pods.
+    /// The revisions that the pods carry; empty if all pods lack the profile.
     pub(super) has: BTreeSet<Box<str>>,
 }
 
 impl Stale {
-    /// Returns the reason if new pods would have the same differences.
+    /// Returns the reason not to restart, if new pods would have the same differences.
     pub(super) fn is_in_vain(&self) -> Option<&'static str> {
         self.profiles.values().all(Wrong::is_left_out).then_some(
             "the webhook has seen its pods and left the profile out, and would again: pillion explain says why",

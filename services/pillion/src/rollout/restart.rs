@@ -1,5 +1,5 @@
-//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before, it creates a pod
-//! of the template by dry run, because a restart must not remove injected parts from the pods.
+//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before the restart, it
+//! creates a pod of the template by dry run, because a restart must not remove injected parts from the pods.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 use super::plan::{self, Plan, Stale, Taken};
 use crate::workload::{Owners, Workload, controller};
 
-/// The annotation of a pod template by which kubectl restarts a workload.
+/// The annotation of a pod template that kubectl sets to restart a workload.
 const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
 
 /// The field manager of the annotation.
@@ -27,8 +27,8 @@ const MANAGER: &str = "pillion-rollout";
 /// How often to check the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// The disruptions of restarts in progress, by workload. The lock is held while a restart begins, so that only one at a
-/// time is compared with the budgets.
+/// The disruptions of restarts in progress, by workload. The lock is held while a restart begins, so that only one
+/// restart at a time is compared with the budgets.
 pub(super) type UnderWay = Mutex<Vec<(Workload, Taken)>>;
 
 /// A workload with its plan.
@@ -38,12 +38,12 @@ struct Considered {
     object: Value,
 }
 
-/// Plans the restart of a workload.
+/// Plans the restart of a workload while no other restart is in progress.
 pub(super) async fn plan(client: &Client, workload: &Workload) -> anyhow::Result<Plan> {
     Ok(consider(client, workload, &[]).await?.plan)
 }
 
-/// Plans a restart beside those in progress.
+/// Plans a restart. `begun` has the restarts in progress, whose disruptions count.
 async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Taken)]) -> anyhow::Result<Considered> {
     let leave = |why: &str| Considered { plan: Plan::Leave(why.to_owned()), object: Value::Null };
     let Some(api) = api(client, workload) else {
@@ -59,8 +59,8 @@ async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Take
     Ok(Considered { plan: plan::of(&workload.kind, &object, &budgets.items, &beside), object })
 }
 
-/// Restarts the workload once its budgets allow it, and waits until its pods are new, available and as their profiles
-/// say.
+/// Restarts the workload once its budgets allow it, and waits until its pods are new, available and injected as
+/// expected.
 pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let api = api(client, workload).context("it is of no kind that can be restarted")?;
@@ -86,7 +86,7 @@ pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) ->
     Ok(())
 }
 
-/// Creates a pod by dry run, and fails unless it gets what the stale pods lack.
+/// Creates a pod by dry run, and fails unless it is injected as the stale pods should be.
 async fn try_a_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     let pod = pod(&workload.kind, object).context("it has no pod template")?;
@@ -112,7 +112,7 @@ async fn patch(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<
     Ok(())
 }
 
-/// Waits until all pods of a restarted workload are new, available and as their profiles say.
+/// Waits until all pods of a restarted workload are new, available and injected as expected.
 async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     loop {
@@ -149,13 +149,13 @@ pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &
 /// The state of an unfinished restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Waits {
-    /// It waits for this.
+    /// The restart waits for this.
     For(String),
-    /// It failed, for this reason.
+    /// The restart failed, for this reason.
     Never(String),
 }
 
-/// Returns what a workload waits for until all of its pods are new and available.
+/// Returns why the restart of a workload is not finished; `None` once all of its pods are new and available.
 fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
     let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
@@ -187,7 +187,7 @@ fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
     (all > wanted).then(|| Waits::For(format!("{} old pods are there still", all - wanted)))
 }
 
-/// Fails unless the new pods are as their profiles say, since another restart would not help either. Pods that have
+/// Fails unless the new pods are injected as expected, since another restart would not help either. Pods that have
 /// ended are not replaced, and pods of other owners with the same labels are ignored.
 async fn are_as_their_profiles_say(client: &Client, stale: &Stale, selector: &Value) -> anyhow::Result<()> {
     let workload = &stale.workload;

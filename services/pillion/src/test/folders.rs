@@ -108,7 +108,7 @@ fn is_folder_of_profiles(folder: &Path) -> bool {
     folder.join(PROFILE).is_file()
 }
 
-/// Returns the folder of profiles that this file of test cases belongs to.
+/// Returns the folder of profiles to which this file of test cases belongs; `None` if it is not in such a folder.
 fn folder_of_cases(file: &Path) -> Option<PathBuf> {
     let cases = file.parent().filter(|folder| folder.ends_with(CASES))?;
     let folder = cases.parent().map_or_else(PathBuf::new, Path::to_owned);

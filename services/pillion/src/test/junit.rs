@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::suite::{Outcome, Suite};
 
-/// One suite for each folder.
+/// Returns the results as XML, with one suite for each folder.
 pub(super) fn xml(suites: &[Suite]) -> String {
     let cases: usize = suites.iter().map(|suite| suite.cases.len()).sum();
     let failures: usize = suites.iter().map(Suite::failed).sum();

@@ -1,4 +1,4 @@
-//! Prints results: lines for people, an object for programs.
+//! Formats results: lines for people, a JSON object for programs, and annotations for GitHub.
 
 use std::fmt::Write as _;
 

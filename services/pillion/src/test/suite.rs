@@ -19,12 +19,12 @@ use crate::load::{self, Problem, Source, Written, typed, yaml};
 #[derive(Debug)]
 pub(super) struct Suite {
     pub(super) folder: PathBuf,
-    /// The names of its profiles.
+    /// The names of the folder's profiles.
     pub(super) profiles: Vec<String>,
     pub(super) cases: Vec<Outcome>,
-    /// Problems of its profiles, and of unreadable files of test cases.
+    /// Problems of the folder's profiles, and of unreadable files of test cases.
     pub(super) problems: Vec<Problem>,
-    /// Warnings about its profiles.
+    /// Warnings about the folder's profiles.
     pub(super) warnings: Vec<Problem>,
 }
 
@@ -45,7 +45,7 @@ impl Outcome {
         self.verdict.as_ref().is_ok_and(|verdict| verdict.passes())
     }
 
-    /// Returns the differences; empty if the case passes.
+    /// Returns the differences, or why the case cannot be run; empty if the case passes.
     pub(super) fn told(&self) -> Vec<String> {
         match &self.verdict {
             Err(unusable) => vec![unusable.to_string()],
@@ -103,8 +103,8 @@ fn profiles(own: impl IntoIterator<Item = Written>, others: impl IntoIterator<It
     Profiles::new(own.into_iter().map(pair)).with_others(others.into_iter().map(pair))
 }
 
-/// Returns the file names of a folder's profiles, as in problems. An unreadable folder has no files, but a problem of
-/// its own.
+/// Returns the names with which problems refer to a folder's files, and the name of the folder: the problem of an
+/// unreadable folder has that name.
 fn names_of_files(folder: &Path) -> Vec<String> {
     let files = load::files(folder).unwrap_or_default();
     files.iter().map(PathBuf::as_path).chain([folder]).map(|path| path.display().to_string()).collect()
@@ -154,7 +154,7 @@ impl Suite {
     }
 }
 
-/// Returns the update that makes a case pass.
+/// Returns the update that makes a case pass. `None` if no whole result can be written, or the result already matches.
 fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     let key = document.entry("result").map(|entry| entry.key_span.start);
     if key.is_none() && case.expects_something() {

@@ -15,7 +15,7 @@ use crate::output;
 /// A result to write.
 #[derive(Clone, Debug)]
 pub(super) struct Update {
-    /// The result.
+    /// The expected result to write: the whole object.
     pub(super) object: Value,
     /// The byte offset of the key `result`. `None`: the case has none.
     pub(super) key: Option<usize>,
@@ -57,7 +57,7 @@ pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow
     Ok((written, left))
 }
 
-/// Returns the text with a result inserted at this range.
+/// Returns the file's text with the result in place of this range.
 fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<String> {
     let begins_line = place.start == 0 || text.get(..place.start).is_some_and(|text| text.ends_with('\n'));
     let object = output::yaml(object)?;
@@ -68,7 +68,7 @@ fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<Str
     Ok(edited)
 }
 
-/// Whether the edited text has this result and is otherwise unchanged.
+/// Whether the edited file has the result of the update and is otherwise unchanged.
 fn says(before: &str, edited: &str, update: &Update) -> bool {
     let (Ok(before), Ok(after)) = (yaml::documents(before), yaml::documents(edited)) else { return false };
     before.len() == after.len()
@@ -83,7 +83,8 @@ fn says(before: &str, edited: &str, update: &Update) -> bool {
         })
 }
 
-/// Returns the range of lines to replace, empty for a new result.
+/// Returns the range of lines to replace; empty for a new result. `None` if the result does not begin a line, or if the
+/// case is in flow style.
 fn place(text: &str, update: &Update) -> Option<Range<usize>> {
     let Some(key) = update.key else {
         let end = end_of_document(text, update.begin);
@@ -103,7 +104,7 @@ fn place(text: &str, update: &Update) -> Option<Range<usize>> {
             break;
         }
         at += line.len();
-        // Trailing blank lines and comments are not part of it.
+        // Trailing blank lines and comments are not part of the value.
         if !is_blank && (is_indented || end == key) {
             end = at;
         }

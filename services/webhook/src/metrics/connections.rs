@@ -26,7 +26,7 @@ labelled! {
         Idle => "idle",
         /// The rest of a request's head.
         Head => "head",
-        /// A response, or the body that it depends on.
+        /// A response, or the rest of the request's body.
         Answer => "answer",
         /// The client to read its response.
         Reader => "reader",
@@ -44,7 +44,7 @@ labelled! {
 }
 
 labelled! {
-    /// How a TLS handshake ended, or why there was none.
+    /// How a TLS handshake ended, or why the server did not begin one.
     pub(crate) enum HandshakeResult {
         /// The connection is served.
         Ok => "ok",
@@ -52,7 +52,7 @@ labelled! {
         Failed => "failed",
         /// The handshake timed out.
         TimedOut => "timed_out",
-        /// The connection limit was reached.
+        /// The connection limit was reached, so the connection was closed without a handshake.
         Refused => "refused",
         /// The client's certificate is invalid: expired, or of another CA.
         ClientCertificate => "client_certificate",
@@ -64,7 +64,7 @@ labelled! {
     pub enum ReloadResult {
         /// A new certificate is active.
         Served => "served",
-        /// The certificate is the active one.
+        /// The files or the Secret hold the active certificate.
         Unchanged => "unchanged",
         /// The files or the Secret are unreadable or missing; the last good certificate stays active.
         Unreadable => "unreadable",
@@ -82,7 +82,7 @@ pub struct ConnectionMetrics {
     pub(crate) draining: Gauge,
     /// Failed accepts, most likely because no file descriptor was free.
     pub(crate) accept_errors: Counter,
-    /// Connections closed at the limit in favour of a client with fewer.
+    /// Connections closed at the connection limit to admit a client that has fewer.
     pub(crate) given_up: Counter,
     handshakes: Counters<{ HandshakeResult::ALL.len() }>,
     durations: Histogram,
@@ -137,12 +137,12 @@ impl ConnectionMetrics {
         }
     }
 
-    /// Counts a handshake.
+    /// Counts a handshake, or a refused connection, without a duration.
     pub(crate) fn handshake(&self, result: HandshakeResult) {
         self.handshakes.count(result as usize);
     }
 
-    /// Counts a completed or failed handshake with its duration.
+    /// Counts a completed or failed handshake, and observes its duration.
     pub(crate) fn handshake_ended(&self, result: HandshakeResult, after: Duration) {
         self.handshake(result);
         self.durations.observe(after.as_secs_f64());

@@ -15,7 +15,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-/// The beginning of an exemplar in the text of a series. No label value of a bucket contains it.
+/// The beginning of an exemplar in the line of a series. No label value of a bucket contains this string.
 const EXEMPLAR: &str = " # {";
 
 /// The text format of the metrics.
@@ -50,7 +50,7 @@ fn is_zero(quality: &str) -> bool {
     quality.parse().is_ok_and(|quality: f64| quality <= 0.0)
 }
 
-/// The registered metrics, for `/metrics`.
+/// Encodes the registered metrics for `/metrics`.
 #[derive(Debug, Default)]
 pub struct Exposition(Registry);
 
@@ -105,7 +105,7 @@ fn classic(text: &str) -> String {
 }
 
 /// Metrics of this process, with the names of Prometheus' own client libraries and without a prefix. They are read at
-/// each scrape. Without `/proc` there are none.
+/// each scrape, and not exported if `/proc` is not readable.
 #[derive(Debug)]
 pub(super) struct ProcessCollector;
 
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn openmetrics_is_sent_if_accepted() {
-        // The headers of Prometheus 2.42 and 3.
+        // The `Accept` header of Prometheus 2.42 and 3.
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(accepted(prometheus), Format::OpenMetrics);

@@ -26,7 +26,7 @@ pub(crate) enum RequestOutcome {
     BadRequest,
     /// Pillion failed: HTTP 500.
     Error,
-    /// The request is valid but was rejected: HTTP 503. [`Shed`](crate::overload::Shed) gives the reason.
+    /// The replica shed the request: HTTP 503. [`Shed`](crate::overload::Shed) gives the reason.
     Shed,
 }
 
@@ -112,7 +112,7 @@ fn endpoint_index(endpoint: Endpoint) -> usize {
 #[derive(Debug)]
 pub(super) struct Durations([HistogramWithExemplars<TraceLabel>; Self::OUTCOMES.len()]);
 
-/// The label of an exemplar.
+/// The label of an exemplar: the trace of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TraceLabel {
     trace_id: String,
@@ -158,7 +158,7 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// The counters of decisions.
+/// Counts decisions by outcome and reason, their notices, and the validations that failed.
 #[derive(Debug)]
 pub(super) struct DecisionCounters {
     pairs: Pairs,

@@ -23,7 +23,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::requests::RequestOutcome;
 use crate::counters::labelled;
 
-/// The name for everything without a slot. Kubernetes names cannot begin with `_`.
+/// The label value for all names without a slot. Kubernetes names cannot begin with `_`.
 pub(super) const OTHER: &str = "_other";
 
 /// How long the series of a deleted name are kept.
@@ -51,7 +51,8 @@ impl<C: Default> Slots<C> {
         Self { max, taken: ArcSwap::default(), other: Arc::default(), replacing: Mutex::new(()) }
     }
 
-    /// Returns the counters of a name. The caller must know that it exists, so that clients cannot invent names.
+    /// Returns the counters of a name, or those of [`OTHER`] if all slots are taken. The caller must know that the name
+    /// exists, so that clients cannot invent names.
     pub(super) fn of(&self, name: &str) -> Arc<Slot<C>> {
         let taken = self.taken.load();
         match taken.get(name) {
@@ -69,7 +70,7 @@ impl<C: Default> Slots<C> {
     fn take(&self, name: &str) -> Arc<Slot<C>> {
         let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
-        // Another thread may have added it meanwhile.
+        // Another thread may have added the name meanwhile.
         if let Some(slot) = taken.get(name) {
             return Arc::clone(slot);
         }
@@ -115,7 +116,7 @@ impl<C: Default> Slots<C> {
     }
 }
 
-/// Whether requests are counted by namespace, and for how many.
+/// Whether requests are counted by namespace, and for how many namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TenantSettings {
@@ -150,7 +151,7 @@ impl From<RequestOutcome> for TenantOutcome {
             RequestOutcome::Decided(Outcome::Injected) => Self::Injected,
             RequestOutcome::Decided(Outcome::Unchanged | Outcome::Skipped | Outcome::Validated) => Self::Allowed,
             RequestOutcome::Decided(Outcome::Denied) => Self::Denied,
-            // A bad request has no namespace, so it never gets here.
+            // A bad request has no namespace, so [`Tenant::answered`] never converts its outcome.
             RequestOutcome::Shed | RequestOutcome::Error | RequestOutcome::BadRequest => Self::Failed,
         }
     }
@@ -192,7 +193,8 @@ impl Tenants {
 }
 
 impl Tenant {
-    /// Sets the request's namespace, and whether the snapshot has it. Only the first call counts.
+    /// Sets the request's namespace. `known`: the snapshot has it; otherwise the request is counted as [`OTHER`]. Only
+    /// the first call has an effect.
     pub(crate) fn set_namespace(&self, namespace: &str, known: bool) {
         if let Some(TenantSlot { slots, found }) = self.0.as_deref() {
             found.get_or_init(|| if known { slots.of(namespace) } else { slots.other() });
@@ -326,7 +328,7 @@ mod tests {
         slots.release(first, |name| name == "new");
         slots.release(first + GRACE / 2, |name| name == "new");
         assert_eq!(counts(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value can still be scraped");
-        // It reappears for a moment, so the grace period starts again.
+        // The name reappears for a moment, so the grace period starts again.
         slots.release(first + GRACE, |_| true);
         slots.release(first + GRACE, |name| name == "new");
         slots.release(first + GRACE * 3 / 2, |name| name == "new");

@@ -23,7 +23,7 @@ fn tenants(max_namespaces: usize) -> MetricsSettings {
     MetricsSettings { tenants: TenantSettings { enabled: true, max_namespaces } }
 }
 
-/// Counts a request about this namespace.
+/// Counts a request in `namespace`. `known`: the snapshot has the namespace.
 fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutcome) {
     let tenant = metrics.tenants.request();
     tenant.set_namespace(namespace, known);
@@ -197,7 +197,7 @@ fn deleted_profile_loses_its_series() {
     assert!(text.contains("{profile=\"stays\"} 1\n") && !text.contains("goes"), "{text}");
 }
 
-/// Series of other parts of the program: lookups, queues, caches.
+/// The number of series of other parts of the program: lookups, queues, caches.
 const OTHER_SERIES: usize = 80;
 
 #[test]

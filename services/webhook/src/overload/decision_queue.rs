@@ -26,7 +26,7 @@ pub(super) struct Bounds {
     pub(super) slots: usize,
     /// Requests that are decided on arrival before further ones have to queue.
     pub(super) unqueued: usize,
-    /// The queue.
+    /// The bounds of the waiting requests.
     pub(super) queue: fair::Bounds,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct DecisionQueue {
     /// Requests decided on arrival since the queue was last empty after all ready tasks had run.
     unqueued: AtomicUsize,
     state: Mutex<State>,
-    /// A permit was returned.
+    /// Notified when a permit is returned.
     returned: Notify,
     metrics: QueueMetrics,
 }
@@ -77,14 +77,14 @@ impl DecisionQueue {
         })
     }
 
-    /// Returns a permit at once, or none if the limit of requests decided on arrival is reached.
+    /// Returns a permit at once, or `None` if the limit of requests decided on arrival is reached.
     pub(super) fn unqueued(&self) -> Option<Permit> {
         let is_within_limit = self.unqueued.load(Ordering::Relaxed) < self.unqueued_limit
             && self.unqueued.fetch_add(1, Ordering::Relaxed) < self.unqueued_limit;
         is_within_limit.then_some(Permit(None))
     }
 
-    /// Waits for a permit until the deadline.
+    /// Queues a request of this class and cost, and waits for its permit until the deadline.
     pub(super) async fn queued(self: &Arc<Self>, class: u64, cost: u64, deadline: Deadline) -> Result<Permit, Shed> {
         let (sender, permit) = oneshot::channel();
         let (ticket, displaced) = {
@@ -113,7 +113,7 @@ impl DecisionQueue {
     /// Gives permits until no request waits.
     async fn serve(self: Arc<Self>) {
         loop {
-            // Lets all ready tasks run, or many of them.
+            // Lets the tasks run that are ready now, or most of them.
             tokio::task::yield_now().await;
             let chosen = {
                 let mut state = self.state();
@@ -143,7 +143,7 @@ impl DecisionQueue {
         chosen
     }
 
-    /// Whether no queued request holds a permit.
+    /// Whether all permits given to queued requests have been returned.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.state().held == 0
@@ -345,7 +345,7 @@ mod tests {
             }
             sleep(Duration::from_millis(1)).await;
         }
-        // All were decided on arrival, so the counter was not reset.
+        // Requests that were decided on arrival after the queue was last empty are still counted.
         queue.unqueued.store(0, Ordering::Relaxed);
         assert_idle(&queue);
     }

@@ -26,7 +26,7 @@ pub(super) struct Bounds {
     pub(super) quantum: u64,
 }
 
-/// Waiting values, each in a class.
+/// A queue of values, each in a class.
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
     bounds: Bounds,
@@ -40,7 +40,7 @@ pub(super) struct FairQueue<T> {
 #[derive(Debug)]
 struct Class<T> {
     waiting: VecDeque<Waiting<T>>,
-    /// At most zero, except for the class at the front.
+    /// The cost that the class may still use; negative for a debt. At most zero, except for the class at the front.
     credit: i64,
 }
 
@@ -102,9 +102,9 @@ impl<T> FairQueue<T> {
         Ok(Pushed { ticket, displaced })
     }
 
-    /// Takes the next item in fair order.
+    /// Takes the next item in fair order. `None` if the queue is empty.
     pub(super) fn pop(&mut self) -> Option<T> {
-        // Each round gives every class a quantum, and debts are limited, so this ends.
+        // Each round gives every class a quantum, and debts are limited, so the loop ends.
         while self.length > 0 {
             let class = self.front()?;
             if class.credit > 0
@@ -120,7 +120,7 @@ impl<T> FairQueue<T> {
         None
     }
 
-    /// Removes an item that no longer waits.
+    /// Removes and returns the item with this ticket. `None` if it is no longer in the queue.
     pub(super) fn remove(&mut self, class: u64, ticket: Ticket) -> Option<T> {
         let waiting = &mut self.classes.get_mut(&class)?.waiting;
         let at = waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket).ok()?;
@@ -130,7 +130,7 @@ impl<T> FairQueue<T> {
         Some(removed.value)
     }
 
-    /// Takes the newest item of the class with the most items, if it has at least `least`.
+    /// Takes the newest item of the class with the most items. `None` if that class has fewer than `least` items.
     fn displace(&mut self, least: usize) -> Option<T> {
         let (_, class) = self.classes.iter_mut().max_by_key(|(_, class)| class.waiting.len())?;
         if class.waiting.len() < least {
@@ -145,7 +145,7 @@ impl<T> FairQueue<T> {
         self.classes.get_mut(self.ring.front()?)
     }
 
-    /// Ends the visit of the class at the front if it has nothing waiting or no credit, and begins the next one's.
+    /// If the class at the front has no waiting items or no credit, ends its visit and begins that of the next class.
     fn end_visit_if_due(&mut self) {
         self.forget_debts_if_empty();
         let Some(class) = self.front() else { return };
@@ -265,7 +265,7 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            // One class comes far more often than the others.
+            // Class 0 gets far more items than each other class.
             4 => (Just(0_u64), 0..40_u64).prop_map(|(class, cost)| Step::Push { class, cost }),
             4 => (1..6_u64, 0..40_u64).prop_map(|(class, cost)| Step::Push { class, cost }),
             4 => Just(Step::Pop),
@@ -280,15 +280,15 @@ mod tests {
         ticket: Ticket,
         class: u64,
         cost: u64,
-        /// The cost of earlier items of its class, and the debt that its class may have.
+        /// The cost of earlier items of the item's class, and the debt that the class may have.
         own: u64,
-        /// The cost served to other classes since it arrived, by class.
+        /// The cost served to other classes since the item arrived, by class.
         others: HashMap<u64, u64>,
     }
 
     proptest! {
-        /// Other classes delay an item by a bounded amount of work, whatever the order of arrivals. For each visit that
-        /// its own class needs, this is a quantum and one costly item of each other class.
+        /// Other classes delay an item by a bounded amount of work, whatever the order of arrivals. Each other class
+        /// gets at most a quantum for each visit that the item's class needs, and one costly item more.
         #[test]
         fn delay_by_other_classes_is_bounded(steps in steps()) {
             const MAX: u64 = 40;

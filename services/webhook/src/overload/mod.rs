@@ -157,7 +157,7 @@ impl Overload {
         Self { settings, request_permits, small, large, large_bodies, profiles, profile_thread, metrics, keys }
     }
 
-    /// Returns a permit for a request whose body has arrived, or none if all are taken.
+    /// Returns a permit for a request whose body has arrived, or `None` if all permits are taken.
     pub(crate) fn request_permit(&self) -> Option<RequestPermit<'_>> {
         self.request_permits.take()
     }
@@ -202,7 +202,7 @@ impl Overload {
     ) -> Result<Result<T, PanicPayload>, Shed> {
         let class = self.keys.hash_one(client);
         let permit = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
-            // Its classes are client addresses, not tenants.
+            // The classes of this queue are client addresses, not tenants.
             Shed::TenantQueueFull => Shed::QueueFull,
             shed => shed,
         })?;
@@ -249,7 +249,7 @@ impl RequestPermits {
         Self { limit, taken: AtomicUsize::new(0), gauge }
     }
 
-    /// Returns a permit, or none if all are taken.
+    /// Returns a permit, or `None` if all are taken.
     fn take(&self) -> Option<RequestPermit<'_>> {
         if self.taken.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.taken.fetch_sub(1, Ordering::Relaxed);
@@ -269,11 +269,11 @@ impl Drop for RequestPermit<'_> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads for large bodies, of a lower priority than those that serve. They start with the first large body.
+/// Threads for large bodies or for profiles, of a lower priority than those that serve. They start with the first job.
 ///
 /// A review of 3 MiB computes for ten milliseconds. A separate thread keeps it from delaying other requests, unless there
 /// are fewer cores than threads: then the system alternates every few milliseconds, and a small request waits that long.
-/// So these threads have a lower priority. On an idle machine that costs nothing.
+/// So these threads have a lower priority. On an idle machine a lower priority costs nothing.
 #[derive(Debug)]
 struct LargeBodyPool {
     name: &'static str,

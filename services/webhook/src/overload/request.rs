@@ -1,7 +1,7 @@
 //! Reads the deadline and the namespace of a request before its body is parsed.
 //!
 //! The API server sends its own timeout as `?timeout=`, in Go's duration format. An invalid or empty value means the
-//! default; a value longer than any API server's timeout is reduced to that.
+//! default; a value above the API server's maximum is reduced to the maximum.
 //!
 //! The namespace decides in which class a request waits. The API server writes `request.namespace` before the object,
 //! so the first bytes of the body suffice. The peek skips nested objects and strings, so that text inside them is not
@@ -38,7 +38,7 @@ impl Deadline {
     }
 }
 
-/// Returns how long the caller waits.
+/// Returns the timeout in the query, or the default, and at most the longest timeout.
 fn timeout(query: Option<&str>, settings: &OverloadSettings) -> Duration {
     let text = query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("timeout=")));
     let requested = text.and_then(go_duration).filter(|timeout| !timeout.is_zero());
@@ -96,7 +96,7 @@ fn unit(text: &str) -> Option<(u128, &str)> {
         ("m", 60_000_000_000),
         ("h", 3_600_000_000_000),
     ];
-    // `ms` comes before `m`, or its prefix would match.
+    // `ms` comes before `m`, which is a prefix of it.
     UNITS.iter().find_map(|(name, nanoseconds)| Some((*nanoseconds, text.strip_prefix(name)?)))
 }
 
@@ -125,7 +125,7 @@ fn namespace(body: &[u8]) -> Option<&[u8]> {
 struct EnvelopePeek<'b>(&'b [u8]);
 
 impl<'b> EnvelopePeek<'b> {
-    /// Enters the next object, and advances to the value of this member.
+    /// Enters the next object, and advances to the value of this member. `None` if the object lacks the member.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;
         loop {
@@ -149,7 +149,7 @@ impl<'b> EnvelopePeek<'b> {
         Some(())
     }
 
-    /// Returns the raw bytes of a string.
+    /// Consumes the next string, and returns its raw bytes between the quotes. `None` if no complete string is next.
     fn string(&mut self) -> Option<&'b [u8]> {
         self.token(b'"')?;
         let text = self.0;
@@ -166,7 +166,7 @@ impl<'b> EnvelopePeek<'b> {
         text.get(..end)
     }
 
-    /// Returns a string without escapes.
+    /// Consumes the next string, and returns it. `None` if it has escapes.
     fn plain_string(&mut self) -> Option<&'b [u8]> {
         self.string().filter(|text| !text.contains(&b'\\'))
     }
@@ -260,7 +260,7 @@ mod tests {
             (Some("timeout=99999999999999999999h"), 29_800),
             (Some("timeout=3s"), 2_800),
             (Some("timeout=1s"), 800),
-            // A fifth of the timeout, if that is less.
+            // The margin is a fifth of the timeout, if that is less than 200 ms.
             (Some("timeout=500ms"), 400),
             (Some("timeout=5ms"), 4),
             (Some("a=b&timeout=2s"), 1_800),

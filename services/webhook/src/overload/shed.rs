@@ -1,4 +1,4 @@
-//! The reasons for which a valid request is rejected, and the metrics of overload.
+//! The reasons for shedding a request, and the metrics of overload.
 
 use std::fmt;
 
@@ -11,29 +11,29 @@ use prometheus_client::registry::Registry;
 use crate::counters::{Counters, labelled};
 
 labelled! {
-    /// Why a valid request was rejected with 503.
+    /// Why a request was rejected with 503.
     pub(crate) enum Shed {
         /// The limit of concurrent requests is reached.
         InFlight => "in_flight",
-        /// Too many bodies were incomplete, and this one was the oldest.
+        /// Too many bodies were incomplete, and the request's body was the oldest.
         Unfinished => "unfinished",
         /// The queue for permits is full.
         QueueFull => "queue_full",
-        /// The queue of its namespace is full.
+        /// The queue of the request's namespace is full.
         TenantQueueFull => "tenant_queue_full",
-        /// Its deadline passed before it got a permit.
+        /// The request's deadline passed before the request was decided.
         Deadline => "deadline",
         /// The memory budget for bodies is exhausted.
         NoMemory => "no_memory",
         /// The first lists of the cluster are not complete yet.
         NotReady => "not_ready",
-        /// The namespace is missing from the snapshot, and its lookup failed.
+        /// The request's namespace is missing from the snapshot, and the lookup of the namespace failed.
         Namespace => "namespace",
     }
 }
 
 impl Shed {
-    /// Whether to send `Retry-After`. After the deadline it is useless, since the caller has given up.
+    /// Whether to send `Retry-After`. After the deadline the header is useless, since the caller has given up.
     pub(crate) const fn sends_retry_after(self) -> bool {
         !matches!(self, Self::Deadline)
     }
@@ -82,12 +82,12 @@ pub(crate) struct OverloadMetrics {
 pub(super) struct QueueMetrics {
     /// Requests that wait for a permit.
     pub(super) queued: Gauge,
-    /// Waiting times of queued requests, with and without a permit in the end.
+    /// Waiting times of queued requests, whether or not they got a permit.
     pub(super) waited: Histogram,
 }
 
 impl QueueMetrics {
-    /// Metrics that are not exported.
+    /// Creates metrics that are not exported.
     pub(super) fn unregistered() -> Self {
         Self { queued: Gauge::default(), waited: Histogram::new(WAIT_BUCKETS) }
     }

@@ -1,11 +1,11 @@
-//! Requests whose bodies are still arriving, bounded for each client address and in all.
+//! Bounds the number of requests whose bodies are still arriving, for each client address and in all.
 //!
 //! The body of a review arrives within milliseconds of its head, so a client that holds bodies open is recognised by
 //! their age. When one more body would exceed a bound, the oldest unfinished body is shed. An address that exceeds its
 //! own bound loses its own oldest body; no other address is affected. The same holds for memory: a body that finds the
 //! budget exhausted sheds older unfinished bodies, if they hold enough.
 //!
-//! Requests whose bodies have arrived are not counted here: [`super::RequestPermits`] bounds those.
+//! [`super::RequestPermits`] bounds the number of requests whose bodies have arrived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ pub(crate) struct Bounds {
     pub(crate) per_address: usize,
 }
 
-/// The bodies that are unfinished.
+/// Registers the unfinished bodies, and evicts the oldest when a bound is exceeded.
 #[derive(Debug)]
 pub(crate) struct UnfinishedBodies {
     bounds: Bounds,
@@ -59,7 +59,7 @@ pub(crate) struct Unfinished {
     evicted: oneshot::Receiver<Eviction>,
 }
 
-/// Makes the reader of a body give it up. The reader drops this once it has released the body's memory.
+/// Makes the reader of a body give the body up. The reader drops the eviction once it has released the body's memory.
 #[derive(Debug)]
 pub(crate) struct Eviction {
     pub(crate) reason: Shed,

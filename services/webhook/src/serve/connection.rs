@@ -5,7 +5,7 @@
 //! distinguishes an idle connection, which may wait long, from one on which a request's head has begun, which may not.
 //!
 //! The same timer watches responses. A client that does not read keeps its responses in memory: in the socket on
-//! HTTP/1.1, behind its own window on HTTP/2. A response that is not read in time costs the client its connection.
+//! HTTP/1.1, behind its own window on HTTP/2. If a client does not read a response in time, its connection is closed.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -58,11 +58,11 @@ pub(crate) enum Protocol {
 /// Why a connection ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// Closed according to HTTP.
+    /// The connection was closed according to HTTP.
     Closed,
-    /// Failed with an error.
+    /// The connection failed with an error.
     Failed(Box<dyn std::error::Error + Send + Sync>),
-    /// A client was too slow, or idle for too long.
+    /// The client was too slow, or idle for too long. Holds the event that the connection waited for.
     TimedOut(Waiting),
 }
 
@@ -193,12 +193,12 @@ struct Activity {
     since: AtomicU64,
     /// Since when the socket has not accepted all data, or [`NOT_BLOCKED`].
     blocked_since: AtomicU64,
-    /// Bytes that the socket accepted since then.
+    /// Bytes that the socket has accepted since `blocked_since`.
     accepted: AtomicU64,
     pending: Mutex<PendingResponses>,
 }
 
-/// Responses that hyper has taken and the client has not: their bytes are still in memory.
+/// Responses that hyper has taken and the client has not read: their bytes are still in memory.
 #[derive(Debug, Default)]
 struct PendingResponses {
     next: u64,
@@ -303,7 +303,8 @@ impl Activity {
         }
     }
 
-    /// Returns the time by which the client has to read its pending responses, if there are any.
+    /// Returns the time by which the client has to read its pending responses. `None` if no response is pending. The
+    /// time has passed if the responses exceed their limit in bytes.
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
         let at = |since: u64, bytes: u64| {
             let transfer_time = bytes.saturating_mul(1000) / MIN_RATE;
@@ -428,7 +429,7 @@ struct ResponseBody {
     pending: Option<PendingResponseGuard>,
 }
 
-/// The bytes of a response with their guard.
+/// The bytes of a response, and the guard that counts it as pending until they are dropped.
 struct PendingResponseBytes {
     bytes: Bytes,
     _pending: PendingResponseGuard,
@@ -565,8 +566,8 @@ where
     let mut connection = pin!(builders.of(protocol).serve_connection(TokioIo::new(socket), service));
     let mut timer = pin!(sleep_until(activity.deadline(settings).0));
     // HTTP/2 has a GOAWAY frame, which loses no request. On HTTP/1.1 a response has to announce the end: hyper's
-    // graceful shutdown closes an idle connection at once, even if a request is on its way. So it is used only at the
-    // end of the drain.
+    // graceful shutdown closes an idle connection at once, even if a request is on its way. So a graceful shutdown is
+    // used only at the end of the drain.
     let mut shutdown_due = pin!(async move {
         match protocol {
             Protocol::Http1 => retire.closes_idle().await,

@@ -69,7 +69,7 @@ struct Holder {
     end: CancellationToken,
 }
 
-/// What is lost if a permit is revoked, in ascending order.
+/// The loss of a client whose permit is revoked, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
@@ -166,8 +166,8 @@ impl TakenPermits {
         Some(())
     }
 
-    /// Considers addresses that have more permits than the newcomer will have, and selects the one with the most that has
-    /// a permit to revoke. Returns the oldest of its permits with the least loss.
+    /// Selects the address with the most permits, among those that have a permit to revoke and more permits than the
+    /// newcomer will have. Returns the oldest of the permits with the least loss. `None` if no address qualifies.
     fn of_busiest_address(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         let own = self.by_address.get(&newcomer).map_or(0, BTreeMap::len);
         let larger = self.by_address.iter().filter(|(_, permits)| permits.len() > own + 1);
@@ -179,7 +179,8 @@ impl TakenPermits {
         Some((address, number))
     }
 
-    /// Returns the oldest connection with an incomplete handshake or request, for an address without connections.
+    /// Returns the oldest connection with an incomplete handshake or request. `None` if the newcomer already has a
+    /// connection, or if no connection qualifies.
     fn oldest_unfinished(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         if self.by_address.contains_key(&newcomer) {
             return None;
@@ -315,7 +316,7 @@ mod tests {
         let holder = Arc::clone(&greedy[0].holder);
         let (finish, answered) = tokio::sync::oneshot::channel::<()>();
         let connection = async {
-            // The request arrives just after the permit was chosen.
+            // The request arrives just after the permit was revoked.
             let _third = permits.take(OTHER).expect("the first permit is revoked");
             assert!(holder.end.is_cancelled() && holder.requests.are_last());
             holder.requests.begin();

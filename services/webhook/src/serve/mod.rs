@@ -137,8 +137,8 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Serves the current certificate at each handshake: TLS 1.2 and 1.3, offering HTTP/2 and HTTP/1.1. With `clients`,
-    /// requests require a client certificate of the CAs current at the handshake.
+    /// Creates a configuration for TLS 1.2 and 1.3 that offers HTTP/2 and HTTP/1.1. Each handshake uses the current
+    /// certificate. With `clients`, requests require a client certificate of the CAs current at the handshake.
     ///
     /// # Errors
     /// The cryptography library does not support these versions of TLS, which would be a build error.
@@ -182,7 +182,7 @@ pub struct Server {
     metrics: ConnectionMetrics,
 }
 
-/// How a server ended.
+/// The end of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// Connections that were cut at the deadline.
@@ -190,7 +190,7 @@ pub struct Drained {
 }
 
 impl Server {
-    /// Serves `app` over TLS.
+    /// Creates a server that serves `app` over TLS.
     pub fn tls(
         listener: TcpListener,
         tls: Tls,
@@ -202,7 +202,7 @@ impl Server {
         Self { listener, app, settings, tls: Some(tls), metrics }
     }
 
-    /// Serves `app` over HTTP/1.1 without TLS, and exports no metrics of its connections.
+    /// Creates a server that serves `app` over HTTP/1.1 without TLS, and exports no metrics of its connections.
     pub fn plain(listener: TcpListener, app: Router, settings: ServerSettings) -> Self {
         limit_send_buffer(&listener, &settings);
         let metrics = ConnectionMetrics::register(&mut Registry::default());
@@ -212,7 +212,7 @@ impl Server {
     /// Returns the address that the server listens on.
     ///
     /// # Errors
-    /// The operating system does not return it.
+    /// The operating system does not return the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -301,8 +301,8 @@ impl Connections {
         }
     }
 
-    /// Keeps accepting after the last connection has ended, until none waits. The kernel completes connections before
-    /// the process accepts them, and would reset those with the listener.
+    /// Accepts connections until none is open and none waits in the kernel's queue, or until the deadline. The kernel
+    /// completes connections before the process accepts them, and would reset these when the listener is closed.
     async fn accept_until_drained(&self, listener: &TcpListener, deadline: Instant) {
         let ServerContext { drain, settings, .. } = &*self.context;
         let mut close_idle = pin!(drain.close_idle(deadline, settings));
@@ -495,7 +495,7 @@ impl Drain {
 }
 
 impl Retire {
-    /// Retires at this time, if any, or when the server drains.
+    /// Creates a retirement that is due at this time, if any, or when the server drains.
     const fn new(at: Option<Instant>, drain: Drain) -> Self {
         Self { at, drain }
     }

@@ -1,5 +1,4 @@
-//! Malformed HTTP and TLS: cases B10 and B19 to B24. Cases that depend on time are in `tls_server.rs` and
-//! `transport.rs`.
+//! Malformed HTTP and TLS. Cases that depend on time are in `tls_server.rs` and `transport.rs`.
 
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
@@ -12,7 +11,7 @@ async fn start() -> (App, Running) {
     (app, server)
 }
 
-/// B10: the path is larger than the buffer for a request's head.
+/// The path is larger than the buffer for a request's head.
 #[tokio::test]
 async fn path_of_100_kib_is_refused() {
     let (app, server) = start().await;
@@ -22,7 +21,7 @@ async fn path_of_100_kib_is_refused() {
     assert!(app.sum("pillion_admission_requests_total{") < 0.5);
 }
 
-/// B19: chunks with an extension, and chunks with an invalid size.
+/// Chunks with an extension are read, and chunks with an invalid size are refused.
 #[tokio::test]
 async fn chunked_bodies_are_read_or_refused() {
     let (_app, server) = start().await;
@@ -39,7 +38,7 @@ async fn chunked_bodies_are_read_or_refused() {
     }
 }
 
-/// B20: a request with ambiguous body lengths cannot smuggle in a second request.
+/// A request with ambiguous body lengths cannot smuggle in a second request.
 ///
 /// A `Content-Length` beside chunks is ignored, as RFC 9112 allows. The connection then has to end with the response,
 /// so nothing after the chunks is read as a request.
@@ -99,7 +98,7 @@ async fn invalid_head_is_refused_and_ends_connection() {
     assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
 }
 
-/// B21: checks the default limit. Other tests show the behaviour at a smaller limit.
+/// Checks the default limit. Other tests show the behaviour at a smaller limit.
 #[test]
 fn connection_limit_matches_table() {
     assert_eq!(ServerSettings::default().max_connections, 4096);
@@ -117,7 +116,7 @@ fn hello_of_tls_1_1() -> Vec<u8> {
     record
 }
 
-/// B22: a client with an old TLS version gets an alert. The certificate is served for any server name, or none: clients
+/// A client with an old TLS version gets an alert. The certificate is served for any server name, or none: clients
 /// verify the name, and a replica does not know all names that clients use for it.
 #[tokio::test]
 async fn tls_names_and_versions_are_checked() {
@@ -140,7 +139,7 @@ async fn tls_names_and_versions_are_checked() {
     until("the rejected certificate is counted", || server.handshakes("failed") > 1.5).await;
 }
 
-/// B23: bytes that are not TLS.
+/// Bytes that are not TLS end the handshake, and reach no route.
 #[tokio::test]
 async fn plain_text_on_tls_port_is_closed() {
     let (app, server) = start().await;

@@ -1,4 +1,4 @@
-//! Unusual objects and profiles: B15, B31 to B42, B44, B45, B49, B51, B52, B56, B58, B59, B61, B62, B68 to B70.
+//! Unusual objects and profiles.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ fn numbers_stay(injected: &Injected) {
     assert!(!injected.patch.contains("spec/numbers") && !injected.patch.contains("1e999"), "{}", injected.patch);
 }
 
-/// Asserts that unknown fields are preserved, and that removing the additions restores the object.
+/// Asserts that unknown fields are preserved, and that the patch does not touch them.
 fn fields_stay(injected: &Injected) {
     check_sidecar(injected);
     assert_eq!(injected.object["spec"]["fooBar"], json!({"deep": [1, {"x": null}]}));
@@ -155,7 +155,7 @@ fn rows() -> Vec<Row> {
             .pod(annotated("a/b~0~1", "kept"))
             .profile(|profile| profile["template"]["metadata"]["annotations"]["sidecar.example/of_0"] = json!("x"))
             .is(Expected::Injected(keys_are_escaped)),
-        // Without a warning: the API server rejects the pod itself, and names the field.
+        // The webhook does not warn, because the API server rejects the pod itself and names the field.
         good(38, "no containers").pod(|pod| pod["spec"]["containers"] = json!([])).is(SKIP),
         good(38, "containers null").pod(|pod| pod["spec"]["containers"] = json!(null)).is(SKIP),
         row(39, "1,000 containers").pod(|pod| (0..1000).for_each(|number| add_container(pod, &format!("c-{number}")))),
@@ -175,14 +175,15 @@ fn rows() -> Vec<Row> {
         row(41, "generateName, and no namespace in the object")
             .pod(|pod| pod["metadata"] = json!({"generateName": "web-"}))
             .request(|request| _ = request.as_object_mut().unwrap().remove("name")),
-        // Without a warning: the API server has already rejected a request whose object names another namespace.
+        // The webhook does not warn, because the API server has already rejected a request whose object names another
+        // namespace.
         row(42, "another namespace in the object").pod(|pod| pod["metadata"]["namespace"] = json!("team-b")),
         good(44, "a mirror pod of the kubelet")
             .pod(mirror)
             .request(|request| request["userInfo"] = json!({"username": "system:node:n1", "groups": ["system:nodes"]}))
             .is(SKIP),
         row(44, "a mirror pod annotation from another user").pod(mirror),
-        // Without a warning: the profile excludes the pod on purpose.
+        // The webhook does not warn, because the profile excludes the pod on purpose.
         good(45, "the host network, and a profile that excludes it")
             .pod(|pod| pod["spec"]["hostNetwork"] = json!(true))
             .profile(|profile| {
@@ -228,7 +229,7 @@ fn rows() -> Vec<Row> {
                 .pod(annotated(key, value))
                 .profile(parameter(&integer, key))
                 .profile(|profile| profile["parameters"][0]["onInvalid"] = json!("Deny"))
-                // Every denial has code 403, as in B34. The annotation's name tells the author where the value is.
+                // Every denial has code 403. The annotation's name tells the author where the value is.
                 .is(Expected::Deny(403, "sidecar.example/value")),
         );
     }
@@ -240,7 +241,7 @@ async fn pods() {
     run(rows()).await;
 }
 
-/// B68: a dry run gets the same response as the real request.
+/// A dry run gets the same response as the real request.
 #[tokio::test]
 async fn dry_run_gets_same_response() {
     let app = App::with_profile(&sidecar(), None);
@@ -252,7 +253,7 @@ async fn dry_run_gets_same_response() {
     assert!(real["patch"].is_string());
 }
 
-/// B70: 2 MiB of managed fields are skipped. They cost at most a few times as much as the fastest scan.
+/// 2 MiB of managed fields are skipped. They cost at most a few times as much as the fastest scan of the review.
 #[tokio::test]
 async fn managed_fields_cost_little() {
     let app = App::with_profile(&sidecar(), None);
@@ -317,8 +318,8 @@ async fn profiles() {
     run(profile_rows()).await;
 }
 
-/// B56: a namespaced profile never changes a pod of another namespace, whatever it selects and whichever pod requests
-/// it.
+/// A namespaced profile never changes a pod of another namespace, whatever the profile selects and whichever pod
+/// requests it.
 #[test]
 fn namespaced_profile_ignores_other_namespaces() {
     let name = ProfileName::namespaced("team-b", "profile");
@@ -345,8 +346,8 @@ fn namespaced_profile_ignores_other_namespaces() {
     assert_eq!(outcome(&snapshot, KNOWN, foreign).0, Outcome::Skipped);
 }
 
-/// B58: 10,000 profiles in one namespace. A `ResourceQuota` (`count/…`) limits their number. Without a quota they are
-/// served, and memory and time grow only with the size of their texts.
+/// A `ResourceQuota` (`count/…`) limits the number of profiles in a namespace. Without a quota, 10,000 profiles are
+/// served, and memory and time grow only with the size of their specs.
 #[test]
 fn ten_thousand_profiles_in_namespace_are_served() {
     const COUNT: usize = 10_000;

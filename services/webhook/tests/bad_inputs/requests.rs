@@ -1,4 +1,4 @@
-//! Requests that the API server does not send, and bodies that are not reviews: B1 to B4, B7 to B18, B25 to B30.
+//! Requests that the API server does not send, and bodies that are not reviews.
 
 use serde_json::json;
 
@@ -65,8 +65,8 @@ fn rows() -> Vec<Row> {
             })
             .is(SKIP),
         good(28, "an unknown operation").request(|request| request["operation"] = json!("MERGE")).is(SKIP),
-        // Without the warning that the table asks for. The mistake is in the rules of a webhook configuration, not in
-        // the object, and the warning would appear below every `kubectl apply`. The metric and the log show it.
+        // The webhook does not warn: the mistake is in the rules of a webhook configuration, not in the object. A
+        // warning would appear below every `kubectl apply`. The metric and the log show the mistake.
         good(29, "a Deployment")
             .request(|request| {
                 request["kind"] = json!({"group": "apps", "version": "v1", "kind": "Deployment"});

@@ -14,7 +14,7 @@ use crate::support::{Answer, App, KNOWN, Running, anonymous_memory, ask, post, r
 
 /// An input and its expected result.
 pub(crate) struct Row {
-    /// The number of the case, from 1 to 70 (B1 to B70).
+    /// The number under which failures report the case, from 1 to 70 (`B1` to `B70`).
     pub(crate) number: u8,
     pub(crate) name: &'static str,
     pub(crate) method: &'static str,
@@ -28,11 +28,11 @@ pub(crate) struct Row {
 
 /// The expected result of an input.
 pub(crate) enum Expected {
-    /// No review: a response with this status, and a line of text that contains this.
+    /// No review: a response with this status, and a line of text that contains this string.
     Status(u16, &'static str),
     /// Allowed without a patch, with or without a warning.
     Skip { warned: bool },
-    /// Rejected with this code, and a message that contains this.
+    /// Rejected with this code, and a message that contains this string.
     Deny(u16, &'static str),
     /// Injected, and this check passes.
     Injected(fn(&Injected)),
@@ -91,7 +91,7 @@ impl Row {
         self.request(|request| change(&mut request["object"]))
     }
 
-    /// Replaces one occurrence of `from`, which must exist, in the text of the review.
+    /// Replaces one occurrence of `from`, which must exist, in the JSON of the review.
     pub(crate) fn text(mut self, from: &str, to: &str) -> Self {
         let text = String::from_utf8(self.body).unwrap();
         assert!(text.contains(from), "{}: {from} is not in {text}", self.name);
@@ -129,8 +129,8 @@ impl Row {
         App::with_profile(&self.profile, None)
     }
 
-    /// Returns the acceptable outcomes of the row's request. None if it reaches no endpoint, since such requests are
-    /// not counted.
+    /// Returns the acceptable outcomes of the row's request. Empty if the request reaches no endpoint, since such
+    /// requests are not counted.
     fn outcomes(&self) -> &'static [&'static str] {
         match self.expected {
             Expected::Status(404 | 405, _) => &[],
@@ -185,8 +185,8 @@ impl Row {
         }
     }
 
-    /// Asserts that nothing panicked, nothing is left in use, and that the row was counted correctly. `more` requests with
-    /// any outcome were sent after it.
+    /// Asserts that nothing panicked, nothing is left in use, and that the row was counted correctly. `more` requests
+    /// with any outcome were sent after the row's request.
     fn check_metrics(&self, way: &str, app: &App, more: u8) {
         let at = format!("B{} {} ({way})", self.number, self.name);
         for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {

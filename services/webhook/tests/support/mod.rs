@@ -39,7 +39,7 @@ use tower::ServiceExt;
 
 pub use self::tls::{ClientTls, Purpose, TestCa, cert_text, certificate, client_hello, connect, key_text};
 
-/// Longer than anything takes that does not hang.
+/// A timeout that only a hanging operation exceeds.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 /// The name in the test certificates.
 pub const NAME: &str = "pillion.test";
@@ -75,7 +75,7 @@ pub fn fast_drain() -> ServerSettings {
     settings
 }
 
-/// Captured log lines. Clones write to the same text.
+/// Captured log lines. Clones write to the same buffer.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -125,7 +125,7 @@ pub fn review(namespace: &str) -> serde_json::Value {
     })
 }
 
-/// Returns [`review`] for the known namespace, as text.
+/// Returns [`review`] for the namespace [`KNOWN`], as a JSON string.
 pub fn review_text() -> String {
     review(KNOWN).to_string()
 }
@@ -170,7 +170,7 @@ impl App {
         })
     }
 
-    /// Creates an app with one cluster profile, and the function that looks up the objects it reads.
+    /// Creates an app with one cluster profile, and the function that looks up the objects that the profile reads.
     pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
         Self::of(opted_in_snapshot(Some(spec)), |admission| {
             let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
@@ -314,7 +314,7 @@ impl Running {
     }
 }
 
-/// Returns the text of an HTTP/1.1 POST request.
+/// Returns an HTTP/1.1 POST request with a JSON body as a string.
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(

@@ -17,14 +17,14 @@ use super::NAME;
 /// The TLS settings of a test client.
 #[derive(Clone, Debug)]
 pub struct ClientTls<'c> {
-    /// The CA that it trusts.
+    /// The CA that the client trusts.
     pub root: &'c str,
-    /// The protocols that it offers by ALPN.
+    /// The protocols that the client offers by ALPN.
     pub protocols: &'c [&'c str],
     pub versions: &'c [&'static SupportedProtocolVersion],
-    /// Its certificate and key, if any.
+    /// The client's certificate and key, if any.
     pub identity: Option<&'c (String, String)>,
-    /// The server name that it sends. `None` for an IP address, which is not sent.
+    /// The server name that the client sends. `None` for an IP address, which is not sent.
     pub name: Option<&'c str>,
 }
 
@@ -122,7 +122,7 @@ pub async fn connect(stream: TcpStream, root: &str, protocols: &[&str]) -> io::R
     ClientTls { protocols, ..ClientTls::new(root) }.connect(stream).await
 }
 
-/// Returns a `ClientHello`.
+/// Returns the `ClientHello` of a client that trusts this CA.
 pub fn client_hello(root: &str) -> Vec<u8> {
     let name = ServerName::try_from(NAME).unwrap();
     let mut client = rustls::ClientConnection::new(ClientTls::new(root).config(), name).unwrap();

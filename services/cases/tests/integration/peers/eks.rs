@@ -71,7 +71,7 @@ fn normalize_spread(object: &mut Json) {
     }
 }
 
-/// Checks that all settings of the peer's test are known. An unknown setting would change the case.
+/// Checks that all settings of the peer's test are known. Ignoring an unknown setting would change the case.
 fn check_known(annotations: &Map<String, Json>) -> Result<(), String> {
     let is_of = |name: &str, group: &str, table: &[(&str, &str)]| {
         name.strip_prefix(group).is_some_and(|name| table.iter().any(|(peer_name, _)| *peer_name == name))

@@ -67,8 +67,8 @@ pub(crate) fn documents(path: &Path) -> Result<Vec<Json>, String> {
     parse(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
 }
 
-/// Parses the documents of a text. The items of a list are separate documents. Nulls are removed, as by the API
-/// server.
+/// Parses the documents of a YAML string. The items of a list are separate documents. Nulls are removed, as by the
+/// API server.
 pub(crate) fn parse(text: &str) -> Result<Vec<Json>, String> {
     Ok(with_nulls(text)?.into_iter().map(without_nulls).filter(|document| !document.is_null()).collect())
 }
@@ -136,8 +136,8 @@ pub(crate) fn normalize_quantities(value: &mut Json) {
     }
 }
 
-/// Rewrites a quantity as the API server does. `None` means that the text is not a quantity, or is too large or too
-/// small for this function.
+/// Rewrites a quantity as the API server does. `None` means that the string is not a quantity, or that the quantity is
+/// too large or too small for this function.
 fn canonical(text: &str) -> Option<String> {
     const BINARY: [&str; 6] = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
     const DECIMAL: [&str; 7] = ["m", "", "k", "M", "G", "T", "P"];

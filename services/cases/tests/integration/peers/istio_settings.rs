@@ -207,7 +207,7 @@ pub(crate) fn apply_settings(
 ///
 /// # Errors
 ///
-/// Fails if no profile has a parameter.
+/// Fails if one of the parameters is in no profile.
 pub(crate) fn apply_parameters(
     case: &mut Case,
     shipped: &ShippedProfiles,
@@ -277,8 +277,8 @@ fn read_document(
     convert_settings(&values, shipped, parameters)
 }
 
-/// Reads the settings of components. The control plane's environment becomes values of the chart; its Deployment has
-/// no effect here.
+/// Reads the settings of components. The control plane's environment becomes values of the chart. Its other settings
+/// do not affect an injected pod.
 fn read_components(components: &Json, values: &mut Json) -> Result<(), String> {
     for (name, component) in components.as_object().into_iter().flatten() {
         for (key, value) in component.as_object().into_iter().flatten() {

@@ -41,7 +41,7 @@ const NAME_PARAMETERS: [(&str, &str, bool); 2] =
 /// The variable with the trust anchors.
 const ANCHORS: &str = "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS";
 
-/// A namespace that replaces a system namespace, because the engine never injects there.
+/// A namespace that replaces system namespaces, because the engine never injects into those.
 const RENAMED_NAMESPACE: &str = "kube-somewhere";
 
 pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
@@ -316,7 +316,7 @@ fn command_line_case(
 }
 
 /// Copies the flags of the command to the pod. The command writes its flags as annotations, so annotations that only
-/// the result has are flags. Returns whether there are any. The list of opaque ports is not a flag, because the
+/// the result has are flags. Returns whether a flag was copied. The list of opaque ports is not a flag, because the
 /// injector computes it.
 fn copy_flags(object: &mut Json, expected: &Json) -> bool {
     let is_flag = |key: &str| {

@@ -65,10 +65,10 @@ const RESOURCES: [(&str, &str, &str, &str); 6] = [
 /// Prefixes of the variables that the chart's inbound and outbound settings create, and their parameters.
 const TUNED: [(&str, &str); 2] = [("LINKERD2_PROXY_INBOUND_", "inbound"), ("LINKERD2_PROXY_OUTBOUND_", "outbound")];
 
-/// The scopes that the chart has. Variables with one of these scopes have no other origin.
+/// The scopes of the chart's settings. Variables with one of these scopes come only from the chart.
 const SCOPES: [&str; 2] = ["SERVER_", "CLIENT_"];
 
-/// Returns the inferred parameters; none if the result has no proxy.
+/// Returns the inferred parameters; empty if the result has no proxy.
 pub(crate) fn infer_parameters(result: &Json, before: &Json) -> Parameters {
     let Some(proxy) = container(result, "linkerd-proxy") else { return Vec::new() };
     let is_set = |key: &str| {

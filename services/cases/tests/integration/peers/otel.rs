@@ -93,7 +93,7 @@ impl Step {
         self.rest.contains("assert") || self.is_error()
     }
 
-    /// Whether its objects must not exist.
+    /// Whether the objects of the step must not exist.
     fn is_error(&self) -> bool {
         self.rest.contains("error")
     }
@@ -133,8 +133,8 @@ impl Installed {
         }
     }
 
-    /// Returns the workloads that a part of a pod may belong to, which have its labels. Workloads of the same step
-    /// take precedence.
+    /// Returns the workloads to which a part of a pod may belong: those with its labels and name or, if there are none,
+    /// all. Workloads of the same step take precedence.
     fn matching_workloads(&self, step: &str, part: &Json) -> Vec<&Workload> {
         let fits = |workload: &Workload| {
             let (pod, _) = workload.created();
@@ -156,7 +156,7 @@ impl Installed {
         last.into_iter().map(|(_, workload)| workload).collect()
     }
 
-    /// Returns the metadata of a namespace.
+    /// Returns the metadata of a namespace; without labels and annotations if no step installed the namespace.
     fn namespace(&self, name: &str) -> Metadata {
         let found = self.namespaces.iter().find(|namespace| namespace["metadata"]["name"] == name);
         let map = |map: &str| annotations(found.and_then(|namespace| namespace["metadata"][map].as_object()));
@@ -207,7 +207,7 @@ fn scenario(scenario: &str, files: &[PathBuf], shipped: &ShippedProfiles) -> Vec
             continue;
         }
         let pods: Vec<_> = documents.into_iter().filter(|document| document["kind"] == "Pod").collect();
-        // An assertion with errors is compared with every existing pod.
+        // Each pod of an assertion becomes a case.
         for (index, part) in pods.into_iter().enumerate() {
             let parts = [step.number.as_str(), step.rest.as_str()];
             let parts =
@@ -324,7 +324,7 @@ fn check_known(value: &Json, at: &str, paths: &[&str]) -> Result<(), String> {
     }
 }
 
-/// Returns the configured volume of an agent.
+/// Returns the configured volume of an agent; `None` if none is configured.
 fn volume(language_spec: &Json) -> Option<Json> {
     let size = language_spec.pointer("/volumeLimitSize").or_else(|| language_spec.pointer("/volume/size"));
     let template = language_spec.get("volumeClaimTemplate");
@@ -333,8 +333,8 @@ fn volume(language_spec: &Json) -> Option<Json> {
         .or_else(|| size.map(|size| json!({"emptyDir": {"sizeLimit": size}})))
 }
 
-/// Removes what the injector does not write: defaults of the API server, the mount of the service account's token,
-/// the status, and expressions that the peer's test runner evaluates.
+/// Removes parts that the injector does not write: defaults of the API server, the mount of the service account's
+/// token, the status, and expressions that the peer's test runner evaluates.
 fn normalize(value: &mut Json) {
     match value {
         Json::Object(members) => {

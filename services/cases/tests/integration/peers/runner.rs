@@ -32,7 +32,7 @@ pub(crate) struct PeerCase {
 pub(crate) struct RunnableCase {
     /// The available profiles.
     pub(crate) profiles: Profiles,
-    /// Alternative cases, of which one must have the expected result. Most have a single one.
+    /// Alternative cases; one of them must have the expected result. Usually there is a single case.
     pub(crate) cases: Vec<Case>,
     pub(crate) expected: Vec<Expected>,
     /// Whether the settings come from the result, because no file has them.
@@ -213,7 +213,7 @@ impl ShippedProfiles {
     }
 }
 
-/// Converts a profile for the engine.
+/// Returns a cluster profile's name and its spec as the engine's types.
 pub(crate) fn profile_from(name: &str, spec: &Json) -> (ProfileName, pillion_api::profile::ProfileSpec) {
     let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
     (ProfileName::cluster(name), spec)
@@ -315,7 +315,7 @@ pub(crate) struct Results {
     /// Names of equal cases that are loose: several results would have passed, or settings were inferred.
     loose: Vec<String>,
     explained: Vec<(String, String)>,
-    /// Names, each with the reason.
+    /// The names of failed cases, each with the reason.
     failed: Vec<(String, String)>,
     /// Cases that are equal although a difference is explained. A folder may have only some of the explained cases.
     unneeded: Vec<String>,
@@ -396,7 +396,7 @@ fn outcome(case: &PeerCase) -> (Option<String>, bool) {
     }
 }
 
-/// Returns the counts of each peer, for programs.
+/// Returns the counts of each peer as JSON.
 pub(crate) fn json(tallies: &[Results]) -> Json {
     let counts = |tally: &Results| {
         json!({

@@ -13,7 +13,7 @@ pub(crate) struct Workload {
     template: &'static str,
 }
 
-/// The pointers to templates by kind. Other kinds have it at `/spec/template`.
+/// The pointers to templates by kind. Other kinds have their template at `/spec/template`.
 const TEMPLATES: [(&str, &str); 2] = [("Pod", ""), ("CronJob", "/spec/jobTemplate/spec/template")];
 
 impl Workload {
@@ -119,7 +119,7 @@ fn owner(object: &Json, uid: &str) -> Json {
     Json::Object(owner)
 }
 
-/// Inferred parameters.
+/// Inferred parameters: the name and the value of each.
 pub(crate) type Parameters = Vec<(&'static str, Json)>;
 
 /// Returns a container from one list of a pod.

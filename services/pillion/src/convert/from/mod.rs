@@ -1,5 +1,5 @@
 //! Converts the configuration of other injectors to profiles. The conversions take and return values, and report
-//! problems by document and path. They read no files, so that tests of the engine can use them directly.
+//! problems by document and path. They read no files, so that tests of other crates can include this module.
 
 pub(crate) mod morvencao;
 pub(crate) mod opentelemetry;
@@ -35,7 +35,7 @@ pub(crate) struct Remark {
     pub(crate) path: String,
     /// The message, without a full stop.
     pub(crate) message: String,
-    /// The remedy.
+    /// The remedy, if there is one.
     pub(crate) help: Option<String>,
 }
 

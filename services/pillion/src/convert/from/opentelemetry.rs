@@ -1,7 +1,7 @@
 //! Converts `Instrumentation` resources of the OpenTelemetry operator. For each language, a resource becomes a cluster
 //! profile that extends the shipped profile of that language and changes the defaults of its parameters. Pods of all
 //! namespaces request it by `namespace/name`. A second profile in the resource's own namespace only extends the first.
-//! Pods of that namespace request it by `name`, or by `true` if there is no other.
+//! Pods of that namespace request it by `name`, or by `true` if the namespace has no other resource.
 
 use std::collections::BTreeMap;
 
@@ -29,14 +29,14 @@ const COMMON: [(&str, &str); 9] = [
 const OF_AGENTS: [(&str, &str); 2] =
     [("/imagePullPolicy", "pullPolicy"), ("/initContainerSecurityContext", "securityContext")];
 
-/// A language.
+/// A language for which a shipped profile exists.
 #[derive(Clone, Copy, Debug)]
 struct Language {
     /// The name in annotations and profile names.
     name: &'static str,
     /// The field of the resource. The SDK alone has none.
     field: Option<&'static str>,
-    /// Members of that field, each with its parameter.
+    /// Members of the resource's field, each with its parameter.
     parameters: &'static [(&'static str, &'static str)],
 }
 
@@ -220,7 +220,7 @@ impl<'d> Resource<'d> {
         Ok(profiles)
     }
 
-    /// Returns the parameters that the resource sets.
+    /// Returns the parameters that the resource sets for a language.
     fn parameters(&self, language: &Language, notes: &mut Vec<Remark>) -> Result<Json, Remark> {
         let mut parameters = Vec::new();
         let mut set = |name: &str, value: &Json, path: &str| -> Result<(), Remark> {
@@ -235,7 +235,7 @@ impl<'d> Resource<'d> {
         };
         let of_agents = OF_AGENTS.iter().filter(|(_, name)| match language.name {
             "sdk" => false,
-            // Its agent is a sidecar with a security context of its own.
+            // The agent for Go is a sidecar with a security context of its own.
             "go" => *name == "pullPolicy",
             _ => true,
         });
@@ -303,7 +303,7 @@ impl<'d> Resource<'d> {
     }
 }
 
-/// Returns a name that is not taken yet.
+/// Returns `name`, or `name` with a number if it is taken. Adds the result to `taken`.
 fn free(name: &str, taken: &mut Vec<String>) -> String {
     let numbered = (2..).map(|number| format!("{}-{number}", name.get(..name.len().min(59)).unwrap_or(name)));
     // There are more numbers than names.

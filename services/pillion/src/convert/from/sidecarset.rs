@@ -13,7 +13,7 @@ const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 const OF_SIDECARS: [&str; 5] =
     ["podInjectPolicy", "upgradeStrategy", "shareVolumePolicy", "shareVolumeDevicePolicy", "transferEnv"];
 
-/// Fields that are converted, and those that need no conversion.
+/// Fields of the spec that are converted or need no conversion.
 const KNOWN: [&str; 10] = [
     "selector",
     "namespace",
@@ -226,7 +226,7 @@ impl Reader {
 
 /// Returns a selector of the namespaces, or `None` for all.
 fn namespaces(spec: &Map<String, Json>) -> Option<Json> {
-    // `v1alpha1` has the fields in the spec itself, `v1beta1` below this field.
+    // `v1alpha1` has the fields in the spec itself, `v1beta1` below `specificNamespace`.
     let spec = spec.get("specificNamespace").and_then(Json::as_object).unwrap_or(spec);
     let named =
         |names: Vec<Json>| json!({"matchExpressions": [{"key": NAMESPACE_NAME, "operator": "In", "values": names}]});

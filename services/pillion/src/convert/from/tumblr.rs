@@ -1,8 +1,8 @@
 //! Converts configurations of k8s-sidecar-injector: whole sidecars, each in one file or one key of a `ConfigMap`. Pods
 //! request them by `name` or `name:version`.
 //!
-//! Each becomes a profile that extends the shipped profile `sidecar-config`, which has their common parts. Inherited
-//! configurations are merged into it, as the injector does when it reads the file.
+//! Each configuration becomes a profile that extends the shipped profile `sidecar-config`, which has the common parts.
+//! Inherited configurations are merged into their heirs, as the injector does when it reads the files.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -11,7 +11,7 @@ use super::{Converted, Document, Remark, escaped, literal, object_name, quoted};
 /// The profile that all others extend.
 const BASE: &str = "sidecar-config";
 
-/// Its rule for all containers.
+/// The rule of [`BASE`] for all containers.
 const EVERYWHERE: &str = "everywhere";
 
 /// The version of a configuration that sets none.
@@ -38,7 +38,7 @@ const TEXT: [&str; 9] =
     ["name", "image", "value", "mountPath", "subPath", "workingDir", "ip", "inherits", "serviceAccountName"];
 const TEXTS: [&str; 3] = ["args", "command", "hostnames"];
 
-/// Names by which pods cannot request a profile, since they mean yes or no.
+/// Names that cannot request a profile, since they mean yes or no.
 const WORDS: [&str; 14] =
     ["true", "t", "yes", "y", "on", "enabled", "1", "false", "f", "no", "n", "off", "disabled", "0"];
 
@@ -348,7 +348,7 @@ fn laid_over(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
     whole
 }
 
-/// Returns the values by which pods request a configuration.
+/// Returns the values with which pods request a configuration.
 fn words(configuration: &Configuration) -> Vec<String> {
     let Configuration { name, version, .. } = configuration;
     let full = format!("{name}:{version}");
@@ -394,7 +394,7 @@ fn pod(fields: &Fields) -> Fields {
     pod
 }
 
-/// Returns one host alias for each address with all its names, since Kubernetes merges them by address.
+/// Returns one host alias for each address with all its names, since Kubernetes merges host aliases by address.
 fn aliases(fields: &Fields) -> Vec<Json> {
     let mut aliases: Vec<(Json, Vec<Json>)> = Vec::new();
     for alias in items(fields, "hostAliases") {
