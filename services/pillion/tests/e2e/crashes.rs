@@ -35,7 +35,7 @@ const SLICE_PROPAGATION: Duration = Duration::from_secs(1);
 /// for long.
 const POOL: usize = 25;
 
-/// The kind of fault.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultKind {
     /// SIGKILL, and an immediate restart, before the slice changes: it lists the replica as ready throughout.
@@ -58,7 +58,7 @@ struct ReplicaFault {
     recovered: Instant,
 }
 
-/// The effect of a fault.
+/// A fault, and the pods that were lost because of it.
 struct FaultEffect<'o> {
     fault: &'o ReplicaFault,
     lost: Vec<&'o Creation>,
@@ -101,7 +101,7 @@ impl ReplicaFault {
         rig.service.set_ready(address, false).await?;
         tokio::time::sleep(HANG_DETECTION).await;
         rig.replicas[victim].kill()?;
-        // The idle connections are lost too. One pod could have waited on each of them.
+        // Pods on idle connections of the hanging replica are lost too, at most one on each.
         let recovered = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
         Ok(Self { kind: FaultKind::Hung, at, effective, recovered })
@@ -116,7 +116,7 @@ impl ReplicaFault {
         let effective = Instant::now();
         tokio::time::sleep(SILENCE_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        // The API server reuses the idle connections, one pod each, until TCP gives up their packets.
+        // Until TCP gives up, the API server reuses each idle connection to the silent node for one pod.
         let recovered = Instant::now() + SLICE_PROPAGATION;
         tokio::time::sleep(HANG_DETECTION).await;
         drop(silence);
