@@ -53,8 +53,7 @@ fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
     let settings =
         pillion_api::webhook_configuration::Settings { canary: true, validates_profiles: true, ..settings_of(release) };
     let rules = Rules::default();
-    // An operation that namespaces' own profiles can require, with the longest name of an entry, and one that is
-    // never rejected.
+    // Two calls for namespaced profiles: the entry of the first has the longest name, and the second is a deletion.
     let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
     let own = calls.map(|(resource, operation)| ((resource.to_owned(), operation), ["team-a".to_owned()].into()));
     let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own: own.into() }, ..rules };
