@@ -151,7 +151,7 @@ fn documented_controller_alarms_have_data() {
     }
 }
 
-/// Returns promtool's messages about a metrics page, or nothing.
+/// Returns promtool's messages about a page of metrics, or an empty string.
 fn lint(scrape: &str) -> String {
     let mut child = Command::new(tools::program("promtool").unwrap())
         .args(["check", "metrics"])
