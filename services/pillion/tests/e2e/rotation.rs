@@ -447,7 +447,7 @@ pub(crate) enum Damage {
     CertificateInvalid,
     /// The record's Secret is deleted.
     RecordDeleted,
-    /// The record is not valid text.
+    /// The record is not valid JSON.
     RecordInvalid,
     /// The CA has another key.
     CaWithWrongKey,
