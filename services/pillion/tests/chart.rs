@@ -32,7 +32,7 @@ fn helm(arguments: &[&str], values: &Json) -> Output {
 
 fn template(name: &str, namespace: &str, values: &Json) -> Result<Vec<Json>, String> {
     let release = ["template", name, "--namespace", namespace, "--kube-version", "1.36.3"];
-    // `template NAME CHART`: the chart's path comes last, except for flags, which helm accepts in any order.
+    // `helm template NAME CHART`: the chart's path comes after the name. Helm accepts flags in any order.
     let ran = helm(&release, values);
     if !ran.status.success() {
         return Err(String::from_utf8(ran.stderr).unwrap());
@@ -363,7 +363,7 @@ fn policies_come_from_values() {
     }
 }
 
-/// Removes the labels, because the chart adds some to every object.
+/// Removes the labels, since the chart adds its own to every object.
 fn bare(mut object: Json) -> Json {
     let metadata = object["metadata"].as_object_mut().unwrap();
     metadata.remove("labels");

@@ -1,4 +1,4 @@
-//! The policy file: `--check-config` checks it without starting the program, and a running program reloads it.
+//! The policy file: `--check-config` checks it without opening a port or connection, and a running program reloads it.
 
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
@@ -23,7 +23,8 @@ fn text(bytes: &[u8]) -> String {
 fn check_prints_effective_policy_without_side_effects() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // If the command bound this address, it would fail. If it connected to it, the listener would see the connection.
+    // If the command bound the listener's address, it would fail. If it connected, the listener would see the
+    // connection.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     taken.set_nonblocking(true).unwrap();
     let address = taken.local_addr().unwrap();

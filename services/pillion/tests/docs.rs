@@ -1,8 +1,8 @@
 //! Runs the commands that README and docs show, and checks their links.
 //!
-//! Every `console` block is a session that must print what the block shows. It runs in a folder with the files of the
-//! preceding `yaml` blocks, whose first line is a comment with the file name. Of `sh` blocks, commands that need no
-//! cluster are run, and `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of
+//! Every `console` block is a session that must print what the block shows. It runs in a folder with files: the
+//! preceding `yaml` blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster
+//! are run, and `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of
 //! `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
 
 use std::collections::{BTreeMap, BTreeSet};

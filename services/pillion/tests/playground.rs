@@ -444,7 +444,7 @@ fn examples_are_local_and_shipped_profiles() {
             .unwrap()
             .contains("pillion.dev/profiles: logger")
     );
-    // The page shows the current content of the file.
+    // The program serves the current content of the file.
     fs::write(folder.path().join("logger.yaml"), PROFILE.replace("logger:1.0", "logger:2.0")).unwrap();
     assert_eq!(names(&own, "here"), ["logger"]);
     assert!(

@@ -1,5 +1,5 @@
 //! The audit with the real API server. Each test pod was created while no webhook was called, before its namespace
-//! opted in, or before its profile was edited or deleted. The audit finds each in time, with its cause.
+//! opted in, or before its profile was edited or deleted. The audit finds each pod in time, with its cause.
 
 #![allow(clippy::print_stdout, reason = "the test prints its durations")]
 

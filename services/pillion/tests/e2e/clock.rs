@@ -376,7 +376,7 @@ fn clock_of_former_leader_shortens_no_wait() {
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let place = managed.leader_index().await?;
-        // A difference of four minutes counts as agreement, but is longer than both waits of the rotation.
+        // A difference of four minutes counts as agreement, but is longer than `overlap` and `propagationTimeout`.
         clocks[place].ahead_by(-240)?;
         managed.wait_for_clock_agreement().await?;
         // Pause the second API server only now. At least five seconds after it hangs, it leaves the endpoints, and the

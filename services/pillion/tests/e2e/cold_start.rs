@@ -24,8 +24,8 @@ const NAMESPACES: usize = 2_000;
 /// Number of profiles.
 const PROFILES: usize = 2_000;
 
-/// Limits for a busy machine: for a start with an empty and with a full cluster, and for a change. On an idle machine,
-/// the docs promise 1 second for the first and 3 seconds for the second.
+/// Limits for a busy machine: to start with an empty cluster, to start with a full one, and to publish a change. The
+/// docs promise 1 and 3 seconds for the starts on an idle machine.
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
 const FULL_LIMIT: Duration = Duration::from_secs(15);
 const CHANGE_LIMIT: Duration = Duration::from_secs(5);

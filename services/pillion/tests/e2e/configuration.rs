@@ -169,8 +169,8 @@ fn persistent_drift_is_paced_and_reported() {
         (settings.first_pause, settings.longest_pause) = (Duration::from_millis(300), Duration::from_millis(1200));
         let target = target(&release()?, &TestCa::new()?, 1);
         let kept = KeptControlPlane::filled(settings, &target).await?;
-        // Pauses are 0, 0, 0, 300, 600 and 1200 ms, then always 1200 ms. Six seconds have at most 3 + 2 + 4 repairs;
-        // allow one more.
+        // Pauses are 0, 0, 0, 300, 600 and 1200 ms, then always 1200 ms. In six seconds there are at most 3 + 2 + 4
+        // repairs. Allow one more.
         let (began, mut written) = (Instant::now(), 0);
         while began.elapsed() < Duration::from_secs(6) {
             kept.patch(&json!([{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}])).await.ok();

@@ -1,10 +1,10 @@
-//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail,
-//! and all others only for a short time.
+//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail, and
+//! other requests only for a short time.
 //!
 //! The test plays kubelet and the endpoint slice controller, with the same delays. After a container is killed, its
 //! address stays and refuses connections. Kubelet sees the end within a second, and then the slice is updated. Until
 //! then the API server also opens connections to that address: it picks an endpoint at random, and does not try
-//! another. So some pods are cut off, and some are refused. Both end when the slice is up to date.
+//! another. So some requests are cut off and some are refused, until the slice is up to date.
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -31,14 +31,14 @@ const HANG_DETECTION: Duration = Duration::from_secs(3);
 const SILENCE_DETECTION: Duration = Duration::from_secs(12);
 /// How long the API server takes to receive a changed slice.
 const SLICE_PROPAGATION: Duration = Duration::from_secs(1);
-/// Idle connections that an API server keeps to a webhook: the number of requests that one replica can have in flight
-/// for long.
+/// Idle connections that an API server keeps to a webhook, and so the maximum of requests that a replica can have in
+/// flight for long.
 const POOL: usize = 25;
 
 /// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultKind {
-    /// SIGKILL, and an immediate restart, before the slice changes: it lists the replica as ready throughout.
+    /// SIGKILL, and an immediate restart, before the slice changes: the slice lists the replica as ready throughout.
     Restarted,
     /// SIGKILL.
     Killed,

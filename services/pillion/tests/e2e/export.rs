@@ -177,7 +177,7 @@ fn exported_policies_decide_as_the_engine_does() {
     });
 }
 
-/// With custom opt-in labels, the first label of a namespace decides, as for the webhooks.
+/// If a namespace has several opt-in labels, Pillion's own label decides, as for the webhooks.
 #[test]
 fn exported_policies_use_given_labels() {
     isolated(|| async {

@@ -25,7 +25,7 @@ const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterro
 /// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` tests the latter.
 const SKIPPED: [&str; 3] =
     ["kubectl logs ", "kubectl --namespace pillion-system rollout status ", "pillion dev -p shipper "];
-/// Replaces, on a page, output that differs each time.
+/// Marks output on a page that differs each time.
 const PLACEHOLDER: char = '…';
 
 fn root() -> PathBuf {
@@ -211,7 +211,7 @@ fn first_day_pages_work_as_written() {
         let mut install = Page::read("install.md")?;
         for (_, step) in &mut install.steps {
             if let Step::Commands(commands, _) = step {
-                // The test uses shorter waiting times than people need.
+                // The test uses shorter waiting times than the page.
                 let quick = |command: &mut String| command.push_str(" --values quick.yaml");
                 commands.iter_mut().filter(|command| command.starts_with("helm install ")).for_each(quick);
             }

@@ -8,8 +8,8 @@ use pillion_testkit::{Replica, eventually, isolated};
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// Returns the number of failed lookups: those without a response in 250 ms, and those beyond the limit of ten lookups
-/// in 250 ms.
+/// Returns the number of failed lookups. Includes those without a response in 250 ms, and those beyond the limit of ten
+/// a second.
 async fn failed_lookups(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {

@@ -380,7 +380,7 @@ async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Checks each remedy: the one in the message, and those in `docs/break-glass.md`.
+/// Checks each remedy: that of the message, and those in `docs/break-glass.md`.
 async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
     run_suggested_command(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;

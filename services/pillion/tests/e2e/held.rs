@@ -180,7 +180,7 @@ fn held_pods_wait_until_replicas_recover() {
         let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
         ensure!(ids(&still) == ids(&waiting), "pods were replaced while no replica responded");
 
-        // Simulate a Job controller that stopped between the two steps of ending a pod.
+        // Simulate a Job controller that stopped after it had removed its finalizer from a pod.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
         let name = indexed["metadata"]["name"].as_str().context("a name")?;
         cluster.rig().patch(HELD_NAMESPACE, name, &json!({"metadata": {"finalizers": null}})).await?;

@@ -134,8 +134,8 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// Checks that managedFields does not name injected parts, since the protection of records depends on that. Covers pods
-/// in reviews and stored pods.
+/// Checks that managedFields does not name injected parts, since the protection of records depends on that. The test
+/// covers pods in reviews and stored pods.
 #[test]
 fn managed_fields_exclude_injected_parts() {
     isolated(|| async {

@@ -93,7 +93,7 @@ fn lookups_of_owners_and_accounts_decide() {
         let job = nightly_job(&rig).await?;
         let uid = job["metadata"]["uid"].as_str().unwrap();
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
-        // A lookup may take 250 ms. A pod whose lookup times out gets no sidecar, and the next pod repeats the lookup.
+        // A lookup may take 250 ms. A pod whose lookup times out is not injected, and the next pod repeats the lookup.
         eventually(SOON, "the CronJob's pods are recognised", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");

@@ -19,7 +19,7 @@ const AVAILABLE_WITHIN: Duration = Duration::from_mins(2);
 /// The name of the evicted pod, which the simulated nodes ignore.
 const EVICTED: &str = "evicted";
 
-/// A profile for every pod. The test changes its spec.
+/// A profile for every pod, whose annotation `example.com/marked` the test changes, and a profile that extends it.
 const MARKED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -58,7 +58,7 @@ fn workload(kind: &str, name: &str, replicas: u8) -> Json {
     })
 }
 
-/// Runs pods without a gate, and ends pods that are deleted, as scheduler and kubelet do.
+/// Binds and runs pods, and completes deletions, as scheduler and kubelet do. Ignores the pod [`EVICTED`].
 async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(150));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -123,7 +123,7 @@ impl Cluster {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Waits until the replicas add this value of the mark to pods.
+    /// Waits until the replicas add this value of the annotation `example.com/marked` to pods.
     async fn wait_until_served(&self, value: u8) -> Result<()> {
         let mark = value.to_string();
         eventually(SOON, "the changed profile is served", async || {
@@ -134,7 +134,7 @@ impl Cluster {
         .await
     }
 
-    /// Returns the marks of an app's pods that are neither terminating nor failed.
+    /// Returns the annotations `example.com/marked` of an app's pods that are neither terminating nor failed.
     async fn marks(&self, app: &str) -> Result<Vec<String>> {
         let pods = self.rig.pods("shop").list(&ListParams::default().labels(&format!("app={app}"))).await?;
         let is_there = |pod: &Pod| {
@@ -247,8 +247,8 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.get("deployment/web").await?["spec"] == before["spec"], "a dry run has changed something");
 
-        // A rollout that waits for its disruption budget does not delay the earlier ones, which need some time
-        // themselves.
+        // A workload that waits for its disruption budget does not delay the earlier workloads, whose restarts take
+        // some time.
         let run = cluster.pillion(&["rollout", "--apply", "--timeout", "40", "-o", "json"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         let result: Json = serde_json::from_str(&run.stdout)?;

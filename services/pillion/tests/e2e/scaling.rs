@@ -13,7 +13,7 @@ use crate::chart::helm_ok;
 
 struct Release {
     control_plane: ControlPlane,
-    /// Whether to rename Helm's field manager, as if another installer had written the objects.
+    /// Whether the test has renamed Helm's field manager, as if another installer had written the objects.
     is_renamed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A replica that reads its certificate from a Secret, on a real API server, which also verifies the served
+//! A replica that reads its certificate from a Secret, with a real API server, which also verifies the served
 //! certificate.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]

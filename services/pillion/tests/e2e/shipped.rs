@@ -130,7 +130,7 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
             let values = if excludes(name) { json!([name]) } else { json!([name, SHARED_NAMESPACE]) };
-            // Without trust anchors these profiles would inject nothing.
+            // Without trust anchors, the profiles that have this parameter would inject nothing.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
             for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
                 parameter["default"] = json!("roots");

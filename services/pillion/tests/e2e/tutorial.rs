@@ -50,7 +50,7 @@ fn replaced_injectors_tutorial_works() {
             "{pod}"
         );
 
-        // A namespace without the label, and a pod without the annotation.
+        // Create a pod in a namespace without the label, and a pod without the annotation.
         let plain: Vec<String> = run("plain")
             .into_iter()
             .map(|word: String| if word == "injection" { "default".to_owned() } else { word })

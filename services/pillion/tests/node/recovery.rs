@@ -63,7 +63,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
 async fn everything_is_required(platform: &Platform) -> Result<()> {
     platform.namespace("team-a", "required").await?;
     platform.install("team-a").await?;
-    // All namespaces, including Pillion's own and those of Kubernetes.
+    // Label all namespaces, including Pillion's own and those of Kubernetes.
     platform.kubectl(&["label", "namespaces", "--all", "--overwrite", "pillion.dev/injection=required"]).await?;
     Ok(())
 }

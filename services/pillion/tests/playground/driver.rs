@@ -16,7 +16,7 @@ use crate::support::eventually;
 
 /// The JSON key by which `WebDriver` identifies an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
-/// Keys that are not characters.
+/// The characters by which `WebDriver` identifies keys without a character.
 pub(crate) mod key {
     pub(crate) const TAB: char = '\u{e004}';
     pub(crate) const ENTER: char = '\u{e007}';

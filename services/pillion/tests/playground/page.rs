@@ -288,7 +288,7 @@ fn keyboard(browser: &Browser) {
     }
     assert!(!passed.iter().any(|one| one == "diff-tab"), "Tab reaches one tab, arrow keys the others: {passed:?}");
 
-    // The first Tab offers a link that skips the head of the page.
+    // Before the heading, Tab reaches a link that skips the head of the page.
     browser.run("document.activeElement.blur()");
     browser.click("h1");
     browser.press_with(key::SHIFT, key::TAB);
@@ -355,7 +355,7 @@ fn themes(browser: &Browser) {
         wait_for_text(browser, "outcomes", "Injected");
     }
     assert_ne!(grounds[0], grounds[1]);
-    // The switch overrides the system's theme, and is remembered.
+    // The switch overrides the system's theme, and the page remembers the choice.
     browser.click("[name=theme][value=light] + span");
     assert_eq!(browser.run(ground), grounds[0]);
     browser.refresh();

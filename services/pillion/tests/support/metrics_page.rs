@@ -9,7 +9,7 @@ use std::path::Path;
 /// The description of a metric: its kind, and its labels with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Described {
-    /// `counter`, `gauge`, `histogram`.
+    /// `counter`, `gauge` or `histogram`.
     pub(crate) kind: String,
     pub(crate) labels: BTreeMap<String, Values>,
 }

@@ -69,7 +69,8 @@ impl KeptControlPlane {
         Ok(self)
     }
 
-    /// Stops the keeper, and starts that of the next leadership term with the same control plane.
+    /// Ends the leadership term, and starts the next one with the same control plane. Waits until both configurations
+    /// match the target.
     pub(super) async fn next_term(self, settings: Settings, target: &Target) -> Result<Self> {
         let Self { control_plane, release, stop, keeping, .. } = self;
         stop.cancel();
