@@ -215,7 +215,7 @@ async fn expect_rejected_pods_alert(managed: &Managed, prometheus: &Prometheus) 
     Ok(())
 }
 
-/// Checks that each query of each panel returns a number. Creates pods until it does. Returns the number of queries.
+/// Waits until each query of each panel returns a number, and creates pods meanwhile. Returns the number of queries.
 async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
     for (name, text) in texts("", "json")? {

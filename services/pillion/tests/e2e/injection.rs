@@ -209,7 +209,7 @@ fn failure_modes_hold_without_replicas() {
         ensure!(is_untouched(&created), "{created}");
         let refused = rig.create("strict", &bare_pod("refused")).await.unwrap_err().to_string();
         ensure!(refused.contains("required.pillion.dev"), "{refused}");
-        // The namespace's owner can recover alone: removing the label stops the calls even with every replica down.
+        // The namespace's owner can recover alone: the label value `off` stops the calls even with every replica down.
         rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
         eventually(SOON, "the label was taken away", async || rig.create("strict", &bare_pod("after")).await.map(drop))
             .await
