@@ -41,7 +41,7 @@ fn argument(value: &str) -> String {
 
 fn bombs() -> Vec<Bomb> {
     let terms = format!("1{}", "+1".repeat(5_000));
-    // About 400 terms fit into 1,000 bytes: within the limit on length, beyond the limit on syntax.
+    // The 400 terms are within the limit of 1,000 bytes, but beyond the limit on syntax.
     let short_terms = format!("1{} == 1", "+1".repeat(400));
     let parentheses = format!("{}true{}", "(".repeat(2_000), ")".repeat(2_000));
     let short_parentheses = format!("{}true{}", "(".repeat(400), ")".repeat(400));
@@ -97,12 +97,12 @@ fn bombs() -> Vec<Bomb> {
         ),
         bomb("many unknown fields", profile("", few_keys), "Kubernetes has no field"),
         bomb("open braces", "{".repeat(1_000_000), "error: "),
-        // Must stay last: it has so many problems that `lint` does not show those of later files.
+        // Must stay last: it has so many problems that `pillion dev` does not show those of later files.
         bomb("many broken profiles", "---\n".to_owned() + &broken.repeat(9_000), "and 8900 more"),
     ]
 }
 
-/// Runs `lint`, and kills it when it exceeds the limit.
+/// Runs `pillion lint` on the file, and kills it when it exceeds [`LIMIT`].
 fn lint(file: &Path) -> Output {
     let script = format!("ulimit -t {LIMIT} && exec \"$0\" lint \"$1\"");
     let mut command = assert_cmd::Command::new("sh");
@@ -138,7 +138,7 @@ fn replica_survives_bombs() {
     let review = fs::read_to_string(dev.word_after("--data @")).unwrap();
     let serves = || patch(&post(&url, ca.as_ref(), &review)).unwrap().contains("helper:1");
     let mut bombs = bombs();
-    // It has so many problems that the problems of later files would not be shown.
+    // This bomb has so many problems that `dev` would not show those of later files.
     bombs.retain(|bomb| bomb.name != "many unknown fields");
     for (index, bomb) in bombs.iter().enumerate() {
         fs::write(folder.path().join(format!("bomb-{index:02}.yaml")), &bomb.text).unwrap();

@@ -17,7 +17,7 @@ fn chart() -> PathBuf {
     repository().join("charts/pillion")
 }
 
-/// Runs helm with values from a JSON object.
+/// Runs helm on the chart with these values.
 fn helm(arguments: &[&str], values: &Json) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.json");
@@ -32,7 +32,7 @@ fn helm(arguments: &[&str], values: &Json) -> Output {
 
 fn template(name: &str, namespace: &str, values: &Json) -> Result<Vec<Json>, String> {
     let release = ["template", name, "--namespace", namespace, "--kube-version", "1.36.3"];
-    // `template NAME CHART`: the chart's path comes last, except for flags, which helm accepts in any order.
+    // `helm template NAME CHART`: the chart's path comes after the name. Helm accepts flags in any order.
     let ran = helm(&release, values);
     if !ran.status.success() {
         return Err(String::from_utf8(ran.stderr).unwrap());
@@ -54,7 +54,7 @@ fn text<'j>(object: &'j Json, pointer: &str) -> &'j str {
     object.pointer(pointer).and_then(Json::as_str).unwrap_or_default()
 }
 
-/// Returns kind, namespace and name.
+/// Returns the object's kind, namespace and name. The namespace of a cluster-scoped object is empty.
 fn identity(object: &Json) -> (String, String, String) {
     let owned = |pointer| text(object, pointer).to_owned();
     (owned("/kind"), owned("/metadata/namespace"), owned("/metadata/name"))
@@ -146,7 +146,8 @@ fn rendered_names_are_unique() {
     }
 }
 
-/// Checks the rules that all objects of a release must follow.
+/// Checks that names are unique, that the chart contains no object that the controller creates, and that each object
+/// has the release's label. Only namespaced objects may have a namespace.
 fn check_names(set: &str, objects: &[Json]) {
     let mut seen = BTreeSet::new();
     for object in objects {
@@ -162,7 +163,7 @@ fn check_names(set: &str, objects: &[Json]) {
     }
 }
 
-/// Returns the pod templates of a release.
+/// Returns the pod templates of a release's Deployments and Jobs, each with the name of its workload.
 fn pods(objects: &[Json]) -> Vec<(String, &Json)> {
     let workloads = objects.iter().filter(|object| object["kind"] == "Deployment" || object["kind"] == "Job");
     workloads.map(|workload| (identity(workload).2, &workload["spec"]["template"])).collect()
@@ -248,7 +249,7 @@ fn pods_are_restricted_and_spread() {
     }
 }
 
-/// Returns the arguments of a Deployment's container that start with this flag.
+/// Returns the value of the flag, which includes the `=`, in the arguments of a Deployment's first container.
 fn arguments(objects: &[Json], component: &str, flag: &str) -> String {
     let deployment = named(objects, "Deployment", &format!("pillion-{component}"));
     let all = deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
@@ -377,7 +378,7 @@ fn policies_come_from_values() {
     }
 }
 
-/// Removes the labels and annotations that a chart adds to every object.
+/// Removes the labels, since the chart adds its own to every object.
 fn bare(mut object: Json) -> Json {
     let metadata = object["metadata"].as_object_mut().unwrap();
     metadata.remove("labels");
@@ -479,7 +480,7 @@ fn invalid_values_are_rejected() {
     }
 }
 
-/// Returns the shipped profiles of a folder.
+/// Returns the file with the profiles of this folder of `profiles/`: `policy.yaml` if it exists, else `profile.yaml`.
 pub(crate) fn profile_source(folder: &str) -> PathBuf {
     let folder = repository().join("profiles").join(folder);
     let policy = folder.join("policy.yaml");

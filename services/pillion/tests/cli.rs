@@ -70,7 +70,7 @@ fn crds_are_printed_as_json_list() {
     assert_eq!(list["items"], Value::Array(documents));
 }
 
-/// Returns a command for the program, without the environment variables that name a cluster.
+/// Returns a command for the program, without the environment variables that name a cluster or request a backtrace.
 fn pillion(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
     command.args(arguments).env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST").env_remove("RUST_BACKTRACE");
@@ -109,7 +109,7 @@ fn exit_code_survives_closed_standard_error() {
 #[test]
 fn unavailable_api_server_is_reported_once() {
     let folder = tempfile::tempdir().unwrap();
-    // No process listens at this port, and no test uses it.
+    // No process listens on this port.
     let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers: [{name: a, user: {}}]\n\
                       clusters: [{name: a, cluster: {server: \"https://127.0.0.1:1\"}}]\n\
                       contexts: [{name: a, context: {cluster: a, user: a}}]\n";

@@ -1,4 +1,4 @@
-//! The policy file: `pillion` checks it without starting anything, and reloads it while it runs.
+//! The policy file: `--check-config` checks it without opening a port or connection, and a running program reloads it.
 
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
@@ -23,7 +23,8 @@ fn text(bytes: &[u8]) -> String {
 fn check_prints_effective_policy_without_side_effects() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // A command that binds or connects to this address would fail, or be seen.
+    // If the command bound the listener's address, it would fail. If it connected, the listener would see the
+    // connection.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     taken.set_nonblocking(true).unwrap();
     let address = taken.local_addr().unwrap();
@@ -142,7 +143,7 @@ impl Dev {
     }
 }
 
-/// Writes a new folder, then replaces the link to it in one step.
+/// Writes the policy into a new folder, then replaces the symbolic link `..data` to it in one step.
 fn write_version(mount: &Path, version: u32, policy: &str) {
     let fresh = format!("..version_{version}");
     std::fs::create_dir(mount.join(&fresh)).unwrap();

@@ -1,5 +1,5 @@
 //! `pillion convert` as a process: which profiles it writes, and which configurations it reports as not convertible,
-//! with their position. The cases beside the extended profile test what the result does with pods.
+//! with their position. Test cases in the folders of the extended profiles check how the written profiles change pods.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 

@@ -33,12 +33,12 @@ fn documents(text: &str) -> Vec<Json> {
     serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error} in\n{text}"))
 }
 
-/// Injects the converted and the shipped profiles into a pod. Returns the pod and the messages.
+/// Injects the converted and the shipped profiles into a pod. Returns the pod and the messages of `pillion inject`.
 fn inject(converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     inject_in(None, converted, shipped, pod)
 }
 
-/// Does the same for a namespace with annotations.
+/// Like [`inject`]. Unless `namespace` is `None`, the pod is in this namespace object.
 fn inject_in(namespace: Option<&Json>, converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("converted.yaml"), converted).unwrap();
@@ -161,7 +161,7 @@ fn instrumentation_becomes_one_profile_per_language() {
     assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), None);
 }
 
-/// An annotation without a value defers to the namespace, as with the shipped profiles and the operator.
+/// An annotation without a value defers to the namespace, as with the shipped profiles and the OpenTelemetry operator.
 #[test]
 fn empty_pod_annotation_defers_to_namespace() {
     const KEY: &str = "instrumentation.opentelemetry.io/inject-java";

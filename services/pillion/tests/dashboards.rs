@@ -14,7 +14,7 @@ use pillion_testkit::dashboards::{Source, metrics_of};
 use pillion_testkit::tools;
 use serde_json::Value;
 
-/// Prefix of the API server's metrics. `tests/e2e/dashboards.rs` scrapes those.
+/// Prefix of the API server's metrics, which `tests/e2e/dashboards.rs` scrapes.
 const API_SERVER_PREFIX: &str = "apiserver";
 /// Metrics that no panel shows. Each needs a reason here.
 const NOT_SHOWN: [&str; 0] = [];
@@ -23,7 +23,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name).canonicalize().unwrap()
 }
 
-/// Returns the files of a folder with this extension, keyed by name without the extension.
+/// Returns the contents of the folder's files with this extension, keyed by file name without the extension.
 fn files(name: &str, ending: &str) -> BTreeMap<String, String> {
     let entries = fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
     let wanted = entries.filter(|path| path.extension().is_some_and(|extension| extension == ending));
@@ -57,7 +57,7 @@ fn filled_in(query: &str) -> String {
     query
 }
 
-/// A rule of `dashboards/rules`.
+/// A rule in `dashboards/rules`, with the name of its file.
 #[derive(Debug)]
 struct Rule {
     file: String,
@@ -87,7 +87,7 @@ fn alerts() -> Vec<Rule> {
     rules().into_iter().filter(|rule| rule.rule.get("alert").is_some()).collect()
 }
 
-/// Returns all metrics that the reference documents, with the series of histograms.
+/// Returns the names of all documented metrics. For a histogram, returns the names of its series.
 fn documented() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (name, metric) in page().metrics.into_iter().chain(page_of("controller-metrics.md").metrics) {
@@ -140,7 +140,8 @@ fn dashboards_have_valid_layout_and_queries() {
     }
 }
 
-/// Checks the rules that every query of a panel must follow.
+/// Checks that a query of a panel filters each metric by the dashboard's variables, and uses counters only with a
+/// window.
 fn sound(title: &str, query: &str) {
     for name in metrics_of(query) {
         let behind: Vec<_> = query.split(&*name).skip(1).filter(|rest| !rest.starts_with(['_', ':'])).collect();
@@ -247,11 +248,11 @@ fn all_panels_and_alerts_have_data() {
     for rule in rules() {
         let query = rule.text("/expr");
         prometheus.query(query).unwrap_or_else(|error| panic!("{}: {query}\n{error}", rule.file));
-        // The series of an alert exist whether it fires or not.
+        // The metrics of an alert must exist whether the alert fires or not.
         for metric in
             metrics_of(query).into_iter().filter(|name| !name.starts_with("apiserver_") && !name.contains(':'))
         {
-            // A slow scrape leaves the result empty for a moment, so this is retried.
+            // A slow scrape leaves the result empty for a moment, so the test retries.
             eventually(&format!("{}: {metric} is exported: {query}", rule.file), || {
                 (!prometheus.query(&format!("count({metric})")).unwrap().is_empty()).then_some(())
             });

@@ -63,7 +63,7 @@ fn manifests_are_complete_and_reference_existing_objects() {
     assert_eq!(definitions.len(), 5, "profiles of both kinds, revisions of both, trust probes");
 }
 
-/// Returns the objects' identities, without the fields that an overlay changes.
+/// Returns the kind, namespace and name of each object, sorted.
 fn identities(objects: &[Json]) -> Vec<String> {
     let mut all: Vec<_> = objects
         .iter()
@@ -105,7 +105,7 @@ fn kustomizations_build_and_change_documented_fields() {
     }
 }
 
-/// Renders the chart for a release, as for a cluster that helm does not query.
+/// Renders the chart for a release with `helm template`, which does not query the cluster.
 fn template(release: &str, values: &Json) -> Result<Vec<Json>, String> {
     let folder = tempfile::tempdir().unwrap();
     let values_file = folder.path().join("values.json");
@@ -118,7 +118,7 @@ fn template(release: &str, values: &Json) -> Result<Vec<Json>, String> {
     Ok(documents(&String::from_utf8(stdout).unwrap()))
 }
 
-/// Renders the chart with the values of an example.
+/// Renders the chart for the release `pillion` with these values.
 fn rendered(values: &Json) -> Vec<Json> {
     template("pillion", values).unwrap()
 }
@@ -247,7 +247,7 @@ fn null_values_map_gives_one_clear_error() {
     assert!(error.contains("minReplicas is 9, and maxReplicas only 3"), "{error}");
 }
 
-/// Returns the patterns that the guardrail for secrets looks for, with these values.
+/// Renders the policy against secrets with these values, and returns its expressions. Empty if the values disable it.
 fn looks_for(secrets: &Json) -> Result<Vec<String>, String> {
     let objects = template("pillion", &json!({"guardrails": {"inlineSecrets": secrets}}))?;
     let mut policies = objects.iter().filter(|object| object["metadata"]["name"] == "pillion-inline-secrets");

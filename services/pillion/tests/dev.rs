@@ -108,7 +108,7 @@ fn run_pasted(line: &str, folder: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Waits for the line of standard output that contains a text, and returns it.
+/// Waits for the line of standard output that contains `text`, and returns it.
 fn line_with(dev: &Program, text: &str) -> String {
     dev.wait_for_output(text);
     let stdout = dev.stdout();
@@ -138,7 +138,7 @@ fn namespaces_come_from_flags_and_files() {
     write_profile(folder.path(), "helper:1");
     fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
     let more = ["--profiles", ".", "--namespace", "shop=required", "--namespaces-file", "namespaces.yaml"];
-    // The file with the namespaces is among the profiles: objects of other kinds are allowed there.
+    // The file with the namespaces is in the folder of profiles: `dev` ignores files there that contain no profile.
     let dev = Program::start(&[&ANY_PORTS[..], &more].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
     for line in ["  shop: required\n", "  till: held\n", "  out: not opted in\n"] {
@@ -181,7 +181,7 @@ fn tutorials_profile_is_served() {
     dev.wait_for_output("and not shop, whose pods shop/shipper is for: --namespace shop=enabled");
 }
 
-/// A profile of 1.5 KB with three expressions.
+/// Returns a profile of 1.5 KB with three expressions.
 fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
     let env: Vec<_> = (0..16)
         .map(|index| json!({"name": format!("SETTING_{index}"), "value": format!("value {index} of profile {number}")}))
@@ -208,8 +208,8 @@ fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
     })
 }
 
-/// A compiled profile takes 12 KiB, or 28 KiB if all source texts stay in memory while they are read. Half of the
-/// profiles here are cluster profiles, half are tenants'.
+/// A compiled profile takes 12 KiB of memory, or 28 KiB if all files stay in memory while they are read. Half of the
+/// profiles here are cluster profiles, and half belong to tenants.
 #[test]
 fn loading_profiles_bounds_memory() {
     const LIMIT_KIB: u64 = 16 * 1024;

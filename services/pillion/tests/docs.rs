@@ -1,9 +1,9 @@
 //! Runs the commands that README and docs show, and checks their links.
 //!
-//! Every `console` block is a session that must print what the block shows. Its folder has the preceding `yaml`
-//! blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster are run, and
-//! `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`,
-//! `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
+//! Every `console` block is a session that must print what the block shows. It runs in a folder with files: the
+//! preceding `yaml` blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster
+//! are run, and `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of
+//! `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -96,7 +96,8 @@ fn run_session(session: &str, folder: &Path, document: &Path) {
     }
     for (command, expected) in commands {
         let output = Command::new("sh").args(["-c", command]).current_dir(folder).env("PATH", &path).output().unwrap();
-        // The decision goes to standard error beside the result. A session shows the result, or else the error.
+        // `pillion inject` prints its decision to standard error. A session shows standard output, or standard error if
+        // that is empty.
         let shown = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let shown = String::from_utf8(shown).unwrap();
         assert_eq!(shown.trim_end(), expected.trim_end(), "{}: $ {command}", document.display());
@@ -127,7 +128,7 @@ fn ci_runs_documented_test_command() {
     }
 }
 
-/// A workload for the commands of pages without one.
+/// A workload for pages whose commands need one but that show none.
 const DEPLOYMENT: &str = "\
 apiVersion: apps/v1
 kind: Deployment
@@ -241,7 +242,7 @@ fn targets(text: &str) -> Vec<String> {
 
 /// Returns GitHub's anchor of a heading: letters, digits, `-` and `_` stay, blanks become `-`, all else is removed.
 fn anchor(heading: &str) -> String {
-    // Only the text of a link counts.
+    // Of a link, the anchor contains only the link text.
     let shown = heading.split("](").enumerate().map(|(place, part)| match place {
         0 => part,
         _ => part.split_once(')').map_or("", |(_, rest)| rest),
@@ -255,7 +256,7 @@ fn anchor(heading: &str) -> String {
     kept.collect()
 }
 
-/// Returns all anchors of a file.
+/// Returns the anchors of all headings of a Markdown file.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found: BTreeSet<String> = BTreeSet::new();
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
@@ -271,7 +272,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// Returns a message for each broken link of a file.
+/// Returns a message for each broken link of a file with this content.
 fn broken(document: &Path, text: &str) -> Vec<String> {
     let wrong = |target: &String| {
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
@@ -294,7 +295,7 @@ fn broken(document: &Path, text: &str) -> Vec<String> {
     targets(text).iter().filter_map(wrong).collect()
 }
 
-/// Returns the files with broken links.
+/// Returns the documents with broken links, each with its messages.
 fn all_broken() -> Vec<(PathBuf, Vec<String>)> {
     let read = |document: PathBuf| {
         let text = fs::read_to_string(&document).unwrap();
@@ -350,7 +351,7 @@ fn broken_links_are_found() {
     let text = "# One\n\n## `code`, and [a link](LICENSE)'s text\n## One\n\n\
                 [a](#one) [b](#one-1) [c](#code-and-a-links-text) [d](cli.md#all-commands) [e](https://example.com/#x)\n\
                 `[f](nowhere.md)`\n```sh\n# Two\n[g](nowhere.md)\n```\n[h]: cli.md\n";
-    // The file is not in docs/.
+    // The page is in `docs/`, and `LICENSE` is not.
     assert_eq!(broken(&page, text), ["LICENSE leads nowhere"]);
     for (wrong, expected) in [
         ("[x](#two)", "#two has no such heading"),
@@ -363,14 +364,14 @@ fn broken_links_are_found() {
     }
 }
 
-/// Returns the names of the profiles that a text links to.
+/// Returns the names of the profiles that a page links to.
 fn linked_profiles(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
     let below = targets.filter_map(|target| target.trim_start_matches("../").strip_prefix("profiles/"));
     below.filter_map(|path| Some(path.split('/').next()?.to_owned())).collect()
 }
 
-/// Returns all pages about migration except the first, each with its text.
+/// Returns the pages in `docs/migration` except `README.md`, each with its content.
 fn migration_pages() -> Vec<(PathBuf, String)> {
     let paths = fs::read_dir(root().join("docs/migration")).unwrap().map(|entry| entry.unwrap().path());
     let mut migration_pages: Vec<_> = paths.filter(|path| !path.ends_with("README.md")).collect();
@@ -378,7 +379,7 @@ fn migration_pages() -> Vec<(PathBuf, String)> {
     migration_pages.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Returns the parameters in the last column of tables with a column `parameter`.
+/// Returns the parameters in the tables whose last column is `parameter`.
 fn parameters(text: &str) -> Vec<String> {
     let mut is_of_parameters = false;
     let mut found = Vec::new();

@@ -12,8 +12,8 @@ use tempfile::TempDir;
 const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles");
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 
-/// Returns a folder with a pod that requests a sidecar, a Deployment that only has the annotation itself, and a
-/// namespace.
+/// Returns a folder with a pod that requests a sidecar, a Deployment with the annotation outside its pod template, and
+/// a namespace.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: String| fs::write(folder.path().join(name), text).unwrap();

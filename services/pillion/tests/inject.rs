@@ -379,7 +379,7 @@ fn child_inherits_sidecar_in_any_order() {
     assert_eq!(images([&off, &parent]), ["busybox"]);
 }
 
-/// Profiles that read facts outside the pod: its service account, its owner, the cluster.
+/// Profiles that read facts outside the pod: from its service account, its owner, and the cluster.
 const READERS: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile

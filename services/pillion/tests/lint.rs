@@ -1,5 +1,5 @@
-//! `pillion lint` as a process: it shows mistakes in the author's own text, and its exit code says whether there are
-//! any. Beside each file in `mistakes` is its expected output, which `just generate` writes.
+//! `pillion lint` as a process: it shows each mistake at its place in the file, and its exit code reports whether there
+//! are any. Beside each file in `mistakes` is its expected output, which `just generate` writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn file(text: &str) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Returns the shipped profile with one part of its text replaced.
+/// Returns the source of the shipped profile, with the first `from` replaced by `to`.
 fn nginx_with(from: &str, to: &str) -> String {
     let text = fs::read_to_string(Path::new(PROFILES).join("nginx/profile.yaml")).unwrap();
     assert!(text.contains(from), "{from}");
@@ -196,7 +196,7 @@ fn warnings_do_not_fail() {
         printed.starts_with("warning: ") && printed.contains(":6:67\n") && printed.ends_with("1 warning\n"),
         "{printed}"
     );
-    // `lint` accepts its own name for the flag, and the name that other commands use.
+    // `lint` accepts `--format`, and the names that other commands have for this flag.
     for flag in ["--format", "--output", "-o"] {
         let output = lint_mistakes(&[flag, "json", file.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(0), "{flag}");

@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 const THRESHOLD_BROKEN: i32 = 99;
 /// Number of namespaces that the webhook knows: the scripts' default.
 const NAMESPACES: &str = "50";
-/// How long a run may take.
+/// Maximum time of a run, for short runs and for full ones.
 const LIMIT: Duration = Duration::from_mins(3);
 const FULL_LIMIT: Duration = Duration::from_mins(12);
 
@@ -70,7 +70,7 @@ impl Webhook {
         Self { _program: program, folder, url }
     }
 
-    /// Runs a script with these settings. The last value of a name counts.
+    /// Runs a script with these settings. If a name occurs more than once, its last value counts.
     fn run(&self, script: &str, environment: &[(&str, &str)]) -> Run {
         let summary = self.folder.path().join(format!("{script}.json"));
         // Remove the result of an earlier run.
@@ -80,7 +80,7 @@ impl Webhook {
             .args(["run", "--no-usage-report", "--no-color", "--quiet"])
             .arg(scripts().join(format!("{script}.js")))
             .current_dir(self.folder.path())
-            // Trust only this CA. Use HTTP/1.1, as the API server does for a Service.
+            // Trust only the webhook's CA. Use HTTP/1.1, as the API server does for a Service.
             .env("SSL_CERT_FILE", self.folder.path().join("served/ca.crt"))
             .env("SSL_CERT_DIR", "/nonexistent")
             .env("GODEBUG", "http2client=0")
@@ -98,7 +98,7 @@ impl Webhook {
     }
 }
 
-/// The result of a script.
+/// The output of a script, and the figures that it wrote. `None`: it wrote none.
 #[derive(Debug)]
 struct Run {
     output: Output,
@@ -121,7 +121,7 @@ fn tell(figures: &str) {
     println!("{figures}");
 }
 
-/// Runs a program that has to exit within a limit.
+/// Runs a program, and kills it when it exceeds the limit. Returns its output.
 fn within(limit: Duration, command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = child.id().to_string();
@@ -185,7 +185,7 @@ fn run_fails_for_wrong_results() {
         ("checks", ("SIDECAR", "another")),
         // No response is that fast, so the check of times must fail.
         ("http_req_duration", ("P99_MS", "0.001")),
-        // No server listens there.
+        // No server listens at this address.
         ("http_req_failed", ("PILLION_URL", &*nowhere)),
         // The certificate is untrusted.
         ("http_req_failed", ("SSL_CERT_FILE", "/nonexistent")),

@@ -9,10 +9,10 @@ use crate::support::collector::FakeCollector;
 use crate::support::{DevEndpoint, Program, eventually, get};
 use serde_json::{Value, json};
 
-/// A text that does not occur in the program by chance.
+/// A string that does not occur in the program by chance.
 const MARK: &str = "xq7secretzw";
 
-/// A pod in which every text that could be a secret contains the mark.
+/// Returns a pod in which every string that could be a secret contains [`MARK`].
 fn pod() -> Value {
     let marked = |what: &str| format!("{MARK}-{what}");
     json!({
@@ -47,7 +47,8 @@ fn review(object: &Value) -> Value {
     })
 }
 
-/// One profile is applied. One computes with marked texts, and fails midway. One rejects the pod because of them.
+/// Of these profiles one is applied, one computes with marked strings and fails midway, and one rejects the pod because
+/// of marked strings.
 const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile

@@ -75,7 +75,7 @@ fn differences_are_explained() {
 fn number_of_series_is_bounded() {
     let series = |scrape: &str| scrape.lines().filter(|line| !line.starts_with('#')).count();
     let replica = series(&Unconnected::webhook(&[]).scrape());
-    // Each reason occurs with one outcome, except that those under `onError` occur with two.
+    // Each reason occurs with one outcome, except that the reasons for which `onError` decides occur with two.
     let at_most = replica + Reason::ALL.len() + 10;
     assert!(at_most <= 410, "{replica} series and {} reasons", Reason::ALL.len());
     let with_tenants = at_most + 200 + 4 * 500;
@@ -151,7 +151,7 @@ fn documented_controller_alarms_have_data() {
     }
 }
 
-/// Returns promtool's messages about a metrics page, or nothing.
+/// Returns promtool's messages about a page of metrics, or an empty string.
 fn lint(scrape: &str) -> String {
     let mut child = Command::new(tools::program("promtool").unwrap())
         .args(["check", "metrics"])

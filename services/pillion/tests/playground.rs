@@ -71,7 +71,7 @@ impl Dev {
         send(&self.address, "POST /playground/run", &headers, body)
     }
 
-    /// Sends a run request as the page does.
+    /// Runs inputs as the page does. Returns the response.
     fn run(&self, texts: &Value) -> Value {
         let origin = format!("origin: http://{}\r\nsec-fetch-site: same-origin\r\n", self.address);
         let answer = self.post(&format!("content-type: application/json\r\n{origin}"), texts.to_string().as_bytes());
@@ -84,7 +84,7 @@ fn texts(profile: &str, object: &str) -> Value {
     json!({"profile": profile, "object": object})
 }
 
-/// Runs a command of the program, in a folder with these files.
+/// Runs a command of the program in a folder with these files. Returns its standard output.
 fn pillion(arguments: &[&str], files: &[(&str, &str)]) -> String {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -148,7 +148,7 @@ fn runs_use_workloads_namespaces_and_parameters() {
     let of = |pod: &Value| pod["explanation"]["profiles"][0]["parameters"][0]["value"].clone();
     assert_eq!((of(&pods[0]), of(&pods[1])), (json!("debug"), json!("info")));
     assert_eq!(answer["result"]["patches"].as_array().unwrap().len(), 2);
-    // No file describes the second pod's namespace, and a diagnostic at that position says so.
+    // No file describes the second pod's namespace, so a diagnostic at the pod's position reports that.
     let [diagnostic] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
     assert_eq!(
         (&diagnostic["severity"], &diagnostic["file"], &diagnostic["line"]),
@@ -302,8 +302,8 @@ impl Dev {
     }
 }
 
-/// Measures how long a run waits after both clients of two slow runs disconnect, and how long the program takes to
-/// exit during two others.
+/// Returns two durations: how long a run waits after the clients of two slow runs disconnect, and how long the program
+/// takes to exit during two other slow runs.
 fn freed_and_ended() -> [Duration; 2] {
     let mut dev = Dev::start(&[]);
     drop(dev.begin_slow());
@@ -324,7 +324,7 @@ fn freed_and_ended() -> [Duration; 2] {
 fn abandoned_runs_stop() {
     const SOON: Duration = Duration::from_secs(6);
     let mut all = Vec::new();
-    // Retry until both are fast once, since a busy machine can delay either.
+    // Retry until both durations are short once, since a busy machine can delay either.
     loop {
         let took = freed_and_ended();
         if took.iter().all(|took| *took < SOON) {
@@ -444,7 +444,7 @@ fn examples_are_local_and_shipped_profiles() {
             .unwrap()
             .contains("pillion.dev/profiles: logger")
     );
-    // The page shows the current content of the file.
+    // The program serves the current content of the file.
     fs::write(folder.path().join("logger.yaml"), PROFILE.replace("logger:1.0", "logger:2.0")).unwrap();
     assert_eq!(names(&own, "here"), ["logger"]);
     assert!(

@@ -1,7 +1,8 @@
 //! Runs a replica under the conditions of a year, at some hundred requests per second, for twenty seconds
-//! (`PILLION_SOAK_SECONDS` overrides it). It gets valid reviews of all sizes and invalid ones, clients that connect,
-//! disconnect and break off, new certificates, changing profiles and namespaces, and scrapes. Every valid review must
-//! get the right response. At the end, memory use and open files must match those after the warm-up.
+//! (`PILLION_SOAK_SECONDS` overrides the duration). The replica gets valid reviews of all sizes and invalid ones,
+//! clients that connect, disconnect and break off, new certificates, changing profiles and namespaces, and scrapes.
+//! Every valid review must get the right response. At the end, memory use and open files must match those after the
+//! warm-up.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,11 +27,11 @@ const SECONDS: &str = "PILLION_SOAK_SECONDS";
 const DEFAULT_SECONDS: u64 = 20;
 pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
-/// How much more memory than the second quarter the last one may use: this fraction, plus this many bytes.
+/// Maximum growth of memory use from the second quarter to the last: a fraction, plus a number of bytes.
 const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
-/// How many more files may be open at the end: the number of connections to the API server varies.
+/// Maximum growth of the number of open files: the number of connections to the API server varies.
 const MORE_FILES: usize = 4;
-/// The limit on namespace lookups at the API server.
+/// The replica's limit on namespace lookups at the API server.
 const LOOKUPS_A_SECOND: f64 = 10.0;
 pub(crate) const NAMESPACE: &str = "soak";
 
@@ -51,7 +52,7 @@ fn profile(generation: u32) -> String {
     .to_string()
 }
 
-/// Changes the cluster meanwhile: profiles, namespaces and the serving certificate.
+/// Changes the cluster during the soak: profiles, namespaces and the serving certificate.
 async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, ca: TestCa, folder: Rc<Path>) {
     for round in 2.. {
         if !target.goes_on() {
@@ -72,8 +73,8 @@ async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, ca: TestCa
     }
 }
 
-/// Replaces key and certificate by whole files, as the kubelet does. If the program reads between the two, they do
-/// not match, and it reads them again.
+/// Replaces the key and the certificate by whole files, as the kubelet does. If the program reads between the two
+/// replacements, the files do not match, and the program reads them again.
 fn renew(ca: &TestCa, folder: &Path) {
     let fresh = folder.join("fresh");
     std::fs::create_dir_all(&fresh).unwrap();
@@ -83,7 +84,7 @@ fn renew(ca: &TestCa, folder: &Path) {
     }
 }
 
-/// A measurement of a process.
+/// A measurement of a process: its private memory in bytes, and its open files.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     memory: usize,
@@ -132,7 +133,7 @@ fn median(mut values: Vec<usize>) -> usize {
     values[values.len() / 2]
 }
 
-/// Returns the median memory and the maximum of open files in a quarter of the samples, counted from 0.
+/// Returns the median memory and the maximum of open files in the quarter `which` of the samples, counted from 0.
 fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
     let length = samples.len() / 4;
     let part = &samples[which * length..(which + 1) * length];
@@ -148,7 +149,7 @@ fn soak_keeps_memory_files_and_responses_stable() {
     local.block_on(&runtime, soak(seconds));
 }
 
-/// Returns the tasks of all clients and changes.
+/// Starts the tasks of all clients and changes. Returns the handles of the tasks.
 fn clients_and_changes(
     target: &Rc<Target>,
     control_plane: &Rc<ControlPlane>,
@@ -268,7 +269,7 @@ async fn soak(seconds: u64) {
     assert_eq!(replica.wait_for_exit().code(), Some(0), "{}", replica.stderr());
 }
 
-/// How long a working operation may take, on a machine that also runs other tests.
+/// Maximum time of a working operation, on a machine that also runs other tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Returns a review of at least this many bytes.
 pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
@@ -290,7 +291,7 @@ pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
     })
 }
 
-/// The replica as its clients use it.
+/// The replica as its clients use it, and counts of their requests.
 pub(crate) struct Target {
     pub(crate) address: String,
     tls: TlsConnector,
@@ -373,7 +374,7 @@ async fn read_answer(connection: &mut Connection) -> Answer {
     Answer { status: head[9..12].parse().unwrap(), closes: head.contains("connection: close"), body }
 }
 
-/// Checks the response to the creation of a pod.
+/// Checks that the response injects into the pod, with a generation of the profile that the test has requested.
 pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     let text = String::from_utf8_lossy(&answer.body);
     assert_eq!(answer.status, 200, "{text}");
@@ -389,7 +390,7 @@ pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     assert!(patch.contains(&format!("pod-{number}/{NAMESPACE}")), "{patch}");
 }
 
-/// Plays the API server: sends reviews of all sizes over persistent connections.
+/// Sends reviews of all sizes over persistent connections, like the API server.
 pub(crate) async fn send_valid_reviews(target: Rc<Target>, client: usize) {
     const SIZES: [usize; 8] = [KIB, 2 * KIB, 4 * KIB, 6 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB];
     let mut connection = target.connect().await;

@@ -32,7 +32,7 @@ object: {spec: {containers: [{name: web, image: \"web:1\"}]}}
 part: {spec: {containers: [{}, {image: \"helper:2\"}]}}
 ";
 
-/// Returns a folder of profiles with their cases, by name.
+/// Returns a folder with these profiles: the name, the source and the test cases of each.
 fn folders(folders: &[(&str, &str, &str)]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (name, profile, cases) in folders {

@@ -17,7 +17,7 @@ use serde_json::Value;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// The child spans of an injected request, in their order.
+/// The names of the child spans of an injected request, in their order.
 const PARTS: [&str; 6] = ["receive", "resolve", "match", "merge", "self-check", "serialise"];
 
 /// The OpenTelemetry Collector, which writes received spans to a file.
@@ -111,7 +111,8 @@ impl Span {
         self.text(key).parse().unwrap()
     }
 
-    /// Returns an attribute as text. The elements of a list are separated by commas.
+    /// Returns an attribute as a string, with commas between the elements of a list. `None`: the span lacks the
+    /// attribute.
     fn attribute(&self, key: &str) -> Option<String> {
         attribute(&self.span, key)
     }
@@ -150,7 +151,7 @@ spec:
   template: {metadata: {annotations: {example.com/number: \"${string(int('none'))}\"}}}
 ";
 
-/// `pillion dev` with an exporter of traces, and a request to it.
+/// `pillion dev` with an exporter of traces, and the endpoint for requests.
 struct Dev {
     program: Program,
     endpoint: DevEndpoint,
@@ -175,7 +176,7 @@ impl Dev {
         assert!(patch(&self.endpoint.post(headers, &self.endpoint.review)).is_some());
     }
 
-    /// Sends a request that gets rejected.
+    /// Sends a review that a profile rejects.
     fn send_denied(&self, headers: &str) {
         let mut review: Value = serde_json::from_str(&self.endpoint.review).unwrap();
         review["request"]["object"]["metadata"]["annotations"]["pillion.dev/profiles"] = "impossible".into();
@@ -425,14 +426,14 @@ fn silent_collector_slows_no_request_and_bounds_memory() {
         times.sort();
         *times.get(times.len() * 99 / 100).unwrap()
     };
-    // Alternate the requests, so that a busy machine affects both alike.
+    // Alternate the requests, so that a busy machine affects both programs alike.
     let mut measure = || {
         let (without, with) = (0..REQUESTS).map(|_| (one.time(), other.time())).unzip();
         (p99(without), p99(with))
     };
     measure();
     let full = "pillion_trace_spans_dropped_total{reason=\"queue_full\"}";
-    // A request has seven spans. The queue and the batch in flight hold those of 366 requests.
+    // A request has seven spans. The queue and the batch in flight hold the spans of 366 requests.
     eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
     let memory = traced.program.memory();
     // Waiting for a collector would slow down every request. A busy machine delays only some of them.
@@ -469,7 +470,7 @@ fn missing_system_cas_suggest_collector_ca() {
     std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
     let ports = ["dev", "--profiles", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
     let arguments = [&ports[..], &["--otlp-endpoint", "https://127.0.0.1:1"]].concat();
-    // As in an image without CA certificates.
+    // Simulate an image without CA certificates.
     let nobody = [("SSL_CERT_FILE", "/dev/null"), ("SSL_CERT_DIR", "/dev/null")];
     let mut program = Program::start_with(&arguments, &nobody, folder.path());
     assert_eq!(program.wait_for_exit().code(), Some(1));

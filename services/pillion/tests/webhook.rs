@@ -47,7 +47,7 @@ fn replica_without_cluster_is_alive_but_unready() {
     assert!(ready.body.contains("profiles and namespaces") && !ready.body.contains("certificate"), "{ready:?}");
     let metrics = get(&operations, "/metrics").body;
     assert!(metrics.contains("pillion_broken_profiles 0"), "{metrics}");
-    // A replica without profiles must not respond that there is nothing to inject.
+    // A replica without profiles must not respond as if no profile matched.
     let port = replica.word_after("listening address=").rsplit(':').next().unwrap().to_owned();
     let review = include_str!("../../engine/tests/reviews/create-deployment-pod.json");
     let url = format!("https://localhost:{port}/mutate/required");
@@ -62,7 +62,7 @@ fn replica_without_cluster_is_alive_but_unready() {
 #[test]
 fn failing_watch_is_logged_and_retried() {
     let folder = tempfile::tempdir().unwrap();
-    // No process listens there, and no other test uses the port.
+    // No process listens on the port of this API server.
     write_certificates(folder.path());
     write_kubeconfig(folder.path(), "http://127.0.0.1:1");
     let replica = start(folder.path(), "tls.crt", "tls.key");
@@ -77,7 +77,8 @@ fn failing_watch_is_logged_and_retried() {
     });
 }
 
-/// Returns a part of some length that occurs twice in an error: `what: why: why`.
+/// Returns a part that an error repeats, as in `what: why: why`. Ignores parts of up to eight bytes. `None`: the error
+/// repeats no part.
 fn says_a_part_twice(text: &str) -> Option<String> {
     let parts: Vec<_> = text.trim().split(": ").filter(|part| part.len() > 8).collect();
     let twice = |(index, part): (usize, &&str)| parts.iter().skip(index + 1).any(|other| other.contains(*part));
@@ -157,7 +158,7 @@ fn connect_tls(address: &str, ca: &str) -> TlsConnection {
     StreamOwned::new(ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap(), tcp)
 }
 
-/// Sends a request that is not a review, and returns the head of the response. Its `connection` header says whether
+/// Sends a request that is not a review, and returns the response in lower case. Its `connection` header shows whether
 /// the connection stays open.
 fn post_nonsense(connection: &mut TlsConnection) -> String {
     connection.write_all(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").unwrap();
@@ -222,7 +223,7 @@ fn check_drain(kubeconfig: &str) {
         assert!(post_nonsense(&mut late).contains("connection: close"));
     }
     assert_eq!(get(&operations, "/livez").status, 200);
-    // So does a client with an idle connection, even after the minimum.
+    // A client with an idle connection gets the same response, even after `--drain-minimum`.
     std::thread::sleep((DRAIN_MINIMUM + Duration::from_millis(300)).saturating_sub(began.elapsed()));
     assert!(post_nonsense(&mut pooled).contains("connection: close"));
     assert_eq!(replica.wait_for_exit().code(), Some(0), "{}", replica.stderr());
@@ -231,10 +232,10 @@ fn check_drain(kubeconfig: &str) {
     assert!(TcpStream::connect(&address).is_err());
 }
 
-/// The process's limit of file descriptors, of which about 30 are open after its start.
+/// The process's limit of file descriptors. About 30 are open after its start.
 const DESCRIPTORS: &str = "64";
 const CLIENTS: usize = 100;
-/// For how long the process has no free descriptor.
+/// Time for which the process has no free descriptor.
 const EXHAUSTED_FOR: Duration = Duration::from_secs(2);
 
 /// Scrapes the metrics on a connection that stays open.
@@ -297,7 +298,7 @@ fn descriptor_exhaustion_is_survived() {
     let errors = metric(&scrape(&mut scraper), "pillion_accept_errors_total") - errors;
     let busy = (cpu_seconds(dev.id()) - before) / began.elapsed().as_secs_f64();
     println!("{errors} errors in {EXHAUSTED_FOR:?}, {:.1} per cent of a core", busy * 100.0);
-    // About twenty errors a second, and a margin, for the actual duration, which a busy machine may extend.
+    // Expect about 20 errors a second, plus a margin. A busy machine may extend the duration, so measure it.
     let most = 30.0 * began.elapsed().as_secs_f64();
     assert!((1.0..=most).contains(&errors), "{errors} errors, at most {most} expected: no pause between errors");
     assert!(busy < 0.5, "it is in a busy loop");

@@ -1,4 +1,4 @@
-//! The API server hangs, is killed, and returns. Responses stay the same meanwhile, and later changes are applied
+//! The API server hangs, is killed, and restarts. Responses stay the same meanwhile, and later changes are applied
 //! soon.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
@@ -46,11 +46,11 @@ metadata: {name: settings, namespace: team-a}
 data: {mode: fast}
 ";
 
-/// Longer than a cached lookup stays fresh.
+/// A cached lookup of this age is stale.
 const STALE_AFTER: Duration = Duration::from_secs(32);
 const KINDS: [&str; 3] = ["clusterinjectionprofiles", "injectionprofiles", "namespaces"];
 
-/// Returns reviews that use existing service accounts, and one that does not exist.
+/// Returns reviews of pods that use two existing service accounts and a missing one.
 fn reviews() -> Vec<Json> {
     let pod = |number: usize| {
         let account = ["builder", "plain", "nobody"][number % 3];
@@ -62,8 +62,8 @@ fn reviews() -> Vec<Json> {
     (0..100).map(|number| review(&format!("u-{number}"), "team-a", &pod(number))).collect()
 }
 
-/// Waits until the replica has looked up each service account. A lookup may take 250 ms, and the response after a
-/// failed one cannot be compared with others.
+/// Waits until the replica has looked up each service account. A lookup fails after 250 ms, and a failed lookup changes
+/// the response.
 async fn wait_until_cached(rig: &Rig, direct: &Direct) -> Result<()> {
     eventually(SOON, "every service account was looked up", async || {
         responses(direct).await?;

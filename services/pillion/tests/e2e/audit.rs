@@ -1,5 +1,5 @@
 //! The audit with the real API server. Each test pod was created while no webhook was called, before its namespace
-//! opted in, or before its profile was edited or deleted. The audit finds each in time, with its cause.
+//! opted in, or before its profile was edited or deleted. The audit finds each pod in time, with its cause.
 
 #![allow(clippy::print_stdout, reason = "the test prints its durations")]
 
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
 
-/// How long the audit may take to report a finding.
+/// Maximum time in which the audit must report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 /// A profile for pods with one container, whose template the test edits.
@@ -46,8 +46,7 @@ spec:
   template: {metadata: {annotations: {example.com/single: '1'}}}
 ";
 
-/// The audit as the leader runs it, with its inputs: the test also publishes revisions, which the audit compares
-/// with.
+/// Runs the audit like the leader. Also publishes revisions, with which the audit compares pods.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
     registry: Registry,
@@ -86,7 +85,7 @@ impl Audit {
         Ok(Self { audited, registry, stop })
     }
 
-    /// Waits until the findings are exactly these: pod, profile, state, cause.
+    /// Waits until a complete report has exactly these findings: pod, profile, state and cause of each.
     pub(crate) async fn wait_for_findings(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
         let began = Instant::now();
         eventually(FOUND_WITHIN, what, async || {
@@ -109,7 +108,7 @@ impl Audit {
         .await
     }
 
-    /// Waits until a line is among the metrics. A report may be older than the last pods, so one read is not enough.
+    /// Waits until the metrics contain this line. A report may be older than the last pods, so one read is not enough.
     async fn wait_for_metric(&self, line: &str) -> Result<()> {
         eventually(FOUND_WITHIN, "the metrics", async || {
             let mut text = String::new();
@@ -159,7 +158,7 @@ fn labelled(name: &str, label: &str, value: &str) -> Json {
     pod
 }
 
-/// Waits longer than two seconds. Timestamps of objects are whole seconds, so closer events have no certain order.
+/// Waits longer than two seconds. Timestamps of objects are whole seconds, so the order of closer events is unknown.
 async fn wait_for_later_timestamp() {
     tokio::time::sleep(Duration::from_millis(3_200)).await;
 }
@@ -248,7 +247,7 @@ fn audit_finds_pods_with_changed_profiles() {
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
         audit.wait_for_findings("a pod with an older revision", &outdated).await?;
 
-        // A pod that pins the older revision has what it asks for, so the audit reports nothing.
+        // A pod that pins the older revision has that revision, so the audit reports nothing.
         let old = injected["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         let old: Json = serde_json::from_str(old)?;
         let mut entries = old["profiles"].as_array().into_iter().flatten();
@@ -275,7 +274,7 @@ fn audit_finds_pods_with_changed_profiles() {
         ensure!(table.lines().count() == 2 && !table.contains("pinning"), "{table}");
         rig.pods("team-a").delete("pinning", &DeleteParams::default().grace_period(0)).await?;
 
-        // A profile that is not accepted changes nothing for pods.
+        // A profile that the controller does not accept changes nothing for pods.
         control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
         wait_for_later_timestamp().await;
         audit.wait_for_findings("the older revision, and nothing else", &outdated).await?;
@@ -302,7 +301,7 @@ fn audit_names_kill_switch_and_survives_outage() {
         let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
         let replica = Replica::start(&spec, replica_address(1)).await?;
         register_service(&control_plane.client(), &[replica.address()]).await?;
-        // Its certificate is untrusted, so every call fails.
+        // The webhook configuration contains another CA, so every call fails.
         let mut settings = Settings::new(NAMESPACE, TestCa::new()?.bundle_pem());
         settings.excluded_namespaces.push("team-b".to_owned());
         control_plane.create_namespace("team-b", &[("pillion.dev/injection", "enabled")]).await?;

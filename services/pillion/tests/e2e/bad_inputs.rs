@@ -1,5 +1,5 @@
-//! Those bad inputs (numbered B1 to B70) that pass an API server: which pod is created, or which component rejects
-//! it. The others are in `services/webhook/tests/bad_inputs/`.
+//! Bad inputs with a real API server: the pod that it creates, or the component that rejects the input. Numbers such as
+//! B36 identify the inputs. `services/webhook/tests/bad_inputs/` tests the other inputs of B1 to B70.
 
 use anyhow::{Context, Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -137,7 +137,7 @@ fn invalid_inputs_end_with_documented_results() {
         })
         .await?;
         for (name, pod, expected) in cases() {
-            // B68: a dry run shows the same pod as a creation.
+            // A dry run shows the same pod as a creation (B68).
             for dry_run in [true, false] {
                 let created = create(&rig, &pod, dry_run).await;
                 match (&expected, created) {

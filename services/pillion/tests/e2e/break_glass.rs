@@ -21,12 +21,12 @@ use serde_json::json;
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
 
-/// The time in which every replica has to know the state of the kill switch.
+/// Maximum time in which every replica must learn the state of the kill switch.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 /// A namespace whose pods are rejected when no replica responds.
 const SHOP: &str = "shop";
 
-/// The commands of the page, each with the heading above it.
+/// The commands of `docs/break-glass.md`, each with the heading above it, and the number of blocks already run.
 struct Page {
     blocks: Vec<(String, String)>,
     run: usize,
@@ -52,7 +52,7 @@ impl Page {
         Ok(Self { blocks, run: 0 })
     }
 
-    /// Runs the next block as a person would, and checks that it is below this heading. Returns its output.
+    /// Runs the next block in a shell, and checks that it is below this heading. Returns its output.
     async fn run(&mut self, control_plane: &ControlPlane, heading: &str) -> Result<String> {
         let (under, block) = self.blocks.get(self.run).context("the page has no more commands")?;
         ensure!(under == heading, "the next commands of the page are those of {under:?}, not of {heading:?}:\n{block}");
@@ -68,7 +68,7 @@ impl Page {
         Ok(out.into_owned())
     }
 
-    /// Skips the blocks below a heading.
+    /// Skips the next blocks that are below this heading.
     fn skip(&mut self, heading: &str) {
         while self.blocks.get(self.run).is_some_and(|(under, _)| under == heading) {
             self.run += 1;
@@ -81,7 +81,7 @@ async fn ensure_switch(rig: &Rig) -> Result<()> {
     Ok(switch::ensure(&rig.control_plane.client(), &release).await.map(drop)?)
 }
 
-/// Waits until every replica reports this state of the kill switch. Returns how long it took.
+/// Waits until every replica reports this state of the kill switch. Returns the duration.
 async fn wait_for_switch_state(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     let began = Instant::now();
     for replica in replicas {
@@ -94,8 +94,8 @@ async fn wait_for_switch_state(replicas: &[Replica], disabled: bool) -> Result<D
     Ok(began.elapsed())
 }
 
-/// Fails unless every replica learned the state in time. Repeats the measurement once, since a busy machine can cause
-/// a single delay.
+/// Fails unless every replica learned the state within [`KNOWN_WITHIN`]. Repeats a slow measurement up to two times,
+/// since a busy machine can cause a single delay.
 async fn expect_in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Duration> {
     let (before, after) = if disabled { ("enabled", "disabled") } else { ("disabled", "enabled") };
     for _ in 0..2 {
@@ -143,7 +143,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         })
         .await?;
 
-        // An unknown value changes nothing, and neither does losing the API server.
+        // Neither an unknown value nor the loss of the API server changes the state.
         set_switch(&rig, "off").await?;
         eventually(SOON, "a warning", async || {
             ensure!(rig.replicas[0].log_text()?.contains("neither enabled nor disabled"));
@@ -157,7 +157,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         rig.control_plane.start_api_server().await?;
         wait_for_switch_state(&rig.replicas, true).await?;
         // A disconnected replica waits some seconds before it watches again. The test measures the delay of changes
-        // after that.
+        // after the replicas watch again.
         for (word, disabled) in [("enabled", false), ("disabled", true)] {
             set_switch(&rig, word).await?;
             wait_for_switch_state(&rig.replicas, disabled).await?;

@@ -30,10 +30,10 @@ const HELM_LIMIT: Duration = Duration::from_secs(90);
 const CONTROLLERS: u8 = 101;
 /// A CRD that an upgrade updates while clients watch its objects.
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The heading of its first column, which shows whether the CRD was updated.
+/// The pointer to the heading of the first column of [`DEFINITION`]. The test changes it to simulate an older CRD.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
-/// Returns the values of the installation, with short waiting times.
+/// Returns the chart's values for an installation with these profiles and short waiting times.
 pub(crate) fn values(profiles: &Json) -> Json {
     json!({
         "profiles": profiles, "optIn": ["istio-injection=enabled"],
@@ -70,7 +70,7 @@ pub(crate) async fn helm_ok(control_plane: &ControlPlane, arguments: &[&str], va
     Ok(String::from_utf8(stdout)?)
 }
 
-/// Runs helm, which waits for a job, and runs the job.
+/// Runs helm and the job that helm waits for. Returns the output of helm.
 pub(crate) async fn helm_with_job(
     control_plane: &ControlPlane,
     job: &str,
@@ -111,7 +111,7 @@ async fn fail_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     end_job(&jobs, &serde_json::to_value(job)?, ["FailureTarget", "Failed"]).await
 }
 
-/// Writes the status that the job controller writes when a job ends.
+/// Sets the conditions of a job that has ended, as the job controller does.
 async fn end_job(jobs: &Api<Job>, job: &Json, conditions: [&str; 2]) -> Result<()> {
     let now = &job["metadata"]["creationTimestamp"];
     let conditions = conditions.map(|kind| json!({"type": kind, "status": "True", "lastTransitionTime": now}));
@@ -192,7 +192,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
 
         let installed = helm_ok(&control_plane, &["install", "pillion"], Some(&values(&json!(["nginx"])))).await?;
         ensure!(installed.contains("kubectl label namespace"), "{installed}");
-        // Store the CRD of an older release.
+        // Change the stored CRD, as if an older release had installed it.
         let before = heading(&definitions).await?;
         let older: json_patch::Patch =
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
@@ -230,7 +230,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         // Stop all processes, then delete the release.
         let Rig { control_plane, replicas, .. } = rig;
         drop((replicas, controllers));
-        // A failed job stays, so that its log can be read. Its RBAC permissions are deleted.
+        // A failed job stays, so that its log can be read. Helm deletes its RBAC permissions.
         let uninstall = ["uninstall", "pillion"];
         let (output, failed) =
             tokio::join!(helm(&control_plane, &uninstall, None), fail_job(&control_plane, "pillion-uninstall"));
@@ -262,7 +262,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ])
             .await?;
         ensure!(left.is_empty(), "{left}");
-        // The API server learns by its watch that it has no webhook to call.
+        // The API server learns by its watch that there is no webhook to call any more.
         let create = ["--namespace", "team-a", "run", "app", "--image=app:1"];
         eventually(SOON, "a pod is created", async || control_plane.kubectl_ok(&create).await.map(drop)).await
     });

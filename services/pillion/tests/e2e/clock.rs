@@ -3,8 +3,8 @@
 //!
 //! Controllers and replicas are processes of the real program, and the test moves their clocks
 //! ([`pillion_testkit::moved_clock`]). So the program needs no hooks for this test, and every use of the time is
-//! tested, the TLS library's too. A proxy that changes the `Date` header of API responses would test only the
-//! comparison of clocks. Moving all clocks of Pillion is equivalent to a wrong clock of the API server.
+//! tested, including those of the TLS library. A proxy that changes the `Date` header of API responses would test only
+//! the comparison of clocks. Moving all clocks of Pillion is equivalent to a wrong clock of the API server.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -32,11 +32,11 @@ use crate::rotation::{Damage, LIMIT, RATE, Write};
 
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
-/// Rounds of the rotation in which nothing may happen, to show that a step is not merely late. The leader makes one a
-/// second.
+/// Number of rounds of the rotation in which nothing may happen, to show that a step is not merely late. The leader
+/// makes one round a second.
 const ROUNDS: u32 = 3;
 
-/// The time in which the leader has to restore a CA bundle.
+/// Maximum time in which the leader must restore a CA bundle.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The last bytes of the addresses of the first controller, and of the first replica, with a moved clock.
@@ -44,7 +44,7 @@ const CONTROLLERS: u8 = 121;
 const REPLICAS: u8 = 21;
 
 impl Managed {
-    /// Replaces the controllers by new ones, each with its own clock.
+    /// Replaces the controllers by new ones, one for each of these clocks.
     async fn replace_controllers(&mut self, clocks: &[&MovedClock]) -> Result<()> {
         let before = std::mem::take(&mut self.controllers);
         for (number, clock) in (CONTROLLERS..).zip(clocks) {
@@ -58,7 +58,7 @@ impl Managed {
         eventually(PATIENCE, "one of the controllers leads", async || self.wait_for_leader().await.map(drop)).await
     }
 
-    /// Replaces the replicas by new ones with this clock.
+    /// Replaces the replicas by `count` new ones with this clock.
     async fn replace_replicas(&mut self, clock: &MovedClock, count: u8) -> Result<()> {
         let mut spec = self.rig.spec.clone();
         spec.env.extend(clock.environment());
@@ -74,7 +74,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Returns the leader, once it reports the state of its rotation.
+    /// Returns the leader. Fails if it has not completed a round of the rotation.
     async fn wait_for_leader(&self) -> Result<&Replica> {
         let leader = self.leader().await?;
         let leader_replica = self.controllers.iter().find(|running| running.address() == leader);
@@ -89,7 +89,7 @@ impl Managed {
         self.controllers.iter().position(|running| running.address() == leader).context("it is one of them")
     }
 
-    /// Waits until the leader reports that its clock is ahead by this much, and that it waits for nothing else.
+    /// Waits until the leader reports that its clock is `ahead` seconds ahead, and that this blocks the rotation.
     async fn wait_for_clock_difference(&self, ahead: i64) -> Result<()> {
         eventually(PATIENCE, "the leader reports different clocks", async || {
             let leader_replica = self.wait_for_leader().await?;
@@ -107,7 +107,7 @@ impl Managed {
         .await
     }
 
-    /// Waits until the leader reports that the clocks agree.
+    /// Waits until the leader reports that the clocks agree and do not block the rotation.
     async fn wait_for_clock_agreement(&self) -> Result<()> {
         eventually(PATIENCE, "the leader reports equal clocks", async || {
             let leader_replica = self.wait_for_leader().await?;
@@ -124,7 +124,7 @@ impl Managed {
         .await
     }
 
-    /// Waits for some rounds of the rotation.
+    /// Waits for [`ROUNDS`] rounds of the rotation.
     async fn wait_for_rounds(&self) -> Result<()> {
         let mut last = 0.0;
         for _ in 0..ROUNDS {
@@ -139,7 +139,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Returns the resource versions of both Secrets.
+    /// Returns the resource versions of the CA's Secret and the serving Secret. `None`: the Secret does not exist.
     async fn secret_versions(&self) -> Result<[Option<String>; 2]> {
         let mut versions = [None, None];
         for (version, name) in versions.iter_mut().zip(["authority", "serving"]) {
@@ -160,7 +160,7 @@ impl Managed {
         Ok(fit)
     }
 
-    /// Empties a CA bundle. Returns how long the leader took to restore it.
+    /// Empties a CA bundle, and waits until the leader restores it. Returns how long that took.
     async fn measure_bundle_repair(&self) -> Result<Duration> {
         // Choose an entry that the load does not use, since its pods would fail while the bundle is empty.
         let entries = self.configurations().get(RELEASE).await?.webhooks.context("entries")?;
@@ -183,7 +183,7 @@ impl Managed {
         .await
     }
 
-    /// Waits until the leader is in this phase, and checks that it stays there for this time.
+    /// Fails unless the rotation stays in this phase, with a valid serving certificate, for the duration `long`.
     async fn expect_phase_stays(&self, phase: &str, long: Duration) -> Result<()> {
         let since = Instant::now();
         while since.elapsed() < long {
@@ -207,8 +207,8 @@ fn clock_jump_changes_nothing_and_recovers() {
         managed.wait_for_clock_agreement().await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let before = managed.secret_versions().await?;
-        // The serving certificate is due; the CA is due; both have expired; nothing is valid yet; not even the CA
-        // existed.
+        // By the moved clocks, the serving certificate is due for renewal, the CA is due too, both have expired,
+        // neither is valid yet, or the CA does not exist yet.
         let jumps = [5 * DAY, 200 * DAY, 3 * 365 * DAY, -5 * HOUR, -300 * DAY];
         let all_jumps = jumps.into_iter().flat_map(|ahead| [(ahead, false), (ahead, true)]);
         // Each jump takes about 15 seconds, so the daily run does every third.
@@ -242,7 +242,8 @@ fn clock_jump_changes_nothing_and_recovers() {
             ensure!(difference.contains(line), "{line:?} is not in the log");
         }
 
-        // Requested and lost certificates wait, but the leader publishes CA bundles whatever the time.
+        // While the clocks differ, the leader issues no requested or lost certificate, but it still restores CA
+        // bundles.
         controllers.ahead_by(5 * DAY)?;
         managed.wait_for_clock_difference(5 * DAY).await?;
         managed.rotate()?;
@@ -375,11 +376,11 @@ fn clock_of_former_leader_shortens_no_wait() {
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let place = managed.leader_index().await?;
-        // So small a difference counts as agreement, but is longer than either wait.
+        // A difference of four minutes counts as agreement, but is longer than `overlap` and `propagationTimeout`.
         clocks[place].ahead_by(-240)?;
         managed.wait_for_clock_agreement().await?;
-        // Not earlier: a hanging API server leaves the endpoints after at least five seconds, and the next leader
-        // must still find it there.
+        // Pause the second API server only now. At least five seconds after it hangs, it leaves the endpoints, and the
+        // next leader must still find it there.
         second.process().pause()?;
         managed.rotate()?;
         managed.wait_for_write(Write::Bundle(2), active + 1).await?;
@@ -392,7 +393,7 @@ fn clock_of_former_leader_shortens_no_wait() {
         .await?;
         managed.expect_phase_stays("expanded", Duration::from_secs(5)).await?;
 
-        // The first controller returns with the right time, after the second began the soak with a wrong one.
+        // The first controller returns with the right time, after the second began the soak with a wrong time.
         clocks[place].ahead_by(0)?;
         clocks[1 - place].ahead_by(-240)?;
         second.process().resume()?;

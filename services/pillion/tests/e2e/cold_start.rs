@@ -24,7 +24,8 @@ const NAMESPACES: usize = 2_000;
 /// Number of profiles.
 const PROFILES: usize = 2_000;
 
-/// Limits for a busy machine. The docs promise 1 and 3 seconds on an idle one.
+/// Limits for a busy machine: to start with an empty cluster, to start with a full one, and to publish a change. The
+/// docs promise 1 and 3 seconds for the starts on an idle machine.
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
 const FULL_LIMIT: Duration = Duration::from_secs(15);
 const CHANGE_LIMIT: Duration = Duration::from_secs(5);
@@ -142,7 +143,7 @@ async fn start(what: &str, spec: &ReplicaSpec, number: u8) -> Result<(Replica, D
     Ok((replica, took))
 }
 
-/// Starts a replica within a limit. Retries, since a busy machine can cause a single delay.
+/// Starts a replica that becomes ready within `limit`. Retries, since a busy machine can cause a single delay.
 async fn start_within(limit: Duration, what: &str, spec: &ReplicaSpec, number: u8) -> Result<Replica> {
     let mut shortest = Duration::MAX;
     for _ in 0..TRIES {

@@ -33,10 +33,10 @@ use tokio::sync::watch;
 use self::kept::{KeptControlPlane, release};
 use crate::rig::{SOON, TRIES, base64, quickest};
 
-/// The time in which the controller has to revert a wrong change.
+/// Maximum time in which the controller must revert a wrong change.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Polls without pause until a check holds. Returns how long that took.
+/// Repeats a check until it succeeds, at most for [`SOON`]. Returns how long that took.
 async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duration> {
     let began = Instant::now();
     loop {
@@ -53,15 +53,14 @@ fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
     let settings =
         pillion_api::webhook_configuration::Settings { canary: true, validates_profiles: true, ..settings_of(release) };
     let rules = Rules::default();
-    // An operation that namespaces' own profiles can require, with the longest name of an entry, and one that is
-    // never rejected.
+    // Two calls for namespaced profiles: the entry of the first has the longest name, and the second is a deletion.
     let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
     let own = calls.map(|(resource, operation)| ((resource.to_owned(), operation), ["team-a".to_owned()].into()));
     let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own: own.into() }, ..rules };
     Target::new(settings, rules, ca.bundle_pem().into_bytes(), epoch)
 }
 
-/// Returns settings without pauses between repairs.
+/// Returns settings with which the keeper never pauses between repairs.
 fn without_pauses() -> Settings {
     let mut settings = Settings::default();
     settings.at_once = 1000;
@@ -129,8 +128,8 @@ fn drift_is_corrected_within_a_second() {
                 let vandals = kept.patch(patch).await.with_context(|| format!("{what}: {patch}"))?;
                 took(what, async || {
                     kept.expect_matches(&target).await?;
-                    // The live version differs from the one that the other writer wrote, so the controller saw that
-                    // one and reverted it.
+                    // The live resource version differs from that of the other writer's change, so the controller saw
+                    // the change and reverted it.
                     let now = kept.live().await?.mutating.context("there")?.metadata.resource_version;
                     let is_undone = kept.repairs("mutating", drift) > before;
                     ensure!(now != vandals.metadata.resource_version && is_undone, "{what}");
@@ -170,8 +169,8 @@ fn persistent_drift_is_paced_and_reported() {
         (settings.first_pause, settings.longest_pause) = (Duration::from_millis(300), Duration::from_millis(1200));
         let target = target(&release()?, &TestCa::new()?, 1);
         let kept = KeptControlPlane::filled(settings, &target).await?;
-        // Pauses are 0, 0, 0, 300, 600 and 1200 ms, then always 1200 ms. Six seconds have at most 3 + 2 + 4 repairs;
-        // allow one more.
+        // Pauses are 0, 0, 0, 300, 600 and 1200 ms, then always 1200 ms. In six seconds there are at most 3 + 2 + 4
+        // repairs. Allow one more.
         let (began, mut written) = (Instant::now(), 0);
         while began.elapsed() < Duration::from_secs(6) {
             kept.patch(&json!([{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}])).await.ok();
@@ -201,17 +200,17 @@ fn stale_leader_loses_by_conflict() {
         let nothing = observe(&client, &release, false).await?;
         ensure!(nothing.configuration(&|_| None) == Configuration::Absent);
 
-        // Both read that there is no configuration. The writer of the earlier epoch comes second.
+        // Both writers have read that no configuration exists. The writer with the earlier epoch comes second.
         let claimed = claim(&client, &release, &nothing, 5).await?;
         ensure!(matches!(claim(&client, &release, &nothing, 4).await, Err(WriteError::Changed)));
         ensure!(observe(&client, &release, false).await?.configuration(&|_| None) == Configuration::Empty { epoch: 5 });
-        // A later epoch claimed the configuration after this was read.
+        // A writer with a later epoch claimed the configuration after `claimed` was read.
         let later = claim(&client, &release, &claimed, 9).await?;
         ensure!(matches!(
             write(&client, &release, &claimed, &target(&release, &ca, 5)).await,
             Err(WriteError::Changed)
         ));
-        // Reading it again does not help.
+        // The earlier epoch is rejected even after another read.
         let read = observe(&client, &release, false).await?;
         let behind = write(&client, &release, &read, &target(&release, &ca, 8)).await;
         ensure!(matches!(behind, Err(WriteError::Behind { live: 9, ours: 8 })), "{behind:?}");
@@ -237,7 +236,8 @@ fn stale_leader_loses_by_conflict() {
         let writer = |entry| entry_manager(&edited, entry, &["f:failurePolicy"]);
         ensure!(writer("required.pillion.dev").as_deref() == Some("vandal"), "{:?}", edited.managed_fields);
 
-        // Others' labels and annotations stay. The validating configuration is deleted when no entry validates.
+        // Labels and annotations of other clients stay. The validating configuration is deleted when no entry
+        // validates.
         let labelled = json!({"metadata": {"labels": {"team": "platform"}, "annotations": {"a": "b"}}});
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
         let mut quiet = target(&release, &ca, 10);
@@ -250,7 +250,7 @@ fn stale_leader_loses_by_conflict() {
         ensure!(metadata.labels.context("labels")?["team"] == "platform");
         ensure!(metadata.annotations.context("annotations")?["a"] == "b");
 
-        // Another release of the same name changes nothing, and neither does uninstalling it.
+        // Another release of the same name can neither write nor delete the configurations.
         let other = Release::new("pillion", "elsewhere", "cluster.local")?;
         let read = observe(&client, &other, false).await?;
         let refused = write(&client, &other, &read, &target(&other, &ca, 99)).await;
@@ -381,7 +381,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
             took("gone", async || gone().await).await
         };
         quickest(REPAIRED_WITHIN, "disarmed", once).await?;
-        // An unknown value changes nothing.
+        // An unknown value leaves the webhooks disabled.
         kept.mark("dissarmed").await?;
         tokio::time::sleep(Duration::from_millis(500)).await;
         ensure!(kept.live().await?.mutating.is_none());

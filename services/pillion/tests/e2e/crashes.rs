@@ -1,10 +1,10 @@
-//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail,
-//! and all others only for a short time.
+//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail, and
+//! other requests only for a short time.
 //!
 //! The test plays kubelet and the endpoint slice controller, with the same delays. After a container is killed, its
 //! address stays and refuses connections. Kubelet sees the end within a second, and then the slice is updated. Until
 //! then the API server also opens connections to that address: it picks an endpoint at random, and does not try
-//! another. So some pods are cut off, and some are refused. Both end when the slice is up to date.
+//! another. So some requests are cut off and some are refused, until the slice is up to date.
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -31,14 +31,14 @@ const HANG_DETECTION: Duration = Duration::from_secs(3);
 const SILENCE_DETECTION: Duration = Duration::from_secs(12);
 /// How long the API server takes to receive a changed slice.
 const SLICE_PROPAGATION: Duration = Duration::from_secs(1);
-/// Idle connections that an API server keeps to a webhook: the number of requests that one replica can have in flight
-/// for long.
+/// Idle connections that an API server keeps to a webhook, and so the maximum of requests that a replica can have in
+/// flight for long.
 const POOL: usize = 25;
 
-/// The kind of fault.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultKind {
-    /// SIGKILL, and an immediate restart, before the slice changes: it lists the replica as ready throughout.
+    /// SIGKILL, and an immediate restart, before the slice changes: the slice lists the replica as ready throughout.
     Restarted,
     /// SIGKILL.
     Killed,
@@ -58,7 +58,7 @@ struct ReplicaFault {
     recovered: Instant,
 }
 
-/// The effect of a fault.
+/// A fault, and the pods that were lost because of it.
 struct FaultEffect<'o> {
     fault: &'o ReplicaFault,
     lost: Vec<&'o Creation>,
@@ -101,7 +101,7 @@ impl ReplicaFault {
         rig.service.set_ready(address, false).await?;
         tokio::time::sleep(HANG_DETECTION).await;
         rig.replicas[victim].kill()?;
-        // The idle connections are lost too. One pod could have waited on each of them.
+        // Pods on idle connections of the hanging replica are lost too, at most one on each.
         let recovered = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
         Ok(Self { kind: FaultKind::Hung, at, effective, recovered })
@@ -116,7 +116,7 @@ impl ReplicaFault {
         let effective = Instant::now();
         tokio::time::sleep(SILENCE_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        // The API server reuses the idle connections, one pod each, until TCP gives up their packets.
+        // Until TCP gives up, the API server reuses each idle connection to the silent node for one pod.
         let recovered = Instant::now() + SLICE_PROPAGATION;
         tokio::time::sleep(HANG_DETECTION).await;
         drop(silence);

@@ -21,7 +21,7 @@ use crate::prometheus::Prometheus;
 use crate::rig::{REJECTED, SOON, bare_pod};
 use crate::rotation::Damage;
 
-/// How long an alert may take to fire: several windows.
+/// Maximum time in which an alert must fire: several windows.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
 /// Dashboards about features that are disabled here.
 const SKIPPED: [&str; 1] = ["tenants"];
@@ -82,7 +82,7 @@ fn texts(name: &str, ending: &str) -> Result<Vec<(String, String)>> {
     Ok(texts)
 }
 
-/// Returns the rules with windows of seconds.
+/// Returns the rules with windows of ten seconds and without `for` durations.
 fn scaled(rules: &str) -> String {
     let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with("        for: ")).collect();
     let mut text = lines.join("\n") + "\n";
@@ -120,7 +120,7 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     Ok(Prometheus::with(&config, &files))
 }
 
-/// Waits until the wanted alerts fire. Fails if one of the others does.
+/// Waits until all of `wanted` fire and none of `others` does.
 async fn wait_for_alerts(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
     let began = std::time::Instant::now();
     eventually(FIRES_WITHIN, what, async || {
@@ -136,7 +136,7 @@ async fn wait_for_alerts(prometheus: &Prometheus, what: &str, wanted: &[&str], o
     Ok(())
 }
 
-/// Changes the ConfigMap with kubectl.
+/// Merges `data`, a JSON object, into the ConfigMap `pillion` with kubectl.
 async fn set(managed: &Managed, data: &str) -> Result<()> {
     let patch = format!(r#"{{"data":{data}}}"#);
     let arguments =
@@ -215,7 +215,7 @@ async fn expect_rejected_pods_alert(managed: &Managed, prometheus: &Prometheus) 
     Ok(())
 }
 
-/// Checks that each query of each panel returns a number, while the test creates pods continuously.
+/// Waits until each query of each panel returns a number, and creates pods meanwhile. Returns the number of queries.
 async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
     for (name, text) in texts("", "json")? {
@@ -259,7 +259,8 @@ async fn expect_switch_alerts(managed: &Managed, prometheus: &Prometheus) -> Res
 async fn exceed_deadlines(replica: &Replica) -> Result<()> {
     let (direct, late) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
     for _ in 0..5 {
-        // The client retries rejected requests. The test does not wait for that, and only leaves enough time to connect.
+        // The client retries rejected requests. The test does not wait for the retries, and only leaves enough time to
+        // connect.
         let response = direct.answer("/mutate/enabled?timeout=1us", &late);
         let response = tokio::time::timeout(Duration::from_secs(1), response).await;
         ensure!(!matches!(response, Ok(Ok(_))), "decided after the deadline");

@@ -23,7 +23,7 @@ impl Direct {
         Ok(Self { client: Client::try_from(config)? })
     }
 
-    /// Returns the body of the response.
+    /// Sends a review to this path. Returns the body of the response.
     pub(crate) async fn answer(&self, path: &str, review: &Json) -> Result<String> {
         let request =
             Request::post(path).header("content-type", "application/json").body(review.to_string().into_bytes());
@@ -41,7 +41,7 @@ pub(crate) fn review(uid: &str, namespace: &str, pod: &Json) -> Json {
         "oldObject": null, "dryRun": false, "options": null}})
 }
 
-/// Returns the value of a series.
+/// Returns the value of a series in the replica's metrics.
 pub(crate) async fn metric(replica: &Replica, series: &str) -> Result<f64> {
     let text = replica.metrics_text().await?;
     let value = text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());

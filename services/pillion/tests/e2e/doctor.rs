@@ -1,4 +1,4 @@
-//! `pillion doctor` on an installation: it finds nothing in a healthy one, and names each fault by its code.
+//! `pillion doctor` on an installation: it reports nothing if the installation is healthy, and each fault by its code.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -57,13 +57,13 @@ fn doctor_reports_only_real_problems() {
         managed.rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;
         expect_finding(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
         control_plane.kubectl_ok(&["delete", "ciprof", "broken"]).await?;
-        // Labels that resemble the opt-in label.
+        // Add labels that resemble the opt-in label.
         managed.rig.namespace("typo", None).await?;
         managed.rig.label_namespace("typo", "pillion.dev/injecion", "enabled").await?;
         managed.rig.namespace("wordy", Some("yes")).await?;
-        // A deleted RBAC binding.
+        // Delete an RBAC binding.
         control_plane.kubectl_ok(&["delete", "clusterrolebinding", "pillion-webhook"]).await?;
-        // The API server, which `doctor` asks about permissions, learns of it by its watch.
+        // `doctor` asks the API server about permissions, and the API server learns of the deletion by its watch.
         eventually(PATIENCE, "all three faults are reported", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "right_missing"] {
@@ -85,13 +85,13 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
             register_webhook(&control_plane.client(), &webhook_configuration::mutating(settings)).await
         };
         let right = Settings::new(NAMESPACE, rig.serving_ca.clone());
-        // 20: a replica is listed and cannot be reached.
+        // A listed replica cannot be reached.
         let nobody = replica_address(77);
         rig.service.set_ready(nobody, true).await?;
         let result = pillion(control_plane, &["doctor"]).await?;
         result.says("replica_unreachable", "10.111.1.77:8443")?;
         rig.service.remove(nobody).await?;
-        // The others must respond in time, which a busy machine may delay.
+        // The other replicas must respond in time, which a busy machine may delay.
         eventually(PATIENCE, "all replicas are reached", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             ensure!(!result.codes().contains(&"replica_unreachable"), "{:#}", result.json);
@@ -99,7 +99,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         })
         .await?;
 
-        // 19: the CA bundle is of another CA.
+        // The CA bundle contains another CA.
         rig.namespace("team-b", Some("required")).await?;
         register(&Settings::new(NAMESPACE, TestCa::new()?.bundle_pem())).await?;
         eventually(PATIENCE, "the doctor reports the CA bundle", async || {
@@ -151,7 +151,7 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         ensure!(!text.contains('\u{1b}'), "colours are for terminals: {text:?}");
         let output = run(&["explain", "service/web"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
-        // Without the CRDs, the doctor reports them as missing.
+        // Without the CRDs, `doctor` reports them as missing.
         let output = run(&["doctor", "-o", "json"]).await?;
         let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
         result.names("definition_missing")?;

@@ -75,14 +75,14 @@ spec:
   template: {metadata: {annotations: {example.com/broken: "1"}}}
 "#;
 
-/// The output of a command and its exit code.
+/// The exit code of a command, and the JSON that it printed.
 pub(crate) struct CommandResult {
     pub(crate) code: Option<i32>,
     pub(crate) json: Json,
 }
 
 impl CommandResult {
-    /// Fails unless the findings have this code, with a message and a remedy.
+    /// Returns the finding with this code. Fails if there is none, or if it lacks a message or a remedy.
     pub(crate) fn names(&self, code: &str) -> Result<&Json> {
         let findings = self.json["findings"].as_array().context("findings")?;
         let found = findings.iter().find(|finding| finding["code"] == code);
@@ -94,7 +94,7 @@ impl CommandResult {
         Ok(found)
     }
 
-    /// Fails unless the findings have this code, with this text in the message.
+    /// Fails unless the finding with this code has a message that contains `text`.
     pub(crate) fn says(&self, code: &str, text: &str) -> Result<()> {
         let found = self.names(code)?;
         ensure!(found["message"].as_str().is_some_and(|message| message.contains(text)), "no {text:?} in {found}");
@@ -130,12 +130,13 @@ async fn explain(rig: &Rig, namespace: &str, object: &str) -> Result<CommandResu
     pillion(&rig.control_plane, &["explain", object, "-n", namespace]).await
 }
 
-/// Fails unless the explanation of an object has this code, with a remedy, and no other error.
+/// Fails unless `explain` reports this code for the object, with a remedy, and no other error.
 pub(crate) async fn expect_finding(rig: &Rig, namespace: &str, object: &str, code: &str) -> Result<CommandResult> {
     expect_finding_among(rig, namespace, object, code, &[]).await
 }
 
-/// Does the same, but allows these other errors: of another mistake, or of the namespace's other pods.
+/// Like [`expect_finding`], but `explain` must also report exactly the errors `others`, of another mistake or of other
+/// pods.
 pub(crate) async fn expect_finding_among(
     rig: &Rig,
     namespace: &str,
@@ -151,7 +152,7 @@ pub(crate) async fn expect_finding_among(
     Ok(result)
 }
 
-/// Waits until a profile is served that adds this annotation to pods.
+/// Waits until the replica serves a profile that adds this annotation to pods.
 async fn wait_until_annotation_added(rig: &Rig, profile: &str, key: &str, value: &str) -> Result<()> {
     eventually(SOON, "the profile is served", async || {
         let pod = rig.dry_run("team-a", &requesting_pod("probe", profile)).await?;
@@ -181,7 +182,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         control_plane.apply_yaml(PROFILES).await?;
         wait_until_annotation_added(&rig, "limited", "example.com/limited", "9000").await?;
 
-        // A correct pod: the explanation lists its changes, with profiles, values and their sources.
+        // For a correct pod, the explanation lists its profiles, and the values of their parameters with their sources.
         let set = with(requesting_pod("fine", "limited"), |pod| {
             pod["metadata"]["annotations"]["example.com/port"] = json!("8080");
         });
@@ -204,7 +205,7 @@ fn explain_names_author_namespace_and_profile_causes() {
             fine.json["webhooks"].as_array().into_iter().flatten().map(|entry| &entry["outcome"]).collect();
         ensure!(called == ["called", "namespaceSelector"], "{called:?}");
 
-        // 1: the namespace has no label.
+        // The namespace has no label.
         rig.namespace("plain", None).await?;
         rig.create("plain", &bare_pod("web")).await?;
         let result = expect_finding(&rig, "plain", "web", "not_opted_in").await?;
@@ -221,12 +222,12 @@ fn explain_names_author_namespace_and_profile_causes() {
         rig.namespace("wordy", Some("true")).await?;
         expect_finding(&rig, "wordy", "namespace/wordy", "opt_in_value_unknown").await?;
 
-        // 2: the pod opts out.
+        // The pod opts out.
         let out = with(bare_pod("out"), |pod| pod["metadata"]["labels"] = json!({"pillion.dev/inject": "false"}));
         rig.create("team-a", &out).await?;
         expect_finding(&rig, "team-a", "pod/out", "opted_out").await?;
 
-        // 3: the annotation is on the Deployment.
+        // The annotation is on the Deployment instead of its pod template.
         let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment",
             "metadata": {"name": "web", "namespace": "team-a", "annotations": {REQUEST_ANNOTATION: "yes"}},
             "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": {
@@ -242,7 +243,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         )
         .await?;
         ensure!(result.json["verdict"] == "wouldNotBeInjected", "{:#}", result.json);
-        // `explain` also finds it for a pod of the Deployment.
+        // `explain` also reports this cause for a pod of the Deployment.
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "web-1", "namespace": "team-a",
             "ownerReferences": [owner(control_plane, "deployment", "web").await?]}, "spec": deployment["spec"]});
         control_plane.apply_yaml(&set.to_string()).await?;
@@ -254,11 +255,11 @@ fn explain_names_author_namespace_and_profile_causes() {
         let result = explain(&rig, "team-a", "deploy/web").await?;
         ensure!(result.json["pods"][0]["object"]["name"] == "web-1-a", "{:#}", result.json["pods"]);
 
-        // 16: the service account is missing.
+        // The service account is missing.
         let account = result.names("service_account_missing")?;
         ensure!(account["object"]["name"] == "nobody", "{account}");
 
-        // 4: a system namespace.
+        // The pod is in a system namespace.
         rig.create("kube-system", &bare_pod("web")).await?;
         expect_finding(&rig, "kube-system", "web", "system_namespace").await?;
 
@@ -269,17 +270,17 @@ fn explain_names_author_namespace_and_profile_causes() {
     });
 }
 
-/// Checks causes in profiles, and in their readiness.
+/// Checks the causes that are in profiles, or in their readiness.
 async fn check_profile_causes(rig: &Rig) -> Result<()> {
     let control_plane = &rig.control_plane;
-    // 5: the selectors of the pod and of the namespace do not match.
+    // The selectors for pods and for namespaces do not match.
     rig.create("team-a", &requesting_pod("untiered", "selective")).await?;
     expect_finding(rig, "team-a", "untiered", "object_selector").await?;
     rig.create("team-a", &requesting_pod("abroad", "regional")).await?;
     let result = expect_finding(rig, "team-a", "abroad", "namespace_selector").await?;
     ensure!(result.names("namespace_selector")?["profile"] == "regional", "{:#}", result.json);
 
-    // 6: a condition is false, or cannot be evaluated.
+    // A condition is false, or cannot be evaluated.
     let two = with(requesting_pod("two", "single"), |pod| {
         pod["spec"]["containers"] = json!([{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]);
     });
@@ -289,19 +290,19 @@ async fn check_profile_causes(rig: &Rig) -> Result<()> {
     rig.create("team-a", &requesting_pod("teamless", "failing")).await?;
     expect_finding(rig, "team-a", "teamless", "expression_failed").await?;
 
-    // 8: a parameter is wrong.
+    // A parameter has a value that the profile does not allow.
     let low =
         with(requesting_pod("low", "limited"), |pod| pod["metadata"]["annotations"]["example.com/port"] = json!("80"));
     rig.create("team-a", &low).await?;
     let result = expect_finding(rig, "team-a", "low", "invalid_parameter").await?;
     result.says("invalid_parameter", "example.com/port")?;
 
-    // 13: a guardrail against the host network.
+    // The pod uses the host network, which a guardrail forbids.
     let host = with(requesting_pod("host", "guarded"), |pod| pod["spec"]["hostNetwork"] = json!(true));
     rig.create("team-a", &host).await?;
     expect_finding(rig, "team-a", "host", "host_network").await?;
 
-    // 18: the name of a container is in use.
+    // The pod already has a container with the name of the injected one.
     let taken = with(bare_pod("taken"), |pod| {
         pod["spec"]["containers"] = json!([{"name": "sidecar-nginx", "image": "mine:1"}]);
     });
@@ -309,7 +310,7 @@ async fn check_profile_causes(rig: &Rig) -> Result<()> {
     let result = expect_finding(rig, "team-a", "taken", "name_taken").await?;
     result.says("name_taken", "sidecar-nginx")?;
 
-    // 12: a mirror pod.
+    // The pod is a mirror pod.
     let mirror = with(bare_pod("static-node-1"), |pod| {
         pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("0123");
         pod["spec"]["nodeName"] = json!("node-1");
@@ -318,7 +319,7 @@ async fn check_profile_causes(rig: &Rig) -> Result<()> {
     rig.label_namespace("plain", "pillion.dev/injection", "enabled").await?;
     expect_finding(rig, "plain", "static-node-1", "mirror_pod").await?;
 
-    // 7: the profile is not ready. Without a controller it has no conditions, but `explain` reads its spec.
+    // The profile is not ready. Without a controller it has no conditions, but `explain` reads its spec.
     control_plane.apply_yaml(BROKEN).await?;
     rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;
     let result = expect_finding(rig, "team-a", "hopeful", "profile_not_ready").await?;
@@ -439,14 +440,14 @@ fn explain_names_foreign_changes_and_rejections() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
-        // 15: the pod has an older revision.
+        // The pod has an older revision.
         let old = rig.create("team-a", &bare_pod("old")).await?;
         ensure!(names(&old).contains(&"sidecar-nginx".to_owned()), "{old}");
         control_plane.apply_yaml(&crate::rig::NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
         let result = expect_finding(&rig, "team-a", "old", "outdated_revision").await?;
         ensure!(result.json["verdict"] == "injected" && result.code == Some(1), "{:#}", result.json);
 
-        // 9: another webhook removes the injected container.
+        // Another webhook removes the injected container.
         let foreign = ForeignWebhook::start(control_plane).await?;
         eventually(SOON, "the other webhook is called", async || {
             let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
@@ -461,7 +462,7 @@ fn explain_names_foreign_changes_and_rejections() {
         result.says("removed_after_injection", "/spec/containers/sidecar-nginx")?;
         ensure!(result.json["verdict"] == "partlyInjected", "{:#}", result.json);
 
-        // 14: a dry run with the review that the API server sent.
+        // The review that the API server sent is of a dry run.
         let review = foreign.seen.lock().unwrap().clone().context("a review")?;
         let file = control_plane.directory().join("review.json");
         std::fs::write(&file, review.to_string())?;
@@ -476,7 +477,7 @@ fn explain_names_foreign_changes_and_rejections() {
         result.names("other_injector")?;
         result.names("canary_failed")?;
 
-        // A match condition that another client added to Pillion's entry.
+        // Another client adds a match condition to Pillion's entry.
         drop(foreign);
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("zealous", &kube::api::DeleteParams::default())

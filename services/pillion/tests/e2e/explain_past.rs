@@ -1,5 +1,5 @@
 //! Causes in the past: the label, the profile or the switch changed after a pod's creation, or no replica responded
-//! to it.
+//! when the pod was created.
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
@@ -11,8 +11,8 @@ use serde_json::json;
 use crate::explain::{PROFILES, expect_finding, expect_finding_among, pillion, requesting_pod};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched};
 
-/// Waits until new timestamps are certain to be later. Timestamps of objects are whole seconds, so within two of them
-/// the order is unknown.
+/// Waits until new timestamps are certain to be later. Timestamps of objects are whole seconds, so the order of events
+/// within two seconds is unknown.
 async fn wait_until_past(time: Timestamp) -> Result<()> {
     eventually(SOON, "two seconds have passed", async || {
         ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "not yet");
@@ -28,17 +28,17 @@ fn explain_names_changes_since_creation() {
         rig.namespace("late", None).await?;
         rig.create("late", &bare_pod("early")).await?;
         wait_until_past(Timestamp::now()).await?;
-        // 11: created before the label.
+        // The pod was created before the namespace got its label.
         rig.label_namespace("late", "pillion.dev/injection", "enabled").await?;
         let result = expect_finding(&rig, "late", "early", "created_before_opt_in").await?;
         ensure!(result.codes() == ["created_before_opt_in"], "{:?}", result.codes());
-        // 11: created before the profile.
+        // The pod was created before the profile.
         rig.create("team-a", &requesting_pod("eager", "single")).await?;
         wait_until_past(Timestamp::now()).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         expect_finding(&rig, "team-a", "eager", "created_before_profile").await?;
 
-        // 17: the kill switch is off.
+        // The kill switch is set.
         let map = |word: &str| {
             json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": word},
                 "metadata": {"name": "pillion", "namespace": NAMESPACE}})
@@ -56,7 +56,7 @@ fn explain_names_changes_since_creation() {
         pillion(&rig.control_plane, &["doctor"]).await?.names("switched_off")?;
         rig.control_plane.apply_yaml(&map("enabled")).await?;
 
-        // 10: created while no replica responded. A new replica does not change the pod.
+        // The pod was created while no replica responded. A new replica does not change the pod.
         wait_until_past(Timestamp::now()).await?;
         rig.replicas[0].kill()?;
         rig.service.set_ready(replica_address(1), false).await?;

@@ -20,7 +20,8 @@ use self::cases::{Case, Operation, cases, namespaces, profiles};
 
 const SOON: Duration = Duration::from_mins(1);
 
-/// Sends a test case to the API server. Returns the status and message of a rejection, or nothing.
+/// Sends a test case to the API server. Returns the status and message of a rejection, or `None` if the object is
+/// accepted.
 async fn send(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)>> {
     let (name, collection) = (name(case), format!("/api/v1/namespaces/{}/configmaps", case.namespace));
     let (method, path, body) = match case.operation {
@@ -37,7 +38,7 @@ async fn send(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)
     }
 }
 
-/// Sends many test cases concurrently over few connections: opening one for each takes longer than all responses.
+/// Sends test cases concurrently over few connections: opening a connection for each takes longer than all responses.
 async fn send_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
     futures::stream::iter(cases.iter().map(|case| send(client, case))).buffered(16).try_collect().await
 }
@@ -47,7 +48,7 @@ fn name(case: &Case) -> &str {
     object["metadata"]["name"].as_str().unwrap()
 }
 
-/// Returns the engine's decision about a test case.
+/// Returns the status and message of the engine's rejection, or `None` if the engine accepts the object.
 fn decide(
     snapshot: &Snapshot,
     namespace: &str,
@@ -94,7 +95,7 @@ fn snapshot(profiles: Vec<(&'static str, Json)>) -> Snapshot {
     })
 }
 
-/// Starts a cluster with the namespaces, the exported policies, and the objects to update and delete.
+/// Starts a cluster with the namespaces, the exported policies, and the objects that the test cases update and delete.
 async fn start(cases: &[Case], profiles: Vec<(&'static str, Json)>) -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();
@@ -176,7 +177,7 @@ fn exported_policies_decide_as_the_engine_does() {
     });
 }
 
-/// With custom opt-in labels, the first label of a namespace decides, as for the webhooks.
+/// If a namespace has several opt-in labels, Pillion's own label decides, as for the webhooks.
 #[test]
 fn exported_policies_use_given_labels() {
     isolated(|| async {
@@ -226,7 +227,7 @@ fn exported_policies_use_given_labels() {
     });
 }
 
-/// Returns profiles that add labels and annotations.
+/// Returns the names and specs of profiles that add labels and annotations.
 fn additions() -> Vec<(&'static str, Json)> {
     let maps = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE"]});
     let template = json!({"metadata": {
@@ -245,7 +246,7 @@ fn additions() -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// Returns the labels and annotations of an object, without the injection record.
+/// Returns the labels and the annotations of an object, without the injection record.
 fn keys(object: &Json) -> Json {
     let mut annotations = object["metadata"]["annotations"].clone();
     if let Some(annotations) = annotations.as_object_mut() {
@@ -313,7 +314,7 @@ fn exported_mutations_add_what_the_engine_adds() {
     });
 }
 
-/// Returns the engine's patch for the creation of an object.
+/// Returns the engine's patch for the creation of an object. `None`: the engine changes nothing.
 fn inject(snapshot: &Snapshot, namespace: &str, object: &Json) -> Result<Option<Vec<u8>>> {
     let body = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",

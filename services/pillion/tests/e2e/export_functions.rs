@@ -13,23 +13,23 @@ use crate::rig::SOON;
 
 const PAGE: &str = include_str!("../../../../docs/expressions.md");
 
-/// The names that the examples read. On the API server they are fields of an object that holds any JSON.
+/// The variables of the examples. The exported expressions read them from fields of an object that holds any JSON.
 const NAMES: [&str; 3] = ["object", "container", "params"];
 
-/// Examples that the API server does not compile, because its types are stricter. Applying such a policy returns an
-/// error.
+/// Examples that the API server does not compile, because its types are stricter. It rejects a policy that contains
+/// them.
 const TYPED: [&str; 2] =
     ["1 == 1.0 && 1 < 1.5 && [1, 2u] == [1.0, 2]", "optional.none().or(optional.ofNonZeroValue(0)).orValue('y')"];
 
-/// Prefix of an example that maps over an object's members. They keep the object's order here, and have any order on
-/// the API server.
+/// Prefix of an example that maps over an object's members. The engine keeps their order, and the API server returns
+/// them in any order.
 const UNORDERED: &str = "object.data.params.tags.map(";
 
 fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
     PAGE.split("\n```").skip(1).step_by(2).filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
 }
 
-/// Replaces the names in an expression by fields of the object's data.
+/// Replaces the variables in an expression by fields of the object's data.
 fn moved(source: &str) -> String {
     let mut text = String::new();
     let mut rest = source;
@@ -78,7 +78,7 @@ fn native_functions_match_api_server_results() {
             .iter()
             .enumerate()
             .map(|(index, (source, expected))| {
-                // A quantity becomes a string only in an object.
+                // A quantity becomes a string only as a value of an object, so compare it with a quantity.
                 if let (true, Some(text)) = (source.starts_with("quantity("), expected.as_str()) {
                     return json!({"expression": format!("{source} == quantity('{text}')"), "message": source});
                 }
@@ -87,7 +87,7 @@ fn native_functions_match_api_server_results() {
                     let same = format!("size({list}) == size({other}) && {list}.all(x, x in {other})");
                     return json!({"expression": same, "message": format!("{index}: {source}")});
                 }
-                // Compare an optional with its value.
+                // If the result is an optional, compare it with an optional of the expected value.
                 let value = format!("dyn({source})");
                 let same = format!("{value} == object.data.expected[{index}]");
                 let held = format!("dyn(optional.of(object.data.expected[{index}])) == {value}");

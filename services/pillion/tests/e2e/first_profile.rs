@@ -17,22 +17,22 @@ use crate::chart::{run, values};
 use crate::direct::{Direct, review};
 use crate::rig::{SOON, bare_pod, names};
 
-/// How long one command may take, including the delay until its expected output appears.
+/// Maximum time of one command, including the delay until its expected output appears.
 const OUTPUT_LIMIT: Duration = Duration::from_mins(2);
-/// The controllers that create the pods of a Deployment, and that aggregate the release's permissions into
+/// The Kubernetes controllers that create the pods of a Deployment, and the one that adds the release's permissions to
 /// Kubernetes' roles.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
-/// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` has those.
+/// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` tests the latter.
 const SKIPPED: [&str; 3] =
     ["kubectl logs ", "kubectl --namespace pillion-system rollout status ", "pillion dev -p shipper "];
-/// The placeholder of a page for output that differs each time.
+/// Marks output on a page that differs each time.
 const PLACEHOLDER: char = '…';
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The purpose of a fenced block.
+/// The content of a fenced block.
 enum Step {
     /// A file: its name and content.
     File(String, String),
@@ -40,7 +40,7 @@ enum Step {
     Commands(Vec<String>, Option<String>),
 }
 
-/// A page, and the folder in which the test follows it.
+/// The steps of a page, each with its heading, and the folder in which the test follows them.
 struct Page {
     steps: Vec<(String, Step)>,
     folder: TempDir,
@@ -78,8 +78,8 @@ impl Page {
         Ok(Self { steps, folder })
     }
 
-    /// Follows the page as this user, up to a heading, up to commands that start so, or to the end. Returns the
-    /// number of commands.
+    /// Follows the page as this user. Stops at the heading `until`, at commands that start with `until`, or at the end.
+    /// Returns the number of commands.
     async fn follow(&mut self, until: Option<&str>, kubeconfig: &Path) -> Result<usize> {
         let ends = |(heading, step): &(String, Step)| {
             let begins = |until: &str| match step {
@@ -127,7 +127,7 @@ impl Page {
         }
     }
 
-    /// Runs a command that has to succeed. Retries commands that only read, since a change may not be visible yet.
+    /// Runs a command that must succeed. Retries commands of `pillion`, since a change may not be visible yet.
     async fn run_successfully(&self, command: &str, kubeconfig: &Path) -> Result<()> {
         if !command.starts_with("pillion ") {
             return self.run(command, kubeconfig).await?.succeeded(command);
@@ -154,7 +154,7 @@ impl Page {
     }
 }
 
-/// The result of a command.
+/// The result of a command: whether it succeeded, and its output.
 struct CommandOutput {
     succeeded: bool,
     text: String,
@@ -211,7 +211,7 @@ fn first_day_pages_work_as_written() {
         let mut install = Page::read("install.md")?;
         for (_, step) in &mut install.steps {
             if let Step::Commands(commands, _) = step {
-                // The test uses shorter waiting times than people need.
+                // The test uses shorter waiting times than the page.
                 let quick = |command: &mut String| command.push_str(" --values quick.yaml");
                 commands.iter_mut().filter(|command| command.starts_with("helm install ")).for_each(quick);
             }
@@ -231,14 +231,14 @@ fn first_day_pages_work_as_written() {
         tutorial.follow(Some("9. In a cluster"), &administrator).await?;
         tutorial.step(&administrator).await?;
         let tenant = rig.control_plane.kubeconfig_as("tenant", &[])?;
-        // The API server learns of permissions before a person would type the next command.
+        // The API server learns of permissions before a user would type the next command, so the test waits.
         eventually(SOON, "the tenant may store profiles", async || {
             let ask = ["auth", "can-i", "create", "injectionprofiles.pillion.dev", "-n", "shop", "--as", "tenant"];
             rig.control_plane.kubectl_ok(&ask).await.map(drop)
         })
         .await?;
         let before = tutorial.follow(Some("kubectl patch "), &tenant).await?;
-        // Replicas fetch published revisions before a person would type the next command.
+        // Replicas fetch published revisions before a user would type the next command, so the test waits.
         eventually(SOON, "the profile is served", async || {
             let mut pod = bare_pod("probe");
             pod["metadata"]["annotations"] = json!({"shop.example.com/ship-logs": "yes"});

@@ -8,8 +8,8 @@ use pillion_testkit::{Replica, eventually, isolated};
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// Returns the number of failed lookups: those without a response in 250 ms, and those above the limit of ten in that
-/// time.
+/// Returns the number of failed lookups. Includes those without a response in 250 ms, and those beyond the limit of ten
+/// a second.
 async fn failed_lookups(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {
@@ -22,7 +22,7 @@ async fn failed_lookups(replica: &Replica) -> Result<f64> {
 fn namespace_is_known_until_deleted() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
-        // The API server looks the namespace up itself, and puts the failure mode into the path.
+        // The API server looks up the namespace itself, and calls the path with its failure mode.
         for number in 0..20 {
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("enabled")).await?;

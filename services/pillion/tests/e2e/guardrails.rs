@@ -16,12 +16,12 @@ use serde_json::{Value as Json, json};
 use crate::chart::{helm_ok, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
 
-/// The controllers that aggregate roles, for `admin`, and that check the types of policies.
+/// The Kubernetes controllers that aggregate the role `admin`, and that check the types of policies.
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
 
-/// The start of the message that rejects a profile with a secret. The matching text follows.
+/// The start of the message that rejects a profile with a secret. The name of the secret's field follows.
 const REJECTION: &str = "what a profile says can be read by whoever may read profiles, and";
-/// The end of the message: the remedy.
+/// The end of the message, which suggests the remedy.
 const REMEDY: &str = "that with valueFrom.secretKeyRef";
 
 pub(crate) fn dry_run() -> PostParams {
@@ -40,7 +40,7 @@ fn profile(spec: &Json) -> Result<DynamicObject> {
     }))?)
 }
 
-/// Returns a template that adds a container with this environment.
+/// Returns a spec whose template adds a container with this environment.
 fn with_env(env: &Json) -> Json {
     json!({"template": {"spec": {"containers": [{"name": "side", "image": "side:1", "env": env}]}}})
 }
@@ -54,7 +54,7 @@ fn with_harmless_template(field: &str, value: &Json) -> Json {
     json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
 }
 
-/// Names of variables whose every value counts as a secret.
+/// Names of variables that the guardrail rejects with any value.
 const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_PASS",
     "SMTP_PASS",
@@ -72,7 +72,7 @@ const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_CREDENTIALS",
 ];
 
-/// Returns specs with a secret, each with the text that the message must name. Tokens are assembled here, so that
+/// Returns specs with a secret, each with a part of the message that names its field. Assembles tokens here, so that
 /// this file contains none.
 fn secrets() -> Vec<(Json, &'static str)> {
     let github = format!("ghp_{}", "a1".repeat(18));
@@ -128,7 +128,7 @@ fn secrets() -> Vec<(Json, &'static str)> {
     all
 }
 
-/// Returns specs that may be stored: their text resembles a secret, or cannot be checked.
+/// Returns specs that the guardrail accepts: their strings only resemble a secret, or cannot be checked.
 fn no_secrets() -> Vec<Json> {
     let referred = json!([{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]);
     let mut all = vec![
@@ -201,7 +201,7 @@ fn largest() -> Vec<Json> {
     ]
 }
 
-/// Waits until Kubernetes has checked the types of a release's policies. Returns the warnings.
+/// Waits until Kubernetes has checked the types of all policies. Returns the warnings.
 async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     eventually(PATIENCE, "types are checked", async || {
@@ -272,7 +272,7 @@ fn tenant_stores_profiles_without_secrets() {
             ensure!(stored.is_ok(), "{}: {stored:?}", spec.to_string().chars().take(300).collect::<String>());
         }
 
-        // An update may not add a secret to a stored profile. Other writers may change its metadata.
+        // An update may not add a secret to a stored profile. Other clients may change the profile's metadata.
         let mut stored = tenant.create(&PostParams::default(), &profile(&with_value("A", "b"))?).await?;
         stored.data["spec"] = secrets[0].0.clone();
         let error =
@@ -301,7 +301,7 @@ fn tenant_stores_profiles_without_secrets() {
     });
 }
 
-/// Why a test needs its own API servers. docs/guardrails.md has the details.
+/// Why a test needs its own API server. docs/guardrails.md has the details.
 pub(crate) const NEEDS_NEW_API_SERVER: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
@@ -323,7 +323,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
     Ok(created.err().with_context(|| format!("a pod was created in {namespace}"))?.to_string())
 }
 
-/// Waits until the API server rejects pods without a decision. Returns the message.
+/// Waits until the API server rejects pods that no replica has decided about. Returns the message.
 async fn wait_for_rejection(rig: &Rig, namespace: &str) -> Result<String> {
     eventually(SOON, "pods are rejected", async || {
         let error = refusal(rig, namespace, &plain()).await?;
@@ -342,14 +342,14 @@ async fn created(rig: &Rig, namespace: &str, why: &str) -> Result<()> {
     .await
 }
 
-/// Writes a value into the ConfigMap of the kill switch, or removes it.
+/// Writes a value into the ConfigMap of the kill switch. `None` removes the key.
 async fn set_switch(rig: &Rig, key: &str, word: Option<&str>) -> Result<()> {
     let patch = json!({"data": {key: word}}).to_string();
     let arguments = ["-n", NAMESPACE, "patch", "configmap", "pillion", "--type=merge", "-p", &patch];
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Runs the command that the message suggests.
+/// Runs the command that the message of a rejection suggests.
 async fn run_suggested_command(rig: &Rig, error: &str) -> Result<()> {
     let (_, command) = error.split_once("for now: kubectl ").context("a command")?;
     let (before, patch) = command.split_once(" -p '").context("a patch")?;
@@ -358,7 +358,7 @@ async fn run_suggested_command(rig: &Rig, error: &str) -> Result<()> {
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Checks that the policy rejects no pods of other namespaces, and no mirror pods.
+/// Checks that the policy accepts pods of the namespaces that it does not apply to, and mirror pods.
 async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     for namespace in [NAMESPACE, "left-alone", "kube-public", "both", "team-b", "nobodys"] {
         created(rig, namespace, namespace).await?;
@@ -380,7 +380,7 @@ async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Checks each remedy: the one in the message, and those in `docs/break-glass.md`.
+/// Checks each remedy: that of the message, and those in `docs/break-glass.md`.
 async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
     run_suggested_command(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;
@@ -474,7 +474,7 @@ fn required_namespace_rejects_undecided_pods() {
         .await?;
         rig.dry_run("team-b", &forged()).await?;
 
-        // With the kill switch off, replicas do not change pods, and the policy accepts them.
+        // While the kill switch is set, replicas do not change pods, and the policy accepts them.
         set_switch(&rig, "injection", Some("disabled")).await?;
         created(&rig, "team-a", "the kill switch").await?;
         set_switch(&rig, "injection", Some("enabled")).await?;

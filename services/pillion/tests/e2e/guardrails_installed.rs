@@ -1,5 +1,5 @@
-//! The policies that protect records and revisions from forgery, as helm installs them: for each opt-in label, and as
-//! an upgrade of a release without them.
+//! The policies that protect records and revisions from forgery, as helm installs them: for each opt-in label, and in
+//! an upgrade of a release without these policies.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ fn required_labels_have_policy_bindings() {
     });
 }
 
-/// A role that permits everything in a namespace.
+/// A role that permits everything in a namespace, and a profile there.
 const EVERYTHING: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -80,7 +80,7 @@ metadata: {name: own, namespace: team-a}
 spec: {template: {metadata: {labels: {a: b}}}}
 ";
 
-/// Tries to write a revision of a profile, and the status that publishes it, as dry runs.
+/// Tries to write a revision of a profile, and the status that publishes the revision, as dry runs.
 async fn writes(client: &Client, revision: &ProfileRevision) -> [kube::Result<()>; 2] {
     let revisions: Api<ProfileRevision> = Api::namespaced(client.clone(), "team-a");
     let profiles: Api<InjectionProfile> = Api::namespaced(client.clone(), "team-a");
@@ -130,11 +130,11 @@ fn only_the_controller_writes_revisions_and_status() {
     });
 }
 
-/// The forged record of a container that the pod author wrote.
+/// A forged record for a container that the pod author wrote.
 const FORGED: &str =
     r#"{"version":1,"profiles":[{"profile":"sidecar","revision":"0123456789","added":["/spec/containers/app"]}]}"#;
 
-/// Returns whether managedFields has any field owners, and whether the record has one.
+/// Returns whether managedFields has any field owners, and whether the record has an owner.
 fn owners(pod: &Pod) -> (bool, bool) {
     let entries = pod.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
     let is_record = |fields: &FieldsV1| fields.0.pointer("/f:metadata/f:annotations/f:pillion.dev~1injected").is_some();
@@ -151,8 +151,8 @@ fn stored_records_cannot_be_forged() {
         let pod: Pod = serde_json::from_value(plain())?;
         pods.create(&PostParams::default(), &pod).await?;
         let record = |text: &str| Patch::Merge(json!({"metadata": {"annotations": {"pillion.dev/injected": text}}}));
-        // A client that updates an object also writes its managedFields, so a record by the author has no owner any
-        // more.
+        // A client that updates an object also writes its managedFields. So the pod author can remove the owner of a
+        // forged record.
         let forged = pods.patch("plain", &PatchParams::default(), &record(FORGED)).await?;
         ensure!(owners(&forged) == (true, true), "{forged:?}");
         let mut stripped = forged;
@@ -223,7 +223,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
     });
 }
 
-/// Another policy of the same kind as the release's.
+/// A policy with the same kind of parameters as the release's.
 const MARKER: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy

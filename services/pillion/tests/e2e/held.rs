@@ -23,7 +23,7 @@ use crate::load::print_figures;
 use crate::managed::RELEASE;
 use crate::rig::{PATIENCE, REQUEST_ANNOTATION, SOON, bare_pod, names};
 
-/// The time after recovery in which pods from the outage must be injected.
+/// Maximum time from the replicas' return until all pods from the outage are injected.
 const RECOVERY: Duration = Duration::from_secs(30);
 
 fn owner(pod: &Json) -> String {
@@ -61,7 +61,7 @@ fn workloads() -> String {
     let never = template(&json!({"restartPolicy": "Never"}));
     let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": HELD_NAMESPACE}, "spec": spec});
     let with = |name: &str, mut spec: Json| {
-        // Each workload needs its own labels, since these kinds find their pods by label.
+        // Each workload needs its own labels, since most kinds find their pods by label.
         if spec["selector"].is_object() {
             spec["selector"]["matchLabels"]["app"] = json!(name);
         }
@@ -102,10 +102,10 @@ fn workloads() -> String {
     objects.map(|object| object.to_string()).join("\n---\n")
 }
 
-/// Replicas of each Deployment: more than the controller releases in one batch.
+/// Number of replicas of each Deployment: more than the controller releases in one batch.
 const WEB: usize = 60;
 
-/// The expected number of pods for each workload.
+/// The expected number of pods of each workload.
 const EXPECTED: [(&str, usize); 9] = [
     ("agent", 2),
     ("db", 2),
@@ -118,7 +118,7 @@ const EXPECTED: [(&str, usize); 9] = [
     ("web", WEB),
 ];
 
-/// Returns a Deployment whose pods are being created when the replicas die.
+/// Returns a Deployment with [`WEB`] replicas.
 fn deployment(name: &str) -> Json {
     let mut template = template(&json!({}));
     template["metadata"]["labels"]["app"] = json!(name);
@@ -168,7 +168,7 @@ fn held_pods_wait_until_replicas_recover() {
         ensure!(before.len() < WEB, "the replicas stopped after all pods were created");
         ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "no replica injected");
 
-        // Not even an explicit binding makes a gated pod run.
+        // A gated pod does not run even if a client binds it to a node.
         let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
         eventually(SOON, "the controller counts them", async || {
@@ -180,7 +180,7 @@ fn held_pods_wait_until_replicas_recover() {
         let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
         ensure!(ids(&still) == ids(&waiting), "pods were replaced while no replica responded");
 
-        // Simulate a Job controller that stopped between the two steps of ending a pod.
+        // Simulate a Job controller that stopped after it had removed its finalizer from a pod.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
         let name = indexed["metadata"]["name"].as_str().context("a name")?;
         cluster.rig().patch(HELD_NAMESPACE, name, &json!({"metadata": {"finalizers": null}})).await?;
@@ -205,7 +205,7 @@ fn held_pods_wait_until_replicas_recover() {
         expect_jobs_complete(&cluster).await?;
         expect_pod_without_owner_waits(&cluster).await?;
 
-        // No pod could ever run without its sidecar, and no creation failed meanwhile.
+        // No stored pod could ever run without its sidecar, and no creation failed meanwhile.
         let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
         print_figures(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
         stored.expect_no_loss()?;
@@ -215,8 +215,7 @@ fn held_pods_wait_until_replicas_recover() {
     });
 }
 
-/// Kills the leader during the release of waiting pods. Ends when all pods with an owner are injected, and returns a
-/// report.
+/// Kills the leader while it releases waiting pods. Waits until all pods with an owner are injected. Returns a report.
 async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
     let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
     let by_the_first = eventually(RECOVERY, "the release has started", async || {
@@ -250,7 +249,7 @@ async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Re
     ))
 }
 
-/// Checks that no Job counts a pod that never ran, and that each Job completes.
+/// Checks that no Job counts the pods that never ran as failed, and that each Job completes.
 async fn expect_jobs_complete(cluster: &Cluster) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
     for name in ["once", "indexed", "strict", "later"] {
@@ -272,7 +271,8 @@ async fn expect_jobs_complete(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// Checks that a pod without an owner is reported, waits, and is injected when a person follows the page.
+/// Checks that a pod without an owner is reported and waits, and is injected once an administrator follows
+/// `docs/held.md`.
 async fn expect_pod_without_owner_waits(cluster: &Cluster) -> Result<()> {
     let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
     let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
@@ -295,7 +295,7 @@ fn ids(pods: &[Json]) -> Vec<String> {
     pods.iter().map(|pod| pod["metadata"]["uid"].to_string()).collect()
 }
 
-/// Writes the status that a kubelet writes for pods whose containers succeeded.
+/// Marks the Jobs' pods as succeeded, as a kubelet does.
 async fn finish_jobs(cluster: &Cluster) -> Result<()> {
     for pod in cluster.pods().await? {
         if pod["metadata"]["ownerReferences"][0]["kind"] == "Job" {
@@ -336,7 +336,8 @@ fn gate_stays_until_label_is_removed() {
         let refused = cluster.rig().create(HELD_NAMESPACE, &bound).await;
         ensure!(refused.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{refused:?}");
 
-        // A kubelet's mirror of a static pod, and a pod that another client only names like one.
+        // A kubelet's mirror pod of a static pod bypasses the gate. A pod with the same annotation from another client
+        // does not.
         let mut mirror = bound.clone();
         mirror["metadata"] = json!({"name": "mirror", "annotations": {"kubernetes.io/config.mirror": "hash"}});
         let kubelet = cluster.rig().control_plane.client_as("system:node:one", &["system:masters"]).await?;
@@ -350,7 +351,7 @@ fn gate_stays_until_label_is_removed() {
 
         // No client may remove the gate, not even an administrator. Other fields may change.
         let without = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
-        // A separate policy protects the gate, and the API server loads each policy on its own.
+        // A separate policy protects the gate, and it may become active later than the policy that adds the gate.
         eventually(SOON, "the gate is protected", async || {
             let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
             tried.err().context("it could be taken away").map(drop)
@@ -390,7 +391,7 @@ fn gate_stays_until_label_is_removed() {
         })
         .await?;
 
-        // The same works without a controller.
+        // Without a controller, a further command of the page removes the gate.
         cluster.rig().label_namespace(HELD_NAMESPACE, "pillion.dev/injection", "held").await?;
         cluster.wait_until_pods_gated().await?;
         cluster.kill_leader().await?;
@@ -407,7 +408,7 @@ fn gate_stays_until_label_is_removed() {
     });
 }
 
-/// Sets the kill switch, as a person does.
+/// Sets the kill switch, as an administrator does.
 async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.rig().control_plane.client(), NAMESPACE);
     // The controller creates the ConfigMap once API servers reach replicas, or after 30 seconds.
@@ -437,7 +438,7 @@ fn disabling_held_removes_policies_and_gates() {
             Ok(())
         })
         .await?;
-        // When the switch is on again, pods wait, since still no replica responds.
+        // When injection is enabled again, pods wait, since still no replica responds.
         switch(&cluster, "enabled").await?;
         cluster.wait_until_pods_gated().await?;
         cluster.expect_no_forbidden_requests()

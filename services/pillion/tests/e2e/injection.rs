@@ -1,4 +1,4 @@
-//! Pods created through the API server: which get the sidecar, and which stay unchanged, also without replicas.
+//! Pods created through the API server: which pods get the sidecar, and which stay unchanged, also without replicas.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{Isolation, eventually, isolated};
@@ -10,7 +10,7 @@ use crate::rig::{
 };
 use crate::rolling::injected_by;
 
-/// Asserts that a pod has all parts of the profile, and all containers of its author.
+/// Asserts that a pod has all parts of the profile after its author's containers, which have the names `own`.
 fn assert_injected(pod: &Json, own: &[&str]) {
     let mut expected: Vec<_> = own.iter().map(|name| (*name).to_owned()).collect();
     expected.push("sidecar-nginx".to_owned());
@@ -37,7 +37,8 @@ fn pods_of_every_origin_get_their_sidecar() {
         assert_injected(&bare, &["app"]);
         assert_eq!(annotation(&bare, "example.com/kept"), Some("as it is"));
 
-        // An update calls no webhook and changes nothing else, both for an injected pod and for another one.
+        // The API server calls no webhook for an update. So the update changes only its own fields, in injected and in
+        // other pods.
         let mut unasked = bare_pod("unasked");
         unasked["metadata"]["annotations"] = json!({});
         let plain = rig.create("team-a", &unasked).await?;
@@ -109,7 +110,7 @@ fn new_namespace_is_known_at_once() {
 }
 
 /// Since Kubernetes 1.37 the API server chooses a replica for each request (`WebhookRoundTripLoadBalancing`). Older
-/// ones keep their connection to one replica.
+/// versions keep their connection to one replica.
 #[test]
 fn api_server_spreads_requests_over_replicas() {
     isolated(|| async {
@@ -133,8 +134,8 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// Checks that managedFields does not name injected parts, when the API server calls the webhook again and when the
-/// pod is read. The protection of records depends on that.
+/// Checks that managedFields does not name injected parts, since the protection of records depends on that. The test
+/// covers pods in reviews and stored pods.
 #[test]
 fn managed_fields_exclude_injected_parts() {
     isolated(|| async {
@@ -208,7 +209,7 @@ fn failure_modes_hold_without_replicas() {
         ensure!(is_untouched(&created), "{created}");
         let refused = rig.create("strict", &bare_pod("refused")).await.unwrap_err().to_string();
         ensure!(refused.contains("required.pillion.dev"), "{refused}");
-        // The namespace's owner can recover alone: removing the label stops the calls even with every replica down.
+        // The namespace's owner can recover alone: the label value `off` stops the calls even with every replica down.
         rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
         eventually(SOON, "the label was taken away", async || rig.create("strict", &bare_pod("after")).await.map(drop))
             .await

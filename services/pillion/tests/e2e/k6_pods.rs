@@ -1,5 +1,5 @@
-//! The load test that creates pods through the API server, with the real k6 as in load-tests/README.md, by a service
-//! account with no other permission. The run must pass for injected pods, and fail for a pod without its sidecar.
+//! The load test that creates pods through the API server, with the real k6 as in load-tests/README.md. Its service
+//! account has no other permission. The run must pass for injected pods, and fail for a pod without its sidecar.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -18,7 +18,7 @@ use crate::rig::PATIENCE;
 /// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
 const NAMESPACES: &str = "3";
-/// How long a run may take.
+/// Maximum duration of a run.
 const LIMIT: Duration = Duration::from_mins(3);
 
 #[test]
@@ -48,13 +48,13 @@ fn k6_creates_and_checks_pods() {
         ensure!(kept.status == Some(0), "{kept:?}");
         ensure!(stored(cluster).await?.is_empty(), "the run has left {}", stored(cluster).await?);
 
-        // In a namespace that opted out, pods are created without a sidecar. No request fails, but the run must.
+        // The namespace opts out, so pods are created without a sidecar. No request fails, but the run must.
         cluster.kubectl_ok(&["label", "namespace", "load-test-1", "pillion.dev/injection-"]).await?;
         let missed = k6.run(&[]).await?;
         ensure!(missed.status == Some(THRESHOLD_BROKEN) && missed.count("without_sidecar")? > 0, "{missed:?}");
         ensure!(missed.count("failed")? == 0, "{missed:?}");
 
-        // A user without permission cannot create pods, and the run reports each rejection.
+        // With an invalid token, the run cannot create pods, and reports each rejection.
         let refused = k6.run(&[("KUBERNETES_TOKEN", "nonsense"), ("DURATION", "1s")]).await?;
         ensure!(refused.status == Some(THRESHOLD_BROKEN) && refused.count("failed")? > 0, "{refused:?}");
         Ok(())
@@ -65,7 +65,7 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../load-tests")
 }
 
-/// Returns the output of a script for this number of namespaces.
+/// Returns the output of a script for [`NAMESPACES`] namespaces.
 async fn printed(script: &str) -> Result<String> {
     let output = Command::new(scripts().join(script)).arg(NAMESPACES).output().await.context("bash")?;
     ensure!(output.status.success(), "{output:?}");
@@ -94,14 +94,14 @@ async fn stored(cluster: &ControlPlane) -> Result<String> {
     cluster.kubectl_ok(&["get", "pods", "-A", "-l", "example.com/load-test=true", "-o", "name"]).await
 }
 
-/// The environment of a k6 run.
+/// The environment of a k6 run: its folder, and the API server's URL and token.
 struct K6 {
     folder: PathBuf,
     url: String,
     token: String,
 }
 
-/// The result of a run.
+/// The exit status, the figures and the output of a k6 run.
 #[derive(Debug)]
 struct Run {
     status: Option<i32>,
@@ -111,7 +111,7 @@ struct Run {
 }
 
 impl K6 {
-    /// Reads the settings from a kubeconfig, as the README does.
+    /// Reads the URL and the CA from a kubeconfig, and creates a token, as in the README.
     async fn of(cluster: &ControlPlane) -> Result<Self> {
         let config = async |raw: &[&str], path: &str| {
             let output = format!("jsonpath={{.clusters[0].cluster.{path}}}");
@@ -126,8 +126,8 @@ impl K6 {
         Ok(Self { folder, url: url.trim().to_owned(), token: token.trim().to_owned() })
     }
 
-    /// Runs the load test for a moment. Its rate is low, since a late request breaks a threshold and other tests
-    /// share the machine.
+    /// Runs the load test for a moment. Its rate is low, since a late request exceeds a threshold and other tests share
+    /// the machine.
     async fn run(&self, settings: &[(&str, &str)]) -> Result<Run> {
         let summary = self.folder.join("figures.json");
         let _ = std::fs::remove_file(&summary);

@@ -1,5 +1,6 @@
-//! Shipped profiles for other kinds than sidecars, on a real API server whose webhook configuration the controller
-//! wrote from them. Custom resources and claims get defaults, quotas are met, and forbidden values are rejected.
+//! Shipped profiles for other kinds than sidecars, on a real API server. The controller writes the webhook
+//! configurations from the profiles. Custom resources and claims get defaults, quotas are met, and forbidden values are
+//! rejected.
 
 #![allow(clippy::panic, reason = "helpers of tests fail by panicking")]
 
@@ -16,7 +17,7 @@ use serde_json::{Value as Json, json};
 use crate::managed::{Managed, QUICK};
 use crate::rig::{SOON, refusal};
 
-/// The CRD of game servers from their controller's chart, reduced to the fields that matter here.
+/// The CRD of game servers from the Agones chart, reduced to the fields that matter here.
 const GAME_SERVERS: &str = "
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -38,7 +39,7 @@ spec:
           status: {type: object, x-kubernetes-preserve-unknown-fields: true}
 ";
 
-/// The additional permissions of replicas that `resource-defaults` requires.
+/// The additional permissions of replicas that the profile `resource-defaults` requires.
 const QUOTA_READERS: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -52,7 +53,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pillion-
 subjects: [{kind: ServiceAccount, name: pillion-webhook, namespace: pillion-system}]
 ";
 
-/// Returns a file of a shipped profile.
+/// Returns the content of a file of a shipped profile.
 fn shipped(folder: &str, file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles").join(folder).join(file);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -95,7 +96,7 @@ fn custom_resources_are_defaulted_and_validated() {
                 "spec": {"ports": ports, "template": {"spec": {"containers": [{"name": "game", "image": "game:1"}]}}},
             })
         };
-        // After the controller accepts the profile, the webhook rules include its resource.
+        // Once the controller accepts the profile, the webhook rules include game servers.
         let mut attempt = 0;
         let made = eventually(SOON, "a game server gets its defaults", async || {
             attempt += 1;
@@ -134,7 +135,7 @@ fn quota_profile_sets_missing_requests() {
         control_plane.apply_yaml(QUOTA_READERS).await?;
         let quota = "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: q, namespace: team-a}\nspec: {hard: {requests.cpu: '1', limits.memory: 2Gi}}\n";
         control_plane.apply_yaml(quota).await?;
-        // The status that the quota controller would write.
+        // No quota controller runs here, so the test writes the status.
         let status = r#"{"status":{"hard":{"requests.cpu":"1","limits.memory":"2Gi"},"used":{"requests.cpu":"0","limits.memory":"0"}}}"#;
         let patch = ["patch", "quota", "q", "-n", "team-a", "--subresource=status", "--type=merge", "-p", status];
         control_plane.kubectl_ok(&patch).await?;
@@ -150,7 +151,7 @@ fn quota_profile_sets_missing_requests() {
             eventually(SOON, "the completed pod is accepted", async || create(&pods, &pod("with", &json!({}))).await)
                 .await?;
         let resources = &made["spec"]["containers"][0]["resources"];
-        // The API server uses a limit as the missing request.
+        // The API server uses a limit as the request if the request is missing.
         ensure!(
             resources == &json!({"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}),
             "{made}"
@@ -167,7 +168,7 @@ fn claims_get_storage_class_of_namespace() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
-        // The API server's own admission sets the default class before it calls webhooks.
+        // A built-in admission plugin sets the default class before the API server calls webhooks.
         let standard = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\n\
             metadata: {name: standard, annotations: {storageclass.kubernetes.io/is-default-class: 'true'}}\nprovisioner: example.com/none\n";
         control_plane.apply_yaml(standard).await?;
@@ -246,7 +247,7 @@ fn annotations_are_added_without_environment_variables() {
                 .body(patch.into_bytes())?;
             Ok::<_, anyhow::Error>(control_plane.client().request_text(request).await?)
         };
-        // Another profile handles ephemeral containers, and may be active later than the first.
+        // Another profile checks ephemeral containers, and may become active later than the first.
         let message = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
             attempt += 1;
             let answer = look_into(&format!("sneak-{attempt}"), json!([{"name": "A", "value": "b"}])).await;
@@ -266,7 +267,7 @@ fn reserved_namespaces_reject_other_creators() {
         control_plane.apply_yaml(&shipped("reserved-namespaces", "policy.yaml")).await?;
         control_plane.create_namespace("platform", &[("pillion.dev/reserved", "true")]).await?;
         control_plane.create_namespace("free", &[]).await?;
-        // RBAC permits it to every user, so only the policy can reject it.
+        // RBAC permits all requests of every user, so only the policy can reject one.
         let everybody = "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: everybody}\n\
             roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}\n\
             subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: 'system:authenticated'}]\n";

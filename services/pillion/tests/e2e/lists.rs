@@ -1,5 +1,5 @@
-//! The lists of all pods, namespaces and profiles that start a leader's term. The API server serves them from its
-//! watch cache, page by page. So they cause no etcd requests, however large the cluster is.
+//! The lists of all pods, namespaces and profiles that a new leader reads. The API server serves them from its watch
+//! cache, page by page. So the lists cause no etcd requests, however large the cluster is.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;
@@ -9,7 +9,7 @@ use kube::api::{ListParams, ObjectMeta, PartialObjectMeta, PostParams};
 use pillion_testkit::{ControlPlane, Isolation};
 
 const NAMESPACES: usize = 7;
-/// Objects on one page. The lists have several pages.
+/// Maximum number of objects on one page. The lists have several pages.
 const PAGE_SIZE: u32 = 2;
 
 /// Returns how many lists of pods and namespaces the API server has read from etcd.
@@ -24,7 +24,7 @@ async fn etcd_list_count(plane: &ControlPlane) -> Result<f64> {
     metrics.lines().filter(is_list).map(count).sum()
 }
 
-/// Lists all objects of a kind as the watches do: in pages, and up to date. Returns the numbers of objects and pages.
+/// Lists all objects of a kind like the watches: in pages, and up to date. Returns the number of objects and of pages.
 async fn list<K>(api: Api<K>) -> Result<(usize, usize)>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,

@@ -30,10 +30,10 @@ const RATE: u64 = 30;
 const BATCH: u64 = 10;
 /// The maximum of concurrent creations. A slow machine then creates fewer pods, instead of delaying all of them.
 const IN_FLIGHT: usize = 30;
-/// How long one creation may take: longer than any timeout on its way.
+/// Maximum time of one creation: longer than any timeout on its way.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The failure mode of the namespace: without a webhook response, pods are created unchanged or rejected.
+/// The failure mode of a namespace: without a webhook response, the API server creates pods unchanged or rejects them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FailureMode {
     Enabled,
@@ -43,7 +43,7 @@ pub(crate) enum FailureMode {
 impl FailureMode {
     pub(crate) const ALL: [Self; 2] = [Self::Enabled, Self::Required];
 
-    /// Returns the label's value, which is also the name of the namespace for the pods.
+    /// Returns the value of the opt-in label, which is also the name of the namespace for the pods.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Enabled => "enabled",
@@ -52,7 +52,7 @@ impl FailureMode {
     }
 }
 
-/// One creation of a pod.
+/// One creation of a pod: when it was sent, how long it took, and its result.
 #[derive(Clone, Debug)]
 pub(crate) struct Creation {
     pub(crate) failure_mode: FailureMode,
@@ -72,7 +72,7 @@ pub(crate) enum CreationResult {
     Failed(String),
 }
 
-/// A running load.
+/// A running load, and the number of responses so far.
 pub(crate) struct Load {
     answered: Arc<AtomicU64>,
     /// Notified when a batch has been sent.
@@ -89,13 +89,13 @@ pub(crate) struct LoadResults {
 }
 
 impl Load {
-    /// Creates both namespaces, waits until the webhook is called for them, and starts. Pods alternate between the
-    /// namespaces.
+    /// Creates a namespace for each failure mode, waits until the webhook is called for both, and starts. Pods
+    /// alternate between the namespaces.
     pub(crate) async fn start(rig: &Rig) -> Result<Self> {
         Self::start_at(rig, RATE).await
     }
 
-    /// Does the same at this rate in pods per second, unless `PILLION_RATE` overrides it.
+    /// Like [`start`](Self::start), at this rate in pods per second. `PILLION_RATE` overrides the rate.
     pub(crate) async fn start_at(rig: &Rig, rate: u64) -> Result<Self> {
         for failure_mode in FailureMode::ALL {
             rig.namespace(failure_mode.name(), Some(failure_mode.name())).await?;
@@ -220,7 +220,7 @@ fn classify(text: &str) -> CreationResult {
 }
 
 impl LoadResults {
-    /// Returns the pods without a sidecar, in the order of their requests.
+    /// Returns the creations that gave no injected pod, in the order of their requests.
     pub(crate) fn lost(&self) -> Vec<&Creation> {
         let mut lost: Vec<_> =
             self.all.iter().filter(|created| !matches!(created.result, CreationResult::Injected(_))).collect();
@@ -228,8 +228,8 @@ impl LoadResults {
         lost
     }
 
-    /// Writes the result of a long run to the file that `PILLION_RESULT` names, for the recipe that reads it. `what`
-    /// is the name of `count`.
+    /// Writes the result of a long run to the file that `PILLION_RESULT` names. `what` is the key under which the file
+    /// contains `count`.
     pub(crate) fn write_result(&self, what: &str, count: u64) -> Result<()> {
         let failed = self.all.iter().filter(|created| matches!(created.result, CreationResult::Failed(_))).count();
         let not_injected = self.lost().len() - failed;
@@ -275,7 +275,8 @@ impl Display for LoadResults {
     }
 }
 
-/// Reads a count from an environment variable.
+/// Returns the count in an environment variable, or `default` if the variable is not set. Fails unless the count is
+/// `allowed`.
 pub(crate) fn count_from(variable: &str, default: u64, allowed: std::ops::RangeInclusive<u64>) -> Result<u64> {
     let Ok(text) = std::env::var(variable) else { return Ok(default) };
     let count = text.parse().ok().filter(|count| allowed.contains(count));

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, annotation};
 
-/// As for web identity: an annotation of the service account enables the profile and has its value.
+/// A profile as for web identity: an annotation of the service account enables it and sets its parameter.
 const IDENTITY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -22,7 +22,7 @@ spec:
   template: {metadata: {annotations: {example.com/identity: given}}}
 ";
 
-/// Selects pods of a CronJob. A pod itself does not name its CronJob.
+/// A profile that selects pods of a CronJob, which the pods themselves do not name.
 const NIGHTLY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -34,7 +34,7 @@ spec:
   template: {metadata: {annotations: {example.com/nightly: 'yes'}}}
 ";
 
-/// Selects pods of a Deployment, by the Deployment's name.
+/// A profile that selects pods of a Deployment by the Deployment's name.
 const WEB: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -78,7 +78,7 @@ fn lookups_of_owners_and_accounts_decide() {
         for yaml in [OBJECTS, IDENTITY, NIGHTLY, WEB] {
             rig.control_plane.apply_yaml(yaml).await?;
         }
-        // Each profile arrives on its own. With the shipped one there are four.
+        // Replicas learn of each profile separately. With the shipped one there are four.
         rig.wait_until_served(4).await?;
         let nobody = json!([]);
         eventually(SOON, "the account's pods get its identity", async || {
@@ -93,7 +93,7 @@ fn lookups_of_owners_and_accounts_decide() {
         let job = nightly_job(&rig).await?;
         let uid = job["metadata"]["uid"].as_str().unwrap();
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
-        // A lookup may take 250 ms. A pod whose lookup times out gets nothing, and the next pod repeats the lookup.
+        // A lookup may take 250 ms. A pod whose lookup times out is not injected, and the next pod repeats the lookup.
         eventually(SOON, "the CronJob's pods are recognised", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");

@@ -1,5 +1,5 @@
-//! A cluster with Pillion as installed. Controllers create certificates and webhook configurations, and replicas
-//! serve with them. Each has only the permissions of its service account. The test writes only what Kubernetes' own
+//! A cluster with Pillion as installed. Controllers create certificates and webhook configurations, and replicas serve
+//! with them. Each process has only the permissions of its service account. The test writes only what Kubernetes' own
 //! controllers would write: endpoints.
 
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ pub(crate) const RELEASE: &str = "pillion";
 /// The last byte of the first controller's address.
 const CONTROLLERS: u8 = 101;
 
-/// A policy with short durations: what takes a day in a cluster takes moments here.
+/// A policy with short durations: a rotation takes seconds instead of a day.
 pub(crate) const QUICK: &str = "\
 apiVersion: config.pillion.dev/v1alpha1
 kind: ControllerPolicy
@@ -42,7 +42,7 @@ certificates:
 logs: {level: 'info,pillion_control=debug'}
 ";
 
-/// A cluster with an installed Pillion.
+/// A cluster with Pillion as installed, and its controllers.
 pub(crate) struct Managed {
     pub(crate) rig: Rig,
     pub(crate) controllers: Vec<Replica>,
@@ -56,12 +56,12 @@ impl Managed {
         let managed = Self::start_without_namespace(control_plane, policy, replicas, controllers).await?;
         managed.rig.namespace("team-a", Some("enabled")).await?;
         managed.rig.wait_until_called("team-a").await?;
-        // Replicas are ready before there is a revision, and each learns of it separately.
+        // Replicas are ready before the first revision is published, and each learns of it separately.
         managed.rig.wait_until_served(1).await?;
         Ok(managed)
     }
 
-    /// Does the same without a namespace that opts in.
+    /// Like [`start`](Self::start), but without a namespace that opts in.
     pub(crate) async fn start_without_namespace(
         control_plane: Builder,
         policy: &str,
@@ -100,8 +100,8 @@ impl Managed {
         Ok(Self { rig, controllers: running, spec })
     }
 
-    /// Starts one replica and one controller. Both policies define this additional opt-in label, which no namespace
-    /// has yet.
+    /// Starts one replica and one controller. The policies of both define this additional opt-in label, which no
+    /// namespace has yet.
     pub(crate) async fn start_with_opt_in_label(label: &str) -> Result<Self> {
         let policy = format!("{QUICK}webhooks: {{optIn: [{label}]}}\n");
         let mut managed = Self::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
@@ -138,7 +138,7 @@ impl Managed {
         Ok(serde_json::from_slice(&record.0)?)
     }
 
-    /// Waits until there is a single CA, with this number or a higher one. Returns its number.
+    /// Waits until no rotation is in progress and the active CA has at least the number `least`. Returns its number.
     pub(crate) async fn wait_until_stable(&self, least: u64, limit: Duration) -> Result<u64> {
         eventually(limit, "the rotation is complete", async || {
             let (phase, generation) = self.rotation().await?;
@@ -168,7 +168,7 @@ impl Managed {
         Ok(generation.map(|generation| generation.parse()).transpose()?.unwrap_or_default())
     }
 
-    /// Returns the address of the leader.
+    /// Waits until a controller leads. Returns its address.
     pub(crate) async fn leader(&self) -> Result<IpAddr> {
         let leases: Api<Lease> = Api::namespaced(self.rig.control_plane.client(), NAMESPACE);
         eventually(PATIENCE, "a controller leads", async || {
@@ -181,7 +181,7 @@ impl Managed {
         .await
     }
 
-    /// Waits until an API server calls the webhook. Takes a client of that API server.
+    /// Waits until the API server of this client calls the webhook for pods of the namespace.
     pub(crate) async fn wait_until_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         eventually(PATIENCE, "the API server calls the webhook", async || {
@@ -194,7 +194,7 @@ impl Managed {
         .await
     }
 
-    /// Damages the Secrets in this way.
+    /// Damages the Secrets of the release.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
         let (record, serving) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
         let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);
@@ -231,7 +231,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Requests a new CA, as a person does.
+    /// Requests a new CA with `pillion certs rotate`.
     pub(crate) fn rotate(&self) -> Result<()> {
         self.pillion(&["certs", "rotate"]).map(drop)
     }

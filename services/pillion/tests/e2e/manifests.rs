@@ -80,8 +80,8 @@ async fn schemas_are_published(control_plane: &ControlPlane) -> Result<()> {
     .await
 }
 
-/// Writes the API server's schemas as kubeconform reads them: a file for each kind, without unknown fields. Returns
-/// their number.
+/// Writes the API server's schemas as kubeconform reads them: a file for each kind, which allows no unknown fields.
+/// Returns the number of files.
 async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<usize> {
     let index: Json = serde_json::from_str(&control_plane.kubectl_ok(&["get", "--raw", "/openapi/v3"]).await?)?;
     let mut written = BTreeSet::new();
@@ -124,7 +124,7 @@ fn close(schema: &mut Json) {
         Json::Object(map) => {
             let is_open = map.get("x-kubernetes-preserve-unknown-fields") == Some(&json!(true));
             let fields = map.get("properties").and_then(Json::as_object);
-            // A schema under the key `properties` may be a field of that name.
+            // `properties` may also be the name of a field. Then its value is a schema instead of a map of schemas.
             let has_fields = fields.is_some_and(|fields| fields.values().all(Json::is_object))
                 && map.get("type") == Some(&json!("object"));
             if has_fields && !is_open && !map.contains_key("additionalProperties") {
@@ -137,7 +137,7 @@ fn close(schema: &mut Json) {
     }
 }
 
-/// Adds the fields that every object has and no CRD lists.
+/// Adds `apiVersion` and `kind` to the schemas in the folder, since CRDs do not list these fields.
 fn identity_is_known(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -153,7 +153,7 @@ fn identity_is_known(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a tool with its own home folder.
+/// Runs a tool against the control plane, with folders of its own for helm.
 async fn program(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -> Result<Output> {
     let home = control_plane.directory().join("programs");
     std::fs::create_dir_all(&home)?;
@@ -174,7 +174,7 @@ async fn printed(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -
     Ok(String::from_utf8(stdout)?)
 }
 
-/// Writes each set of values to a file. Returns the paths by name.
+/// Writes or finds a file for each set of values. Returns the paths by the name of the set.
 fn value_files(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(repository().join("charts/pillion/ci"))? {
@@ -211,7 +211,7 @@ impl Checker {
         summary["valid"].as_u64().with_context(|| format!("{output}"))
     }
 
-    /// Writes a file with these objects.
+    /// Writes the objects in `text` to a file. Returns its path.
     fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.folder.join(format!("{name}.yaml"));
         std::fs::write(&path, text)?;
@@ -230,7 +230,7 @@ async fn dry_run(control_plane: &ControlPlane, file: &Path) -> Result<usize> {
 #[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn api_server_accepts_every_rendered_field() {
     Isolation::new().own_network("gives the API server two IP families").run(|| async {
-        // One set of values asks for both IP families.
+        // One set of values requires both IP families.
         let families = "--service-cluster-ip-range=10.112.0.0/24,fd00:112::/112";
         let control_plane = ControlPlane::builder().api_server_arg(families).start().await?;
         install_operator(&control_plane).await?;
@@ -319,7 +319,7 @@ fn api_server_accepts_every_rendered_field() {
             files.len()
         );
 
-        // The commands of the page, in its order, and again as an upgrade.
+        // Apply the plain manifests in their documented order. The second time is an upgrade.
         for _ in 0..2 {
             for file in ["deploy/manifests/crds.yaml", "deploy/manifests/pillion.yaml"] {
                 let applied = printed(&control_plane, "kubectl", &["apply", "--server-side", "-f", file]).await?;

@@ -20,7 +20,7 @@ use crate::rig::{Rig, SOON, bare_pod, names};
 const PAGE: &str = include_str!("../../../../docs/certificates.md");
 const CLIENT_NAME: &str = "kube-apiserver-pillion";
 
-/// Returns the block of the page that contains this text.
+/// Returns the first `yaml` block of the page that contains `says`.
 fn block(says: &str) -> Result<&'static str> {
     let blocks = PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
     blocks
@@ -29,7 +29,7 @@ fn block(says: &str) -> Result<&'static str> {
         .with_context(|| format!("no block with {says} in docs/certificates.md"))
 }
 
-/// Returns an API server that is set up as the page says, with files in the test's folder.
+/// Returns an API server that is configured with the page's files, which this function writes to the folder.
 fn with_certificate(ca: &TestCa, folder: &Path) -> Result<Builder> {
     ca.client_files(folder, "pillion-client", CLIENT_NAME)?;
     let folder_text = folder.to_str().context("a folder of text")?;
@@ -40,8 +40,8 @@ fn with_certificate(ca: &TestCa, folder: &Path) -> Result<Builder> {
     Ok(ControlPlane::builder().api_server_arg(argument))
 }
 
-/// Sends a forged review, and returns the status of the response. The client accepts any certificate with the
-/// Service's name.
+/// Sends a forged review without a client certificate, and returns the status of the response. The client trusts the CA
+/// in the file `root`.
 async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(root)?)?;

@@ -11,15 +11,15 @@ use crate::direct::{Direct, review};
 use crate::managed::Managed;
 use crate::rig::{SOON, bare_pod, is_untouched, names};
 
-/// The cluster's own label.
+/// The label by which namespaces of the migrated cluster opt in.
 const LABEL: (&str, &str) = ("istio-injection", "enabled");
 
-/// The time in which the controller counts namespaces. It counts once a minute.
+/// Maximum time until the controller has counted the namespaces. It counts once a minute.
 const COUNTED: Duration = Duration::from_mins(2);
-/// How long the audit may take to report a finding.
+/// Maximum time in which the audit must report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// Starts a cluster with namespaces of either label.
+/// Starts a cluster with namespaces that opt in by either label, and one that opts out.
 async fn cluster() -> Result<Managed> {
     let managed = Managed::start_with_opt_in_label(&format!("{}={}", LABEL.0, LABEL.1)).await?;
     managed.rig.control_plane.create_namespace("mesh", &[LABEL]).await?;

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use crate::rig::{NGINX, PATIENCE, Rig, SOON, bare_pod, names};
 
-/// Returns the image of the sidecar that a new pod would get.
+/// Returns the image of the sidecar that a new pod would get, or null without a sidecar.
 async fn image(rig: &Rig) -> Result<Json> {
     let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
     let sidecar = pod["spec"]["containers"].as_array().unwrap().iter().find(|c| c["name"] == "sidecar-nginx");

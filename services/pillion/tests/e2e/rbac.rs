@@ -28,7 +28,7 @@ use serde_json::json;
 use crate::audit::Audit;
 use crate::rig::{NGINX, PATIENCE, bare_pod, names};
 
-/// How long the audit may take to report a finding.
+/// Maximum time in which the audit must report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.yaml");
@@ -100,7 +100,8 @@ secrets: create
 services pillion: get
 ";
 
-/// The controller's further permissions in the namespaces of the API servers' endpoints and Leases.
+/// The controller's further permissions in `default` and in `kube-system`: the API servers' endpoints and Leases are
+/// there.
 const CONTROLLER_IN_DEFAULT: &str = "discovery.k8s.io endpointslices: list\n";
 const CONTROLLER_IN_SYSTEM: &str = "coordination.k8s.io leases: list\n";
 
@@ -180,7 +181,7 @@ async fn control_plane() -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// Returns the permissions of an account in a namespace, by its token, without those of every account.
+/// Returns the permissions that an account's token has in a namespace. Leaves out those that every account has.
 async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> Result<BTreeSet<String>> {
     let kubeconfig = kubeconfig(control_plane, account).await?;
     let of = async |kubeconfig| {
@@ -295,8 +296,8 @@ pub(crate) fn refusals(log: &str) -> Vec<&str> {
     log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect()
 }
 
-/// Returns the kubeconfig of one of the two accounts, once its roles are active. The API server learns of roles by
-/// its watch; a program that starts earlier would log missing permissions.
+/// Returns the kubeconfig of the account `webhook` or `controller`, once its roles are active. The API server learns of
+/// roles by its watch, and a program that starts earlier would log missing permissions.
 pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> Result<PathBuf> {
     let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
     let may = |case: &&Case| case.0 == account && case.5;
@@ -366,7 +367,7 @@ fn replica_injects_with_own_service_account() {
     });
 }
 
-/// Returns whether the response is a 403.
+/// Returns whether the API server rejected the request with status 403.
 fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {
     matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
 }

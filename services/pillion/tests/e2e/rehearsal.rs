@@ -15,7 +15,7 @@ use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
 use crate::managed::{Managed, QUICK, RELEASE};
 use crate::rig::{PATIENCE, SOON, bare_pod, names};
 
-/// How long the controller waits for the connectivity check.
+/// Time limit of the controller for the connectivity check.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Starts a cluster with a replica that responds at its own address, but that no API server can reach.
@@ -33,7 +33,7 @@ async fn start_without_route() -> Result<Managed> {
     Ok(managed)
 }
 
-/// Returns the failure policy of the webhook entry for `required_failure_policy` namespaces.
+/// Returns the failure policy of the webhook entry for `required` namespaces.
 async fn required_failure_policy(managed: &Managed) -> Result<String> {
     let entries = managed.configurations().get(RELEASE).await?.webhooks.unwrap_or_default();
     let entry = entries.into_iter().find(|entry| entry.name == "required.pillion.dev").context("no entry yet")?;

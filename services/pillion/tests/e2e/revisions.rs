@@ -50,7 +50,7 @@ impl Leader {
     }
 }
 
-/// Starts a cluster in which a leader accepts profiles and replicas serve revisions.
+/// Starts a cluster in which a leader accepts profiles, and replicas serve the published revisions.
 async fn start(replicas: u8) -> Result<(Rig, Leader)> {
     let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], replicas).await?;
     let leader = Leader::begin(&rig.control_plane)?;
@@ -59,7 +59,7 @@ async fn start(replicas: u8) -> Result<(Rig, Leader)> {
     Ok((rig, leader))
 }
 
-/// Returns the shipped profile with another image.
+/// Returns the shipped profile with this image.
 fn with_image(image: &str) -> String {
     NGINX.replace("nginx:1.29", image)
 }
@@ -149,7 +149,7 @@ fn broken_profile_changes_nothing_after_restarts() {
         restart_all(&mut rig).await?;
         wait_for_image(&rig, "nginx:1.29").await?;
         let leader = Leader::begin(&rig.control_plane)?;
-        // The new leader handles another profile, so it has seen this one too.
+        // Once the new leader has handled another profile, it has also seen the broken one.
         rig.control_plane.apply_yaml(&NGINX.replace("name: nginx\n", "name: other\n")).await?;
         eventually(SOON, "the new leader is active", async || {
             let other = get(&rig, &["ciprof", "other"]).await?;
@@ -252,8 +252,7 @@ fn status_and_events_inform_profile_owner() {
         ensure!(described.contains("clusterinjectionprofile/nginx"), "{described}");
         ensure!(described.matches("Rejected").count() == 1, "one Event per generation: {described}");
 
-        // The controller does not rewrite a correct status. Its last change may still be pending, so the check is
-        // retried.
+        // The controller does not rewrite a correct status. Its last change may still be pending, so the test retries.
         let mut number = 0;
         eventually(SOON, "a correct status is not rewritten", async || {
             number += 1;
@@ -290,7 +289,7 @@ fn pods_follow_rollout_pin_and_rollback() {
             Ok(seen)
         })
         .await?;
-        // At 100 percent all pods get the new revision. Pods that had it before keep it.
+        // At 100 percent all pods get the new revision, and pods that had the new revision before keep it.
         let mut all = staged.clone();
         all["spec"]["rollout"] = json!({"percent": 100});
         rig.control_plane.apply_yaml(&all.to_string()).await?;
@@ -332,7 +331,7 @@ fn pods_follow_rollout_pin_and_rollback() {
     });
 }
 
-/// Registers the path that checks profiles when they are stored.
+/// Registers the webhook that checks profiles when they are stored.
 async fn register_profiles(rig: &Rig) -> Result<()> {
     let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
     let mutating = webhook_configuration::mutating(&settings);
@@ -417,7 +416,7 @@ fn documented_history_and_rollback_commands_work() {
         ensure!(revisions[0]["revision"] == *second && revisions[0]["servedTo"] == "everybody", "{history:#}");
         ensure!(revisions[1]["revision"] == *first && revisions[1]["generation"].is_i64(), "{history:#}");
 
-        // A rollback does not include profiles that extend it, and prints that.
+        // A rollback of a profile does not roll back the profiles that extend it. The command lists them.
         let child = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: nginx-child}\n\
                      spec: {extends: {name: nginx}, activation: Never}\n";
         rig.control_plane.apply_yaml(child).await?;
@@ -450,7 +449,8 @@ fn documented_history_and_rollback_commands_work() {
     });
 }
 
-/// Runs a command that the document shows. Values of this cluster (`--to 7f3a91`) may differ.
+/// Runs a command that `document` shows, except for the value of `--to`, which differs in this cluster. Returns its
+/// output.
 fn pillion(rig: &Rig, document: &str, command: &str) -> Result<String> {
     let general = command.split(" --to ").next().unwrap_or(command);
     ensure!(document.contains(general), "docs/revisions.md does not have: {general}");
@@ -496,8 +496,8 @@ fn profiles_of_namespace_have_memory_limit() {
         ensure!(message.contains("the profiles of namespace team-a may take 0.1 MiB"), "{message}");
         leader.end().await?;
 
-        // The next leader accepts the profile that was first before, whatever its name. The other follows when there
-        // is memory.
+        // The next leader accepts the same profile as the last one, although the other's name comes first. It accepts
+        // the other once memory is free.
         rig.control_plane.apply_yaml(&profile("a", 100)).await?;
         let leader = Leader::begin_with(rig.control_plane.client(), memory)?;
         is_accepted("a", "True").await?;
@@ -509,7 +509,7 @@ fn profiles_of_namespace_have_memory_limit() {
     });
 }
 
-/// More profiles that compile. The API server would reject the pods of the first one.
+/// Further profiles that compile. The API server would reject the pods of the first one.
 const DRY_RUN_PROFILES: &str = "
 ---
 apiVersion: pillion.dev/v1alpha1
@@ -543,7 +543,7 @@ spec:
   template: {metadata: {labels: {a: b}}}
 ";
 
-/// For each profile: the status of the condition, and a part of its message.
+/// For each profile, the status of its condition `Valid`, and a part of the condition's message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["ciprof", "rejected"], "False", "spec.containers[1].livenessProbe.successThreshold: Invalid value: 2"),
     (&["iprof", "hungry", "-n", "team-a"], "False", "would reject a pod with revision"),
@@ -557,7 +557,7 @@ async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {
     Ok(serde_json::from_str(&control_plane.kubectl_ok(&arguments).await?)?)
 }
 
-/// Waits until a profile's condition `Valid` has this status, and its accepted revision is published.
+/// Waits until a profile's condition `Valid` has this status and message, and its accepted revision is published.
 async fn wait_for_valid(control_plane: &ControlPlane, profile: &[&str], state: &str, words: &str) -> Result<()> {
     eventually(SOON, &format!("{profile:?} becomes {state}: {words}"), async || {
         let profile = json_of(control_plane, profile).await?;
@@ -598,7 +598,7 @@ fn status_has_verdict_of_dry_run() {
         let (rejected, ..) = VERDICTS[0];
         wait_for_valid(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
 
-        // The controller repeats the dry run.
+        // With the permission, the controller repeats the dry run.
         control_plane.apply_yaml(CONTROLLER).await?;
         for (profile, state, words) in VERDICTS {
             wait_for_valid(&control_plane, profile, state, words).await?;
@@ -619,7 +619,7 @@ fn status_has_verdict_of_dry_run() {
         ensure!(table.contains("VALID") && table.contains("False"), "{table}");
         leader.end().await?;
 
-        // The next leader reuses the verdicts of the last one, and makes a dry run for a changed spec.
+        // The next leader reuses the verdicts of the last one. It makes dry runs only for changed specs.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         control_plane

@@ -16,9 +16,9 @@ use serde_json::{Value as Json, json};
 use crate::direct::metric;
 use crate::load::print_figures;
 
-/// How long the cluster may take to show a requested change.
+/// Maximum time in which the cluster must show a requested change.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// How long a step without a documented duration may take, such as starting processes that wait for one another.
+/// Maximum time of a step without a documented duration, such as starting processes that wait for one another.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// How often a test tries a step with a short time limit.
@@ -63,19 +63,19 @@ impl Rig {
         Self::start_with(ControlPlane::builder(), &[], replicas).await?.called().await
     }
 
-    /// Does the same with the log level and the shutdown delay of production.
+    /// Like [`Rig::start`], but with the log level and the shutdown delay of production.
     pub(crate) async fn start_as_in_production(replicas: u8) -> Result<Self> {
         Self::run(ControlPlane::builder(), &[], replicas, "info").await?.called().await
     }
 
-    /// Does the same as [`Rig::start`] with this control plane and these arguments, but without a namespace, and
-    /// without waiting for a call.
+    /// Like [`Rig::start`], but with this control plane and these arguments, without a namespace, and without waiting
+    /// for a call.
     pub(crate) async fn start_with(control_plane: Builder, arguments: &[&str], replicas: u8) -> Result<Self> {
         let arguments: Vec<_> = ["--drain-minimum", "0"].iter().chain(arguments).copied().collect();
         Self::run(control_plane, &arguments, replicas, "info,pillion_webhook=debug").await
     }
 
-    /// Adds a namespace, and waits until the webhook is called for it.
+    /// Adds the namespace `team-a`, and waits until the webhook is called for it.
     async fn called(self) -> Result<Self> {
         self.namespace("team-a", Some("enabled")).await?;
         self.wait_until_called("team-a").await?;
@@ -101,14 +101,15 @@ impl Rig {
         Ok(Self { control_plane, replicas, service, spec, serving_ca: ca.bundle_pem() })
     }
 
-    /// Creates a namespace, with an opt-in label or without.
+    /// Creates a namespace with this failure mode. `None`: the namespace does not opt in.
     pub(crate) async fn namespace(&self, name: &str, failure_mode: Option<&str>) -> Result<()> {
         let labels: Vec<_> =
             failure_mode.map(|failure_mode| ("pillion.dev/injection", failure_mode)).into_iter().collect();
         self.control_plane.create_namespace(name, &labels).await
     }
 
-    /// Waits until the API server calls the webhook. It learns of configurations and namespaces by its watches.
+    /// Waits until the API server calls the webhook for pods of the namespace. It learns of configurations and
+    /// namespaces by its watches.
     pub(crate) async fn wait_until_called(&self, namespace: &str) -> Result<()> {
         eventually(PATIENCE, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
@@ -130,7 +131,8 @@ impl Rig {
         .await
     }
 
-    /// Waits until the first replica reports this number of broken profiles, which follows the number of served ones.
+    /// Waits until the first replica reports this number of broken profiles. The metric changes after that of served
+    /// profiles.
     pub(crate) async fn wait_for_broken_profiles(&self, count: u32) -> Result<()> {
         eventually(SOON, "broken profiles are counted", async || {
             let broken = metric(&self.replicas[0], "pillion_broken_profiles ").await?;
@@ -172,8 +174,8 @@ impl Rig {
     }
 }
 
-/// Installs the CRDs as the program prints them, by client-side apply as most people do. So they must be small enough
-/// for it.
+/// Installs the CRDs as the program prints them, by client-side apply like most users. Client-side apply limits their
+/// size.
 pub(crate) async fn install_crds(control_plane: &ControlPlane) -> Result<()> {
     let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
     ensure!(crds.status.success(), "{}", String::from_utf8_lossy(&crds.stderr));
@@ -245,13 +247,13 @@ pub(crate) fn annotation<'p>(pod: &'p Json, key: &str) -> Option<&'p str> {
     pod["metadata"]["annotations"].get(key).and_then(Json::as_str)
 }
 
-/// Returns whether a pod has no part of Pillion.
+/// Returns whether Pillion has changed nothing in a pod.
 pub(crate) fn is_untouched(pod: &Json) -> bool {
     let text = pod.to_string();
     !text.contains("sidecar-nginx") && !text.contains("nginx-conf") && !text.contains("pillion.dev/injected")
 }
 
-/// Returns the status with which the API server rejected a request. Fails if it did not.
+/// Returns the status with which the API server rejected a request. Fails if the API server did not reject it.
 pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     match result {
         Ok(object) => bail!("it was not rejected: {object}"),
@@ -262,14 +264,14 @@ pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     }
 }
 
-/// Encodes bytes as in JSON fields of Secrets.
+/// Encodes bytes like the data of Secrets in JSON.
 pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     use base64::Engine;
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// Returns the shortest time of a few tries, and fails if it exceeds the limit. Tries again since a busy machine can
-/// cause a single delay.
+/// Repeats a measurement until it is below `bar`, and returns the time. Fails after [`TRIES`] slow measurements, since
+/// a busy machine can cause a single delay.
 pub(crate) async fn quickest(
     bar: Duration,
     what: &str,

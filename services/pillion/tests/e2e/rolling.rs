@@ -15,11 +15,11 @@ const REPLICAS: u8 = 3;
 const ROLLS: u64 = 2;
 /// Number of pods between two replacements.
 const PODS_BETWEEN: u64 = 100;
-/// By how much kubelet is ahead of the endpoint slices, for successive replacements. Both learn of a pod's deletion
-/// at the same time, and neither waits for the other.
+/// For successive replacements, how long the old replica stays in the endpoint slice after its termination begins.
+/// Kubelet and the slices' controller learn of a pod's deletion at the same time, and neither waits for the other.
 const LAGS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1200)];
-/// The time in which a change of a profile must reach every replica, on a busy machine with two cores.
+/// Maximum time in which a change of a profile must reach every replica, on a busy machine with two cores.
 const CHANGED: Duration = Duration::from_secs(5);
 
 /// The replicas of a Deployment.
@@ -29,7 +29,7 @@ struct Fleet {
     running: VecDeque<Replica>,
     /// Replicas that were asked to terminate.
     draining: Vec<Replica>,
-    /// The number of responses that each of these had sent until then.
+    /// For each draining replica, the number of pods that it had injected when its termination began.
     answered: Vec<u64>,
     next: u8,
 }
@@ -42,8 +42,8 @@ impl Fleet {
         Self { service, spec, running, draining: Vec::new(), answered: Vec::new(), next: REPLICAS + 1 }
     }
 
-    /// Replaces the oldest replica: waits until the new one is ready, adds it to the endpoints, and deletes the old
-    /// one.
+    /// Replaces the oldest replica: waits until the new one is ready, adds it to the endpoints, and terminates the old
+    /// one. Removes the old one from the endpoints after `lag`.
     async fn replace_one(&mut self, lag: Duration) -> Result<()> {
         let new = Replica::start(&self.spec, namespace::replica_address(self.next)).await?;
         self.next = self.next.checked_add(1).context("no address is left")?;
@@ -142,7 +142,7 @@ pub(crate) fn expect_no_loss(results: &LoadResults) -> Result<()> {
     Ok(())
 }
 
-/// Checks that no pod gets a profile that was replaced longer ago than the limit, whichever replica responded.
+/// Checks that no pod gets an image that was replaced more than [`CHANGED`] before, whichever replica responded.
 fn every_change_is_served(results: &LoadResults, images: &[(String, Instant)]) -> Result<()> {
     for created in &results.all {
         let CreationResult::Injected(image) = &created.result else { continue };

@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{Rig, SOON, bare_pod};
 
-/// How long new pods may take to become available.
+/// Maximum time until new pods are available.
 const AVAILABLE_WITHIN: Duration = Duration::from_mins(2);
 
-/// The name of a pod without a node.
+/// The name of the evicted pod, which the simulated nodes ignore.
 const EVICTED: &str = "evicted";
 
-/// A profile for every pod. The test changes its spec.
+/// A profile for every pod, whose annotation `example.com/marked` the test changes, and a profile that extends it.
 const MARKED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -42,7 +42,7 @@ fn marked(value: u8) -> String {
     MARKED.replace("example.com/marked: '1'", &format!("example.com/marked: '{value}'"))
 }
 
-/// Returns only the first document.
+/// Returns the profile `marked` with this value, without the profile `derived`.
 fn only_marked(value: u8) -> String {
     marked(value).split("---").next().unwrap().to_owned()
 }
@@ -58,7 +58,7 @@ fn workload(kind: &str, name: &str, replicas: u8) -> Json {
     })
 }
 
-/// Runs pods without a gate, and ends pods that are deleted, as scheduler and kubelet do.
+/// Binds and runs pods, and completes deletions, as scheduler and kubelet do. Ignores the pod [`EVICTED`].
 async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(150));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -95,7 +95,7 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
     Ok(())
 }
 
-/// The result of a command.
+/// The exit code and the output of a command.
 struct Run {
     code: Option<i32>,
     stdout: String,
@@ -123,7 +123,7 @@ impl Cluster {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Waits until the replicas add this mark to pods.
+    /// Waits until the replicas add this value of the annotation `example.com/marked` to pods.
     async fn wait_until_served(&self, value: u8) -> Result<()> {
         let mark = value.to_string();
         eventually(SOON, "the changed profile is served", async || {
@@ -134,7 +134,7 @@ impl Cluster {
         .await
     }
 
-    /// Returns the marks of an app's pods that are not terminating.
+    /// Returns the annotations `example.com/marked` of an app's pods that are neither terminating nor failed.
     async fn marks(&self, app: &str) -> Result<Vec<String>> {
         let pods = self.rig.pods("shop").list(&ListParams::default().labels(&format!("app={app}"))).await?;
         let is_there = |pod: &Pod| {
@@ -214,7 +214,7 @@ fn stale_workloads_restart_within_budgets() {
             cluster.is_available(what, replicas).await?;
         }
         cluster.wait_until_running("alone").await?;
-        // A terminated pod is not replaced, and does not count as evidence of the new revision.
+        // `rollout` ignores the evicted pod, since it has failed.
         cluster.add_evicted_pod("web").await?;
         paused["spec"]["paused"] = json!(true);
         control_plane.apply_yaml(&paused.to_string()).await?;
@@ -247,8 +247,8 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.get("deployment/web").await?["spec"] == before["spec"], "a dry run has changed something");
 
-        // A rollout that waits for its disruption budget does not delay the earlier ones, which need some time
-        // themselves.
+        // A workload that waits for its disruption budget does not delay the earlier workloads, whose restarts take
+        // some time.
         let run = cluster.pillion(&["rollout", "--apply", "--timeout", "40", "-o", "json"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         let result: Json = serde_json::from_str(&run.stdout)?;
@@ -320,7 +320,7 @@ async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
     ] {
         ensure!(run.stdout.contains(part), "{part:?} is not in\n{}", run.stdout);
     }
-    // Parts that the API server or others added are on both sides, so they are no difference.
+    // Parts that the API server or other webhooks added are on both sides, so they are no difference.
     let is_change = |line: &&str| line.starts_with(['+', '-']) && !line.starts_with("+++") && !line.starts_with("---");
     ensure!(run.stdout.lines().filter(is_change).all(|line| line.contains("example.com/marked")), "{}", run.stdout);
     ensure!(run.stderr.trim() == "4 of 4 workloads would be different", "{}", run.stderr);

@@ -20,15 +20,15 @@ use crate::rolling::expect_no_loss;
 
 /// Number of rotations. `PILLION_ROTATIONS` overrides it.
 const ROTATIONS: u64 = 8;
-/// How long one rotation may take, on a busy machine with two cores.
+/// Maximum time of one rotation, on a busy machine with two cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// How long up to a hundred rotations may take together; more of them in proportion.
+/// Maximum time of up to 100 rotations. For more rotations it increases in proportion.
 const ALL_WITHIN: Duration = Duration::from_mins(5);
-/// The time in which a webhook configuration must be restored.
+/// Maximum time in which the leader must restore a webhook configuration.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
-/// Pods per second meanwhile.
+/// Pods per second during a test.
 pub(crate) const RATE: u64 = 15;
-/// Pods per second during [`ROTATIONS`].
+/// Pods per second while the test makes [`ROTATIONS`] rotations.
 const ROTATIONS_RATE: u64 = 60;
 
 /// The writes of a rotation, in their order: to the record, to the webhook configuration, to the serving Secret.
@@ -56,7 +56,8 @@ impl Write {
         Self::Record("stable"),
     ];
 
-    /// Returns whether the state shows this write or a later one.
+    /// Returns whether the state shows this write or a later one. `rotated`: the CA `next` is active. `bundle`: the
+    /// number of trusted CAs.
     fn is_visible(self, phase: &str, rotated: bool, bundle: usize, issuer: u64, next: u64) -> bool {
         const PHASES: [&str; 6] = ["staged", "expanded", "switched", "verified", "soaking", "contracted"];
         let at = |phase: &str| PHASES.iter().position(|known| *known == phase);
@@ -120,8 +121,8 @@ fn rotations_lose_no_pod() {
     });
 }
 
-/// Disrupts the leader after each write of a rotation, one rotation per write. A short run takes every second write,
-/// and other ones for each kind of `disruption`.
+/// Disrupts the leader after each write of a rotation, one rotation per write. A short run covers half of the writes:
+/// `Kill` and `Pause` cover different halves.
 async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
     let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
     let mut active = managed.wait_until_stable(1, LIMIT).await?;
@@ -208,7 +209,7 @@ fn rotation_waits_for_hanging_api_server() {
         // The second API server has the right CA bundle, and calls the webhook.
         managed.wait_until_called_by(&second.client(), "required").await?;
 
-        // The rotation waits for a lost API server as long as configured, and no longer.
+        // The rotation waits for a lost API server until `propagationTimeout`, and then proceeds.
         drop(second);
         let asked = Instant::now();
         managed.rotate()?;
@@ -246,7 +247,8 @@ fn compromised_key_is_replaced_without_soak() {
         ensure!(status["certificate"]["authority"] == active + 1, "{status:#}");
         ensure!(status["webhooks"][0]["authorities"] == serde_json::json!([active + 1]), "{status:#}");
 
-        // Replace the CA during the soak of the next one, which would take an hour. Then both are replaced.
+        // Report the CA as compromised during the soak of the next one, which would take an hour. The rotation then
+        // replaces both.
         managed.rotate()?;
         managed.wait_for_write(Write::Record("soaking"), active + 2).await?;
         managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
@@ -380,7 +382,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Waits until the marker is again an epoch that the record has reached.
+    /// Waits until the epoch of the object is again a number that the record has reached.
     async fn wait_until_overwritten(&self, object: MarkedObject) -> Result<()> {
         eventually(LIMIT, "the epoch is corrected", async || {
             let (epoch, record) = (self.epoch_of(object).await?, self.record().await?["epoch"].as_u64());
@@ -404,7 +406,7 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let all = [MarkedObject::Mutating, MarkedObject::Validating, MarkedObject::ServingSecret];
-        // One epoch ahead, many, the maximum, more than the maximum, and no number.
+        // The epochs are one ahead, far ahead, the maximum, greater than the maximum, and no number.
         for epoch in ["2", "1000", "9007199254740992", "9223372036854775808", "junk"] {
             for object in all {
                 managed.raise(object, epoch).await?;
@@ -445,7 +447,7 @@ pub(crate) enum Damage {
     CertificateInvalid,
     /// The record's Secret is deleted.
     RecordDeleted,
-    /// The record is not valid text.
+    /// The record is not valid JSON.
     RecordInvalid,
     /// The CA has another key.
     CaWithWrongKey,

@@ -1,5 +1,5 @@
-//! Only one source sets the number of replicas: the values, a person with `kubectl scale`, or a
-//! `HorizontalPodAutoscaler`. An upgrade by the real helm, with server-side apply, preserves that.
+//! Only one source sets the number of replicas: the values, an administrator with `kubectl scale`, or a
+//! `HorizontalPodAutoscaler`. An upgrade by the real helm, with server-side apply, preserves the number.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -13,7 +13,7 @@ use crate::chart::helm_ok;
 
 struct Release {
     control_plane: ControlPlane,
-    /// Whether to rename Helm's field manager, as if another installer had written the objects.
+    /// Whether the test has renamed Helm's field manager, as if another installer had written the objects.
     is_renamed: bool,
 }
 
@@ -82,7 +82,7 @@ fn upgrade_preserves_manual_scaling() {
         let again = release.with("scaled-again", &auto).await?;
         ensure!(again == (9, false), "{again:?}");
 
-        // Disabling autoscaling keeps the number too, and a person can change it afterwards.
+        // Disabling autoscaling keeps the number of replicas too, and an administrator can change it afterwards.
         let (replicas, _) = release.with("switched-off", &plain).await?;
         ensure!(replicas == 9 && !release.has_autoscaler().await?, "{replicas}");
         let scale = ["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"];
@@ -90,7 +90,7 @@ fn upgrade_preserves_manual_scaling() {
         let (replicas, _) = release.with("by-hand", &plain).await?;
         ensure!(replicas == 5, "{replicas}");
 
-        // Autoscaling from the first installation on.
+        // Enable autoscaling in the first installation.
         helm_ok(&release.control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
         let first = release.with("autoscaled-from-the-beginning", &auto).await?;
         ensure!(first == (3, true), "the autoscaler's minimum, until it scales: {first:?}");
@@ -104,8 +104,8 @@ fn upgrade_preserves_manual_scaling() {
     });
 }
 
-/// Like helm-controller of Flux, or a Terraform provider, which use their own field managers. The real ones do not
-/// conflict with themselves.
+/// Simulates an installer with its own field manager, such as Flux's helm-controller or a Terraform provider. The real
+/// installers cause no conflicts, since they own the fields that they change.
 #[test]
 fn other_installer_does_not_count_as_scaling() {
     isolated(|| async {

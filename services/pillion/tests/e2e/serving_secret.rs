@@ -1,4 +1,4 @@
-//! A replica that reads its certificate from a Secret, on a real API server, which also verifies the served
+//! A replica that reads its certificate from a Secret, with a real API server, which also verifies the served
 //! certificate.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
@@ -31,7 +31,7 @@ use tokio::net::TcpStream;
 use crate::direct::metric;
 use crate::rig::{NGINX, SOON, bare_pod, names, quickest};
 
-/// The time in which a replica must serve a new certificate.
+/// Maximum time in which a replica must serve a new certificate.
 const SWAPPED_WITHIN: Duration = Duration::from_secs(2);
 /// The minimal permissions of a replica.
 const ROLE: &str = "
@@ -61,7 +61,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: pillion-
 subjects: [{kind: ServiceAccount, name: replica, namespace: pillion-system}]
 ";
 
-/// Accepts any certificate. The tests check it afterwards.
+/// Accepts any certificate. The tests check the certificate afterwards.
 #[derive(Debug)]
 struct AcceptAnyCertificate;
 
@@ -116,7 +116,7 @@ async fn served_certificate(replica: &Replica) -> Result<CertificateDer<'static>
     Ok(certificate.clone().into_owned())
 }
 
-/// Plays the controller.
+/// Issues certificates and writes the serving Secret, as the controller does.
 struct Controller {
     release: Release,
     known: KnownAuthorities,
@@ -126,7 +126,7 @@ struct Controller {
 impl Controller {
     fn new(control_plane: &ControlPlane) -> Result<Self> {
         let release = Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
-        // Old enough to have issued a certificate that has expired.
+        // The CA is so old that a certificate from it can have expired.
         let now = Timestamp::now() - Duration::from_hours(24 * 20);
         let lifetimes = Lifetimes::default();
         let ca = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
@@ -145,14 +145,14 @@ impl Controller {
         Ok(Self { release, known, secrets })
     }
 
-    /// Returns a serving certificate that was issued at this time.
+    /// Returns a serving certificate for these names that was issued at the time `now`.
     fn issue_certificate(&self, now: Timestamp, names: &[String]) -> Result<ServingMaterial> {
         let lifetimes = Lifetimes::default();
         let issuing = Issuing { release: &self.release, lifetimes: &lifetimes, now };
         Ok(self.known.sign(Generation(1), names, issuing)?)
     }
 
-    /// Writes the Secret that `change` returns for the current one.
+    /// Writes the Secret that `change` returns. `change` gets the existing Secret, or `None`.
     async fn write(&self, change: impl FnOnce(Option<&Secret>) -> Secret) -> Result<()> {
         let existing = self.secrets.get_opt("pillion-serving").await?;
         let secret = change(existing.as_ref());
@@ -181,7 +181,7 @@ fn reloads(result: &str) -> String {
     format!("pillion_tls_reloads_total{{result=\"{result}\"}}")
 }
 
-/// Waits until this many reloads had this result.
+/// Waits until the replica has counted this many reloads with this result.
 async fn wait_for_reloads(replica: &Replica, result: &str, times: f64) -> Result<()> {
     let series = reloads(result);
     eventually(SOON, &format!("{series} is {times}"), async || {

@@ -1,5 +1,5 @@
-//! Every shipped profile on a real API server: it accepts the pods that the profile's cases produce. A pod that meets
-//! Pod Security's *restricted* level still meets it after injection, except for the profiles listed here with a
+//! Every shipped profile on a real API server: it accepts the pods that the profile's test cases produce. A pod that
+//! meets Pod Security's *restricted* level still meets it after injection, except for the profiles listed here with a
 //! reason.
 //!
 //! All profiles are in the cluster at once, each selecting its own two namespaces. The pods are those of
@@ -31,7 +31,7 @@ const SHARED_NAMESPACE: &str = "together";
 /// Number of concurrent pods.
 const CONCURRENCY: usize = 8;
 
-/// Profiles whose sidecars cannot be restricted, or their vendor's cannot.
+/// Profiles whose injected pods do not meet *restricted*, each with the reason.
 const UNRESTRICTED: [(&str, &str); 7] = [
     ("dapr", "pods may ask for what is not: volumes of the host, a user of their own"),
     ("istio", "an init container writes the node's packet rules; with the parameter cni there is none"),
@@ -42,7 +42,7 @@ const UNRESTRICTED: [(&str, &str); 7] = [
     ("wireguard", "an init container makes a network interface"),
 ];
 
-/// Returns the folders of profiles and their cases, by name.
+/// Returns the folders of all shipped profiles, by name.
 fn folders() -> BTreeMap<String, PathBuf> {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles");
     let folders = fs::read_dir(shipped).unwrap().map(|entry| entry.unwrap().path());
@@ -57,7 +57,7 @@ fn documents(path: &Path) -> Vec<Json> {
     found.into_iter().filter(|document| !document.is_null()).collect()
 }
 
-/// Returns the cases of a folder that are about pods.
+/// Returns the test cases of a folder that are about pods.
 fn cases(folder: &Path) -> Vec<Json> {
     let Ok(files) = fs::read_dir(folder.join("tests")) else { return Vec::new() };
     let mut files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
@@ -67,7 +67,7 @@ fn cases(folder: &Path) -> Vec<Json> {
     all.filter(|case| case["object"]["kind"].as_str().is_none_or(|kind| kind == "Pod")).collect()
 }
 
-/// Returns a case's pod, completed with fields that the API server requires.
+/// Returns the pod of a test case, completed with fields that the API server requires.
 fn completed(case: &Json, number: usize) -> Json {
     let mut pod = case["object"].clone();
     pod["apiVersion"] = json!("v1");
@@ -82,7 +82,7 @@ fn completed(case: &Json, number: usize) -> Json {
         owner.as_object_mut().unwrap().entry("uid").or_insert(json!("029dc23e-3de8-41af-ab3c-a95b34b82bf3"));
     }
     let Some(spec) = pod.get_mut("spec").and_then(Json::as_object_mut) else { return pod };
-    // The API server's admission sets the service account where it is enabled.
+    // The API server here has no admission plugin that sets the service account.
     spec.entry("serviceAccountName").or_insert(json!("default"));
     let mut mounted = BTreeSet::new();
     for list in ["initContainers", "containers"] {
@@ -107,7 +107,7 @@ fn completed(case: &Json, number: usize) -> Json {
     pod
 }
 
-/// Returns the same pod in the form that *restricted* requires of its author.
+/// Returns the pod with the security contexts that *restricted* requires.
 fn restricted(mut pod: Json) -> Json {
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.is_object()) else { return pod };
     let set = |at: &mut Json, more: Json| {
@@ -123,14 +123,14 @@ fn restricted(mut pod: Json) -> Json {
     pod
 }
 
-/// Installs all profiles, each for its own namespaces. Returns their number.
+/// Installs all profiles, each for its own namespaces. Returns the number of profiles.
 async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize> {
     rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
     let mut installed = 0;
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
             let values = if excludes(name) { json!([name]) } else { json!([name, SHARED_NAMESPACE]) };
-            // Without trust anchors these profiles would inject nothing.
+            // Without trust anchors, the profiles that have this parameter would inject nothing.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
             for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
                 parameter["default"] = json!("roots");
@@ -160,7 +160,8 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
 
 /// Returns whether a profile conflicts with the others on one pod, or rejects nearly all pods.
 fn excludes(folder: &str) -> bool {
-    // A pod has one mesh. `deny-env` rejects what the others add, and `reserved-namespaces` rejects every pod.
+    // A pod has one mesh. `deny-env` rejects the variables that other profiles add, and `reserved-namespaces` rejects
+    // every pod.
     ["linkerd", "deny-env", "reserved-namespaces"].contains(&folder)
 }
 
@@ -169,20 +170,20 @@ async fn namespace(control_plane: &ControlPlane, name: &str, folder: &str, label
     control_plane.create_namespace(name, &labels).await
 }
 
-/// Returns the pod that the API server would store, or the reason of its rejection.
+/// Returns the pod that the API server would store, or the message of its rejection. Fails on other errors.
 async fn ask_api_server(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result<Json, String>> {
     match rig.dry_run(namespace, pod).await {
         Ok(pod) => Ok(Ok(pod)),
         Err(error) => match error.downcast::<kube::Error>() {
             Ok(kube::Error::Api(status)) => Ok(Err(status.message.clone())),
             Ok(error) => Err(error.into()),
-            // It is not a valid pod, for example because a label is not a string.
+            // The object is not a valid pod, for example because a label is not a string.
             Err(error) => Ok(Err(error.to_string())),
         },
     }
 }
 
-/// The results for the cases of a profile.
+/// The numbers of a profile's test cases, by result.
 #[derive(Debug, Default)]
 struct Tally {
     accepted: usize,
@@ -196,7 +197,7 @@ struct Tally {
     wrong: Vec<String>,
 }
 
-/// Tries a case's pod without and with injection, and both again where *restricted* is enforced.
+/// Tries the pod of a test case without and with injection, and again where *restricted* is enforced.
 async fn try_case(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
     let mut tally = Tally::default();
     if let Err(why) = ask_api_server(rig, "plain", &pod).await? {
@@ -315,7 +316,7 @@ metadata:
   annotations: {eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/builder'}
 ";
 
-/// Profiles that act on the pod.
+/// Profiles that act on [`EVERYTHING`].
 const COMBINED: [&str; 13] = [
     "agones-sdk",
     "annotate",
@@ -340,7 +341,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
         install(&rig, &folders).await?;
         rig.control_plane.apply_yaml(BUILDER).await?;
         let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
-        // The account's lookup may take 250 ms, and the namespace's labels arrive by a watch.
+        // The lookup of the service account may take 250 ms, and the namespace's labels arrive by a watch.
         let first = eventually(SOON, "all profiles act on the pod", async || {
             let first = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
             let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
@@ -353,8 +354,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
             Ok(first)
         })
         .await?;
-        // Deterministic: the same pod gives the same result. Idempotent: creating the result again does not change
-        // it.
+        // Injection is deterministic: the same pod gives the same result. The API server stores it.
         let mut again = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
         let mut first = first;
         for pod in [&mut first, &mut again] {

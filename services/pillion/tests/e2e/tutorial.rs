@@ -1,5 +1,5 @@
-//! The steps of the tutorial for the injector that the nginx profile replaces, on a cluster that keeps its label. The
-//! test labels a namespace, and a pod that requests the sidecar by annotation gets it.
+//! The steps of the tutorial for the injector that the nginx profile replaces, with that tutorial's namespace label.
+//! The test labels a namespace, and a pod that requests the sidecar by annotation gets it.
 
 use anyhow::ensure;
 use pillion_testkit::{eventually, isolated};
@@ -12,7 +12,7 @@ use crate::rig::{REQUEST_ANNOTATION, SOON, STATUS_ANNOTATION, annotation, bare_p
 /// The namespace's label in the tutorial.
 const LABEL: &str = "sidecar-injection=enabled";
 
-/// The pod's own annotations. One of them existed before.
+/// The annotations of the pod: the request, and one that injection must keep.
 const OVERRIDES: &str = r#"{"apiVersion": "v1", "metadata": {"annotations": {
     "sidecar-injector-webhook.morven.me/inject": "yes", "kubernetes.io/psp": "restricted"}}}"#;
 
@@ -50,7 +50,7 @@ fn replaced_injectors_tutorial_works() {
             "{pod}"
         );
 
-        // A namespace without the label, and a pod without the annotation.
+        // Create a pod in a namespace without the label, and a pod without the annotation.
         let plain: Vec<String> = run("plain")
             .into_iter()
             .map(|word: String| if word == "injection" { "default".to_owned() } else { word })

@@ -12,12 +12,12 @@ use serde_json::json;
 use crate::chart::{helm, helm_ok, helm_with_job, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, is_untouched};
 
-/// The controllers that delete a namespace with its objects, and then their dependents.
+/// The Kubernetes controllers that delete a namespace with its objects, and then their dependents.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller";
-/// The page that says how to delete a release where no job can run.
+/// The page that documents how to delete a release where no job can run.
 const PAGE: &str = include_str!("../../../../charts/pillion/README.md");
 
-/// A loss before the release is deleted.
+/// A component that is lost before the release is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
     Nothing,
@@ -128,7 +128,7 @@ fn damaged_uninstall_leaves_cluster_usable() {
                 Ok(left)
             })
             .await?;
-            // Helm's record of the release was in the namespace, so other cluster-scoped objects stay.
+            // Helm's record of the release was in the namespace, so Helm cannot delete the cluster-scoped objects.
             if loss != Loss::Namespace {
                 ensure!(left.is_empty(), "after the loss of {loss:?}: {left:?}");
             }

@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, bare_pod, names, refusal};
 
-/// A profile that rejects environment variables, except injected ones.
+/// Returns a profile that rejects environment variables, except in injected containers.
 fn deny_env() -> Json {
     json!({
         "target": {"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]},
@@ -27,13 +27,13 @@ fn deny_env() -> Json {
     })
 }
 
-/// A profile whose sidecar has an environment variable.
+/// Returns a profile whose sidecar has an environment variable.
 fn logger() -> Json {
     let container = json!({"name": "logger", "image": "logger:1", "env": [{"name": "A", "value": "b"}]});
     json!({"activation": "Always", "template": {"spec": {"containers": [container]}}})
 }
 
-/// Starts a cluster with both profiles, whose API server calls the validating path.
+/// Starts a cluster with both profiles, whose API server also calls the webhook for validation.
 async fn start() -> Result<Rig> {
     let rig = Rig::start(1).await?;
     for (name, spec) in [("deny-env", deny_env()), ("logger", logger())] {
@@ -83,13 +83,13 @@ fn validation_distinguishes_injected_containers() {
         let record = pod["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         copied["metadata"]["annotations"]["pillion.dev/injected"] = json!(record.replace("/logger", "/app"));
         ensure!(refusal(rig.create("team-a", &copied).await)?["code"] == 402);
-        // Neither does opting out, or excluding the profile by name.
+        // Opting out or excluding the profile by name does not skip its validations.
         let mut out = with_env("out");
         out["metadata"]["labels"] = json!({"pillion.dev/inject": "false"});
         out["metadata"]["annotations"]["pillion.dev/profiles"] = json!("-deny-env");
         ensure!(refusal(rig.create("team-a", &out).await)?["code"] == 402);
 
-        // On an update the sidecar still counts as injected. After a change of the record it does not.
+        // In an update the sidecar still counts as injected, unless the update changes the record.
         rig.patch("team-a", "web", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
         let forged = json!({"metadata": {"annotations": {"pillion.dev/injected": record.replace("/logger", "/x")}}});
         ensure!(refusal(rig.patch("team-a", "web", &forged).await)?["code"] == 402);

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(150);
 pub(crate) struct CreationResults {
     /// Number of pods created with the sidecar.
     pub(crate) injected: usize,
-    /// Number of pods created without it.
+    /// Number of pods created without the sidecar.
     pub(crate) without: usize,
     /// Messages of the API server for rejected pods.
     pub(crate) refused: Vec<String>,
@@ -38,7 +38,7 @@ impl Display for CreationResults {
     }
 }
 
-/// Clients that create pods. They stop when this is dropped.
+/// Clients that create pods. They stop when the value is dropped.
 pub(crate) struct Creations {
     results: Arc<Mutex<CreationResults>>,
     stop: CancellationToken,
@@ -65,7 +65,7 @@ impl Creations {
         locked(&self.results).clone()
     }
 
-    /// Stops the clients, and returns all results.
+    /// Stops the clients, and returns all results. Fails if they created too few pods.
     pub(crate) async fn stop(mut self) -> Result<CreationResults> {
         self.stop.cancel();
         for task in std::mem::take(&mut self.tasks) {
@@ -105,7 +105,7 @@ async fn create(
             }
         }
         if answer.is_ok() {
-            // The pod has no node, so it is deleted at once.
+            // The pod has no node, so the API server deletes it at once.
             let _ = pods.delete(&name, &DeleteParams::default().grace_period(0)).await;
         }
         tokio::time::sleep(PAUSE).await;

@@ -90,7 +90,8 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// Returns the values of every release here: the imported image, the shipped profile, and short waiting times.
+    /// Returns the values of every release here: the imported image with this tag, the shipped profile, and logs as
+    /// text.
     pub(crate) fn values(tag: &str) -> Json {
         json!({
             "image": {"registry": "local.test", "tag": tag},
@@ -100,7 +101,7 @@ impl Platform {
         })
     }
 
-    /// Runs `helm COMMAND pillion [CHART --values VALUES] ARGUMENTS`.
+    /// Runs `helm COMMAND pillion [CHART --values VALUES] ARGUMENTS`. Returns the output.
     pub(crate) async fn helm(&self, command: &str, values: Option<&Json>, arguments: &[&str]) -> Result<String> {
         let folder = self.cluster.home().join("helm");
         std::fs::create_dir_all(&folder)?;
@@ -183,7 +184,7 @@ impl Platform {
     }
 }
 
-/// Returns a pod that requests the sidecar, with the imported image. If it must not run, no node matches it.
+/// Returns a pod that requests the sidecar, with the imported image. Unless it `runs`, no node matches it.
 pub(crate) fn pod(name: &str, runs: bool) -> Pod {
     let selector = if runs { json!({}) } else { json!({"example.com/nowhere": "yes"}) };
     serde_json::from_value(json!({

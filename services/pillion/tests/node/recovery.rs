@@ -16,10 +16,10 @@ use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 
 /// The time in which the cluster must recover by itself.
 const PROMISE: Duration = Duration::from_secs(30);
-/// The minimum time for which creations are observed.
+/// Minimum time of observation, and minimum time without a failed creation at its end.
 const AT_LEAST: Duration = Duration::from_secs(5);
 
-/// The results of creations after a loss.
+/// The results of creations after all replicas were lost.
 struct Outage {
     refused: usize,
     /// From the loss to the last creation that was rejected or had no sidecar.
@@ -63,12 +63,12 @@ async fn outage(platform: &Platform) -> Result<Outage> {
 async fn everything_is_required(platform: &Platform) -> Result<()> {
     platform.namespace("team-a", "required").await?;
     platform.install("team-a").await?;
-    // All namespaces, including Pillion's own and those of Kubernetes.
+    // Label all namespaces, including Pillion's own and those of Kubernetes.
     platform.kubectl(&["label", "namespaces", "--all", "--overwrite", "pillion.dev/injection=required"]).await?;
     Ok(())
 }
 
-/// Kills the processes of this node whose arguments start so. Returns their number.
+/// Kills the processes of this node whose command lines start with `arguments`. Returns the number of processes.
 fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
     let beginning = arguments.join("\0");
     let group = format!("/pillion-{node}/");

@@ -56,7 +56,7 @@ async fn pods(platform: &Platform) -> Result<Vec<Pod>> {
 #[ignore = "needs a real node: just node"]
 fn tenant_installs_its_own_sidecar() {
     on_a_node(async |platform| {
-        // The platform team's part.
+        // The platform team creates the namespace and installs Pillion.
         platform.namespace("shop", "enabled").await?;
         platform
             .kubectl(&["create", "rolebinding", "tenant", "--namespace=shop", "--clusterrole=admin", "--user=tenant"])
@@ -65,7 +65,7 @@ fn tenant_installs_its_own_sidecar() {
         // From here on the namespace enforces the strictest level of Pod Security.
         platform.kubectl(&["label", "namespace", "shop", "pod-security.kubernetes.io/enforce=restricted"]).await?;
 
-        // The tenant's part.
+        // The tenant does the rest.
         let apply = ["apply", "--as=tenant", "-f", "-"];
         // Kubernetes aggregates the release's permissions into its own roles a moment later.
         eventually(SOON, "the role has the permissions", async || {

@@ -7,7 +7,7 @@ use pillion_testkit::eventually;
 
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 
-/// The losses before the release is deleted, each with its commands.
+/// What is lost before the release is deleted, each with the arguments of kubectl that delete it.
 const LOSSES: [(&str, &[&str]); 5] = [
     ("nothing", &[]),
     ("the replicas", &["delete", "deployment/pillion-webhook", "--namespace", NAMESPACE]),
@@ -26,7 +26,7 @@ async fn no_trace_is_left(platform: &Platform, lost: &str) -> Result<()> {
         Ok(())
     })
     .await?;
-    // Cluster-scoped objects, and roles in foreign namespaces.
+    // Check cluster-scoped objects, and roles in other namespaces.
     let everywhere = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
                       mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
                       validatingadmissionpolicies,validatingadmissionpolicybindings";

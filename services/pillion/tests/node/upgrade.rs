@@ -13,7 +13,7 @@ use crate::creations::Creations;
 use crate::platform::{NAMESPACE, Platform, on_a_node};
 
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The heading of the CRD's first column, which shows whether the CRD was updated.
+/// The pointer to the heading of the CRD's first column. The test changes it to simulate an older CRD.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
 async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
@@ -46,7 +46,7 @@ fn upgrade_and_rollback_lose_no_pod() {
         platform.injects("pay").await?;
         let definitions: Api<CustomResourceDefinition> = Api::all(platform.client.clone());
         let current = heading(&definitions).await?;
-        // Store the CRDs of an older release.
+        // Change the stored CRD, as if an older release had installed it.
         let older: json_patch::Patch =
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
         definitions.patch(DEFINITION, &PatchParams::default(), &Patch::<()>::Json(older)).await?;

@@ -16,7 +16,7 @@ use crate::support::eventually;
 
 /// The JSON key by which `WebDriver` identifies an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
-/// Keys that are not characters.
+/// The characters by which `WebDriver` identifies keys without a character.
 pub(crate) mod key {
     pub(crate) const TAB: char = '\u{e004}';
     pub(crate) const ENTER: char = '\u{e007}';
@@ -35,7 +35,7 @@ pub(crate) struct Browser {
     driver: Child,
     address: String,
     session: String,
-    /// The browser's profile, initially empty.
+    /// The folder of the browser's profile, initially empty.
     _folder: tempfile::TempDir,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn programs() -> (PathBuf, PathBuf) {
 }
 
 impl Browser {
-    /// Starts both programs, with a window of this size.
+    /// Starts the driver and the browser, with a window of this size.
     pub(crate) fn start((browser, driver): &(PathBuf, PathBuf), width: u32, height: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut driver = Command::new(driver)
@@ -193,8 +193,8 @@ impl Browser {
         STANDARD.decode(self.get("/screenshot").as_str().unwrap()).unwrap()
     }
 
-    /// Returns log entries since the last call: for `browser` messages of the console, for `performance` all
-    /// requests.
+    /// Returns the log entries since the last call. The kind `browser` has messages of the console, and `performance`
+    /// has all requests.
     pub(crate) fn log(&self, kind: &str) -> Vec<Value> {
         self.post("/se/log", &json!({"type": kind})).as_array().unwrap().clone()
     }

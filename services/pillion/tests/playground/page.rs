@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use super::Dev;
 use super::driver::{Browser, key, programs};
 
-/// The checks of contrast, references and sizes that run in the page.
+/// The script that checks contrast, references and sizes in the page.
 const CHECKS: &str = include_str!("checks.js");
 /// A script that returns whether the newest inputs have a response.
 const DONE: &str = "return document.body.dataset.state === 'done'";
-/// A profile without indentation, to show whether the editor adds some.
+/// A profile without indentation, which shows whether the editor adds any.
 const PROFILE: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: typed}\n\
                        spec: {activation: Always, template: {spec: {containers: [{name: typed-in, image: \"x:1\"}]}}}";
 
@@ -38,7 +38,7 @@ fn retype(browser: &Browser, id: &str, text: &str) {
     browser.devtools("Input.insertText", &json!({"text": text}));
 }
 
-/// Waits until an element shows a text.
+/// Waits until the newest inputs have a response, and the element contains this text.
 fn wait_for_text(browser: &Browser, id: &str, part: &str) {
     let script = format!(
         "return document.body.dataset.state === 'done' && document.getElementById('{id}').textContent.includes({})",
@@ -47,7 +47,7 @@ fn wait_for_text(browser: &Browser, id: &str, part: &str) {
     browser.until(&format!("{part:?} in #{id}"), &script);
 }
 
-/// Checks contrast, references and sizes.
+/// Checks contrast, references and sizes in the page. `where_` describes the page's state in failures.
 fn is_legible(browser: &Browser, where_: &str) {
     // Wait for the end of transitions, whose colours belong to neither theme.
     browser.until("no transition is running", "return document.getAnimations().length === 0");
@@ -55,12 +55,12 @@ fn is_legible(browser: &Browser, where_: &str) {
     assert_eq!(wrong, json!([]), "{where_}");
 }
 
-/// Also checks that every control has an accessible name.
+/// Like [`is_legible`]. Also checks that every control has an accessible name.
 fn is_accessible(browser: &Browser, where_: &str) {
     is_legible(browser, where_);
     for control in browser.all("button, select, textarea, input, summary, a[href], [role=tab], [tabindex='0']") {
         let (label, role) = browser.label_and_role(&control);
-        // Hidden controls have neither.
+        // Hidden controls have neither a name nor a role.
         assert!(!label.trim().is_empty() || role.is_empty() || role == "none", "{where_}: a {role} has no name");
     }
 }
@@ -204,7 +204,7 @@ fn diagnostics(browser: &Browser) {
     wait_for_text(browser, "outcomes", "Injected");
 }
 
-/// An error response of the server is not reported as an unreachable server.
+/// The page does not report an error response of the server as an unreachable server.
 fn server_errors(browser: &Browser) {
     for (answer, message) in [
         (json!({"diagnostics": [], "result": null}), "nothing says why"),
@@ -226,7 +226,7 @@ fn server_errors(browser: &Browser) {
     }
 }
 
-/// Holds back the next response until the page is told to release it.
+/// Holds back the next response until a script calls `window.go` in the page.
 fn hold_next_response(browser: &Browser) {
     browser.run(
         "const real = window.fetch;
@@ -288,7 +288,7 @@ fn keyboard(browser: &Browser) {
     }
     assert!(!passed.iter().any(|one| one == "diff-tab"), "Tab reaches one tab, arrow keys the others: {passed:?}");
 
-    // The first Tab offers a link that skips the head of the page.
+    // Before the heading, Tab reaches a link that skips the head of the page.
     browser.run("document.activeElement.blur()");
     browser.click("h1");
     browser.press_with(key::SHIFT, key::TAB);
@@ -355,7 +355,7 @@ fn themes(browser: &Browser) {
         wait_for_text(browser, "outcomes", "Injected");
     }
     assert_ne!(grounds[0], grounds[1]);
-    // The switch overrides the system's theme, and is remembered.
+    // The switch overrides the system's theme, and the page remembers the choice.
     browser.click("[name=theme][value=light] + span");
     assert_eq!(browser.run(ground), grounds[0]);
     browser.refresh();
@@ -394,7 +394,7 @@ fn links(browser: &Browser, dev: &Dev) {
     browser.open("about:blank");
     browser.open(link);
     wait_for_text(browser, "injected-panel", "typed-in");
-    // A key works as well as the button.
+    // A key press runs the content too, like the button.
     browser.run("sessionStorage.clear()");
     browser.open("about:blank");
     browser.open(link);
@@ -412,7 +412,7 @@ fn links(browser: &Browser, dev: &Dev) {
     }
 }
 
-/// Waits until the page shows a link's content, and checks that it has sent no request.
+/// Waits until the page shows a link's content, and checks that the page has not run the content.
 fn expect_link_held(browser: &Browser) {
     browser.until("a link's content is shown", "return document.body.dataset.state === 'held'");
     let state = browser.run(

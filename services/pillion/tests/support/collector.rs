@@ -1,4 +1,4 @@
-//! A fake trace collector in this process, for checks that the real one cannot do: it exposes requests with their
+//! A fake trace collector in this process, for checks that the real collector cannot do: it exposes requests with their
 //! headers, and can stop responding.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,7 +10,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-/// Stores all requests.
+/// A collector that stores all requests and their headers.
 #[derive(Clone, Default)]
 pub(crate) struct FakeCollector {
     sent: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
@@ -46,7 +46,7 @@ impl FakeCollector {
         (collector, address)
     }
 
-    /// Returns all requests so far.
+    /// Returns all requests received so far.
     pub(crate) fn all(&self) -> Vec<ExportTraceServiceRequest> {
         self.sent.lock().unwrap().clone()
     }
@@ -58,7 +58,7 @@ impl FakeCollector {
         spans.filter(|span| span.name == name).collect()
     }
 
-    /// Returns the values of a header, one for each batch.
+    /// Returns the values of a header, one for each request that has it.
     pub(crate) fn header(&self, name: &str) -> Vec<String> {
         let headers = self.headers.lock().unwrap();
         headers.iter().filter(|(found, _)| found == name).map(|(_, value)| value.clone()).collect()

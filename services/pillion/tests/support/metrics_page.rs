@@ -1,4 +1,4 @@
-//! Parses `docs/metrics.md` and scrapes into the same structure, to compare them.
+//! Parses `docs/metrics.md` and scrapes into the same structure, so that tests can compare the two.
 
 #![expect(clippy::panic, reason = "tests and their helpers fail by panicking")]
 
@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The description of a metric.
+/// The description of a metric: its kind, and its labels with their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Described {
-    /// `counter`, `gauge`, `histogram`.
+    /// `counter`, `gauge` or `histogram`.
     pub(crate) kind: String,
     pub(crate) labels: BTreeMap<String, Values>,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Values {
     pub(crate) open: bool,
 }
 
-/// All metrics by name, as in the older text format: counters have their `_total`.
+/// All metrics by name, as in the older text format: names of counters end with `_total`.
 pub(crate) type Metrics = BTreeMap<String, Described>;
 
 /// The parsed page.
@@ -34,12 +34,12 @@ pub(crate) struct Page {
     pub(crate) queries: Vec<String>,
 }
 
-/// Returns the page of a replica's metrics.
+/// Returns the parsed page of the webhook's metrics.
 pub(crate) fn page() -> Page {
     page_of("metrics.md")
 }
 
-/// Parses a page of metrics.
+/// Parses the page of metrics with this name in `docs`.
 pub(crate) fn page_of(name: &str) -> Page {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
     read_page(&fs::read_to_string(path).unwrap())
@@ -84,12 +84,12 @@ fn read_label(text: &str, sections: &BTreeMap<String, BTreeSet<String>>) -> (Str
     (code(name).remove(0), Values { named, open: values.contains('*') })
 }
 
-/// Returns the parts in backquotes.
+/// Returns the parts of `text` in backquotes.
 fn code(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(ToOwned::to_owned).collect()
 }
 
-/// Parses a scrape in the older text format.
+/// Parses a scrape in the older text format into its metrics.
 pub(crate) fn exported(scrape: &str) -> Metrics {
     let mut metrics = Metrics::new();
     for line in scrape.lines() {
@@ -121,7 +121,7 @@ pub(crate) fn read_series(line: &str) -> (&str, BTreeMap<String, String>) {
     (name, labels.trim_end_matches('}').split(',').map(pair).collect())
 }
 
-/// Adds the metrics of another scrape.
+/// Adds the metrics `more` of another scrape.
 pub(crate) fn merge(into: &mut Metrics, more: Metrics) {
     for (name, metric) in more {
         let known = into.entry(name).or_default();
@@ -132,8 +132,8 @@ pub(crate) fn merge(into: &mut Metrics, more: Metrics) {
     }
 }
 
-/// Returns all differences between the page and the exported metrics, as sentences that say how to correct them. Of
-/// the metrics in `partial`, the program need not export every value on the page.
+/// Returns all differences between the page and the exported metrics, as sentences that suggest corrections. For the
+/// metrics in `partial`, the program need not export every value on the page.
 pub(crate) fn differences(page: &Metrics, exported: &Metrics, partial: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, metric) in exported {

@@ -21,12 +21,12 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
-/// How long any step may take on a busy machine.
+/// Maximum time of any step on a busy machine.
 const LIMIT: Duration = Duration::from_mins(1);
 /// The interval between two checks.
 const REST: Duration = Duration::from_millis(25);
 
-/// Waits until `look` returns a value.
+/// Waits until `look` returns a value. Fails after [`LIMIT`], with `what` in the message.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -52,13 +52,13 @@ impl Program {
         Self::start_with(arguments, &[], folder)
     }
 
-    /// Does the same as [`Program::start`], with these environment variables.
+    /// Like [`Program::start`], with these environment variables.
     pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)], folder: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
         Self::spawn(command.args(arguments).envs(variables.iter().copied()), folder)
     }
 
-    /// Does the same as [`Program::start`], by a command that executes the program.
+    /// Like [`Program::start`], but `command` executes the program.
     pub(crate) fn start_with_wrapper(command: &[&str], arguments: &[&str], folder: &Path) -> Self {
         let (first, rest) = command.split_first().unwrap();
         Self::spawn(Command::new(first).args(rest).arg(env!("CARGO_BIN_EXE_pillion")).args(arguments), folder)
@@ -67,7 +67,7 @@ impl Program {
     fn spawn(command: &mut Command, folder: &Path) -> Self {
         let mut child = command
             .current_dir(folder)
-            // These variables name a cluster. A test names its own, or none.
+            // These variables name a cluster. A test gives its own kubeconfig, or none.
             .env_remove("KUBECONFIG")
             .env_remove("KUBERNETES_SERVICE_HOST")
             .stdin(Stdio::null())
@@ -88,14 +88,14 @@ impl Program {
         self.stderr.lock().unwrap().clone()
     }
 
-    /// Waits until standard output or error contains this text.
+    /// Waits until standard output or standard error contains `text`.
     pub(crate) fn wait_for_output(&self, text: &str) {
         eventually(&format!("{text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             (self.stdout().contains(text) || self.stderr().contains(text)).then_some(())
         });
     }
 
-    /// Waits for this text on standard output or error, and returns the next word.
+    /// Waits for `text` on standard output or standard error, and returns the word after it.
     pub(crate) fn word_after(&self, text: &str) -> String {
         eventually(&format!("a word after {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             let all = format!("{}\n{}", self.stdout(), self.stderr());
@@ -218,7 +218,7 @@ pub(crate) fn post(url: &str, ca: &Path, body: &str) -> Answer {
     post_with(url, ca, "", body)
 }
 
-/// Does the same as [`post`], with more header lines, each with its line end.
+/// Like [`post`], with more header lines, each with its line end.
 pub(crate) fn post_with(url: &str, ca: &Path, headers: &str, body: &str) -> Answer {
     let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let head = format!(
@@ -242,7 +242,7 @@ pub(crate) fn trusting_ca(ca: &[u8]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Opens a TLS connection to the host of `https://localhost:PORT/PATH`.
+/// Opens a TLS connection to the host of `https://localhost:PORT/PATH`, and trusts only this CA.
 pub(crate) fn connect(url: &str, ca: &Path) -> StreamOwned<ClientConnection, TcpStream> {
     let (address, _) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let (host, port) = address.split_once(':').unwrap();
@@ -263,7 +263,7 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {
     Answer { status, body: body.to_owned() }
 }
 
-/// Returns the JSON patch in a response as text, or `None` without a patch.
+/// Returns the JSON patch in a response as a string, or `None` without a patch.
 pub(crate) fn patch(answer: &Answer) -> Option<String> {
     assert_eq!(answer.status, 200, "{answer:?}");
     let review: Value = serde_json::from_str(&answer.body).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pillion_testkit::tools;
 use serde_json::Value;
 
-/// How long Prometheus may take to start.
+/// Maximum time in which Prometheus must start.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// A running Prometheus. Dropping it kills it.
@@ -73,7 +73,7 @@ impl Prometheus {
         Ok(prometheus)
     }
 
-    /// Returns status and body, or `None` without a response.
+    /// Returns the status and the body of the response to a GET request, or `None` without a response.
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.address).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
@@ -93,7 +93,7 @@ impl Prometheus {
         if part("status") == "success" { Ok(part("data")) } else { Err(part("error").to_string()) }
     }
 
-    /// Returns the values of a query's result.
+    /// Returns the values of a query's result, or the API's error message.
     pub(crate) fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         let data = self.api("query?", query)?;
         let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("no vector: {data}"))?;

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::{DevEndpoint, Program, get, hanging_api_server, patch};
 
-/// A policy that counts requests by namespace.
+/// The argument for a policy that counts requests by namespace.
 pub(crate) const TENANTS: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/tests/support/tenants.yaml");
 
 const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
@@ -16,7 +16,7 @@ const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "12
 pub(crate) struct Dev {
     program: Program,
     endpoint: DevEndpoint,
-    /// The address of its metrics.
+    /// The address that serves the metrics.
     pub(crate) operations: String,
     _folder: TempDir,
 }
@@ -33,7 +33,7 @@ impl Dev {
         }
     }
 
-    /// Sends a request whose pod gets injected, with these header lines, each with its line end.
+    /// Sends a review whose pod is injected, with these header lines, each with its line end.
     pub(crate) fn inject(&self, headers: &str) {
         let answer = self.endpoint.post(headers, &self.endpoint.review);
         assert!(patch(&answer).is_some(), "{answer:?}\n{}", self.program.stderr());
@@ -52,7 +52,7 @@ impl Dev {
 /// `pillion webhook` or `pillion controller` with an API server that does not respond.
 pub(crate) struct Unconnected {
     program: Program,
-    /// The address of its metrics.
+    /// The address that serves the metrics.
     pub(crate) operations: String,
     _folder: TempDir,
     _api_server: TcpListener,

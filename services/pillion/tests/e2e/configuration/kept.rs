@@ -26,7 +26,7 @@ pub(super) struct KeptControlPlane {
     pub(super) control_plane: ControlPlane,
     pub(super) release: Arc<Release>,
     target: watch::Sender<Option<Arc<Target>>>,
-    /// Whether the target is confirmed.
+    /// Whether the keeper's confirmation of the target succeeds. The keeper writes only a confirmed target.
     pub(super) confirmed: Arc<AtomicBool>,
     registry: Registry,
     pub(super) stop: CancellationToken,
@@ -69,7 +69,8 @@ impl KeptControlPlane {
         Ok(self)
     }
 
-    /// Starts the next leadership term with the same control plane.
+    /// Ends the leadership term, and starts the next one with the same control plane. Waits until both configurations
+    /// match the target.
     pub(super) async fn next_term(self, settings: Settings, target: &Target) -> Result<Self> {
         let Self { control_plane, release, stop, keeping, .. } = self;
         stop.cancel();
@@ -81,7 +82,7 @@ impl KeptControlPlane {
         Ok(observe(&self.control_plane.client(), &self.release, false).await?)
     }
 
-    /// Fails unless the live configurations match a target, except for the markers.
+    /// Fails unless the entries of both live configurations equal those of the target.
     pub(super) async fn expect_matches(&self, target: &Target) -> Result<()> {
         let live = self.live().await?;
         let wanted = pillion_api::webhook_configuration::mutating_with(&target.settings, &target.rules.mutating);

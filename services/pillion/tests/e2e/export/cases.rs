@@ -1,4 +1,5 @@
-//! The test cases of the comparison: profiles, namespaces of all kinds, and operations on config maps.
+//! The test cases of the comparison with exported policies: profiles, namespaces of all kinds, and operations on
+//! ConfigMaps.
 
 use serde_json::{Value as Json, json};
 
@@ -18,8 +19,8 @@ pub(super) struct Case {
     pub(super) old: Json,
 }
 
-/// Returns the profiles' names and specs. Each selects config maps by its own label, so that all profiles can exist
-/// together. A profile without a target selects pods.
+/// Returns the profiles' names and specs. Each profile selects ConfigMaps by its own label, so that all profiles can
+/// exist together. A profile without a target selects pods.
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn profiles() -> Vec<(&'static str, Json)> {
     let all = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]});
@@ -163,7 +164,7 @@ pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     ]
 }
 
-/// Returns test cases for every namespace: config maps whose data, labels and annotations matter to some profile.
+/// Returns test cases for every namespace: ConfigMaps whose data, labels and annotations matter to some profile.
 pub(super) fn cases() -> Vec<Case> {
     let data = [
         Json::Null,
@@ -203,7 +204,8 @@ pub(super) fn cases() -> Vec<Case> {
                         }
                         object
                     };
-                    // Each value of each axis occurs. All combinations would take thousands of requests more.
+                    // In every namespace, use each value of `data` and of `keys`. All combinations would take thousands
+                    // of requests more, so only `team-a` gets them.
                     if (index + place) % 2 == 0 || namespace == "team-a" {
                         cases.push(Case {
                             profile: case,

@@ -24,7 +24,7 @@ use crate::managed::{Managed, QUICK};
 use crate::rbac::refusals;
 use crate::rig::{PATIENCE, Rig, bare_pod, names};
 
-/// The held namespace.
+/// The name of the held namespace.
 pub(super) const HELD_NAMESPACE: &str = "till";
 
 /// The documentation page whose commands the tests run.
@@ -36,14 +36,14 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts this many replicas and controllers. Waits until pods are injected, and until pods wait while no replica
-    /// responds.
+    /// Starts this many replicas and controllers. Waits until replicas inject pods, and until pods wait while no
+    /// replica responds.
     pub(super) async fn start(replicas: u8, controllers: u8) -> Result<Self> {
         let managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, replicas, controllers).await?;
         let mut cluster = Self { managed };
         cluster.rig().namespace(HELD_NAMESPACE, Some("held")).await?;
         cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
-        // Only without replicas can the test see that the gate is added: replicas remove it.
+        // The test sees the gate only while no replica runs: replicas remove it.
         cluster.kill_replicas().await?;
         cluster.start_replicas_again().await?;
         cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
@@ -54,7 +54,7 @@ impl Cluster {
         &self.managed.rig
     }
 
-    /// Waits until the API server gates pods without a decision.
+    /// Waits until the API server gates pods that no replica has decided about.
     pub(super) async fn wait_until_pods_gated(&self) -> Result<()> {
         eventually(PATIENCE, "the API server gates pods", async || {
             let pod = self.rig().dry_run(HELD_NAMESPACE, &bare_pod("probe")).await?;
@@ -64,7 +64,7 @@ impl Cluster {
         .await
     }
 
-    /// Kills every replica. The cluster learns of it a moment later.
+    /// Kills every replica, and waits until pods are gated. Then marks the replicas as not ready.
     pub(super) async fn kill_replicas(&mut self) -> Result<()> {
         for replica in &mut self.managed.rig.replicas {
             replica.kill()?;
@@ -85,7 +85,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills the leader.
+    /// Kills the leader. Fails if RBAC rejected one of its requests.
     pub(super) async fn kill_leader(&mut self) -> Result<()> {
         let leader = self.managed.leader().await?;
         let place = self.managed.controllers.iter().position(|running| running.address() == leader);
@@ -102,8 +102,8 @@ impl Cluster {
         pods.items.into_iter().map(|pod| Ok(serde_json::to_value(pod)?)).collect()
     }
 
-    /// Deletes terminating pods without a node, as the pod garbage collector does. The API server deletes a pod in
-    /// two writes. If the leader dies between them, no other client makes the second.
+    /// Deletes terminating pods without a node, as the pod garbage collector does. The API server deletes a pod in two
+    /// writes. If the leader dies between the two, no other client makes the second write.
     pub(super) async fn delete_terminating_pods(&self, pods: &[Json]) -> Result<()> {
         let is_going = |pod: &&Json| pod["metadata"].get("deletionTimestamp").is_some();
         for pod in pods.iter().filter(is_going).filter(|pod| pod["spec"].get("nodeName").is_none()) {
@@ -120,7 +120,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the value of a line of the leader's metrics.
+    /// Returns the value of a series in the leader's metrics.
     pub(super) async fn metric(&self, line: &str) -> Result<u64> {
         let leader = self.managed.leader().await?;
         let leader = self.managed.controllers.iter().find(|running| running.address() == leader);
@@ -139,7 +139,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the commands of the page's block that starts with this comment, in a shell.
+    /// Runs the block of `docs/held.md` that starts with this comment, in a shell. Returns the output.
     pub(super) async fn page(&self, comment: &str) -> Result<String> {
         let mut blocks = PAGE.split("```").skip(1).step_by(2);
         let block = blocks.find_map(|block| block.strip_prefix("sh\n").filter(|block| block.starts_with(comment)));
@@ -181,16 +181,16 @@ pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::
     client.request_text(request).await
 }
 
-/// The results for all pods.
+/// The observed or created pods, by their state.
 #[derive(Debug, Default)]
 pub(super) struct PodResults {
     /// Names of pods with their sidecar and without the gate.
     pub(super) injected: BTreeSet<String>,
     /// Names of pods with the gate and without a node.
     pub(super) waited: BTreeSet<String>,
-    /// Pods with neither: they could run without their sidecar.
+    /// Pods that have neither sidecar nor gate: they could run without their sidecar.
     pub(super) without: Vec<Json>,
-    /// Pods that were not created.
+    /// Messages of rejected creations.
     pub(super) refused: Vec<String>,
 }
 
@@ -257,8 +257,8 @@ impl Scheduler {
                     bound => drop(bound.with_context(|| format!("{name} to {node}"))?),
                 }
             }
-            // A ReplicaSet deletes a surplus pod. The deletion completes when the node reports the end of its
-            // containers.
+            // A terminating pod on a node: its ReplicaSet has deleted it. The deletion completes when the node reports
+            // the end of its containers.
             if is_bound && is_going {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
                 let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
@@ -271,7 +271,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Stops, and returns all observations.
+    /// Stops the observer. Returns all observations.
     pub(super) async fn stop(self) -> Result<PodResults> {
         self.stop.disarm().cancel();
         self.running.await??;
@@ -279,7 +279,7 @@ impl Scheduler {
     }
 }
 
-/// Returns the node that a pod of a `DaemonSet` is for. Other pods may run on any node.
+/// Returns the node that a pod of a `DaemonSet` requires. For other pods, returns `one`.
 fn node_of(pod: &Json) -> String {
     let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let wanted = &required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0];
