@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// A CA that lives as long as the test.
+/// A CA with its key, which exists only in this process.
 #[derive(Debug)]
 pub struct TestCa {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -88,7 +88,7 @@ impl TestCa {
         Ok(files)
     }
 
-    /// Returns the CA certificate, as for a `caBundle`.
+    /// Returns the CA certificate in PEM form, for instance for a `caBundle`.
     #[must_use]
     pub fn bundle_pem(&self) -> String {
         self.issuer.pem()

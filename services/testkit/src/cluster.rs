@@ -1,8 +1,9 @@
 //! A real Kubernetes cluster of one node, for tests that need kubelets, a scheduler and Services with real addresses.
 //!
-//! It runs the programs of a control plane and of a node in Linux namespaces (`cluster::node`). They come from pinned
-//! Go modules and Debian packages. Tests use only this engine. For manual work, kind is supported too where a container
-//! engine is installed. Each cluster has a name and a folder; its parts are in the tools' cache (`cluster::parts`).
+//! The project's own engine runs the programs of a control plane and of a node in Linux namespaces (`cluster::node`).
+//! The programs come from pinned Go modules and Debian packages. Tests use only this engine. For manual work, kind is
+//! supported too where a container engine is installed. Each cluster has a name and a folder; its parts are in the
+//! tools' cache (`cluster::parts`).
 
 use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ use parts::{Engine, Parts};
 const START_LIMIT: Duration = Duration::from_mins(4);
 /// How long a script, or one import of an image, may take.
 const COMMAND_LIMIT: Duration = Duration::from_mins(3);
-/// Marks the folder of a cluster that ends with its owner process.
+/// The name of the file that marks the folder of a cluster that ends with its owner process.
 const OWNED: &str = "owned";
 /// An image that only answers probes, on the port that is its argument: `/pause [PORT]`.
 pub const PAUSE_IMAGE: &str = "local.test/pause:1";
@@ -112,7 +113,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Ends the cluster with this name and removes its data. Returns `false` if there is none.
+    /// Ends the cluster with this name and removes its data. Returns `false` if there is no such cluster.
     ///
     /// # Errors
     /// Another process uses the cluster, or its data cannot be removed.
@@ -163,19 +164,19 @@ impl Cluster {
         }
     }
 
-    /// Returns the name.
+    /// Returns the cluster's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the administrator's kubeconfig.
+    /// Returns the path of the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.home.join("kubeconfig")
     }
 
-    /// Returns the folder of its data; the project's own engine also writes `log/` there.
+    /// Returns the folder of the cluster's data. The project's own engine also writes `log/` there.
     #[must_use]
     pub fn home(&self) -> &Path {
         &self.home
@@ -225,7 +226,8 @@ impl Cluster {
         self.wait().await
     }
 
-    /// Waits until the node is ready and can run an image.
+    /// Waits until the node is ready. Then allows the API server to call the kubelet, which the project's own engine
+    /// needs.
     async fn wait(&self) -> anyhow::Result<()> {
         let logs = self.home.join("log");
         eventually(START_LIMIT, "the cluster's node is ready", async || self.is_ready().await)
@@ -310,7 +312,7 @@ fn run_within(limit: Duration, command: &Command) -> anyhow::Result<String> {
     String::from_utf8(stdout).context("it printed what is not UTF-8")
 }
 
-/// Returns the folder of clusters: `PILLION_CLUSTERS`, or in the user's cache.
+/// Returns the folder of all clusters: `PILLION_CLUSTERS` or, by default, a folder in the user's cache.
 fn folder() -> anyhow::Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = match (set("PILLION_CLUSTERS"), set("XDG_CACHE_HOME"), set("HOME")) {

@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-/// The identity of a kubeconfig.
+/// The identity that a client with the kubeconfig has.
 #[derive(Debug, Clone)]
 pub(crate) enum Identity<'a> {
     /// A bearer token.
@@ -20,7 +20,7 @@ pub(crate) enum Identity<'a> {
     },
 }
 
-/// Formats a kubeconfig with one context.
+/// Returns a kubeconfig with one context, for the API server at the URL `server`.
 pub(crate) fn render(server: &str, ca_pem: &str, identity: &Identity<'_>) -> String {
     let user: Value = match identity {
         Identity::Token(token) => json!({ "token": token }),

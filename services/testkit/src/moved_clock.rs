@@ -27,7 +27,7 @@ pub struct MovedClock {
 }
 
 impl MovedClock {
-    /// Creates a clock without an offset.
+    /// Creates a clock without an offset. Each clock of a test needs a different `name`.
     ///
     /// # Errors
     /// This is not an isolated test, or there is no C compiler (`cc`, or `CC`).

@@ -84,7 +84,7 @@ fn webhook_behind_service_patches_pod_over_http1() {
     });
 }
 
-/// The requests that the test's webhooks received.
+/// The HTTP versions of the requests that the test's webhooks received, and the tasks that serve the webhooks.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     versions: Arc<Mutex<Vec<Version>>>,

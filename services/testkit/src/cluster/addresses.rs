@@ -13,7 +13,8 @@ const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
 /// The longest prefix that counts as a route to other networks. Addresses inside such a route may be used.
 const LONGEST_ROUTE_PREFIX: u32 = 15;
 
-/// Returns the host's and the node's address, which a cluster keeps.
+/// Returns the host's and the node's address for the cluster in the folder `home`. The first call chooses a free
+/// network, and stores its number in the folder.
 pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     let pair = |number: u8| (Ipv4Addr::new(10, 250, number, 1), Ipv4Addr::new(10, 250, number, 2));
     let file = home.join("number");
