@@ -37,7 +37,7 @@ struct File {
     cases: Vec<Case>,
 }
 
-/// A pod, and the expected result.
+/// A test case: a pod, and the expected results.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Case {
@@ -56,7 +56,7 @@ struct Case {
     /// Objects that lookups find, by `resource/name`. Lists are by `resource`.
     #[serde(default)]
     lookups: serde_json::Map<String, Json>,
-    /// The whole resulting object, without the record. If absent, the pod must not change.
+    /// The whole resulting object, without the injection record. If absent, the pod must not change.
     result: Option<Json>,
     /// Expected reasons of the selected profiles, as their metric labels.
     reasons: Option<Vec<String>>,

@@ -30,7 +30,7 @@ use generate::{Case, Choices, Kind, Profiles};
 
 const NAMESPACE: &str = "shop";
 
-/// Returns the annotation of a namespace that sets the parameter of a cluster profile.
+/// Returns the key of the namespace annotation that sets the parameter of the cluster profile `profile`.
 fn parameter_key(profile: &str) -> String {
     format!("parameters.example.com/{profile}")
 }

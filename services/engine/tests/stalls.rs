@@ -15,8 +15,8 @@ use bombs::{pod_bombs, profile_bombs};
 use pillion_engine::decision::Outcome;
 use serde_json::{Value as Json, json};
 
-/// The time limit. In an unoptimised build, the longest case takes a few tenths of it. Unbounded work would take a
-/// minute.
+/// The time limit for a decision. In an unoptimised build, the longest decision takes a few tenths of it. Unbounded
+/// work would take a minute.
 const LIMIT: Duration = Duration::from_secs(4);
 
 /// A profile, a pod that it matches, and the allowed reasons of the profile's decision, as metric labels.

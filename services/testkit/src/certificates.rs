@@ -56,7 +56,7 @@ impl TestCa {
         Ok((certificate.pem(), key.serialize_pem()))
     }
 
-    /// Writes [`TestCa::serving`] to `NAME.crt` and `NAME.key` in `dir`.
+    /// Writes the result of [`TestCa::serving`] to `NAME.crt` and `NAME.key` in `dir`.
     ///
     /// # Errors
     /// As [`TestCa::serving`], or the files cannot be written.
@@ -97,6 +97,6 @@ impl TestCa {
 
 /// Installs aws-lc-rs as the process's cryptography provider. Further calls have no effect.
 pub fn install_crypto_provider() {
-    // Err: a provider is installed already.
+    // An error means that a provider is already installed.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }

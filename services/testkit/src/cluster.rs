@@ -38,7 +38,7 @@ const OWNED: &str = "owned";
 /// An image that only answers probes, on the port that is its argument: `/pause [PORT]`.
 pub const PAUSE_IMAGE: &str = "local.test/pause:1";
 
-/// A running cluster.
+/// A running cluster of one node. If this process owns the cluster, dropping this value ends it.
 #[derive(Debug)]
 pub struct Cluster {
     name: String,
@@ -46,8 +46,8 @@ pub struct Cluster {
     parts: Parts,
     /// The write end of the pipe that ends the cluster when it closes. `None`: the cluster has no owner.
     owner: Option<PipeWriter>,
-    /// Prevents other processes from starting, ending or loading the cluster. The last field, so that it is dropped
-    /// last.
+    /// Prevents other processes from starting, ending or loading the cluster. This is the last field, so that the lock
+    /// is dropped last.
     _lock: Lock,
 }
 
@@ -287,7 +287,7 @@ impl Drop for Cluster {
 fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok).filter(|entry| entry.path().join(OWNED).exists()) {
-        // Ignored: a leftover that cannot be removed does not affect the next cluster.
+        // Errors are ignored, because a leftover that cannot be removed does not affect the next cluster.
         let _ = Cluster::end(entry.path(), &entry.file_name().to_string_lossy());
     }
 }

@@ -284,7 +284,7 @@ impl ControlPlane {
         Self::builder().start().await
     }
 
-    /// Returns a builder for a configured control plane.
+    /// Returns a builder that configures and starts a control plane.
     pub fn builder() -> Builder {
         Builder {
             address: namespace::API_SERVER,
@@ -338,7 +338,7 @@ impl ControlPlane {
             ..ServiceAccount::default()
         };
         create_if_absent(&accounts, &account).await?;
-        // No audience means the API server's own.
+        // An empty list requests the API server's own audience.
         let spec = TokenRequestSpec { audiences: Some(Vec::new()), ..TokenRequestSpec::default() };
         let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
         let answer = accounts

@@ -133,7 +133,7 @@ impl Daemon {
     /// # Errors
     /// The operating system fails.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        // Err: the process has already ended and was reaped.
+        // An error means that the process has already ended and was reaped.
         let _ = self.child.kill();
         self.child.wait().with_context(|| format!("cannot wait for the end of {}", self.name))?;
         Ok(())

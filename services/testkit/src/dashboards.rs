@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The width of Grafana's grid.
+/// The width of Grafana's grid, in columns.
 const COLUMNS: u64 = 24;
 /// The schema version of Grafana 12. Older versions of Grafana accept it too.
 const SCHEMA: u64 = 42;
@@ -41,7 +41,7 @@ pub struct Panel {
     kind: Kind,
     unit: String,
     width: Option<u64>,
-    /// Why the panel's queries may return nothing without a cluster.
+    /// Why the panel's queries may return nothing without a cluster. `None`: the queries must return data.
     pub idle: Option<String>,
     /// The colours, each with the lowest value at which it applies.
     #[serde(default)]

@@ -34,7 +34,7 @@ pub async fn eventually<T>(
             // The attempt was cut off at the deadline, which is checked below.
             Err(_) => {}
         }
-        // Checked after each failed attempt, so a limit of zero still permits one attempt.
+        // The deadline is checked after each failed attempt, so a limit of zero still permits one attempt.
         if Instant::now() >= deadline {
             return Err(last.context(format!("{what}: not within {limit:?}; last attempt")));
         }

@@ -41,7 +41,7 @@ const TAIL: usize = 15;
 /// Runs `body` in its own namespaces, for at most ten minutes. See [`Isolation`].
 ///
 /// # Panics
-/// If the body fails, which fails the test.
+/// Panics if the body fails, which fails the test.
 #[track_caller]
 pub fn isolated<F, Fut>(body: F)
 where
@@ -59,7 +59,7 @@ pub struct Isolation {
     has_own_network: bool,
 }
 
-/// Why an isolated test failed.
+/// The failure of an isolated test.
 #[derive(Debug)]
 pub struct Failure {
     /// The message for the test's output.
@@ -101,7 +101,7 @@ impl Isolation {
     /// outside.
     ///
     /// # Panics
-    /// If the body fails, which fails the test.
+    /// Panics if the body fails, which fails the test.
     #[track_caller]
     pub fn run<F, Fut>(self, body: F)
     where
@@ -272,7 +272,7 @@ fn probe() -> anyhow::Result<()> {
 }
 
 /// Returns the test's name: the harness names the thread after the test, unless all tests run on the main thread. Then
-/// the name comes from the closure's type.
+/// the name comes from the closure's type. `None`: the type contains no name.
 fn test_name<F>() -> Option<String> {
     let thread = std::thread::current();
     if let Some(name) = thread.name().filter(|name| *name != "main") {
@@ -281,7 +281,8 @@ fn test_name<F>() -> Option<String> {
     name_from_type(std::any::type_name::<F>())
 }
 
-/// Extracts the test name `module::test` from `the_crate::module::test::{{closure}}`.
+/// Extracts the test name `module::test` from `the_crate::module::test::{{closure}}`. `None`: the type is not a closure
+/// directly in a function.
 fn name_from_type(type_name: &str) -> Option<String> {
     let (function, closure) = type_name.split_once("::{{closure}}")?;
     let (_, test) = function.split_once("::")?;

@@ -15,7 +15,7 @@ pub(crate) enum Identity<'a> {
         token: &'a str,
         /// The impersonated user.
         user: &'a str,
-        /// The impersonated groups, beside `system:authenticated`.
+        /// The impersonated groups, in addition to `system:authenticated`.
         groups: &'a [&'a str],
     },
 }

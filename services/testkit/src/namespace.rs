@@ -30,8 +30,8 @@ pub(crate) const CONTROL_PLANE: &str = "PILLION_TEST_CONTROL_PLANE";
 /// plane.
 pub(crate) const LEASED_CONTROL_PLANE: &str = "control-plane";
 
-/// Returns the folder of the current isolated test, for logs, data and kubeconfigs. It is kept if the test fails and
-/// removed if it passes.
+/// Returns the folder of the current isolated test, for logs, data and kubeconfigs. The folder is kept if the test
+/// fails, and removed if it passes.
 ///
 /// # Errors
 /// The call is not inside [`isolated`](crate::isolated).
@@ -56,7 +56,7 @@ pub(crate) fn unshare() -> Command {
         "--net",
         "--pid",
         "--fork",
-        // When unshare dies, so does process 1 inside, and all processes with it.
+        // When unshare ends, process 1 of the namespace is killed, and all other processes with it.
         "--kill-child",
         "--mount-proc",
         "--",
@@ -99,7 +99,7 @@ impl Silence {
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        // Ignored: the route disappears with the network namespace anyway.
+        // An error is ignored, because the route disappears with the network namespace anyway.
         let _ = ip(&["route", "delete", &self.address, "table", "local"]);
     }
 }

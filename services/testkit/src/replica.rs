@@ -24,7 +24,7 @@ pub const METRICS_PORT: u16 = 9090;
 /// The timeout of one GET.
 const GET_LIMIT: Duration = Duration::from_secs(5);
 
-/// The role of a replica.
+/// Whether a replica is a webhook or a controller.
 #[derive(Debug, Clone)]
 pub enum Role {
     /// The webhook, with its certificate in files. `None`: the arguments configure the certificate.
@@ -129,7 +129,7 @@ impl Replica {
     /// Starts a replica without waiting, for tests of the time before it is ready.
     ///
     /// # Errors
-    /// The program cannot be started, or this is not an isolated test.
+    /// The program cannot be started, or the call is not inside an isolated test.
     pub fn spawn(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let log = namespace::directory()?.join(format!("replica-{address}.log"));
         let daemon = Daemon::spawn(format!("replica {address}"), &mut spec.command(address), &log)?;

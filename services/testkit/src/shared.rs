@@ -110,7 +110,7 @@ impl Lease {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
         }
         if let Some(process) = self.namespaces() {
-            // The keeper's parent removes the folder.
+            // The script [`KEEPER`] removes the folder when this process has ended.
             let _ = Command::new("kill").args(["-KILL", &process]).status();
         }
         let deadline = Instant::now() + LIMIT;
@@ -134,7 +134,8 @@ impl Lease {
         let _ = std::fs::remove_dir_all(&self.folder);
         std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
         let unshared = namespace::unshare();
-        // A new session, so that a test runner that kills a test's process group does not end the control plane.
+        // The control plane gets a new session, so that a test runner that kills a test's process group does not end
+        // the control plane.
         let mut command = Command::new("setsid");
         command
             .args(["--fork", "sh", "-c", KEEPER])

@@ -30,8 +30,8 @@ pub(crate) fn dir() -> anyhow::Result<PathBuf> {
 }
 
 /// Returns the path of one program: `etcd`, `kube-apiserver`, `kubectl`, `kube-controller-manager`, `prometheus`,
-/// `promtool`, `k6`, `otelcol`, `helm`, `kubeconform`, or one of a [cluster](crate::cluster). It is built on first use,
-/// which takes minutes.
+/// `promtool`, `k6`, `otelcol`, `helm`, `kubeconform`, or a program of a [cluster](crate::cluster). The program is
+/// built on first use, which takes minutes.
 ///
 /// # Errors
 /// The script that builds it failed; the error contains its output.
@@ -111,7 +111,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {
             let line = line.context("reading what the build of the tools says")?;
-            // Written directly, since the harness would show captured output only after the build.
+            // The line is written directly, since the harness would show captured output only after the build.
             let _ = writeln!(std::io::stderr(), "tools: {line}");
             output.push_str(&line);
             output.push('\n');

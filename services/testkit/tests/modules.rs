@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-/// A module's path, or a path in source code, from the root of the crate.
+/// The names of a path, which is a module's or in source code.
 type Names = Vec<String>;
 
 /// A function that returns the content of a source file, or `None` if there is no such file.
@@ -32,7 +32,7 @@ struct Module {
 #[derive(Default)]
 struct Crate(BTreeMap<Names, Module>);
 
-/// A path in source code. `name` is its last name or, after `as`, the new name.
+/// A path in source code, as written. `name` is the path's last name or, after `as`, the new name.
 struct Found {
     line: usize,
     path: Names,

@@ -1,5 +1,5 @@
-//! Compares the engine's merge with a real kube-apiserver's: strategic merge and server-side apply must give the same
-//! result for a pod and a template.
+//! Compares the engine's merge with a real kube-apiserver's: for a pod and a template, strategic merge and server-side
+//! apply must give the engine's result.
 //!
 //! Pods are stored as `PodTemplate` objects, which have the same fields and which pod admission does not change.
 //! Results are compared after the API server has normalised them. `PILLION_ORACLE_CASES` sets the number of cases, and

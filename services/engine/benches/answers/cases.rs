@@ -26,7 +26,7 @@ const STATIC: &[&str] = &[LOG_SHIPPER];
 const EXPRESSIONS: &[&str] = &[LOG_COLLECTOR, TRACE_AGENT, SECRET_AGENT];
 const TWO: &[&str] = &[LOG_SHIPPER, SECRET_AGENT];
 
-/// A benchmark case.
+/// A benchmark case: the profiles, and the review of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     /// One static profile on the captured pod.

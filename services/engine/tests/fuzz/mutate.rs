@@ -1,4 +1,4 @@
-//! A small mutator for tests. It changes inputs as bytes, or as JSON where they are JSON. The seed determines all
+//! A small mutator for tests. It changes inputs as bytes or, if they are JSON, as JSON. The seed determines all
 //! changes, so runs are reproducible without a fuzzer.
 
 use serde_json::{Map, Value as Json, json};

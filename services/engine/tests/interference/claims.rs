@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-/// Lists with keyed elements, and the key field.
+/// Lists with keyed elements, and the field of the elements that is the key.
 const KEYED: [(&str, &str); 7] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -111,7 +111,7 @@ impl Claims {
     }
 
     /// Also claims original values in `expected` that equal the platform's values. `bare` is a minimal object, and
-    /// `made` is the result of the same profiles for `bare`.
+    /// `made` is the result of the cluster profiles for `bare`.
     pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
         for (path, value) in Self::of(bare, made).values {
             let Some(value) = value else { continue };
@@ -155,7 +155,7 @@ impl Claims {
     }
 }
 
-/// Returns a message if elements that the platform added to a list have moved. `None`: they have not.
+/// Returns a message if elements that the platform added to a list have moved, or are no longer first. `None`: neither.
 fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json) -> Option<String> {
     let field = key_field(list.last()?)?;
     let keys_in = |object: &Json| keys(at(object, list).unwrap_or(&Json::Null), field);

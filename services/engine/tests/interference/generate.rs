@@ -36,7 +36,7 @@ pub(super) struct Profiles {
     pub(super) cases: Vec<Case>,
 }
 
-/// An object, and the changes to the cluster between its two passes.
+/// An object, and the conditions of its two passes.
 #[derive(Debug)]
 pub(super) struct Case {
     pub(super) object: Json,

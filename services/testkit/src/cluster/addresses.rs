@@ -40,7 +40,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     Ok(pair(free))
 }
 
-/// Returns whether a route of `ip route` leads to the network with this number, or to a part of it.
+/// Returns whether a route of `ip route` leads to the network `10.250.NUMBER.0/30`, or to a part of it.
 fn leads_to(route: &str, number: u8) -> bool {
     // A word such as `local` may come first.
     let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };

@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn cluster_of_other_folder_is_left_alone() {
         if super::super::parts::allowed().is_err() {
-            // Skipped like tests on a node, which need the same privileges.
+            // This test is skipped like tests on a node, which need the same privileges.
             return;
         }
         let folder = tempfile::tempdir().unwrap();

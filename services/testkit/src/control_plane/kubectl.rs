@@ -44,7 +44,7 @@ impl ControlPlane {
         let run = async {
             let feed = async {
                 if let Some(mut stdin) = stdin {
-                    // Err: kubectl did not read its input and closed the pipe.
+                    // An error means that kubectl closed the pipe without reading all input.
                     let _ = stdin.write_all(input.as_bytes()).await;
                 }
             };

@@ -18,11 +18,11 @@ pub(crate) const MANAGER: &str = "pillion-testkit";
 
 /// How long a custom resource may take to be served.
 const CRD_LIMIT: Duration = Duration::from_mins(1);
-/// The media type with which kubectl discovers kinds.
+/// The media type that kubectl requests to discover resources.
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ControlPlane {
-    /// Creates a namespace with labels. It may already exist with the same labels.
+    /// Creates a namespace with labels, or sets the labels of an existing one.
     ///
     /// # Errors
     /// The API server rejects the namespace.

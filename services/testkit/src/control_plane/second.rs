@@ -59,7 +59,7 @@ impl SecondApiServer {
         self.client.clone()
     }
 
-    /// Returns the process, to pause, resume or kill it.
+    /// Returns the process of this API server, to pause, resume or kill it.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.process
     }

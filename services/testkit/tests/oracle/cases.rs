@@ -30,7 +30,7 @@ const SHOWN: usize = 3;
 /// The number of templates that have failed so far.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 
-/// Errors that the engine reports itself, each with the API server's wording.
+/// Reasons with which the engine rejects a template, each with the API server's wording of the same error.
 const OWN_REFUSALS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
 
 /// The results of the cases.
@@ -270,7 +270,7 @@ impl Template<'_> {
         Ok(tally)
     }
 
-    /// Shrinks a failing template. Returns the failures of the smallest template that fails at the same paths.
+    /// Shrinks a failing template. Returns the failures of the smallest template found that fails at the same paths.
     async fn smaller(&self, mut template: Json) -> Result<Vec<String>> {
         let mut failures = self.run(&template).await?.failures;
         for place in places(&template).into_iter().take(SMALLER) {

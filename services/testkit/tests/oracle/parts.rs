@@ -18,7 +18,7 @@ const PORTS: [u16; 3] = [80, 8080, 9090];
 const PATHS: [&str; 5] = ["/data", "/etc/app", "/var/log", "/cache", "/a~b"];
 const VALUES: [&str; 5] = ["x", "y", "1", "", "a=b,c=d"];
 
-/// The list that contains a container.
+/// The list that contains a container: `containers` or `initContainers`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     App,

@@ -115,9 +115,9 @@ pub(crate) const PINS: [Pin; 9] = [
     },
 ];
 
-/// Objects that server-side apply treats as atomic. The engine merges every object by its keys: a profile that requires
-/// an operating system extends the pod's node selector. Strategic merge gives the same result, which confirms the
-/// engine's.
+/// Objects that server-side apply treats as atomic. The engine merges every object by its keys: for example, a profile
+/// that requires an operating system extends the pod's node selector. Strategic merge gives the same result, which
+/// confirms the engine's.
 pub(crate) const ATOMIC: [&str; 18] = [
     "CSIVolumeSource.nodePublishSecretRef",
     "CephFSVolumeSource.secretRef",

@@ -101,7 +101,7 @@ mod tests {
         let lines: Vec<_> = (0..100).map(|n| format!("{}\t200\t{}", 1_000_000 + n * 10, 100 - n)).collect();
         let seen = seen(&lines.join("\n"), 100).unwrap();
         assert_eq!((seen.p50_us, seen.p99_us), (51, 100));
-        // From 1,000,000 to 1,000,990 + 1.
+        // The requests last from 1,000,000 to 1,000,991 microseconds.
         assert!((seen.requests_per_second - 100.0 / 991e-6).abs() < 1.0, "{seen:?}");
     }
 

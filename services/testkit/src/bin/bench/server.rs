@@ -58,7 +58,7 @@ impl Server {
         Self::start("floor", command, address, bundle, &folder.path("floor/log")).await
     }
 
-    /// Starts the webhook by `pillion dev`, which needs no cluster, with the same servers and log level as in
+    /// Starts the webhook with `pillion dev`, which needs no cluster, with the same servers and log level as in
     /// production.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ fn free_address() -> anyhow::Result<SocketAddr> {
 
 /// Returns the processor time of all threads of a process. `process` is the folder of the process in `/proc`. Reads
 /// `schedstat`, in nanoseconds. If the kernel has no `schedstat`, reads `utime` and `stime` of `stat`, in hundredths of
-/// a second. No thread of these servers ends under load.
+/// a second. The sum never decreases, because the measured servers end no thread under load.
 fn processor_time(process: &Path) -> anyhow::Result<Duration> {
     let mut nanoseconds = 0_u64;
     for thread in std::fs::read_dir(process.join("task"))? {
