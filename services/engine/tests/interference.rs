@@ -116,8 +116,8 @@ fn review(
     (decided, Some(object))
 }
 
-/// Returns namespace annotations that set the same parameters of cluster profiles as the namespaced profiles that
-/// extend them.
+/// Returns annotations for the namespace. They give the parameters of cluster profiles the values that the namespaced
+/// profiles that extend them set.
 fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, String)> {
     let extended = decided
         .decision

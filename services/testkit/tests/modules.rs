@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-/// The names of a path, which is a module's or in source code.
+/// The names of a path: of a module's path, or of a path in source code.
 type Names = Vec<String>;
 
 /// A function that returns the content of a source file, or `None` if there is no such file.
