@@ -340,8 +340,8 @@ fn copied_pod_has_no_duplicates() {
     }
 }
 
-/// Values that a `LimitRange` sets in the author's overlay do not override the profile's values. It may set them before
-/// or after the first pass.
+/// Values that a `LimitRange` sets in the author's overlay do not override the profile's values. The `LimitRange` may
+/// set them before or after the first pass.
 #[test]
 fn limit_range_does_not_override_profile() {
     let spec = json!({

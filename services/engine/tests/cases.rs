@@ -53,7 +53,7 @@ struct Case {
     /// Owners that lookups find, as objects.
     #[serde(default)]
     owners: Vec<Json>,
-    /// Objects that lookups find, by `resource/name`. Lists are by `resource`.
+    /// Objects that lookups find, by the key `resource/name`. A list has the key `resource`.
     #[serde(default)]
     lookups: serde_json::Map<String, Json>,
     /// The whole resulting object, without the injection record. If absent, the pod must not change.

@@ -116,8 +116,8 @@ fn review(
     (decided, Some(object))
 }
 
-/// Returns annotations for the namespace. They give the parameters of cluster profiles the values that the namespaced
-/// profiles that extend them set.
+/// Returns annotations for the namespace. They set the parameters of each extended cluster profile to the values that
+/// the namespaced profile sets.
 fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, String)> {
     let extended = decided
         .decision

@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// A CA with its key, which exists only in this process.
+/// A CA, whose key exists only in this process.
 #[derive(Debug)]
 pub struct TestCa {
     issuer: CertifiedIssuer<'static, KeyPair>,

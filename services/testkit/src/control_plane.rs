@@ -264,7 +264,7 @@ impl Settings {
     }
 }
 
-/// Makes a command ignore proxies and the terminal's signals, and makes a Go program collect less garbage.
+/// Makes a Go program ignore proxies and the terminal's signals, and collect garbage only near a memory limit.
 fn on_its_own(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
     // Tests are limited by processor time and not by memory, so garbage is collected only at this limit.
@@ -402,7 +402,7 @@ impl ControlPlane {
     /// Calls [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
     ///
     /// # Errors
-    /// As both methods.
+    /// As [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
     pub async fn restart_api_server(&mut self) -> anyhow::Result<()> {
         self.stop_api_server()?;
         self.start_api_server().await

@@ -67,7 +67,7 @@ fn shed_request_is_retried_on_another_replica() {
 
         let (shed, answered) = (value(&full, SHED)?, value(&free, ANSWERED)?);
         let mut created = 0;
-        // Concurrent requests open new connections, of which about a quarter reach the replica that sheds load. On a
+        // Concurrent requests open new connections, and about a quarter of them reach the replica that sheds load. On a
         // busy machine the requests may run one after another and all miss it, so the loop creates more pods.
         while created == 0 || (value(&full, SHED)? - shed < 1.0 && created < 10 * PODS) {
             try_join_all((created..created + PODS).map(|number| create(format!("pod-{number}")))).await?;

@@ -26,7 +26,7 @@ const REPETITIONS: u32 = 4;
 /// The maximum ratio of two counts that should be equal.
 const ALIKE: f64 = 1.05;
 
-/// The number of timed rounds, of which the fastest counts, and the duration of a round.
+/// The number of timed rounds, and the duration of a round. The fastest round counts.
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(200);
 
