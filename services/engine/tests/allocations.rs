@@ -16,7 +16,7 @@ fn allocations(case: Case) -> u64 {
     count
 }
 
-/// The ceilings are slightly above the current counts. The limits of the benchmark are much higher.
+/// The ceilings are slightly above the current counts. The limits of the benchmark are higher.
 #[test]
 fn cases_stay_within_ceilings() {
     for (case, ceiling) in [

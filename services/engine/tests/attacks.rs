@@ -1,5 +1,5 @@
-//! Profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds of
-//! time, memory and stack. None uses up the budget of the platform's profiles.
+//! Tests profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds
+//! of time, memory and stack. None uses up the budget of the platform's profiles.
 
 #![allow(
     clippy::unwrap_used,
@@ -39,7 +39,8 @@ fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
 }
 
-/// Decides about a pod on a stack as small as the stacks of the threads that serve requests.
+/// Decides about [`pod`] with a stack as small as the stacks of the threads that serve requests. Returns the decision
+/// and the patched pod. Panics if the decision exceeds [`LIMIT`] or [`MEMORY`].
 fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     let run = || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
@@ -131,7 +132,8 @@ fn nesting_of_values_is_bounded() {
     }
 }
 
-/// Returns variables of which each doubles the string of the one before.
+/// Returns variables with the names `name` and a number. Number 0 is the string `first`, and each later variable
+/// doubles the string before it.
 fn doubled(name: &str, first: &str, times: usize) -> Vec<(String, String)> {
     let mut variables = vec![(format!("{name}0"), format!("'{first}'"))];
     variables.extend((1..=times).map(|number| {
@@ -150,7 +152,7 @@ fn replacements_of_replacements_are_not_expanded() {
             let value = format!("${{string(regex.replace(variables.m8, '{pattern}', variables.r7).size())}}");
             let (decided, _) = decide(vec![tenant("long", annotated(&variables, &value)).unwrap()]);
             let reason = decided.decision.profiles[0].reason.as_str();
-            // A single match needs little work, and a group that the pattern lacks is empty.
+            // A single match needs little work. A reference to a group that the pattern lacks is replaced by nothing.
             let expected = match (replacement, pattern) {
                 ("$1", "a+") | ("x", "a+" | "(a+)") => "injected",
                 _ => "expression_failed",
@@ -160,7 +162,8 @@ fn replacements_of_replacements_are_not_expanded() {
     }
 }
 
-/// Returns a profile with a loop that continues after an expensive error.
+/// Returns a profile that calls the macro `call` on a long list. The macro continues after the expensive error of each
+/// item.
 fn failing(call: &str) -> Json {
     let variables = [
         ("a".to_owned(), "lists.range(250)".to_owned()),
@@ -218,7 +221,7 @@ fn expressions_end_at_request_deadline() {
     }
 }
 
-/// Returns profiles that are each large in one way.
+/// Returns the smallest profile, and profiles that are each large in one way, with their descriptions.
 fn large_profiles() -> Vec<(&'static str, Json)> {
     let with = |template: Json| json!({"template": template});
     let annotations = |count: usize, value: &dyn Fn(usize) -> String| {

@@ -1,8 +1,8 @@
-//! Changes by other webhooks before, between and after our passes, and invalid injection records.
+//! Tests changes by other webhooks before, between and after Pillion's passes, and invalid injection records.
 //!
 //! The API server calls webhooks one after the other, and some of them again. `LimitRange`s and service accounts also
-//! change the pod in between. In any order, a pass after the last change must change nothing. It must keep the
-//! changes of others, and must not add anything twice.
+//! change the pod in between. In any order, the second pass after a change must change nothing. Every pass must keep
+//! the changes of others, and must not add anything twice.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -52,7 +52,7 @@ fn pass(pod: &mut Json, snapshot: &Snapshot) -> Decided {
     decided
 }
 
-/// Adds the managedFields of a pod whose author wrote everything.
+/// Returns the pod with managedFields that assign all its fields to the author.
 fn managed(pod: &Json) -> Json {
     with_managed_fields(pod.clone(), pod)
 }
@@ -81,7 +81,7 @@ fn containers(pod: &mut Json) -> impl Iterator<Item = &mut Json> {
     lists.filter_map(|(_, list)| list.as_array_mut()).flatten()
 }
 
-/// Adds an element to a list, and creates the list if necessary.
+/// Adds an element to the field `list` of `parent`, at the front or at the end. Creates the list if necessary.
 fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
     if !parent[list].is_array() {
         parent[list] = json!([]);
@@ -93,7 +93,7 @@ fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
 /// A change by another webhook, with its description.
 type Foreign = (&'static str, fn(&mut Json));
 
-/// The changes by others. Each is made once.
+/// The changes by others. No change is made twice to the same pod.
 const FOREIGN: [Foreign; 7] = [
     ("a webhook adds a container", |pod| {
         let late = json!({"name": "late", "image": "l", "livenessProbe": {"tcpSocket": {"port": 9}}});
@@ -131,7 +131,7 @@ const FOREIGN: [Foreign; 7] = [
     }),
 ];
 
-/// Asserts that the elements of every named list have unique names.
+/// Asserts that the elements of every list have unique names, except in `volumeMounts`.
 fn assert_unique(value: &Json, at: &str) {
     match value {
         Json::Object(members) => members.iter().for_each(|(key, value)| assert_unique(value, &format!("{at}/{key}"))),
@@ -149,7 +149,8 @@ fn assert_unique(value: &Json, at: &str) {
     }
 }
 
-/// Asserts that the final pod has all expected changes.
+/// Asserts that the final pod has the changes of all profiles, and those of [`FOREIGN`] with the indices in `done`.
+/// `story` is for error messages.
 fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     assert_unique(pod, "");
     let all: Vec<_> = containers(pod).map(|container| container.clone()).collect();
@@ -184,7 +185,7 @@ fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     }
 }
 
-/// Tests all pairs of changes by others. Each change happens before our first pass, between the first and the second,
+/// Tests all pairs of changes by others. Each change happens before the first pass, between the first and the second,
 /// or after the second.
 #[test]
 fn passes_settle_after_changes_by_others() {
@@ -239,7 +240,7 @@ fn record_of(added: &Json, replaced: &Json) -> String {
     json!({"version": 1, "profiles": [entry]}).to_string()
 }
 
-/// Returns invalid injection records.
+/// Returns injection records that are malformed, or that name wrong paths or values.
 fn strange() -> Vec<String> {
     let huge: Vec<_> = (0..2_000).map(|number| format!("/spec/containers/c{number}")).collect();
     let good = record_of(&json!(["/spec/containers/istio-proxy"]), &json!([]));
@@ -289,7 +290,7 @@ fn authored_record_changes_nothing() {
                 let decided = pass(&mut object, &snapshot);
                 assert!(decided.decision.notices.contains(&Notice::RecordDropped), "{record}");
                 assert_eq!(without_record(object.clone()), without_record(expected.clone()), "{record}");
-                // The record that replaces it is valid.
+                // The new injection record is valid.
                 if managed_fields {
                     object["metadata"]["managedFields"] = managed(&pod)["metadata"]["managedFields"].clone();
                     let again = decide(&object, &snapshot);
@@ -300,7 +301,7 @@ fn authored_record_changes_nothing() {
     }
 }
 
-/// A record that others changed after the author is trusted, but must not harm the pod.
+/// An injection record that other webhooks wrote is trusted, but must not harm the pod.
 #[test]
 fn record_of_missing_paths_is_harmless() {
     let snapshot = realistic();
@@ -317,7 +318,7 @@ fn record_of_missing_paths_is_harmless() {
     }
 }
 
-/// A running pod is copied and created again under another name.
+/// The author creates a copy of a running pod, including its injection record.
 #[test]
 fn copied_pod_has_no_duplicates() {
     let snapshot = realistic();
@@ -339,7 +340,8 @@ fn copied_pod_has_no_duplicates() {
     }
 }
 
-/// Values that a `LimitRange` sets in the author's overlay are not the author's, whenever they are set.
+/// Values that a `LimitRange` sets in the author's overlay do not override the profile's values. The `LimitRange` may
+/// set them before or after the first pass.
 #[test]
 fn limit_range_does_not_override_profile() {
     let spec = json!({

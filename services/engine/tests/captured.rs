@@ -34,7 +34,7 @@ fn captured_reviews_get_valid_responses() {
     }
 }
 
-/// Asserts that every pointer of `before` leads to the same value in `after`.
+/// Asserts that every path of `before` leads to the same value in `after`.
 fn assert_contains(file: &str, before: &Json, after: &Json) {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {

@@ -1,9 +1,9 @@
-//! Profiles applied to pods. Each file in `tests/cases` and `tests/primitives`, and each example of docs/profiles.md,
-//! has profiles, pods and the expected results.
+//! Tests profiles that are applied to pods. Each file in `tests/cases` and `tests/primitives`, and each example of
+//! docs/profiles.md, has profiles, pods and the expected results.
 //!
-//! The result of every changed pod is passed to the engine again: the second patch must be empty. Each case runs
-//! twice: with the record trusted as found, and with managedFields that name the author's fields, as the API server
-//! sets them.
+//! The result of every changed pod is passed to the engine again: the second patch must be empty. Each case runs twice:
+//! with an injection record that is trusted as found, and with managedFields that name the author's fields, as the API
+//! server sets them.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -23,7 +23,7 @@ use pillion_json::OwnedTape;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
-/// A file of cases.
+/// A file of test cases.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct File {
@@ -37,7 +37,7 @@ struct File {
     cases: Vec<Case>,
 }
 
-/// A pod, and the expected result.
+/// A test case: a pod, and the expected results.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Case {
@@ -48,26 +48,27 @@ struct Case {
     /// Changes of the review's `request`, as a merge patch.
     #[serde(default)]
     request: Json,
-    /// The metadata of the pod's service account, which does not exist if this is absent.
+    /// The metadata of the pod's service account. If absent, the service account does not exist.
     service_account: Option<Json>,
     /// Owners that lookups find, as objects.
     #[serde(default)]
     owners: Vec<Json>,
-    /// Objects that lookups find, by `resource/name`, or `resource` for a list.
+    /// Objects that lookups find, by the key `resource/name`. A list has the key `resource`.
     #[serde(default)]
     lookups: serde_json::Map<String, Json>,
-    /// The whole resulting object, without the record. If absent, the pod must not change.
+    /// The whole resulting object, without the injection record. If absent, the pod must not change.
     result: Option<Json>,
-    /// Reasons of the selected profiles, as in metrics.
+    /// Expected reasons of the selected profiles, as their metric labels.
     reasons: Option<Vec<String>>,
-    /// Parts of the messages to the author, in order.
+    /// A part of each expected message to the pod author, in order.
     #[serde(default)]
     told: Vec<String>,
-    /// Parts of the messages of the validating path about the result, in order.
+    /// A part of each expected message of the validating endpoint about the result, in order. If absent, the validating
+    /// endpoint is not tested.
     validated: Option<Vec<String>>,
-    /// Changes by others between the first and the second pass, as a merge patch.
+    /// Changes by other webhooks between the first and the second pass, as a merge patch.
     foreign: Option<Json>,
-    /// The whole object after the second pass, if that pass changes it.
+    /// The whole object after the second pass. If absent, the second pass must not change the object.
     then: Option<Json>,
 }
 
@@ -103,7 +104,8 @@ fn profiles(file: &File) -> ProfileSet {
     ProfileSet::new(compiled)
 }
 
-/// The snapshot for a case.
+/// Returns the snapshot for a test case. Its namespace has the annotations of the test case or, by default, of the
+/// file.
 fn snapshot(file: &File, profiles: &ProfileSet, case: &Case) -> Snapshot {
     let annotations = case.namespace.as_ref().unwrap_or(&file.namespace);
     let annotations = annotations.iter().map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()));
@@ -115,7 +117,7 @@ fn tape(value: &Json) -> Arc<OwnedTape> {
     Arc::new(OwnedTape::parse(value.to_string()).unwrap())
 }
 
-/// Returns the results of the required lookups only.
+/// Returns the results of the lookups that the review needs, from the test case and the file.
 fn looked_up(file: &File, case: &Case, wanted: Wanted) -> LookedUp {
     let found = |object: Option<Json>| object.map_or(Answer::Missing, |object| Answer::Found(tape(&object)));
     let service_account = match wanted.service_account {
@@ -177,7 +179,7 @@ fn decide_at(
     (decided, response)
 }
 
-/// Returns the messages to the author: the reason of a denial, and warnings.
+/// Returns the messages to the pod author: the message of a denial, and the warnings.
 fn messages(response: &Json) -> Vec<String> {
     let warnings = response["response"]["warnings"].as_array().cloned().unwrap_or_default();
     let denied = response["response"]["status"]["message"].as_str().map(Json::from);
@@ -191,7 +193,7 @@ fn assert_messages(messages: &[String], expected: &[String], at: &str) {
     }
 }
 
-/// Returns the object without the record, and without managedFields that the pod did not have.
+/// Returns the object without the injection record. Also removes managedFields if `pod` has none.
 fn plain(mut object: Json, pod: &Json) -> Json {
     if let Some(annotations) = object["metadata"].get_mut("annotations").and_then(Json::as_object_mut) {
         annotations.remove(INJECTED_ANNOTATION);
@@ -258,7 +260,8 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
     }
 }
 
-/// Asserts that undoing the injection gives the original pod.
+/// Asserts that undoing the injection gives the original pod. Skipped if `result` has no injection record, or if `pod`
+/// already had one.
 fn undone(result: &Json, pod: &Json, at: &str) {
     let has_record =
         |object: &Json| object["metadata"].get("annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some());
@@ -271,7 +274,7 @@ fn undone(result: &Json, pod: &Json, at: &str) {
     assert_same(&undone, pod, &format!("{at}: the undone object differs from the original"));
 }
 
-/// Asserts that objects are equal. The order of their keys is ignored.
+/// Asserts that two objects are equal, regardless of the order of their keys.
 fn assert_same(found: &Json, expected: &Json, at: &str) {
     let sorted = |value: &Json| {
         let mut value = value.clone();
@@ -282,7 +285,8 @@ fn assert_same(found: &Json, expected: &Json, at: &str) {
     assert!(found == expected, "{at}\n--- found\n{found}\n--- expected\n{expected}");
 }
 
-/// Returns the cases of a YAML text. A document is a file of cases, or one case with its `profile`.
+/// Parses the documents of a YAML file, and returns them with their names. Each document is a file of test cases, or
+/// one test case with its `profile`.
 fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     let documents = format!("\n{text}");
     let documents = documents.split("\n---\n").enumerate().map(|(place, text)| {
@@ -294,7 +298,8 @@ fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     documents.collect()
 }
 
-/// Expands a short document: its profile is always active, and objects have metadata.
+/// Expands a document with a `profile` to a file with one test case. The profile is always active unless it sets
+/// `activation`. Also adds missing metadata to the objects of all test cases.
 fn whole(mut document: Json) -> Json {
     if let Some(mut profile) = document.as_object_mut().unwrap().remove("profile") {
         profile.as_object_mut().unwrap().entry("activation").or_insert_with(|| "Always".into());
@@ -311,7 +316,7 @@ fn whole(mut document: Json) -> Json {
     document
 }
 
-/// Reads the files of a test folder, by their names.
+/// Reads the YAML files of a folder in `tests`. Returns their documents with their names.
 fn files(folder: &str) -> Vec<(String, File)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -323,7 +328,7 @@ fn files(folder: &str) -> Vec<(String, File)> {
     files.into_iter().flat_map(read).collect()
 }
 
-/// Runs files of cases, reports all failing cases, and returns the number of cases.
+/// Runs the test cases of files, and returns their number. Panics with the names of all failing test cases.
 fn run(files: &[(String, File)]) -> usize {
     let mut count = 0;
     let mut failed = Vec::new();
@@ -345,12 +350,12 @@ fn run(files: &[(String, File)]) -> usize {
     count
 }
 
-/// The page's blocks, in this order: `profile`s; one or more `pod`s; changes by `others` to the last result, and the
-/// result `then`. Blocks with facts (`namespace`, `facts`) precede a pod. Its `result` and the messages to its author
-/// (`told`) follow it.
+/// The documentation page with the examples. An example has these blocks in this order: `profile`s; one or more `pod`s;
+/// changes by `others` to the last result, and the result `then`. Blocks with facts (`namespace`, `facts`) precede a
+/// pod. Its `result` and the messages to its author (`told`) follow the pod.
 const PAGE: &str = include_str!("../../../docs/profiles.md");
 
-/// Returns the fenced blocks: the info string, the line, and the text.
+/// Returns the fenced blocks of the page: the info string, the line number, and the content.
 fn blocks() -> Vec<(&'static str, usize, String)> {
     let mut blocks = Vec::new();
     let mut lines = PAGE.lines().enumerate();
@@ -362,7 +367,7 @@ fn blocks() -> Vec<(&'static str, usize, String)> {
     blocks
 }
 
-/// An example of the page, as a file of cases.
+/// An example of the page, which becomes a file of test cases.
 #[derive(Default)]
 struct Example {
     profiles: serde_json::Map<String, Json>,
@@ -385,7 +390,7 @@ impl Example {
         assert!(self.profiles.insert(name.to_owned(), spec).is_none(), "two profiles {name}");
     }
 
-    /// Sets a field of the last pod's case.
+    /// Sets the field `name` of the last pod's test case. `line` is the line of the block, for error messages.
     fn of_pod(&mut self, line: usize, name: &str, value: Json) {
         let case = self.cases.last_mut().unwrap_or_else(|| panic!("line {line}: no pod precedes it"));
         assert!(case.get(name).is_none(), "line {line}: the pod before it already has {name}");
@@ -402,7 +407,7 @@ impl Example {
     }
 }
 
-/// Returns the examples of the page.
+/// Returns the examples of the page, named by their lines.
 fn examples() -> Vec<(String, File)> {
     let mut examples: Vec<(String, Example)> = Vec::new();
     for (words, line, text) in blocks() {

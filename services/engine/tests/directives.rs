@@ -1,5 +1,5 @@
-//! Properties of all profiles with directives and expressions: a second pass changes nothing, also after changes by
-//! others, and fields that the profile does not name are preserved byte for byte.
+//! Properties of generated profiles with directives and expressions. A second pass changes nothing, and after changes
+//! by other webhooks, one more pass is enough.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
@@ -16,7 +16,7 @@ fn variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("A"), Just("B"), Just("C"), Just("D"), Just("E")]
 }
 
-/// The name of a pod's variable. Templates change or remove the last two, but never add them.
+/// Generates the name of a pod's environment variable. Templates change or remove `Y` and `Z`, but never add them.
 fn pods_variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![5 => variable(), 1 => Just("Y"), 1 => Just("Z")]
 }
@@ -32,7 +32,7 @@ fn value() -> impl Strategy<Value = Json> {
     ]
 }
 
-/// A variable of a pod.
+/// Generates an environment variable of a pod.
 fn entry() -> impl Strategy<Value = Json> {
     (pods_variable(), value(), 0..6).prop_map(|(name, value, kind)| match kind {
         0 => json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
@@ -81,7 +81,7 @@ prop_compose! {
     }
 }
 
-/// Directives of an element, as pairs of a name and a value.
+/// Generates up to two directives of an element, as pairs of a name and a value.
 fn directives() -> impl Strategy<Value = Vec<(&'static str, Json)>> {
     let one = prop_oneof![
         Just(("$when", json!("params.hold"))),
@@ -114,7 +114,7 @@ fn with(mut element: Json, directives: Vec<(&'static str, Json)>) -> Json {
     element
 }
 
-/// A variable of a template.
+/// Generates an environment variable of a template.
 fn templated() -> impl Strategy<Value = Json> {
     let value = prop_oneof![
         value(),
@@ -203,7 +203,7 @@ prop_compose! {
     }
 }
 
-/// Changes by others between two passes.
+/// Generates changes by other webhooks between two passes, as the numbers that [`edited`] applies.
 fn edits() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..7, 0..4)
 }

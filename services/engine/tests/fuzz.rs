@@ -1,5 +1,5 @@
-//! Replays the corpus of `fuzz/`, and continues with a small mutator. So every test run does some fuzzing, with any
-//! toolchain. `just fuzz TARGET` runs longer, with coverage.
+//! Runs the fuzz targets on the corpus in `fuzz/`, and on mutations of it. So every test run does some fuzzing, with
+//! any toolchain. `just fuzz TARGET` runs longer, with coverage.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ fn folder(target: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
 }
 
-/// Returns the corpus of a target, by file name.
+/// Returns the file names and contents of a target's corpus, sorted by name.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path());
     let mut corpus: Vec<_> = entries
@@ -40,7 +40,7 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     corpus
 }
 
-/// Runs a target on an input. If it fails, the message contains the input.
+/// Runs a target on an input, which `what` describes. If the target panics or takes too long, panics with the input.
 fn run(name: &str, target: fn(&[u8]), input: &[u8], what: &str) {
     let start = Instant::now();
     let result = catch_unwind(|| target(input));

@@ -1,5 +1,5 @@
-//! Non-interference: namespaced profiles do not change the results of cluster profiles. The engine skips a namespaced
-//! profile that would, with a reason.
+//! Tests non-interference: namespaced profiles do not change the results of cluster profiles. The engine skips a
+//! namespaced profile that would change them, with a reason.
 //!
 //! Cluster profiles, namespaced profiles and matching objects are generated from a sequence of numbers. Each object
 //! is a case: it is created, and then reviewed again or updated. Proptest generates the sequences and shrinks a
@@ -30,7 +30,7 @@ use generate::{Case, Choices, Kind, Profiles};
 
 const NAMESPACE: &str = "shop";
 
-/// Returns the annotation of a namespace that sets the parameter of a cluster profile.
+/// Returns the key of the namespace annotation that sets the parameter of the cluster profile `profile`.
 fn parameter_key(profile: &str) -> String {
     format!("parameters.example.com/{profile}")
 }
@@ -49,8 +49,8 @@ impl Parents for Library {
     }
 }
 
-/// Compiles the cluster and the namespaced profiles, and leaves out invalid ones. `extends` finds the cluster
-/// profiles.
+/// Compiles the cluster profiles and the namespaced profiles (`own`), and leaves out invalid ones. Profiles may extend
+/// the cluster profiles.
 fn compiled(
     cluster: &[(String, Json)],
     own: &[(String, Json)],
@@ -73,7 +73,8 @@ fn compiled(
     (platform, namespaced.collect())
 }
 
-/// Decides about the creation of a pod, and applies the patch. `None` means that the pod is denied.
+/// Decides about the creation of a pod, and returns the patched pod. `parameters` are annotations of the namespace.
+/// `None` means that the pod is denied.
 fn pass(object: &Json, profiles: &[Arc<CompiledProfile>], parameters: &[(String, String)]) -> (Decided, Option<Json>) {
     review(object, (Kind::Pod, "CREATE"), &snapshot(profiles), parameters)
 }
@@ -82,7 +83,7 @@ fn snapshot(profiles: &[Arc<CompiledProfile>]) -> Snapshot {
     Snapshot::new(ProfileSet::new(profiles.iter().map(Arc::clone)))
 }
 
-/// Decides about an object of any kind with any operation.
+/// Like [`pass`], for an object of any kind and any operation.
 fn review(
     object: &Json,
     (kind, operation): (Kind, &str),
@@ -115,7 +116,8 @@ fn review(
     (decided, Some(object))
 }
 
-/// Returns the parameters of cluster profiles that namespaced profiles set, as annotations of the namespace.
+/// Returns annotations for the namespace. They set the parameters of each extended cluster profile to the values that
+/// the namespaced profile sets.
 fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, String)> {
     let extended = decided
         .decision
@@ -131,7 +133,7 @@ fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, Str
     extended.filter_map(set).collect()
 }
 
-/// Returns the profiles whose changes the object has.
+/// Returns the names of the profiles whose changes the object has after the decision.
 fn applied(decided: &Decided) -> Vec<&str> {
     let has =
         |decision: &&ProfileDecision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged);
@@ -145,8 +147,8 @@ const fn operation(kind: Kind, pass: usize) -> &'static str {
     }
 }
 
-/// Returns the violation in the first failing case, or `None` if namespaced profiles change no result of cluster
-/// profiles.
+/// Runs all cases, and returns the violation in the first failing case. `None`: namespaced profiles change no result of
+/// cluster profiles. Calls `see` with each decision and its object.
 fn interference(profiles: &Profiles, see: &mut dyn FnMut(&Decided, &Json)) -> Option<String> {
     let (cluster, own) = compiled(&profiles.cluster, &profiles.own);
     let together = snapshot(&cluster.iter().chain(&own).map(Arc::clone).collect::<Vec<_>>());
@@ -204,13 +206,13 @@ fn interference_in(
     None
 }
 
-/// Returns the number of sequences. Each gives profiles and several objects.
+/// Returns the number of sequences to generate. Each sequence gives profiles and [`Profiles::CASES`] objects.
 fn rows() -> u32 {
     let cases = std::env::var("PILLION_INTERFERENCE_CASES").ok().and_then(|cases| cases.parse().ok());
     u32::try_from(cases.unwrap_or(100_000_usize).div_ceil(Profiles::CASES)).unwrap()
 }
 
-/// A sequence of numbers, whose debug output would be useless.
+/// A sequence of numbers. Its debug output omits the numbers, because the failure message shows the profiles.
 struct Numbers(Vec<u16>);
 
 impl std::fmt::Debug for Numbers {
@@ -223,7 +225,7 @@ fn numbers() -> impl Strategy<Value = Numbers> {
     prop::collection::vec(any::<u16>(), 900).prop_map(Numbers)
 }
 
-/// Runs with `PILLION_INTERFERENCE_CASES` use a random seed; all others run the same cases each time.
+/// Returns a random seed if `PILLION_INTERFERENCE_CASES` is set. All other runs test the same cases each time.
 fn seed() -> RngSeed {
     let is_searching = std::env::var_os("PILLION_INTERFERENCE_CASES").is_some();
     if is_searching { ProptestConfig::default().rng_seed } else { RngSeed::Fixed(1) }
@@ -241,7 +243,8 @@ proptest! {
     }
 }
 
-/// Counts the directives in a profile, and the kinds of its positions, conflicts and joins.
+/// Adds the number of each directive in a profile's spec to `seen`, and of each kind of position, conflict and join.
+/// `whose` is the prefix of the keys.
 fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
     let fields = text.as_object().into_iter().flatten();
     for (key, value) in fields {

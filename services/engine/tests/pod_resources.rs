@@ -1,5 +1,5 @@
-//! Pods with pod-level resources stay valid. The API server rejects a pod whose containers together request more than
-//! the pod. It also rejects a container with a higher limit than the pod.
+//! Tests that pods with pod-level resources stay valid. The API server rejects a pod whose containers together request
+//! more than the pod. It also rejects a container with a higher limit than the pod.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
@@ -9,7 +9,8 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{patched, respond, review, snapshot};
 
-/// A container's CPU request and the difference to its limit, in thousandths, and its kind.
+/// The kind and the CPU resources of a container, in millicores: its request, and the amount by which its limit exceeds
+/// the request.
 #[derive(Clone, Debug)]
 struct Asked {
     requests: Option<u64>,
@@ -60,8 +61,8 @@ fn milli(quantity: &Json) -> u64 {
     text.strip_suffix('m').map_or_else(|| text.parse::<u64>().unwrap() * 1_000, |milli| milli.parse().unwrap())
 }
 
-/// Returns the total request of a pod's containers, as computed by Kubernetes' `AggregateContainerRequests`, and
-/// their largest limit.
+/// Returns the total CPU request of a pod's containers, as Kubernetes' `AggregateContainerRequests` computes it, and
+/// their largest CPU limit. Both are in millicores.
 fn used(spec: &Json) -> (u64, u64) {
     let of = |container: &Json, kind: &str| container["resources"][kind].get("cpu").map(milli);
     let requests = |container: &Json| of(container, "requests").or_else(|| of(container, "limits")).unwrap_or(0);
@@ -83,7 +84,7 @@ fn used(spec: &Json) -> (u64, u64) {
     ((total + sidecars).max(largest_init), limit)
 }
 
-/// Asserts the rules of Kubernetes' `validatePodResources`.
+/// Asserts that the CPU resources of a pod's spec follow the rules of Kubernetes' `validatePodResources`.
 fn assert_valid(spec: &Json) {
     let (requests, largest_limit) = used(spec);
     let of_pod = |kind: &str| spec["resources"][kind].get("cpu").map(milli);
@@ -134,7 +135,8 @@ proptest! {
             + first["spec"]["initContainers"].as_array().unwrap().len() > own.len());
         assert_valid(&first["spec"]);
 
-        // The API server calls again after another webhook. The second pass must not add anything twice.
+        // The API server calls the webhook again if another webhook changes the pod. The second pass must not add
+        // anything twice.
         let body = review(&first);
         let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust: RecordTrust::AsFound, ..Facts::default() };
         let decided = Review::parse(&body).unwrap().decide(Endpoint::Any, &snapshot, &facts).unwrap();
@@ -142,7 +144,8 @@ proptest! {
     }
 }
 
-/// Returns the pod's resources after a sidecar is added that requests 100m and 64Mi, with a limit of 128Mi.
+/// Adds a sidecar that requests 100m and 64Mi, with a limit of 128Mi, to a pod with these pod-level resources. Returns
+/// the new pod-level resources.
 fn grown(resources: &Json) -> Json {
     let sidecar = json!({"name": "sidecar", "image": "s:1", "resources":
         {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}});

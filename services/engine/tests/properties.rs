@@ -1,4 +1,4 @@
-//! Properties of all pods and profiles.
+//! Properties of generated pods and profiles.
 
 #![allow(clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
@@ -9,7 +9,7 @@ use pillion_engine::review::Review;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
-/// There are few names, so that pods and profiles often use the same.
+/// Generates one of few names, so that pods and profiles often use the same name.
 fn name() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("app"), Just("logger"), Just("proxy"), Just("data")]
 }
@@ -29,7 +29,7 @@ fn container() -> impl Strategy<Value = Json> {
     )
 }
 
-/// A list whose elements have different names.
+/// Generates a list whose elements have different names.
 fn named(element: impl Strategy<Value = Json>, size: std::ops::Range<usize>) -> impl Strategy<Value = Json> {
     prop::collection::vec(element, size).prop_map(|mut list| {
         let mut seen = std::collections::HashSet::new();
@@ -48,7 +48,7 @@ fn entries() -> impl Strategy<Value = Json> {
     prop::collection::btree_map("(example.com/)?[a-z]{1,2}", "[ -~é\"\\\\]{0,6}", 0..4).prop_map(|map| json!(map))
 }
 
-/// A list or map that may also be absent or null.
+/// Generates a value of `strategy`, null, or `None` for an absent field.
 fn maybe(strategy: impl Strategy<Value = Json>) -> impl Strategy<Value = Option<Json>> {
     prop_oneof![4 => strategy.prop_map(Some), 1 => Just(Some(Json::Null)), 2 => Just(None)]
 }
@@ -95,7 +95,7 @@ prop_compose! {
     }
 }
 
-/// Returns the profiles that compile. Two containers with the same name, for instance, are rejected.
+/// Returns the profiles that compile, with names. Two containers with the same name, for instance, are rejected.
 fn usable(profiles: Vec<Json>) -> Vec<(&'static str, Json)> {
     let named = ["a", "b", "c"].into_iter().zip(profiles);
     let compiles = |spec: &Json| {
@@ -104,8 +104,8 @@ fn usable(profiles: Vec<Json>) -> Vec<(&'static str, Json)> {
     named.filter(|(_, spec)| compiles(spec)).collect()
 }
 
-/// Whether every pointer of `before` leads to the same value in `after`. Templates append to lists, so indices stay
-/// valid.
+/// Whether every path of `before` leads to the same value in `after`. A null in `before` matches any value. Templates
+/// append to lists, so indices stay valid.
 fn contains(before: &Json, after: &Json) -> bool {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {
@@ -134,7 +134,8 @@ fn is_unique(mut names: Vec<String>) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
-    /// A patch applies, preserves existing values, and adds no name twice. A second pass changes nothing.
+    /// A patch applies, preserves existing values, and adds no name twice. If the pod has managedFields, a second pass
+    /// changes nothing.
     #[test]
     fn injection_adds_once_and_only_adds(pod in pod(), profiles in prop::collection::vec(profile(), 0..3)) {
         let profiles = usable(profiles);
@@ -168,13 +169,13 @@ proptest! {
         prop_assert_eq!(one.patch, other.patch);
     }
 
-    /// Any body gives a decision or an error, but no panic.
+    /// Parsing any bytes gives a review or an error, but no panic.
     #[test]
     fn arbitrary_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
         let _ = Review::parse(&bytes);
     }
 
-    /// A captured review from which a piece is removed or moved gives a decision or an error.
+    /// A captured review with a moved piece gives a decision or an error, but no panic.
     #[test]
     fn damaged_reviews_cause_no_panic(from in 0usize..3_000, length in 0usize..40, to in 0usize..3_000) {
         let mut body = crate::common::captured_by_name("create-bare-pod.json");
@@ -187,7 +188,7 @@ proptest! {
         }
     }
 
-    /// Any profile compiles or is rejected with reasons.
+    /// Any template compiles or is rejected with reasons.
     #[test]
     fn arbitrary_templates_compile_or_have_reasons(template in any_json()) {
         let spec = json!({"template": template});

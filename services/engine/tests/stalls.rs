@@ -1,4 +1,4 @@
-//! Profiles and pods that try to stall a replica. Each ends in bounded time, with a reason.
+//! Tests profiles and pods that try to stall a replica. Each decision ends in bounded time, with a reason.
 //!
 //! Neither the author of a profile nor the author of a pod may stall a replica. The cost of a pod's long lists and
 //! strings is charged to the same budget as the expressions.
@@ -15,11 +15,11 @@ use bombs::{pod_bombs, profile_bombs};
 use pillion_engine::decision::Outcome;
 use serde_json::{Value as Json, json};
 
-/// The time limit. In an unoptimised build, the longest case takes a few tenths of it. Unbounded work would take a
-/// minute.
+/// The time limit for a decision. In an unoptimised build, the longest decision takes a few tenths of it. Unbounded
+/// work would take a minute.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// A profile, a pod that it matches, and the allowed reasons of the profile's decision, as in metrics.
+/// A profile, a pod that it matches, and the allowed reasons of the profile's decision, as metric labels.
 struct Bomb {
     name: &'static str,
     profile: Json,
@@ -28,9 +28,9 @@ struct Bomb {
 }
 
 const DONE: &[&str] = &["injected"];
-/// The profile exceeds its budget for one object.
+/// The reason if the profile exceeds its budget for one object.
 const TOO_MUCH: &[&str] = &["expression_failed"];
-/// The injection record is too large.
+/// The reason if the injection record is too large.
 const TOO_LARGE: &[&str] = &["record_too_large"];
 const EITHER: &[&str] = &["injected", "expression_failed", "record_too_large"];
 
@@ -42,7 +42,7 @@ fn small() -> Json {
     pod(json!({"containers": [{"name": "app", "image": "i"}]}))
 }
 
-/// Returns a pod with variables, whose values depend on their number.
+/// Returns a pod with `count` environment variables. `value` returns the value for the index of a variable.
 fn variables(count: usize, value: impl Fn(usize) -> String) -> Json {
     let env: Vec<_> = (0..count).map(|number| json!({"name": format!("V{number}"), "value": value(number)})).collect();
     pod(json!({"containers": [{"name": "app", "image": "i", "env": env}]}))
@@ -55,7 +55,7 @@ fn many(count: usize) -> Json {
     pod(json!({"containers": containers}))
 }
 
-/// Returns a pod with one annotation.
+/// Returns a small pod whose annotation `example.com/x` has this value.
 fn annotated(value: impl Into<String>) -> Json {
     let mut pod = small();
     pod["metadata"]["annotations"]["example.com/x"] = json!(value.into());
@@ -66,12 +66,13 @@ fn template(template: Json) -> Json {
     json!({"activation": "Always", "template": template})
 }
 
-/// Returns a profile that sets the environment of all containers.
+/// Returns a profile that sets environment variables of all app containers.
 fn env(env: Json) -> Json {
     rule(json!({"types": ["App"]}), json!({"env": env}))
 }
 
-/// Returns a profile that adds a container with an environment. The record lists the container as one change.
+/// Returns a profile that adds a container with environment variables. The injection record lists the container as one
+/// change.
 fn added(env: Json) -> Json {
     template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "env": env}]}}))
 }
@@ -94,7 +95,7 @@ fn with_list(mut profile: Json) -> Json {
     profile
 }
 
-/// Returns a comma-separated list of numbers.
+/// Returns the numbers from 0 to `count` - 1, separated by commas.
 fn numbers(count: usize) -> String {
     (0..count).map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }

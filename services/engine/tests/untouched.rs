@@ -1,5 +1,5 @@
-//! Fields that no profile names stay byte for byte, in any notation, even if values around them are moved, joined or
-//! replaced. The order of profiles does not depend on the order in which they are given.
+//! Tests that fields that no profile names stay byte for byte, in any notation, even if values around them are moved,
+//! joined or replaced. The order of profiles does not depend on the order in which they are given.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 
-/// JSON as written. The value of a key that begins with `x-` is kept as text.
+/// JSON as written. The value of a key that begins with `x-` is kept as a string.
 #[derive(Debug)]
 enum Raw {
     Map(Vec<(String, Self)>),
@@ -43,7 +43,7 @@ impl Raw {
         }
     }
 
-    /// Applies one operation of a patch.
+    /// Applies one operation of a JSON Patch.
     fn patch(&mut self, operation: &BTreeMap<String, Box<RawValue>>) {
         let text = |key: &str| serde_json::from_str::<String>(operation[key].get()).unwrap();
         let path = text("path");
@@ -91,7 +91,7 @@ fn space() -> impl Strategy<Value = &'static str> {
     prop_oneof![3 => Just(""), 1 => Just(" "), 1 => Just("\n  "), 1 => Just("\t"), 1 => Just("\r\n")]
 }
 
-/// A value in a notation that programs other than the API server may use.
+/// Generates a JSON value in a notation that clients other than the API server may use.
 fn odd() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("1.0"),
@@ -121,7 +121,7 @@ fn odd() -> impl Strategy<Value = String> {
     })
 }
 
-/// The text of a pod with odd values in many places, and with white space between tokens.
+/// Generates the JSON of a pod, with values of [`odd`] in many places and with white space between tokens.
 fn pod() -> impl Strategy<Value = String> {
     let pod = json!({
         "metadata": {"annotations": {"example.com/native": "NATIVE"}, "labels": {"app": "a"}, "@": 0},
@@ -175,7 +175,8 @@ fn pod() -> impl Strategy<Value = String> {
     )
 }
 
-/// A profile that moves, joins, composes, replaces and orders values.
+/// Returns a profile that moves, joins, composes, replaces and orders values. `conflict` is the `$conflict` of its
+/// liveness probe.
 fn profile(conflict: &str) -> Json {
     json!({
         "activation": "Always",
@@ -217,7 +218,7 @@ fn review(object: &str) -> Vec<u8> {
     review.to_string().replace("\"OBJECT\"", object).into_bytes()
 }
 
-/// Profiles that change the same places.
+/// Returns profiles that add to the same lists and join the same variable.
 fn dynamic() -> Vec<(&'static str, Json)> {
     let entry = |name: &str, position: Json| {
         json!({

@@ -1,4 +1,5 @@
-//! Patched pods are valid: a profile is not applied if its expressions compute a value that the API server rejects.
+//! Tests that patched pods are valid: a profile is not applied if its expressions compute a value that the API server
+//! rejects.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
@@ -6,7 +7,8 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{patched, respond, review, snapshot};
 
-/// Returns the result of a profile whose template uses the annotation `x`, which is JSON.
+/// Applies a template that reads the variable `x` to a pod. The variable is the pod's annotation `x`, which holds
+/// `value` as JSON. Returns the patched pod, or the reason why the profile was not applied.
 fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     let profile = json!({
         "activation": "Always",
@@ -31,7 +33,7 @@ fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     }
 }
 
-/// Returns a template with a container that has this field.
+/// Returns a template with a container whose `field` has this value.
 fn container(field: &str, value: Json) -> Json {
     let mut container = json!({"name": "side", "image": "side:1"});
     container[field] = value;

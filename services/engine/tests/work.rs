@@ -1,6 +1,6 @@
-//! Large objects and bodies, and profiles that multiply their input. Work grows linearly with the size of the input,
-//! so that a replica can serve other requests. The time limits are a hundred times the typical time, and a hundredth
-//! of quadratic time.
+//! Tests large objects and bodies, and profiles that multiply their input. The work must grow linearly with the size of
+//! the input, so that a replica can serve other requests. The time limit is a hundred times the typical time, and a
+//! hundredth of the time that quadratic work would take.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
@@ -20,7 +20,7 @@ fn review(change: impl FnOnce(&mut Json)) -> Vec<u8> {
     serde_json::to_vec(&review).unwrap()
 }
 
-/// Returns a review of a pod with a list of this number of items in an annotation.
+/// Returns a review of a pod whose annotation `example.com/list` lists this number of items.
 fn listed(items: usize) -> Vec<u8> {
     let list = (0..items).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
     review(|object| object["metadata"]["annotations"] = json!({"example.com/list": list}))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Process 1 of a cluster's node: everything in it ends when this does. See node.sh.
+# Runs as process 1 of a cluster's node. When it ends, all processes of the node end. See node.sh.
 set -euo pipefail
 
 home=${1:?the folder of the cluster}
@@ -11,13 +11,13 @@ libraries=$PACKAGES/usr/lib/$(uname -m)-linux-gnu
 unset HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
 cd "$home"
 
-# A signal from inside reaches process 1 only if it has asked for it.
+# Signals from processes of the node reach process 1 only if it handles them.
 trap 'exit 0' TERM
-# Who started the node and ends without a word takes it along.
+# Standard input closes when the owner of the node ends. Then the node ends too.
 [ -z "${OWNED:-}" ] || { (cat >/dev/null && kill -TERM 1) <&0 & }
 
 hostname node
-mount -t sysfs sysfs /sys # the one of this network
+mount -t sysfs sysfs /sys # shows the network namespace of the node
 if [ -n "$(awk -F: '$2 != ""' /proc/self/cgroup)" ]; then
   mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup
   while IFS=: read -r _ controllers _; do
@@ -33,7 +33,7 @@ if [ -n "$(awk -F: '$2 != ""' /proc/self/cgroup)" ]; then
   done </proc/self/cgroup
 else
   mount -t cgroup2 cgroup2 /sys/fs/cgroup
-  # A group that passes controllers on has no processes of its own.
+  # A cgroup that passes controllers on to others must not have processes of its own.
   mkdir /sys/fs/cgroup/init
   echo 1 >/sys/fs/cgroup/init/cgroup.procs
   for each in $(cat /sys/fs/cgroup/cgroup.controllers); do
@@ -45,12 +45,12 @@ mkdir -p /run/lock /run/netns /var/lib/{cni,kubelet} /var/log/{pods,containers} 
 mount --bind state/cni /var/lib/cni
 mount --bind state/kubelet /var/lib/kubelet
 mount --bind state/pods /var/log/pods
-# What kubelet sets for the whole machine it sets in files of the node's own: these keys are nobody's but the machine's.
+# These sysctls belong to the whole machine. kubelet sets them, so it gets copies that have no effect.
 for each in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_max{keys,bytes}; do
   cat "/proc/sys/$each" >"state/own/${each//\//.}"
   mount --bind "state/own/${each//\//.}" "/proc/sys/$each"
 done
-# Mounts of pods are passed on within this namespace, and not beyond.
+# Mounts of pods propagate within this mount namespace, and not to the machine.
 mount --make-rshared /
 
 for _ in $(seq 600); do
@@ -60,11 +60,11 @@ done
 ip link set lo up
 ip address add "$ADDRESS/30" dev eth0
 ip link set eth0 up
-# What goes to a Service is looked up before it is sent on to a pod. There is no way to anywhere else.
+# Packets to a Service need a route before kube-proxy redirects them to a pod. There is no route to any other network.
 ip route add "$SERVICES" dev eth0
 echo 1 >/proc/sys/net/ipv4/ip_forward
 
-# Starts a program and starts it again whenever it ends.
+# Starts a program, and restarts it whenever it ends.
 keep() { # NAME COMMAND...
   local name=$1
   shift
@@ -75,7 +75,7 @@ keep() { # NAME COMMAND...
     done
   ) &
 }
-tried() { # COMMAND...: until it succeeds
+tried() { # COMMAND...: repeats the command until it succeeds
   for _ in $(seq 1200); do
     ! "$@" >/dev/null 2>&1 || return 0
     sleep 0.1

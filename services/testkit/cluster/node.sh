@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # Starts and stops a cluster of one node in Linux namespaces of its own (mount, network, process, IPC, host name, cgroup).
 #
-#   node.sh start HOME    HOME/node.env, HOME/etc and HOME/images are there; what HOME/state holds is gone on with
-#   node.sh stop HOME     ends every process of it, and removes its cgroups and its link; HOME/state stays
+#   node.sh start HOME    starts the node with HOME/node.env, HOME/etc and HOME/images, which must exist; keeps HOME/state
+#   node.sh stop HOME     ends all processes of the node, and removes its cgroups and its link; keeps HOME/state
 #
-# Where OWNED is set, the node ends when the standard input of `start` does. On the machine there are, while it is up: cgroups
-# of its name (in each hierarchy of v1 below the caller's own; with v2 below the root), and a link of its name with one address.
-# Those of another cluster, whoever's it is, are neither used nor removed: HOME/run tells which ones are its own. Needs root.
+# If OWNED is set, the node ends when the standard input of `start` closes. While the node runs, the machine has cgroups with
+# its name (v1: below the caller's cgroup in each hierarchy; v2: below the root), and a link with its name and one address.
+# HOME/run lists them. Cgroups and links of other clusters are neither used nor removed. Needs root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 action=${1:?start or stop}
 home=${2:?the folder of the cluster}
 # shellcheck source=/dev/null
-. "$home/node.env" # LINK, HOST_ADDRESS, CGROUP and what init.sh needs
+. "$home/node.env" # LINK, HOST_ADDRESS, CGROUP and the variables of init.sh
 
-# The hierarchies of cgroup v1, as CONTROLLERS:PATH of the caller's own; nothing where there is only v2.
+# Prints the hierarchies of cgroup v1, as CONTROLLERS:PATH of the caller's cgroup. Prints nothing if there is only v2.
 hierarchies() { awk -F: '$2 != "" { sub(/^name=/, "", $2); print $2 ":" $3 }' /proc/self/cgroup; }
 
-# Makes a cgroup and notes it. What is left of another node of the name is removed, if no process is in it.
+# Creates a cgroup and records it in HOME/run. Removes a leftover cgroup of the same name if it has no process.
 make_cgroup() { # FOLDER
   if [ -d "$1" ]; then
     [ -z "$(find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null | head -1)" ] ||
@@ -29,12 +29,12 @@ make_cgroup() { # FOLDER
   echo "$1" >>"$home/run/cgroups"
 }
 
-# Makes one cgroup in each hierarchy of v1, below the caller's own so that its limits and its accounting hold.
+# Creates one cgroup in each hierarchy of v1, below the caller's cgroup, so that the caller's limits and accounting apply.
 make_cgroups() {
   local each controllers parent group
   : >"$home/run/cgroups"
   if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-    # With v2 below the root, where controllers can be passed on: the caller's own has processes, and may not do that.
+    # v2: below the root, because the caller's cgroup has processes and so cannot pass controllers on.
     for each in cpu cpuset io memory pids; do echo "+$each" >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true; done
     make_cgroup "/sys/fs/cgroup/$CGROUP"
     return
@@ -46,7 +46,7 @@ make_cgroups() {
     make_cgroup "$group"
     case ",$controllers," in
       *,cpuset,*)
-        # Nothing may join before it has both.
+        # Processes can join a cpuset cgroup only once both files have values.
         cat "$parent/cpuset.cpus" >"$group/cpuset.cpus"
         cat "$parent/cpuset.mems" >"$group/cpuset.mems"
         echo 1 >"$group/cgroup.clone_children"
@@ -55,12 +55,12 @@ make_cgroups() {
   done
 }
 
-# Process 1 of the node, if it runs.
+# Prints the id of the node's process 1. Fails if the node does not run.
 init_of() {
   local process
   process=$(cat "$home/run/init.pid" 2>/dev/null) || return 1
   [ -r "/proc/$process/cmdline" ] || return 1
-  # Its id may belong to another since.
+  # Another process may have reused the id.
   case $(tr '\0' ' ' <"/proc/$process/cmdline" 2>/dev/null) in
     "bash "*"/init.sh $home "*) echo "$process" ;;
     *) return 1 ;;
@@ -74,8 +74,8 @@ start() {
   [ -z "$(ip -4 -o address show to "$HOST_ADDRESS/30")" ] ||
     { echo "error: another link has an address of $HOST_ADDRESS/30; end the cluster that it is of, or remove this one" >&2 && exit 1; }
   make_cgroups
-  # The one that unshares joins the cgroups first: they are the root of what the node sees. Its standard input tells who owns
-  # the node, and of the caller's other files it keeps none.
+  # The process joins the cgroups before it creates namespaces, so that they are the roots of the node's cgroup namespace. It
+  # keeps the caller's standard input, which closes when the owner ends, and no other open file.
   (
     while read -r group; do echo $BASHPID >"$group/cgroup.procs"; done <"$home/run/cgroups"
     exec setsid unshare --mount --propagation private --net --pid --ipc --uts --cgroup --fork --kill-child --mount-proc \
@@ -90,7 +90,7 @@ start() {
   done
   [ -n "$process" ] || { echo "error: no namespaces: $(tail -3 "$home/log/init.log")" >&2 && exit 1; }
   echo "$process" >"$home/run/init.pid"
-  # Host and node meet here and nowhere else: no route leads on from either side. The node waits for it.
+  # This link is the only connection of host and node, and neither side has a route beyond it. init.sh waits for the link.
   ip link add "$LINK" type veth peer name eth0 netns "$process"
   echo "$LINK" >"$home/run/link"
   ip address add "$HOST_ADDRESS/30" dev "$LINK"
@@ -100,18 +100,18 @@ start() {
 stop() {
   local process='' group attempt
   if process=$(init_of); then
-    # Everything in its process namespace goes with it, and mounts and network with the namespaces.
+    # All processes of its PID namespace end with process 1. The mounts and the network end with the last process.
     kill -KILL "$process"
     for attempt in $(seq "${STOP_TENTHS:-200}"); do
       [ -e "/proc/$process" ] || break
       sleep 0.1
     done
-    # What it is known by stays: another `stop` can go on.
+    # HOME/run stays, so that another `stop` can continue.
     [ ! -e "/proc/$process" ] || { echo "error: process $process of the node does not end" >&2 && exit 1; }
   fi
   [ ! -e "$home/run/link" ] || ip link delete "$LINK" 2>/dev/null || true
   [ ! -e "$home/run/cgroups" ] || while read -r group; do
-    # A cgroup stays busy for a moment after its last process.
+    # A cgroup stays busy for a moment after its last process has ended.
     for attempt in $(seq 50); do
       [ -d "$group" ] || break
       find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1

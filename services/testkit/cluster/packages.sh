@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Prints the folder below which Debian's runc, CNI plugins and nftables are: / where they are installed, else a folder of the
-# cache, into which they are unpacked and from which they run. Nothing is installed.
+# Prints the folder with Debian's runc, CNI plugins and nftables: / if they are installed. Otherwise unpacks them into the
+# cache and prints that folder. Installs nothing.
 #
-#   packages.sh [--if-there]    with it nothing is fetched; fails with status 3 and the packages that are not there
+#   packages.sh [--if-there]    --if-there fetches nothing; it exits with status 3 and lists the missing packages
 #
 # PILLION_TOOLS names another cache folder.
 set -euo pipefail

@@ -1,5 +1,5 @@
-/* What runs in containers of tests. Without an argument it waits to be told to end, as a pod's sandbox does; with a port it
- * also answers every HTTP request there with 200, so that a probe finds it ready. */
+/* The program of idle containers in tests. Without an argument it waits for SIGTERM or SIGINT, like a pod's sandbox. With a
+ * port as its argument, it also answers every HTTP request to that port with 200, so that probes succeed. */
 #include <arpa/inet.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// A CA that lives as long as the test.
+/// A CA, whose key exists only in this process.
 #[derive(Debug)]
 pub struct TestCa {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -56,7 +56,7 @@ impl TestCa {
         Ok((certificate.pem(), key.serialize_pem()))
     }
 
-    /// Writes [`TestCa::serving`] to `NAME.crt` and `NAME.key` in `dir`.
+    /// Writes the result of [`TestCa::serving`] to `NAME.crt` and `NAME.key` in `dir`.
     ///
     /// # Errors
     /// As [`TestCa::serving`], or the files cannot be written.
@@ -88,7 +88,7 @@ impl TestCa {
         Ok(files)
     }
 
-    /// Returns the CA certificate, as for a `caBundle`.
+    /// Returns the CA certificate in PEM form, for instance for a `caBundle`.
     #[must_use]
     pub fn bundle_pem(&self) -> String {
         self.issuer.pem()
@@ -97,6 +97,6 @@ impl TestCa {
 
 /// Installs aws-lc-rs as the process's cryptography provider. Further calls have no effect.
 pub fn install_crypto_provider() {
-    // Err: a provider is installed already.
+    // An error means that a provider is already installed.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }

@@ -1,8 +1,9 @@
 //! A real Kubernetes cluster of one node, for tests that need kubelets, a scheduler and Services with real addresses.
 //!
-//! It runs the programs of a control plane and of a node in Linux namespaces (`cluster::node`). They come from pinned
-//! Go modules and Debian packages. Tests use only this engine. For manual work, kind is supported too where a container
-//! engine is installed. Each cluster has a name and a folder; its parts are in the tools' cache (`cluster::parts`).
+//! The project's own engine runs the programs of a control plane and of a node in Linux namespaces (`cluster::node`).
+//! The programs come from pinned Go modules and Debian packages. Tests use only this engine. For manual work, kind is
+//! supported too where a container engine is installed. Each cluster has a name and a folder; its parts are in the
+//! tools' cache (`cluster::parts`).
 
 use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
@@ -32,12 +33,12 @@ use parts::{Engine, Parts};
 const START_LIMIT: Duration = Duration::from_mins(4);
 /// How long a script, or one import of an image, may take.
 const COMMAND_LIMIT: Duration = Duration::from_mins(3);
-/// Marks the folder of a cluster that ends with its owner process.
+/// The name of the file that marks the folder of a cluster that ends with its owner process.
 const OWNED: &str = "owned";
 /// An image that only answers probes, on the port that is its argument: `/pause [PORT]`.
 pub const PAUSE_IMAGE: &str = "local.test/pause:1";
 
-/// A running cluster.
+/// A running cluster of one node. If this process owns the cluster, dropping this value ends it.
 #[derive(Debug)]
 pub struct Cluster {
     name: String,
@@ -45,8 +46,8 @@ pub struct Cluster {
     parts: Parts,
     /// The write end of the pipe that ends the cluster when it closes. `None`: the cluster has no owner.
     owner: Option<PipeWriter>,
-    /// Prevents other processes from starting, ending or loading the cluster. The last field, so that it is dropped
-    /// last.
+    /// Prevents other processes from starting, ending or loading the cluster. This is the last field, so that the lock
+    /// is dropped last.
     _lock: Lock,
 }
 
@@ -112,7 +113,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Ends the cluster with this name and removes its data. Returns `false` if there is none.
+    /// Ends the cluster with this name and removes its data. Returns `false` if there is no such cluster.
     ///
     /// # Errors
     /// Another process uses the cluster, or its data cannot be removed.
@@ -163,19 +164,19 @@ impl Cluster {
         }
     }
 
-    /// Returns the name.
+    /// Returns the cluster's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the administrator's kubeconfig.
+    /// Returns the path of the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.home.join("kubeconfig")
     }
 
-    /// Returns the folder of its data; the project's own engine also writes `log/` there.
+    /// Returns the folder of the cluster's data. The project's own engine also writes `log/` there.
     #[must_use]
     pub fn home(&self) -> &Path {
         &self.home
@@ -225,7 +226,8 @@ impl Cluster {
         self.wait().await
     }
 
-    /// Waits until the node is ready and can run an image.
+    /// Waits until the node is ready. Then allows the API server to call the kubelet, which the project's own engine
+    /// needs.
     async fn wait(&self) -> anyhow::Result<()> {
         let logs = self.home.join("log");
         eventually(START_LIMIT, "the cluster's node is ready", async || self.is_ready().await)
@@ -285,7 +287,7 @@ impl Drop for Cluster {
 fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok).filter(|entry| entry.path().join(OWNED).exists()) {
-        // Ignored: a leftover that cannot be removed does not affect the next cluster.
+        // Errors are ignored, because a leftover that cannot be removed does not affect the next cluster.
         let _ = Cluster::end(entry.path(), &entry.file_name().to_string_lossy());
     }
 }
@@ -310,7 +312,7 @@ fn run_within(limit: Duration, command: &Command) -> anyhow::Result<String> {
     String::from_utf8(stdout).context("it printed what is not UTF-8")
 }
 
-/// Returns the folder of clusters: `PILLION_CLUSTERS`, or in the user's cache.
+/// Returns the folder of all clusters: `PILLION_CLUSTERS` or, by default, a folder in the user's cache.
 fn folder() -> anyhow::Result<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = match (set("PILLION_CLUSTERS"), set("XDG_CACHE_HOME"), set("HOME")) {

@@ -32,7 +32,7 @@ const START_LIMIT: Duration = Duration::from_mins(3);
 
 const LEASED: &str = "the control plane is leased; give the test a network of its own (Isolation::own_network)";
 
-/// The CA certificate in a control plane's folder.
+/// The name of the file with the CA certificate in a control plane's folder.
 const CA_FILE: &str = "ca.crt";
 
 /// The bearer token of the administrator, in the group `system:masters`.
@@ -127,8 +127,8 @@ impl Builder {
         self
     }
 
-    /// Starts both, and waits until the API server is ready and has created the namespace `default`. If the test has
-    /// leased a control plane, it attaches to that one instead.
+    /// Starts etcd and the API server. Waits until the API server is ready and has created the namespace `default`. If
+    /// the test has leased a control plane, attaches to the leased one instead.
     ///
     /// # Errors
     /// The tools are missing, or etcd or the API server does not start; the error has the end of its log. A leased
@@ -264,7 +264,7 @@ impl Settings {
     }
 }
 
-/// Removes proxies, ignores signals of the terminal, and reduces garbage collection.
+/// Makes a Go program ignore proxies and the terminal's signals, and collect garbage only near a memory limit.
 fn on_its_own(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
     // Tests are limited by processor time and not by memory, so garbage is collected only at this limit.
@@ -284,7 +284,7 @@ impl ControlPlane {
         Self::builder().start().await
     }
 
-    /// Returns a builder for a configured control plane.
+    /// Returns a builder that configures and starts a control plane.
     pub fn builder() -> Builder {
         Builder {
             address: namespace::API_SERVER,
@@ -312,13 +312,13 @@ impl ControlPlane {
         client_of(&self.kubeconfig_as(user, groups)?).await
     }
 
-    /// Returns the administrator's kubeconfig.
+    /// Returns the path of the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.settings.path("admin.kubeconfig")
     }
 
-    /// Writes a kubeconfig that impersonates `user` in `groups` (and in `system:authenticated`).
+    /// Writes a kubeconfig that impersonates `user` in `groups` (and in `system:authenticated`), and returns its path.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -326,7 +326,8 @@ impl ControlPlane {
         self.write_kubeconfig(user, &Identity::Impersonation { token: ADMIN_TOKEN, user, groups })
     }
 
-    /// Writes a kubeconfig with a token of a service account, which is created if it is missing. For tests of RBAC.
+    /// Writes a kubeconfig with a token of a service account, and returns its path. Creates the service account if it
+    /// is missing. For tests of RBAC.
     ///
     /// # Errors
     /// The namespace is missing, or the API server issues no token.
@@ -337,7 +338,7 @@ impl ControlPlane {
             ..ServiceAccount::default()
         };
         create_if_absent(&accounts, &account).await?;
-        // No audience means the API server's own.
+        // An empty list requests the API server's own audience.
         let spec = TokenRequestSpec { audiences: Some(Vec::new()), ..TokenRequestSpec::default() };
         let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
         let answer = accounts
@@ -351,7 +352,7 @@ impl ControlPlane {
         self.write_kubeconfig(&format!("{namespace}-{name}"), &Identity::Token(&token))
     }
 
-    /// Returns `https://ADDRESS:PORT`.
+    /// Returns the API server's URL: `https://ADDRESS:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
         self.settings.url()
@@ -367,7 +368,7 @@ impl ControlPlane {
     /// [`ControlPlane::start_api_server`].
     ///
     /// # Errors
-    /// It is already stopped, or leased.
+    /// The API server is already stopped, or leased.
     pub fn stop_api_server(&mut self) -> anyhow::Result<()> {
         self.api_server.take().context("the API server is stopped already, or leased")?.kill()
     }
@@ -375,7 +376,7 @@ impl ControlPlane {
     /// Starts the API server on the same etcd, address and keys, and waits until it is ready.
     ///
     /// # Errors
-    /// It is already running, or does not become ready; the error has the end of its log.
+    /// The API server is already running, or does not become ready; the error has the end of its log.
     pub async fn start_api_server(&mut self) -> anyhow::Result<()> {
         if self.api_server.is_some() {
             bail!("the API server runs already; stop it first");
@@ -401,7 +402,7 @@ impl ControlPlane {
     /// Calls [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
     ///
     /// # Errors
-    /// As those.
+    /// As [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
     pub async fn restart_api_server(&mut self) -> anyhow::Result<()> {
         self.stop_api_server()?;
         self.start_api_server().await
@@ -412,10 +413,10 @@ impl ControlPlane {
         self.api_server.as_mut()
     }
 
-    /// Keeps both running after this process ends. Removes nothing.
+    /// Keeps etcd and the API server running after this process ends, and keeps their files.
     ///
     /// # Errors
-    /// The API server is stopped.
+    /// The API server is stopped, or leased.
     pub fn detach(self) -> anyhow::Result<Detached> {
         let kubeconfig = self.kubeconfig();
         let api_server = self.api_server.context("the API server is stopped; start it before letting it go")?;
@@ -446,7 +447,7 @@ impl ControlPlane {
     }
 
     fn write_kubeconfig(&self, name: &str, identity: &Identity<'_>) -> anyhow::Result<PathBuf> {
-        // User names contain colons and slashes.
+        // User names may contain colons and slashes, which are replaced in the file name.
         let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let name = format!("{name}.kubeconfig");
         self.settings.write(&name, &kubeconfig::render(&self.url(), &self.ca_pem, identity))?;

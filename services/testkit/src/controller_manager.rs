@@ -25,10 +25,10 @@ pub struct ControllerManager {
 }
 
 impl ControllerManager {
-    /// Starts it as the administrator, and waits until all its controllers have started.
+    /// Starts kube-controller-manager as the administrator, and waits until its controllers have started.
     ///
     /// # Errors
-    /// It cannot be built, or ends at once; the error has the end of its log.
+    /// The program cannot be built, ends early or is not ready in time; the error has the end of its log.
     pub async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
         Self::with(control_plane, CONTROLLERS).await
     }
@@ -65,7 +65,7 @@ impl ControllerManager {
         Ok(Self { daemon })
     }
 
-    /// Returns the process.
+    /// Returns the process of kube-controller-manager.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.daemon
     }

@@ -49,7 +49,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Returns the log file.
+    /// Returns the path of the log file.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
@@ -58,7 +58,7 @@ impl Daemon {
     /// Returns the exit status, or `None` while the process runs.
     ///
     /// # Errors
-    /// The operating system does not return it.
+    /// The operating system does not return the status.
     pub fn exited(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("cannot tell whether {} runs", self.name))
     }
@@ -90,7 +90,7 @@ impl Daemon {
     /// Waits until the process has ended by itself.
     ///
     /// # Errors
-    /// It still runs after `limit`; the error has the last lines of its log.
+    /// The process still runs after `limit`; the error has the last lines of its log.
     pub async fn wait(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let name = self.name.clone();
         let outcome = eventually(limit, &format!("{name} has ended"), async || {
@@ -100,10 +100,10 @@ impl Daemon {
         outcome.map_err(|error| self.with_log(&error))
     }
 
-    /// Sends SIGTERM, without waiting.
+    /// Sends SIGTERM to the process, without waiting for its end.
     ///
     /// # Errors
-    /// It has already ended.
+    /// The process has already ended.
     pub fn terminate(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::TERM).map(drop)
     }
@@ -111,7 +111,7 @@ impl Daemon {
     /// Pauses the process with SIGSTOP: it hangs, and its connections stay open. Returns once every thread has stopped.
     ///
     /// # Errors
-    /// It has already ended.
+    /// The process has already ended.
     pub fn pause(&mut self) -> anyhow::Result<()> {
         let pid = self.signal(Signal::STOP)?;
         // Other threads continue until the one that handles the signal is scheduled.
@@ -123,7 +123,7 @@ impl Daemon {
     /// Resumes the process after [`Daemon::pause`].
     ///
     /// # Errors
-    /// It has already ended.
+    /// The process has already ended.
     pub fn resume(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::CONT).map(drop)
     }
@@ -133,7 +133,7 @@ impl Daemon {
     /// # Errors
     /// The operating system fails.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        // Err: the process has already ended and was reaped.
+        // An error means that the process has already ended and was reaped.
         let _ = self.child.kill();
         self.child.wait().with_context(|| format!("cannot wait for the end of {}", self.name))?;
         Ok(())
@@ -147,7 +147,7 @@ impl Daemon {
     }
 
     fn signal(&mut self, signal: Signal) -> anyhow::Result<Pid> {
-        // Checked first: the id of a reaped process may have been reused.
+        // The exit is checked first, because the id of a reaped process may have been reused.
         if let Some(status) = self.exited()? {
             bail!("{} cannot be signalled: it has ended ({status})", self.name);
         }
@@ -228,7 +228,7 @@ mod tests {
         let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap();
         assert!(rustix::process::test_kill_process(pid).is_ok());
         drop(daemon);
-        // It was killed and reaped, so the process no longer exists.
+        // The process was killed and reaped, so it no longer exists.
         assert!(rustix::process::test_kill_process(pid).is_err());
     }
 

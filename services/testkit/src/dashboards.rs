@@ -1,10 +1,10 @@
-//! Renders Grafana dashboards from the short sources in `dashboards/source`. This module contains what all panels and
-//! queries share.
+//! Renders Grafana dashboards from the short sources in `dashboards/source`. This module contains the settings that all
+//! panels and queries share.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The width of Grafana's grid.
+/// The width of Grafana's grid, in columns.
 const COLUMNS: u64 = 24;
 /// The schema version of Grafana 12. Older versions of Grafana accept it too.
 const SCHEMA: u64 = 42;
@@ -30,7 +30,7 @@ pub struct Row {
     pub panels: Vec<Panel>,
 }
 
-/// A panel.
+/// A panel with its queries.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Panel {
@@ -41,12 +41,12 @@ pub struct Panel {
     kind: Kind,
     unit: String,
     width: Option<u64>,
-    /// Why the panel's queries may return nothing without a cluster.
+    /// Why the panel's queries may return nothing without a cluster. `None`: the queries must return data.
     pub idle: Option<String>,
     /// The colours, each with the lowest value at which it applies.
     #[serde(default)]
     thresholds: Vec<(Option<f64>, String)>,
-    /// The text and colour of single values.
+    /// The label and the colour that Grafana shows for single values.
     #[serde(default)]
     mappings: std::collections::BTreeMap<String, (String, String)>,
     #[serde(default)]
@@ -83,7 +83,7 @@ impl Source {
         Ok(serde_saphyr::from_str(text)?)
     }
 
-    /// Returns the dashboard for Grafana, with this name in its id.
+    /// Returns the dashboard for Grafana. Its id contains `name`.
     #[must_use]
     pub fn render(&self, name: &str) -> Value {
         let mut panels = Vec::new();
@@ -212,7 +212,7 @@ impl Kind {
         matches!(self, Self::Stat | Self::State)
     }
 
-    /// Returns Grafana's name of the kind, the options, and the field options.
+    /// Returns Grafana's name of the kind, the options, and the field options. With `stack`, lines are stacked.
     fn settings(self, stack: bool) -> (&'static str, Value, Value) {
         let legend = json!({"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": true});
         let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
@@ -284,7 +284,8 @@ fn expression(text: &str, metric: &str) -> String {
     result + rest
 }
 
-/// Returns the first metric name outside quotes, and the text before it.
+/// Returns the part of a query before the first metric name outside quotes, and that name. `None`: there is no such
+/// name.
 fn next_metric(text: &str) -> Option<(&str, &str)> {
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
     let (mut quoted, mut begin) = (false, None);

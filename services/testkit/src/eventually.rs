@@ -31,10 +31,10 @@ pub async fn eventually<T>(
         match tokio::time::timeout(left, attempt()).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => last = error,
-            // Cut off at the deadline, which is checked below.
+            // The attempt was cut off at the deadline, which is checked below.
             Err(_) => {}
         }
-        // Checked after each failed attempt, so a limit of zero still permits one attempt.
+        // The deadline is checked after each failed attempt, so a limit of zero still permits one attempt.
         if Instant::now() >= deadline {
             return Err(last.context(format!("{what}: not within {limit:?}; last attempt")));
         }

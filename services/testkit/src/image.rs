@@ -1,5 +1,5 @@
-//! Builds images for the test cluster: archives with one layer that `ctr` and `kind` import. It needs no registry and
-//! no image builder. `tools/image.sh` writes them, as it does for a release.
+//! Builds images for the test cluster: archives with one layer that `ctr` and `kind` import. No registry and no image
+//! builder are needed. `tools/image.sh` writes the archives, as it does for a release.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +27,7 @@ impl Image {
         Ok(Self { reference: reference.into(), entrypoint: entrypoint.into(), root })
     }
 
-    /// Adds a file with mode 0755.
+    /// Copies the file `source` to the path `place` in the image, with mode 0755.
     ///
     /// # Errors
     /// The file cannot be copied.
@@ -38,7 +38,8 @@ impl Image {
         Ok(self)
     }
 
-    /// Adds a program with its shared libraries, at the paths where the loader searches.
+    /// Copies the program `source` to the path `place` in the image. Also adds its shared libraries, at the paths where
+    /// the loader searches.
     ///
     /// # Errors
     /// As [`Image::file`], or a library is missing.
@@ -49,7 +50,7 @@ impl Image {
         })
     }
 
-    /// Writes the archive.
+    /// Writes the image to the file `archive`.
     ///
     /// # Errors
     /// This machine's architecture is not supported, or the script fails.
@@ -73,7 +74,8 @@ impl Image {
     }
 }
 
-/// Writes a copy of an archive with another image name. The content, and thus the digest, stays the same.
+/// Writes a copy of an archive to the file `to`, with the image name `reference`. The content, and thus the digest,
+/// stays the same.
 ///
 /// # Errors
 /// The file is not an OCI layout with one image.
@@ -93,7 +95,7 @@ pub fn renamed(archive: &Path, reference: &str, to: &Path) -> anyhow::Result<()>
         anyhow::Ok(std::fs::write(file, json.to_string())?)
     };
     change("index.json", "/manifests/0/annotations", names(reference))?;
-    // Docker's format, which an archive may omit.
+    // This file has Docker's format, and an archive may omit it.
     if folder.path().join("manifest.json").exists() {
         change("manifest.json", "/0/RepoTags", json!([reference]))?;
     }
@@ -114,7 +116,7 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
         return Ok(Vec::new());
     }
     ensure!(!text.contains("not found"), "a library of {} is missing:\n{text}", program.display());
-    // `name => /path (address)`, or `/path (address)` for the loader itself.
+    // Each line has the form `name => /path (address)`, or `/path (address)` for the loader itself.
     Ok(text
         .lines()
         .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))

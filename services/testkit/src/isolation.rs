@@ -26,10 +26,10 @@ use crate::eventually::POLL;
 use crate::namespace::{CONTROL_PLANE, DIRECTORY, directory, leased_control_plane, set_up_addresses, unshare};
 use crate::{shared, tools};
 
-/// Set in the copy: the source location of the call whose body it runs.
+/// The environment variable with the source location of the call whose body the copy runs. It is set in the copy.
 const CALL: &str = "PILLION_TEST_CALL";
-/// The result of the body, in the test's folder. The exit code alone would not distinguish a passed test from one that
-/// was not found.
+/// The name of the file in the test's folder with the result of the body. The exit code alone would not distinguish a
+/// passed test from one that was not found.
 const OUTCOME: &str = "outcome";
 const PASSED: &str = "passed";
 
@@ -41,7 +41,7 @@ const TAIL: usize = 15;
 /// Runs `body` in its own namespaces, for at most ten minutes. See [`Isolation`].
 ///
 /// # Panics
-/// If the body fails, which fails the test.
+/// Panics if the body fails, which fails the test.
 #[track_caller]
 pub fn isolated<F, Fut>(body: F)
 where
@@ -59,7 +59,7 @@ pub struct Isolation {
     has_own_network: bool,
 }
 
-/// Why an isolated test failed.
+/// The failure of an isolated test.
 #[derive(Debug)]
 pub struct Failure {
     /// The message for the test's output.
@@ -101,7 +101,7 @@ impl Isolation {
     /// outside.
     ///
     /// # Panics
-    /// If the body fails, which fails the test.
+    /// Panics if the body fails, which fails the test.
     #[track_caller]
     pub fn run<F, Fut>(self, body: F)
     where
@@ -146,7 +146,7 @@ impl Isolation {
     fn outside(&self, test: Option<String>, call: &str) -> Result<(), Failure> {
         let early =
             |error: anyhow::Error| Failure { message: format!("{error:#}"), output: String::new(), directory: None };
-        // Built outside, since there is no network inside to fetch modules from.
+        // The tools are built outside the namespaces, because the build needs the network to fetch modules.
         let tools = tools::dir().map_err(early)?;
         probe().map_err(early)?;
         let test = test
@@ -197,7 +197,8 @@ impl Isolation {
         outcome
     }
 
-    /// Runs the copy to its end, with a command that enters namespaces.
+    /// Runs the copy to its end with `command`, which enters namespaces. Stores the output of the copy in `output`.
+    /// Fails unless the test has passed.
     fn copy(
         &self,
         mut command: Command,
@@ -213,7 +214,7 @@ impl Isolation {
             .env(DIRECTORY, directory)
             .env(CALL, call)
             .env(tools::ASSETS_VARIABLE, tools)
-            // This process never writes to it. When it closes, the copy knows that this process has ended.
+            // This process never writes to the pipe. When the pipe closes, the copy knows that this process has ended.
             .stdin(Stdio::piped())
             .stdout(writer.try_clone().context("cannot make a pipe")?)
             .stderr(writer);
@@ -221,7 +222,7 @@ impl Isolation {
             command.env_remove(variable);
         }
         let mut child = command.spawn().context(HOW_TO_UNSHARE)?;
-        // The command owns the writing end of the pipe, so the reader would never see its end.
+        // The command owns the writing end of the pipe, so the reader would never reach the end of the output.
         drop(command);
 
         // A thread inherits the output capture of the test harness, so the lines appear as the test's own.
@@ -243,7 +244,7 @@ const PROXIES: [&str; 8] =
 
 const HOW_TO_UNSHARE: &str = "cannot run `unshare` (package util-linux), which gives each test namespaces of its own";
 
-/// Returns the arguments to run this program with the one test.
+/// Returns the command line that runs only this test of this program.
 fn copy_of(test: &str) -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     Ok(std::iter::once(program.into()).chain(arguments(test).map(OsString::from)).collect())
@@ -271,7 +272,7 @@ fn probe() -> anyhow::Result<()> {
 }
 
 /// Returns the test's name: the harness names the thread after the test, unless all tests run on the main thread. Then
-/// the name comes from the closure's type.
+/// the name comes from the closure's type. `None`: the type contains no name.
 fn test_name<F>() -> Option<String> {
     let thread = std::thread::current();
     if let Some(name) = thread.name().filter(|name| *name != "main") {
@@ -280,7 +281,8 @@ fn test_name<F>() -> Option<String> {
     name_from_type(std::any::type_name::<F>())
 }
 
-/// Extracts the test name `module::test` from `the_crate::module::test::{{closure}}`.
+/// Extracts the test name `module::test` from `the_crate::module::test::{{closure}}`. `None`: the type is not a closure
+/// directly in a function.
 fn name_from_type(type_name: &str) -> Option<String> {
     let (function, closure) = type_name.split_once("::{{closure}}")?;
     let (_, test) = function.split_once("::")?;

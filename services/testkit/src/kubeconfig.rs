@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-/// The identity of a kubeconfig.
+/// The identity that a client with the kubeconfig has.
 #[derive(Debug, Clone)]
 pub(crate) enum Identity<'a> {
     /// A bearer token.
@@ -15,12 +15,12 @@ pub(crate) enum Identity<'a> {
         token: &'a str,
         /// The impersonated user.
         user: &'a str,
-        /// The impersonated groups, beside `system:authenticated`.
+        /// The impersonated groups, in addition to `system:authenticated`.
         groups: &'a [&'a str],
     },
 }
 
-/// Formats a kubeconfig with one context.
+/// Returns a kubeconfig with one context, for the API server at the URL `server`.
 pub(crate) fn render(server: &str, ca_pem: &str, identity: &Identity<'_>) -> String {
     let user: Value = match identity {
         Identity::Token(token) => json!({ "token": token }),

@@ -1,4 +1,5 @@
-/* Moves the wall clock of one process forward or back while it runs: preloaded, it replaces the C library's functions.
+/* Moves the wall clock of one process forward or back while it runs. This library is preloaded, and replaces functions of the
+ * C library.
  *
  * The offset in seconds is an eight-byte number in a mapped file, so writing it moves the clock of the process at once.
  * The monotonic clock stays the machine's, as after a step of NTP. */
@@ -18,7 +19,7 @@ __attribute__((constructor)) static void map_file(void) {
     const char *path = getenv("PILLION_TEST_CLOCK");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     void *mapped = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *ahead, PROT_READ, MAP_SHARED, file, 0);
-    /* Fails, since a test whose clock does not move would prove nothing. */
+    /* Ends the process, because a test whose clock does not move would prove nothing. */
     if (mapped == MAP_FAILED) _exit(97);
     ahead = mapped;
     close(file);

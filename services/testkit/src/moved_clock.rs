@@ -27,10 +27,10 @@ pub struct MovedClock {
 }
 
 impl MovedClock {
-    /// Creates a clock without an offset.
+    /// Creates a clock without an offset. Each clock of a test needs a different `name`.
     ///
     /// # Errors
-    /// This is not an isolated test, or there is no C compiler (`cc`, or `CC`).
+    /// The call is not inside an isolated test, or there is no C compiler (`cc`, or `CC`).
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let directory = namespace::directory()?;
         let library = directory.join("moved_clock.so");

@@ -21,18 +21,20 @@ pub const fn replica_address(number: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 111, 1, number))
 }
 
-/// Set in the copy of the test process: the folder of the test.
+/// The environment variable with the folder of the test. It is set in the isolated copy of the test process.
 pub(crate) const DIRECTORY: &str = "PILLION_TEST_DIRECTORY";
-/// Set in the copy of a test with a leased control plane: the folder of the lease.
+/// The environment variable with the folder of the lease. It is set in the isolated copy if the test has leased a
+/// control plane.
 pub(crate) const CONTROL_PLANE: &str = "PILLION_TEST_CONTROL_PLANE";
-/// The name of the control plane's folder inside a lease's folder. `ControlPlane::start` attaches to it.
+/// The name of the control plane's folder inside a lease's folder. `ControlPlane::start` attaches to that control
+/// plane.
 pub(crate) const LEASED_CONTROL_PLANE: &str = "control-plane";
 
-/// Returns the folder of the current isolated test, for logs, data and kubeconfigs. It is kept if the test fails and
-/// removed if it passes.
+/// Returns the folder of the current isolated test, for logs, data and kubeconfigs. The folder is kept if the test
+/// fails, and removed if it passes.
 ///
 /// # Errors
-/// This is not inside [`isolated`](crate::isolated).
+/// The call is not inside [`isolated`](crate::isolated).
 pub fn directory() -> anyhow::Result<PathBuf> {
     std::env::var_os(DIRECTORY).map(PathBuf::from).context(
         "this runs outside of pillion_testkit::isolated, which sets up the addresses and the folder; wrap the test's \
@@ -54,7 +56,7 @@ pub(crate) fn unshare() -> Command {
         "--net",
         "--pid",
         "--fork",
-        // When unshare dies, so does process 1 inside, and all processes with it.
+        // When unshare ends, process 1 of the namespace is killed, and all other processes with it.
         "--kill-child",
         "--mount-proc",
         "--",
@@ -62,7 +64,7 @@ pub(crate) fn unshare() -> Command {
     command
 }
 
-/// Adds every address of the range to this network namespace.
+/// Adds every address of [`RANGE`] to this network namespace.
 pub(crate) fn set_up_addresses() -> anyhow::Result<()> {
     ip(&["link", "set", "lo", "up"])?;
     ip(&["address", "add", RANGE, "dev", "lo"])
@@ -81,8 +83,8 @@ impl Silence {
     /// # Errors
     /// The route cannot be created.
     pub fn of(address: IpAddr) -> anyhow::Result<Self> {
-        // One end of a veth pair; the neighbour entry has an unused hardware address. Senders get neither a reply nor
-        // an error.
+        // The route leads to a veth pair, and the neighbour entry has an unused hardware address. So senders get
+        // neither a reply nor an error.
         if ip(&["link", "show", "nowhere"]).is_err() {
             ip(&["link", "add", "nowhere", "type", "veth", "peer", "name", "nobody"])?;
             ip(&["link", "set", "nobody", "up"])?;
@@ -97,7 +99,7 @@ impl Silence {
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        // Ignored: the route disappears with the network namespace anyway.
+        // An error is ignored, because the route disappears with the network namespace anyway.
         let _ = ip(&["route", "delete", &self.address, "table", "local"]);
     }
 }

@@ -21,7 +21,7 @@ pub const SERVICE: &str = "pillion";
 /// The name that the API server expects in a replica's certificate.
 pub const SERVER_NAME: &str = "pillion.pillion-system.svc";
 
-/// A Service with its endpoint slices.
+/// The registered Service, whose endpoints can be changed.
 #[derive(Debug, Clone)]
 pub struct RegisteredService {
     slices: Api<EndpointSlice>,

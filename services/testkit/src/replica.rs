@@ -16,15 +16,15 @@ use crate::certificates::TlsFiles;
 use crate::daemon::Daemon;
 use crate::namespace;
 
-/// The port for the API server.
+/// The port on which the API server calls a webhook.
 pub const WEBHOOK_PORT: u16 = 8443;
-/// The port for probes and metrics.
+/// The port on which a replica serves probes and metrics.
 pub const METRICS_PORT: u16 = 9090;
 
 /// The timeout of one GET.
 const GET_LIMIT: Duration = Duration::from_secs(5);
 
-/// The role of a replica.
+/// Whether a replica is a webhook or a controller.
 #[derive(Debug, Clone)]
 pub enum Role {
     /// The webhook, with its certificate in files. `None`: the arguments configure the certificate.
@@ -40,13 +40,13 @@ pub struct ReplicaSpec {
     pub binary: PathBuf,
     /// The kubeconfig of the replica.
     pub kubeconfig: PathBuf,
-    /// The role.
+    /// Whether the replicas are webhooks or controllers.
     pub role: Role,
     /// Further arguments.
     pub args: Vec<String>,
     /// Further environment variables.
     pub env: Vec<(String, String)>,
-    /// How long it may take to become ready.
+    /// How long a replica may take to become ready.
     pub ready_within: Duration,
 }
 
@@ -59,7 +59,8 @@ pub struct Replica {
 }
 
 impl ReplicaSpec {
-    /// Returns a webhook with only the necessary arguments, ready within a minute.
+    /// Returns the settings of a webhook with only the necessary arguments. A replica must become ready within a
+    /// minute.
     pub fn new(binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>, tls: impl Into<Option<TlsFiles>>) -> Self {
         Self::of(Role::Webhook(tls.into()), binary, kubeconfig)
     }
@@ -104,7 +105,7 @@ impl Replica {
     /// test's folder; a restarted replica appends to it.
     ///
     /// # Errors
-    /// It ends or is not ready in time; the error has the end of its log.
+    /// The replica ends or is not ready in time; the error has the end of its log.
     pub async fn start(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let mut replica = Self::spawn(spec, address)?;
         replica.ready().await?;
@@ -128,7 +129,7 @@ impl Replica {
     /// Starts a replica without waiting, for tests of the time before it is ready.
     ///
     /// # Errors
-    /// The program cannot be started, or this is not an isolated test.
+    /// The program cannot be started, or the call is not inside an isolated test.
     pub fn spawn(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let log = namespace::directory()?.join(format!("replica-{address}.log"));
         let daemon = Daemon::spawn(format!("replica {address}"), &mut spec.command(address), &log)?;
@@ -138,7 +139,7 @@ impl Replica {
     /// Waits until `/readyz` returns 200.
     ///
     /// # Errors
-    /// It ends or is not ready in time; the error has the end of its log.
+    /// The replica ends or is not ready in time; the error has the end of its log.
     pub async fn ready(&mut self) -> anyhow::Result<()> {
         let address = self.address;
         let probe = async || match get(address, "/readyz").await? {
@@ -148,13 +149,13 @@ impl Replica {
         self.daemon.ready(self.ready_within, probe).await
     }
 
-    /// Returns the address.
+    /// Returns the replica's address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Returns the log file.
+    /// Returns the path of the log file.
     #[must_use]
     pub fn log(&self) -> &Path {
         self.daemon.log()
@@ -173,7 +174,7 @@ impl Replica {
         &mut self.daemon
     }
 
-    /// Sends a GET to the port of probes and metrics.
+    /// Sends a GET request to the port of probes and metrics. Returns the status and the body.
     ///
     /// # Errors
     /// There is no response within five seconds.
@@ -192,10 +193,10 @@ impl Replica {
         }
     }
 
-    /// Sends SIGTERM and waits for the end, which draining may delay.
+    /// Sends SIGTERM and waits for the end of the replica, which draining may delay.
     ///
     /// # Errors
-    /// It has already ended, or still runs after `limit`; the error has the end of its log.
+    /// The replica has already ended, or still runs after `limit`; the error has the end of its log.
     pub async fn terminate(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         self.daemon.terminate()?;
         self.daemon.wait(limit).await

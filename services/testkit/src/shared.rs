@@ -27,22 +27,22 @@ use crate::daemon::tail;
 use crate::eventually::{POLL, eventually};
 use crate::namespace;
 
-/// Set in the process that keeps a control plane: the folder of the lease.
+/// The environment variable with the folder of the lease. It is set in the process that keeps a control plane.
 const KEEP: &str = "PILLION_TEST_KEEP";
 
-/// In a lease's folder: the process whose namespaces tests enter.
+/// The file in a lease's folder with the id of the process whose namespaces tests enter.
 const NAMESPACES: &str = "namespaces";
-/// In a lease's folder: the control plane is up.
+/// The file in a lease's folder that exists once the control plane is ready.
 const READY: &str = "ready";
-/// In a lease's folder: a test has used the control plane, and it has not been reset yet.
+/// The file in a lease's folder that exists while the control plane must be reset after a test.
 const USED: &str = "used";
-/// In a lease's folder: the output of the keeper.
+/// The file in a lease's folder with the output of the process that keeps the control plane.
 const LOG: &str = "keeper.log";
 
 /// How long a control plane may take to start, or to be reset.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// Keys that the API server itself keeps writing or correcting.
+/// The prefixes of keys that the API server itself writes. A reset ignores such keys.
 const VOLATILE: [&str; 8] = [
     "/registry/masterleases/",
     "/registry/leases/kube-system/",
@@ -63,8 +63,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Leases a control plane; starts one if none is free. `keeper` is the command that keeps it in its own namespaces:
-    /// this program, for a test that calls [`keep_if_asked`].
+    /// Leases a control plane; starts one if none is free. `keeper` returns the command that keeps a new control plane
+    /// in its own namespaces. It runs this program, for a test that calls [`keep_if_asked`].
     ///
     /// # Errors
     /// The control plane does not start; the error has the end of its logs.
@@ -100,7 +100,8 @@ impl Lease {
         Ok(command)
     }
 
-    /// Returns the control plane. Resets it if the test passed, and ends it otherwise. Copies its logs to `logs`.
+    /// Ends the lease. If the test passed, requests a reset of the control plane. Otherwise copies its logs to the
+    /// folder `logs`, and ends it.
     pub(crate) fn give_back(self, passed: bool, logs: &Path) -> anyhow::Result<()> {
         if passed {
             return std::fs::write(self.folder.join(USED), "").context("cannot ask for a reset");
@@ -109,7 +110,7 @@ impl Lease {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
         }
         if let Some(process) = self.namespaces() {
-            // The keeper's parent removes the folder.
+            // The script [`KEEPER`] removes the folder when this process has ended.
             let _ = Command::new("kill").args(["-KILL", &process]).status();
         }
         let deadline = Instant::now() + LIMIT;
@@ -133,7 +134,8 @@ impl Lease {
         let _ = std::fs::remove_dir_all(&self.folder);
         std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
         let unshared = namespace::unshare();
-        // A new session, so that a test runner that kills a test's process group does not end the control plane.
+        // The control plane gets a new session, so that a test runner that kills a test's process group does not end
+        // the control plane.
         let mut command = Command::new("setsid");
         command
             .args(["--fork", "sh", "-c", KEEPER])
@@ -179,7 +181,8 @@ impl Lease {
     }
 }
 
-/// Runs `"$@"` until it ends or the owner has ended. `$0` is the lease's folder.
+/// A shell script that runs a command until the command or the owner ends. `$0` is the lease's folder, `$1` the owner's
+/// process id, and the rest is the command.
 const KEEPER: &str = r#"
 folder=$0 owner=$1
 shift
@@ -202,7 +205,7 @@ fi
 /// The tests that run together and share control planes.
 struct Run {
     folder: PathBuf,
-    /// The control planes end with this process.
+    /// The id of the process with which the control planes end.
     owner: u32,
 }
 
@@ -220,7 +223,8 @@ impl Run {
     }
 }
 
-/// Keeps a control plane and never returns, if this process was started for that. Returns at once in any other.
+/// If this process was started to keep a control plane, keeps it and returns only on an error. In any other process,
+/// returns at once.
 pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     let Some(folder) = std::env::var_os(KEEP).map(PathBuf::from) else { return Ok(()) };
     namespace::set_up_addresses()?;

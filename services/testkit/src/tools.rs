@@ -1,5 +1,5 @@
-//! Finds the real programs. `tools/build.sh` builds them once from pinned Go modules into a cache outside the checkout.
-//! The control plane's programs may also come from `KUBEBUILDER_ASSETS`.
+//! Finds the third-party programs that tests run. `tools/build.sh` builds them once from pinned Go modules into a cache
+//! outside the checkout. The control plane's programs may also come from `KUBEBUILDER_ASSETS`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 /// The programs of a control plane.
 pub(crate) const PROGRAMS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
-/// The variable for a folder of prebuilt control plane programs, as in envtest and Kubebuilder.
+/// The environment variable with a folder of prebuilt control plane programs, as in envtest and Kubebuilder.
 pub(crate) const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 
 /// Returns the folder that contains `etcd`, `kube-apiserver` and `kubectl`.
@@ -30,8 +30,8 @@ pub(crate) fn dir() -> anyhow::Result<PathBuf> {
 }
 
 /// Returns the path of one program: `etcd`, `kube-apiserver`, `kubectl`, `kube-controller-manager`, `prometheus`,
-/// `promtool`, `k6`, `otelcol`, `helm`, `kubeconform`, or one of a [cluster](crate::cluster). It is built on first use,
-/// which takes minutes.
+/// `promtool`, `k6`, `otelcol`, `helm`, `kubeconform`, or a program of a [cluster](crate::cluster). The program is
+/// built on first use, which takes minutes.
 ///
 /// # Errors
 /// The script that builds it failed; the error contains its output.
@@ -66,10 +66,11 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh")
 }
 
-/// Returns the folder with these programs. Runs the script at most once per process for each list.
+/// Returns the folder with these programs, and builds missing ones. Runs `tools/build.sh` at most once per process for
+/// each list.
 pub(crate) fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-    // Held during the build, so that tests of one process do not start it concurrently.
+    // The lock is held during the build, so that tests of one process do not start it concurrently.
     let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let names = programs.join(" ");
     if let Some(dir) = found.get(&names) {
@@ -95,7 +96,7 @@ fn check(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the script, and returns the folder from its last line.
+/// Runs the script, and returns the folder that the last line of its output names.
 fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     let mut child = Command::new("bash")
         .arg(script)
@@ -110,7 +111,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {
             let line = line.context("reading what the build of the tools says")?;
-            // Written directly, since the harness would show captured output only after the build.
+            // The line is written directly, since the harness would show captured output only after the build.
             let _ = writeln!(std::io::stderr(), "tools: {line}");
             output.push_str(&line);
             output.push('\n');

@@ -77,7 +77,8 @@ fn rbac_applies_to_accounts_and_impersonation() {
                 other => bail!("without a role it should be forbidden: {other:?}"),
             }
         }
-        // The controller manager aggregates built-in roles such as `view`, so they are empty here.
+        // The controller manager aggregates built-in roles such as `view`. It does not run here, so these roles are
+        // empty.
         let role = ["create", "clusterrole", "reader", "--verb=list", "--resource=configmaps"];
         control_plane.kubectl_ok(&role).await?;
         let binding = [

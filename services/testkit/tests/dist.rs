@@ -49,7 +49,7 @@ fn dist_keeps_folder_without_release() {
     assert!(folder.path().join("thesis.pdf").exists());
 }
 
-/// Compiles a static program that contains the path of a workspace crate, as panic messages do.
+/// Compiles a static program that contains the source path of a dependency, like the panic messages of a Rust binary.
 fn static_program(folder: &Path) -> PathBuf {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
     let (_, rest) = lock.split_once("name = \"serde\"\nversion = \"").unwrap();
@@ -68,7 +68,7 @@ fn dist_is_complete_and_reproducible() {
     let folder = tempfile::tempdir().unwrap();
     let program = static_program(folder.path());
     let (one, other) = (folder.path().join("one"), folder.path().join("other"));
-    // The second run replaces an earlier release.
+    // The third run replaces the release of the second.
     for out in [&one, &other, &other] {
         let output = dist(&[&program], out);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

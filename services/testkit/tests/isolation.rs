@@ -1,4 +1,4 @@
-//! Isolated tests run once and inside, fail when they should, and leave no process behind.
+//! Tests that isolated tests run once, inside their namespaces, fail when they should, and leave no process behind.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-/// A module's path, or a path in source code, from the root of the crate.
+/// The names of a path: of a module's path, or of a path in source code.
 type Names = Vec<String>;
 
-/// Returns the text of a source file, or none if there is no such file.
+/// A function that returns the content of a source file, or `None` if there is no such file.
 type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// A module outside test code.
@@ -32,14 +32,14 @@ struct Module {
 #[derive(Default)]
 struct Crate(BTreeMap<Names, Module>);
 
-/// A path in source code. `name` is its last name or, after `as`, the new name.
+/// A path in source code, as written. `name` is the path's last name or, after `as`, the new name.
 struct Found {
     line: usize,
     path: Names,
     name: String,
 }
 
-/// Which children of one module use which other children, with file and line of each use.
+/// The uses among the children of one module: the user and the used child, with file and line of each use.
 type Edges<'a> = BTreeMap<(&'a str, &'a str), BTreeSet<&'a str>>;
 
 impl Crate {
@@ -102,7 +102,7 @@ impl Crate {
         Ok(())
     }
 
-    /// Returns the module that contains the item at a path; names that a module imports lead on to the item's own module.
+    /// Returns the module that contains the item at a path. Follows imported names to the item's own module.
     fn resolve(&self, path: &[String]) -> Names {
         let mut path = path.to_vec();
         // Limits the steps for names that import each other in a cycle.
@@ -175,7 +175,7 @@ impl Crate {
     }
 }
 
-/// Returns an order in which every module stands below the modules that it uses, or the edges of a cycle.
+/// Returns an order in which every module is below the modules that it uses, or the edges of a cycle.
 fn sort<'a>(modules: &'a [String], edges: &Edges<'a>) -> Result<Vec<&'a str>, Vec<(&'a str, &'a str)>> {
     let mut order: Vec<&str> = Vec::new();
     while order.len() < modules.len() {
@@ -204,7 +204,7 @@ fn is_test(attribute: &Group) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// Returns the tokens from an item's body or semicolon onwards.
+/// Returns the tokens after an item's body or semicolon.
 fn skip_item(item: &[TokenTree]) -> &[TokenTree] {
     let mut rest = item;
     let mut is_use = false;
@@ -220,7 +220,8 @@ fn skip_item(item: &[TokenTree]) -> &[TokenTree] {
     rest
 }
 
-/// Parses one path, or all paths of a tree after `use`, and returns the remaining tokens.
+/// Adds one path, or all paths of a tree after `use`, to `found`. The paths begin with `prefix`. Returns the remaining
+/// tokens.
 fn read_paths<'a>(mut rest: &'a [TokenTree], prefix: &[String], found: &mut Vec<Found>) -> &'a [TokenTree] {
     let mut path = prefix.to_vec();
     while let [first, after @ ..] = rest {

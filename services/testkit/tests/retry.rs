@@ -1,5 +1,5 @@
-//! When a replica sheds load, the API server retries on a new connection and reaches another replica. Creating a pod
-//! takes at most a second longer.
+//! Tests that the API server retries when a replica sheds load. It retries on a new connection and reaches another
+//! replica. Creating a pod takes at most a second longer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ fn shed_request_is_retried_on_another_replica() {
 
         let (shed, answered) = (value(&full, SHED)?, value(&free, ANSWERED)?);
         let mut created = 0;
-        // Concurrent requests open new connections, of which about a quarter reach the replica that sheds load. On a
+        // Concurrent requests open new connections, and about a quarter of them reach the replica that sheds load. On a
         // busy machine the requests may run one after another and all miss it, so the loop creates more pods.
         while created == 0 || (value(&full, SHED)? - shed < 1.0 && created < 10 * PODS) {
             try_join_all((created..created + PODS).map(|number| create(format!("pod-{number}")))).await?;
@@ -81,7 +81,8 @@ fn shed_request_is_retried_on_another_replica() {
     });
 }
 
-/// Serves a replica that listens on all `addresses` and accepts at most `max_in_flight` concurrent requests.
+/// Serves a replica that listens on all `addresses` and accepts at most `max_in_flight` concurrent requests. Returns
+/// the replica's metrics.
 async fn serve(ca: &TestCa, addresses: &[IpAddr], max_in_flight: usize) -> Result<Arc<Registry>> {
     let mut registry = Registry::default();
     let metrics = Arc::new(Metrics::register(&mut registry));
@@ -106,7 +107,7 @@ async fn serve(ca: &TestCa, addresses: &[IpAddr], max_in_flight: usize) -> Resul
     Ok(Arc::new(registry))
 }
 
-/// Returns the value of a series.
+/// Returns the value of a metric series.
 fn value(registry: &Registry, series: &str) -> Result<f64> {
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, registry)?;

@@ -57,8 +57,8 @@ fn webhook_behind_service_patches_pod_over_http1() {
         let name = created.metadata.name.clone().context("a pod without a name")?;
         ensure!(label(&pods.get(&name).await?) == label(&created));
 
-        // A pooled connection outlives its endpoint, so the other replica serves only after the first one's pod is
-        // deleted.
+        // A pooled connection outlives its endpoint. So the test also ends the first replica's connections, as when its
+        // pod is deleted.
         service.set_ready(addresses[0], false).await?;
         service.remove(addresses[0]).await?;
         seen.hang_up(addresses[0]);
@@ -84,7 +84,7 @@ fn webhook_behind_service_patches_pod_over_http1() {
     });
 }
 
-/// The requests that the test's webhooks received.
+/// The HTTP versions of the requests that the test's webhooks received, and the tasks that serve the webhooks.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     versions: Arc<Mutex<Vec<Version>>>,

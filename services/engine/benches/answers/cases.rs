@@ -21,12 +21,12 @@ const ENV_ENTRIES: &str = include_str!("../profiles/env-entries.json");
 
 /// A sidecar with a volume and an annotation, without expressions.
 const STATIC: &[&str] = &[LOG_SHIPPER];
-/// Ten expressions: parameters, a variable, a condition, the environment of each container, and mounts for each
-/// volume.
+/// Profiles with ten expressions: parameters, a variable, a condition, the environment of each container, and mounts
+/// for each volume.
 const EXPRESSIONS: &[&str] = &[LOG_COLLECTOR, TRACE_AGENT, SECRET_AGENT];
 const TWO: &[&str] = &[LOG_SHIPPER, SECRET_AGENT];
 
-/// A benchmark case.
+/// A benchmark case: the profiles, and the review of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     /// One static profile on the captured pod.
@@ -41,7 +41,7 @@ pub(crate) enum Case {
     TwiceAsLarge,
     /// Two profiles, both applied.
     Two,
-    /// The same two profiles among 2,000.
+    /// The profiles of [`Self::Two`] among 2,000.
     Many,
 }
 
@@ -99,7 +99,7 @@ impl Case {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
             .with_namespace(&namespace, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let work = Work { body, snapshot };
-        // This call also computes what the snapshot caches for a namespace.
+        // This call also fills the snapshot's cache for the namespace.
         assert_eq!(work.applied(), applied, "{self:?} applies other profiles");
         work
     }
@@ -129,18 +129,18 @@ impl Work {
         profiles.filter(|profile| profile.outcome == ProfileOutcome::Applied).count()
     }
 
-    /// The unit of cost: one pass over the body that stores nothing.
+    /// Parses the body and stores nothing. The instructions of this function are the unit of cost.
     pub(crate) fn scan(&self) {
         serde_json::from_slice::<serde::de::IgnoredAny>(&self.body).unwrap();
     }
 
-    /// Returns the number of allocations of a decision.
+    /// Returns the number of allocations of [`Self::answer`].
     pub(crate) fn allocations(&self) -> u64 {
         allocation_counter::measure(|| drop(self.answer())).count_total
     }
 }
 
-/// Returns the captured review with additional environment variables, whose values have this length.
+/// Returns the captured review with `variables` more environment variables, each with a value of `length` bytes.
 fn with_env(variables: usize, length: usize) -> Vec<u8> {
     let mut review: Json = serde_json::from_str(CAPTURED).unwrap();
     let env = review["request"]["object"]["spec"]["containers"][0]["env"].as_array_mut().unwrap();

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use cases::{Case, Work};
 
-/// The argument with which this program calls itself under valgrind. The number of the case and of the piece follow.
+/// The argument with which the benchmark runs itself under valgrind. The index of the case and the number of the piece
+/// (0: scan, 1: answer) follow.
 const COUNTED: &str = "--counted";
 
 /// The number of repetitions in a count. Counts of single runs vary, because hashing is random.
@@ -25,7 +26,7 @@ const REPETITIONS: u32 = 4;
 /// The maximum ratio of two counts that should be equal.
 const ALIKE: f64 = 1.05;
 
-/// The number of timed rounds, of which the fastest counts, and the duration of a round.
+/// The number of timed rounds, and the duration of a round. The fastest round counts.
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(200);
 
@@ -77,7 +78,7 @@ struct Cost {
     allocations: u64,
 }
 
-/// Describes the exceeded limits.
+/// Returns a sentence for each exceeded limit.
 fn broken_gates(all: &[Cost]) -> Vec<String> {
     let scans = |wanted: Case| all.iter().find(|cost| cost.case == wanted).and_then(|cost| cost.scans);
     let mut broken = Vec::new();
@@ -108,7 +109,7 @@ fn broken_gates(all: &[Cost]) -> Vec<String> {
     broken
 }
 
-/// Runs the code to count. valgrind counts only instructions within this function, which it finds by name.
+/// Runs a piece several times. valgrind counts only the instructions within this function, which it finds by name.
 #[inline(never)]
 fn counted(work: &Work, piece: Piece) {
     for _ in 0..REPETITIONS {
@@ -119,7 +120,7 @@ fn counted(work: &Work, piece: Piece) {
     }
 }
 
-/// Counts the instructions of a case.
+/// Runs a piece for a case under valgrind, and returns the number of instructions of one repetition.
 fn instructions(case: Case, piece: Piece) -> f64 {
     let place = Case::ALL.iter().position(|other| *other == case).unwrap();
     let mut command = Command::new("valgrind");

@@ -11,10 +11,10 @@ use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Map, Value as Json, json};
 
-/// The captured review of the benchmark.
+/// The file name of the captured review that the benchmark uses.
 pub(crate) const DEPLOYMENT: &str = "create-deployment-pod.json";
 
-/// Returns the captured reviews of a real API server, by file name.
+/// Returns the reviews that a real API server sent, with their file names.
 pub(crate) fn captured() -> Vec<(String, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reviews");
     let mut reviews: Vec<_> = std::fs::read_dir(folder)
@@ -31,7 +31,8 @@ pub(crate) fn captured_by_name(name: &str) -> Vec<u8> {
     captured().into_iter().find(|(file, _)| file == name).unwrap().1
 }
 
-/// Returns a review as large as the largest in real clusters: a captured one with many more environment variables.
+/// Returns a captured review with `variables` more environment variables. With 1,000, it is as large as the largest in
+/// real clusters.
 pub(crate) fn large_review(variables: usize) -> Vec<u8> {
     let mut review: Json = serde_json::from_slice(&captured_by_name(DEPLOYMENT)).unwrap();
     let env = review["request"]["object"]["spec"]["containers"][0]["env"].as_array_mut().unwrap();
@@ -70,7 +71,7 @@ pub(crate) fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
         .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
 }
 
-/// Decides about a body, and returns the decision and the response.
+/// Decides about the review in `body`, and returns the decision and the response.
 pub(crate) fn respond(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
     let review = Review::parse(body).unwrap();
     let facts = Facts { namespace: snapshot.namespace(review.namespace()), ..Facts::default() };
@@ -86,7 +87,7 @@ pub(crate) fn apply(object: &mut Json, decided: &Decided) {
     }
 }
 
-/// Returns the object of a body after the patch of a decision.
+/// Returns the object of the review in `body`, after the patch of a decision.
 pub(crate) fn patched(body: &[u8], decided: &Decided) -> Json {
     let mut object = serde_json::from_slice::<Json>(body).unwrap()["request"]["object"].clone();
     apply(&mut object, decided);
@@ -105,7 +106,8 @@ pub(crate) fn review(object: &Json) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Adds `managedFields` that assign the fields of `author` to a user, and no other fields.
+/// Sets `managedFields` of the object. They assign the fields of the object `author` to `kubectl-create`, and no other
+/// fields.
 pub(crate) fn with_managed_fields(mut object: Json, author: &Json) -> Json {
     fn fields(value: &Json) -> Json {
         match value {

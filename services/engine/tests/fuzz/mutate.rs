@@ -1,4 +1,4 @@
-//! A small mutator for tests. It changes inputs as bytes, or as JSON where they are JSON. The seed determines all
+//! A small mutator for tests. It changes inputs as bytes or, if they are JSON, as JSON. The seed determines all
 //! changes, so runs are reproducible without a fuzzer.
 
 use serde_json::{Map, Value as Json, json};
@@ -151,7 +151,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below a bound.
+    /// Returns a random number below `bound`, or 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % u64::try_from(bound.max(1)).unwrap()).unwrap()
     }
@@ -161,7 +161,7 @@ impl Random {
     }
 }
 
-/// Returns an input that was created from the corpus.
+/// Returns a random input of the corpus with one to four random changes.
 pub(crate) fn mutated(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut input = random.of(corpus).clone();
     let other = random.of(corpus);
@@ -207,7 +207,7 @@ fn changed_bytes(mut input: Vec<u8>, other: &[u8], random: &mut Random) -> Vec<u
     input
 }
 
-/// Changes one of the JSON documents of an input; `None` if the chosen part is not JSON.
+/// Changes one of the JSON documents of an input; `None` if the input is not UTF-8, or if the chosen part is not JSON.
 fn changed_json(input: &[u8], other: &[u8], random: &mut Random) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(input).ok()?;
     let mut parts: Vec<String> = text.split(SEPARATOR).map(str::to_owned).collect();
@@ -275,7 +275,7 @@ fn change_list(items: &mut Vec<Json>, value: Json, random: &mut Random) {
     }
 }
 
-/// Returns the number of values in a value, including itself.
+/// Returns the number of values in a JSON value, including the JSON value itself.
 fn count(json: &Json) -> usize {
     match json {
         Json::Object(members) => 1 + members.values().map(count).sum::<usize>(),

@@ -1,7 +1,6 @@
 //! Fuzz targets: functions that take any bytes and panic if an invariant is violated.
 //!
-//! The targets of `fuzz/` call them, and so does the test that replays the corpus. So the tests find old mistakes
-//! again.
+//! The binaries in `fuzz/` and the test that replays the corpus call these functions. So the tests detect regressions.
 
 use std::sync::{Arc, LazyLock};
 
@@ -14,7 +13,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Scope, Text, Value};
 use serde_json::{Value as Json, json};
 
-/// A target and the folder of its corpus.
+/// The name of a target, which is also the folder of its corpus, and the target's function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
@@ -26,10 +25,10 @@ pub const TARGETS: [Target; 5] = [
     ("record", record),
 ];
 
-/// The separator of an input with two parts.
+/// The separator between the two parts of an input.
 pub const SEPARATOR: &str = "\n---\n";
 
-/// Tests any body, with two realistic profiles.
+/// Tests any bytes as the body of a review, with the profiles of [`realistic`].
 ///
 /// # Panics
 /// Panics if the API server would reject the response, or if a second pass changes something.
@@ -52,7 +51,7 @@ pub fn review_bytes(bytes: &[u8]) {
     }
 }
 
-/// Tests any text as the spec of a profile.
+/// Tests any YAML as the spec of a profile.
 ///
 /// # Panics
 /// Panics if the profile is rejected without a reason, or if its patch does not apply.
@@ -73,8 +72,8 @@ pub fn profile_yaml(bytes: &[u8]) {
 /// Tests the spec of a profile and a pod, both as JSON.
 ///
 /// # Panics
-/// Panics if the patch does not apply. Also panics if a second pass changes something, unless the profile may
-/// contradict itself.
+/// Panics if the patch does not apply. Also panics if a second pass changes something, unless the profile has
+/// expressions or directives with which it may contradict itself.
 pub fn profile_and_pod(bytes: &[u8]) {
     let Some((spec, pod)) = std::str::from_utf8(bytes).ok().and_then(|text| text.split_once(SEPARATOR)) else { return };
     let (Ok(mut spec), Ok(pod)) = (serde_json::from_str::<Json>(spec), serde_json::from_str::<Json>(pod)) else {
@@ -117,7 +116,7 @@ pub fn profile_and_pod(bytes: &[u8]) {
 /// Tests the source of an expression.
 ///
 /// # Panics
-/// Panics if the expression exceeds its meter, or has two different results.
+/// Panics if two evaluations of the expression have different results, or if the meter has more left than at the start.
 pub fn expression(bytes: &[u8]) {
     static WORLD: LazyLock<Json> = LazyLock::new(world);
     static SCOPE: LazyLock<Scope> = LazyLock::new(|| {
@@ -139,10 +138,10 @@ pub fn expression(bytes: &[u8]) {
     let _ = expression.evaluate_bool(&Borrowed(&WORLD), &mut Meter::new());
 }
 
-/// Tests the text of an injection record with managedFields.
+/// Tests any string as an injection record. A second part is used as managedFields.
 ///
 /// # Panics
-/// Panics if a patch does not apply, or if an untrusted record makes a difference.
+/// Panics if a patch does not apply, or if an untrusted injection record changes the result.
 pub fn record(bytes: &[u8]) {
     static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -172,7 +171,7 @@ pub fn record(bytes: &[u8]) {
     }
 }
 
-/// Returns a snapshot with realistic profiles.
+/// Returns a snapshot with two profiles that resemble real ones: `mesh` and `vault`.
 #[must_use]
 pub fn realistic() -> Snapshot {
     let files = [include_str!("../cases/mesh.yaml"), include_str!("../cases/vault.yaml")];
@@ -219,7 +218,7 @@ pub fn review(pod: &Json) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Decides about a body, and returns the decision and the response; `None` if it is not a review.
+/// Decides about the review in `body`, and returns the decision and the response. `None` if `body` is not a review.
 fn decide(
     body: &[u8],
     snapshot: &Snapshot,
@@ -244,7 +243,7 @@ fn patched(object: &Json, decided: &Decided) -> Json {
     object
 }
 
-/// Asserts that a second pass changes nothing. The record of the pod is removed first, because it may be forged.
+/// Asserts that a second pass changes nothing. Removes the pod's injection record first, because it may be forged.
 fn assert_settles(pod: &Json, snapshot: &Snapshot) {
     let mut pod = pod.clone();
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Json::as_object_mut) {

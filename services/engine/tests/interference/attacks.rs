@@ -1,4 +1,4 @@
-//! Namespaced profiles that once undid the changes of cluster profiles.
+//! Tests namespaced profiles that once undid the changes of cluster profiles.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn named<const N: usize>(profiles: [(&str, Json); N]) -> Vec<(String, Json)> {
     profiles.into_iter().map(|(name, spec)| (name.to_owned(), spec)).collect()
 }
 
-/// Returns the pod after two passes, and the outcomes of the namespaced profiles in the first.
+/// Returns the pod after two passes, and the outcomes of the namespaced profiles in the first pass.
 fn injected<const P: usize, const N: usize>(
     object: &Json,
     platform: [(&str, Json); P],
@@ -55,7 +55,7 @@ fn injected<const P: usize, const N: usize>(
     (first, own.map(|decision| (decision.outcome, decision.reason)).collect())
 }
 
-/// Asserts that the guard's values are unchanged.
+/// Asserts that the pod has the values that [`guard`] sets.
 fn assert_guarded(pod: &Json) {
     let containers = pod["spec"]["containers"].as_array().unwrap();
     let guards: Vec<_> = containers.iter().filter(|container| container["name"] == "guard").collect();
@@ -105,7 +105,7 @@ fn child_is_applied_in_order_of_parent() {
     assert_eq!(own, [APPLIED]);
 }
 
-/// A parameter that a namespace may set can make the child fail. Its parent is still applied.
+/// A parameter that a namespace may set can make the child fail. The parent is still applied.
 #[test]
 fn skipped_child_lets_parent_apply() {
     let mut named = guard();
@@ -213,7 +213,8 @@ fn large_namespaced_profiles_displace_no_platform_profiles() {
     assert_guarded(&pass(&first.unwrap(), &all, &[]).1.unwrap());
 }
 
-/// A parameter that a namespace may set can make the cluster profile too large. Then the platform's value is used.
+/// A parameter that a namespace may set can make the cluster profile too large. Then the child is skipped, and the
+/// platform's value is used.
 #[test]
 fn child_with_large_value_is_skipped() {
     let mut sized = guard();
@@ -230,8 +231,8 @@ fn child_with_large_value_is_skipped() {
     assert_eq!(own, [LEFT_OUT]);
 }
 
-/// An agent with two parameters that a namespace may set: the name of its container, and the CPU limit of the
-/// author's containers.
+/// Returns a profile for an agent with two parameters that a namespace may set: the name of its container, and the CPU
+/// limit of the author's containers.
 fn agent() -> Json {
     let parameter = |name: &str, default: &str| json!({"name": name, "type": "string", "default": default, "annotation": format!("agent/{name}"), "sources": ["Namespace"]});
     json!({
@@ -243,8 +244,8 @@ fn agent() -> Json {
     })
 }
 
-/// A parameter that a namespace sets for one cluster profile must not keep another cluster profile from being
-/// applied. Then the platform's value is used.
+/// A parameter that a namespace sets for one cluster profile must not keep another cluster profile from being applied.
+/// If it would, the platform's value is used instead.
 #[test]
 fn child_displaces_no_later_cluster_profile() {
     let requests = json!([{"name": "requests", "match": {"types": ["App"]}, "template": {"resources": {"requests": {"cpu": "2"}}}}]);
@@ -266,7 +267,7 @@ fn child_displaces_no_later_cluster_profile() {
     }
 }
 
-/// Values of the author that equal the platform's values are protected like them.
+/// Values of the author that equal the platform's values are also protected from namespaced profiles.
 #[test]
 fn confirmed_values_are_protected() {
     let mut copied = pod();
@@ -321,7 +322,7 @@ fn platform_takes_precedence_in_second_pass() {
     assert_eq!((again.patch, settled), (None, Some(after)));
 }
 
-/// Whether an object passes the platform's validation that only containers with `ours` have an environment.
+/// Whether the validations of `profiles` accept an object.
 fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -> bool {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -341,8 +342,8 @@ fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -
     }
 }
 
-/// `ours` is true for containers of cluster profiles and of children without own templates, and false for containers
-/// of namespaced profiles.
+/// In expressions, `ours` is true for containers of cluster profiles and of children without own templates, and false
+/// for containers of namespaced profiles.
 #[test]
 fn only_platform_containers_are_ours() {
     let judge = json!({
@@ -377,7 +378,8 @@ fn only_platform_containers_are_ours() {
     }
 }
 
-/// If an element could be removed and added again unchanged, the record would attribute it to the namespaced profile.
+/// If a namespaced profile could remove an element and add it again unchanged, the injection record would attribute the
+/// element to that profile.
 #[test]
 fn elements_are_not_removed_and_added_again() {
     let mut again = guard()["template"]["spec"]["containers"][0].clone();
@@ -410,7 +412,7 @@ fn platform_mounts_are_not_hidden() {
     }
 }
 
-/// A value that requests a cluster profile and a namespaced profile applies both.
+/// A label or annotation value that names a cluster profile and a namespaced profile requests both.
 #[test]
 fn profiles_of_same_name_are_both_requested() {
     let asked = |image: &str| {
@@ -434,7 +436,7 @@ fn profiles_of_same_name_are_both_requested() {
     assert_eq!(became, [APPLIED]);
 }
 
-/// The changes of a child stay if its text changes between two passes, or if it is deleted.
+/// The changes of a child stay if its spec changes between two passes, or if the child is deleted.
 #[test]
 fn parent_keeps_changes_of_former_child() {
     let mut platform = guard();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-/// Lists with keyed elements, and the key field.
+/// Lists with keyed elements, and the field of the elements that is the key.
 const KEYED: [(&str, &str); 7] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -48,7 +48,7 @@ fn keys(list: &Json, field: &str) -> Vec<String> {
 }
 
 impl Claims {
-    /// Returns the changes of the cluster profiles.
+    /// Returns the differences between an object before and after the cluster profiles.
     pub(super) fn of(before: &Json, after: &Json) -> Self {
         let mut claims = Self::default();
         claims.compare(&mut Vec::new(), before, after);
@@ -110,8 +110,8 @@ impl Claims {
         self.values.insert(path, value.cloned());
     }
 
-    /// Also claims original values that equal the platform's. `made` is the result of the same profiles for a minimal
-    /// object.
+    /// Also claims original values in `expected` that equal the platform's values. `bare` is a minimal object, and
+    /// `made` is the result of the cluster profiles for `bare`.
     pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
         for (path, value) in Self::of(bare, made).values {
             let Some(value) = value else { continue };
@@ -125,7 +125,8 @@ impl Claims {
         }
     }
 
-    /// Returns the first claim that is violated.
+    /// Returns a message about the first claim that the result `together` violates. `alone` is the result of the
+    /// cluster profiles without namespaced profiles. `None`: no claim is violated.
     pub(super) fn broken(&self, alone: &Json, together: &Json) -> Option<String> {
         for (path, value) in &self.values {
             let there = |object| at(object, path).filter(|found: &&Json| !found.is_null());
@@ -154,7 +155,7 @@ impl Claims {
     }
 }
 
-/// Returns an error if elements that the platform added to a list have moved.
+/// Returns a message if elements that the platform added to a list have moved, or are no longer first. `None`: neither.
 fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json) -> Option<String> {
     let field = key_field(list.last()?)?;
     let keys_in = |object: &Json| keys(at(object, list).unwrap_or(&Json::Null), field);
@@ -196,7 +197,7 @@ fn at<'j>(object: &'j Json, path: &[String]) -> Option<&'j Json> {
     Some(found)
 }
 
-/// Returns the values without nested values, with their paths.
+/// Returns the innermost values in `value`, with their paths. Lists without keyed elements count as values.
 fn leaves(value: &Json) -> Vec<(Vec<String>, Json)> {
     let Json::Object(fields) = value else { return vec![(Vec::new(), value.clone())] };
     let mut all = Vec::new();

@@ -18,7 +18,7 @@ impl<'n> Choices<'n> {
         usize::from(self.numbers.next().copied().unwrap_or(0)) % most
     }
 
-    /// Returns true once in this number of times; never for zeros.
+    /// Returns true with a probability of one in `times`; false for a zero in the sequence.
     fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }
@@ -36,7 +36,7 @@ pub(super) struct Profiles {
     pub(super) cases: Vec<Case>,
 }
 
-/// An object, and the events of the case.
+/// An object, and the conditions of its two passes.
 #[derive(Debug)]
 pub(super) struct Case {
     pub(super) object: Json,
@@ -45,7 +45,7 @@ pub(super) struct Case {
     pub(super) kind: Kind,
     /// Whether the namespaced profiles exist in the first pass and in the second.
     pub(super) is_there: [bool; 2],
-    /// The change by another webhook or an update between two passes.
+    /// The number of the change by another webhook between the two passes. [`Case::change`] applies it.
     foreign: usize,
 }
 
@@ -56,7 +56,7 @@ pub(super) enum Kind {
     ConfigMap,
 }
 
-/// The owner of a profile or object. Values contain the owner.
+/// The owner of a profile or object. Generated values contain its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Author,
@@ -105,7 +105,7 @@ impl Case {
         bare
     }
 
-    /// Changes an object like another webhook.
+    /// Applies this case's change by another webhook to an object.
     pub(super) fn change(&self, object: &mut Json) {
         let containers = |object: &mut Json, list: &str, place: usize, name: &str| {
             let container = json!({"name": name, "image": "registry.example.com/foreign:1"});
@@ -128,13 +128,13 @@ struct Maker<'m, 'n> {
     choices: &'m mut Choices<'n>,
     copies: bool,
     kind: Kind,
-    /// Whether the profile has a parameter.
+    /// Whether the expressions of the profile may read the parameter `value`.
     parameter: bool,
     whose: Whose,
 }
 
 impl Maker<'_, '_> {
-    /// Returns a value with the name of the owner. An author who copies may use the platform's value.
+    /// Returns the name of the owner as a value. If `copies` is set, an author may use the platform's value.
     fn value(&mut self) -> &'static str {
         match self.whose {
             Whose::Author if self.copies && self.choices.one_in(2) => "platform",
@@ -144,7 +144,7 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// Returns an expression.
+    /// Returns an expression that reads the parameter `value` or, without parameter, a constant.
     fn computed(&self) -> &'static str {
         if self.parameter { "${params.value}" } else { "${'own'}" }
     }
@@ -326,7 +326,8 @@ impl Maker<'_, '_> {
     }
 
     fn conflict(&mut self) -> &'static str {
-        // A kept value is the author's, even if it equals the platform's value.
+        // `Keep` is left out if authors may copy values: a kept value is the author's, even if it equals the
+        // platform's.
         let words: &[_] =
             if self.copies { &["Merge", "Replace", "Fail"] } else { &["Merge", "Replace", "Fail", "Keep"] };
         self.choices.pick(words)
@@ -343,7 +344,8 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// Generates a list with directives around and beside its elements.
+    /// Generates a list of up to `most` elements, possibly with directives around or beside them. `field` is a field of
+    /// the elements that a directive may change.
     fn list(&mut self, field: &str, mut one: impl FnMut(&mut Self) -> Json, most: usize) -> Json {
         let mut items = vec![one(self)];
         for _ in 0..self.choices.below(most) {
@@ -367,7 +369,7 @@ impl Maker<'_, '_> {
         Json::Array(items)
     }
 
-    /// Generates a directive that changes or removes existing elements.
+    /// Generates a directive that removes existing elements, or changes their `field` or name.
     fn change(&mut self, field: &str) -> Json {
         let value = match field {
             "image" => json!(self.image()),
@@ -416,7 +418,8 @@ impl Maker<'_, '_> {
                 "existing.hasValue()",
                 "!existing.hasValue()",
             ];
-            // A container whose condition is false is not the platform's either.
+            // If a condition is false, an equal container of the author is not the platform's. So only one condition is
+            // used if authors may copy values.
             let count = if self.copies { 1 } else { conditions.len() };
             container["$when"] = json!(self.choices.pick(&conditions[..count]));
         }
@@ -434,7 +437,7 @@ impl Maker<'_, '_> {
         container
     }
 
-    /// Generates the fields of a container; in a template, with directives.
+    /// Adds generated fields to a container. Containers of a template also get directives.
     fn fill(&mut self, container: &mut Json) {
         let is_template = self.whose != Whose::Author;
         if self.choices.one_in(2) {
@@ -525,7 +528,7 @@ impl Maker<'_, '_> {
     }
 }
 
-/// Returns the elements without those that repeat a key.
+/// Returns the list of elements without those that repeat the value of `field`.
 fn unique(mut elements: Vec<Json>, field: &str) -> Json {
     let mut seen = std::collections::HashSet::new();
     elements.retain(|element| seen.insert(element[field].to_string()));

@@ -131,7 +131,7 @@ fn reviews() -> Result<Seeds> {
     Ok(reviews)
 }
 
-/// Returns the profiles of the engine's test cases, each with its pods.
+/// Returns the profiles of the engine's test cases: name, spec and pods.
 fn specs() -> Result<Vec<(String, Json, Vec<Json>)>> {
     let mut specs = Vec::new();
     for (stem, text) in files("cases")? {

@@ -76,7 +76,7 @@ fn dashboards() -> Result<()> {
     Ok(())
 }
 
-/// Returns the table of reasons.
+/// Returns a Markdown table of all reasons of decisions.
 fn reasons() -> Result<String> {
     let mut table = "| Reason | Meaning |\n|---|---|\n".to_owned();
     for reason in Reason::ALL {

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value as Json};
 
-/// The allowed values of fields. The document lists them only in descriptions, so each value is checked against them.
+/// The allowed values of fields, by type and field. The OpenAPI document lists them only in descriptions, so each value
+/// is checked against the description.
 const VALUES: [(&str, &str, &[&str]); 19] = [
     ("AppArmorProfile", "type", &["Localhost", "RuntimeDefault", "Unconfined"]),
     ("Container", "imagePullPolicy", &["Always", "IfNotPresent", "Never"]),
@@ -29,7 +30,7 @@ const VALUES: [(&str, &str, &[&str]); 19] = [
     ("VolumeMount", "recursiveReadOnly", &["Disabled", "IfPossible", "Enabled"]),
 ];
 
-/// Allowed values that no description mentions: Kubernetes' constants.
+/// Allowed values that a description may omit. They come from Kubernetes' constants.
 const UNDESCRIBED: [&str; 10] =
     ["", "Memory", "HugePages*", "HTTPS", "HTTP", "None", "HostToContainer", "Bidirectional", "Exists", "Unmasked"];
 
@@ -66,7 +67,7 @@ pub(crate) fn table(document: &str) -> Result<String> {
     Ok(done.into_iter().fold(String::new(), |table, (of, (_, line))| table + of + &line + "\n"))
 }
 
-/// Returns the fields of a type, if it has any.
+/// Returns the fields of a type. `None`: the type is unknown or has no fields.
 fn properties<'a>(schemas: &'a Map<String, Json>, name: &str) -> Option<&'a Map<String, Json>> {
     schemas.get(name)?.get("properties")?.as_object()
 }
@@ -75,7 +76,7 @@ fn short(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// Returns the kind of a field with a closed set of values.
+/// Returns the table's notation for a field with these allowed values. Fails if the field's description omits one.
 fn allowed(schema: &Json, values: &[&str]) -> Result<String> {
     let description = schema["description"].as_str().unwrap_or_default();
     for value in values.iter().filter(|value| !UNDESCRIBED.contains(value)) {
@@ -85,7 +86,8 @@ fn allowed(schema: &Json, values: &[&str]) -> Result<String> {
     Ok(values.join("|"))
 }
 
-/// Returns the table's notation for the kind of any other field. Adds the types that it refers to to `waiting`.
+/// Returns the table's notation for a field with the schema `of`. Adds the types that the schema references to
+/// `waiting`.
 fn kind<'a>(of: &'a Json, waiting: &mut BTreeSet<&'a str>) -> Result<String> {
     if let Some([one]) = of.get("allOf").and_then(Json::as_array).map(Vec::as_slice) {
         return kind(one, waiting);

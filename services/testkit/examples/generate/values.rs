@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
 
-/// Returns the table of all values.
+/// Returns a Markdown table of all values in `text`, the content of `values.yaml`.
 ///
 /// # Errors
 /// A value has no description, or a description has no value.
@@ -29,10 +29,10 @@ pub(crate) fn table(text: &str) -> Result<String> {
     Ok(table)
 }
 
-/// Returns the schema of the values with the descriptions of `values.yaml`.
+/// Returns the JSON schema of the values with the descriptions in `text`, the content of `values.yaml`.
 ///
 /// # Errors
-/// Names a described value that the schema does not have.
+/// The schema lacks a described value; the error names it.
 pub(crate) fn schema(text: &str, schema: &str) -> Result<String> {
     let mut schema: Json = serde_json::from_str(schema).context("values.schema.json")?;
     for (row, description) in described(text)? {
@@ -66,7 +66,7 @@ fn described(values: &str) -> Result<Vec<(String, String)>> {
     Ok(rows)
 }
 
-/// Collects the paths of all values except maps with keys.
+/// Adds the paths of all values below `value` to `into`, except those of non-empty maps.
 fn collect_paths(value: &Json, path: &str, into: &mut Vec<String>) {
     match value.as_object().filter(|map| !map.is_empty()) {
         Some(map) => {

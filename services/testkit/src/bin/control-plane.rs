@@ -59,7 +59,8 @@ fn default_directory() -> anyhow::Result<PathBuf> {
     Ok(cache.join("pillion/control-plane"))
 }
 
-/// Returns a healthy running control plane. The remains of a broken one are removed first.
+/// Returns the kubeconfig of a healthy control plane, and starts one if necessary. Removes the remains of a broken one
+/// first.
 async fn up(directory: &Path) -> anyhow::Result<PathBuf> {
     if let Some(state) = read_state(directory)? {
         if let Ok(client) = client_of(&state.kubeconfig).await
@@ -124,7 +125,7 @@ fn kill_if(program: &str, pid: u32) -> anyhow::Result<()> {
     let target = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process id out of range")?;
     kill_process(target, Signal::KILL).with_context(|| format!("cannot end {program}, process {pid}"))?;
     let deadline = std::time::Instant::now() + END_LIMIT;
-    // The link to its program disappears with it, before it is reaped.
+    // The link to the program disappears when the process ends, before the process is reaped.
     while name().is_some() {
         if std::time::Instant::now() >= deadline {
             bail!("{program}, process {pid}, does not end");

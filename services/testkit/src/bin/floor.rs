@@ -26,7 +26,7 @@ struct Arguments {
     /// The certificate chain, PEM.
     #[arg(long, value_name = "FILE")]
     tls_cert: PathBuf,
-    /// Its private key, PEM.
+    /// The certificate's private key, PEM.
     #[arg(long, value_name = "FILE")]
     tls_key: PathBuf,
     /// Worker threads.
@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
         let listener = TcpListener::bind(arguments.listen)
             .await
             .with_context(|| format!("cannot listen on {}", arguments.listen))?;
-        // Spawned, because a runtime's first future runs on the main thread, beside the workers.
+        // The server is spawned, because a runtime's first future runs on the main thread, beside the workers.
         tokio::spawn(https::serve(listener, tls, app())).await.context("the server ended")
     })
 }

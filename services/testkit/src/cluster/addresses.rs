@@ -13,7 +13,8 @@ const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
 /// The longest prefix that counts as a route to other networks. Addresses inside such a route may be used.
 const LONGEST_ROUTE_PREFIX: u32 = 15;
 
-/// Returns the host's and the node's address, which a cluster keeps.
+/// Returns the host's and the node's address for the cluster in the folder `home`. The first call chooses a free
+/// network, and stores its number in the folder.
 pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     let pair = |number: u8| (Ipv4Addr::new(10, 250, number, 1), Ipv4Addr::new(10, 250, number, 2));
     let file = home.join("number");
@@ -39,7 +40,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     Ok(pair(free))
 }
 
-/// Returns whether a route of `ip route` leads to the network with this number, or to a part of it.
+/// Returns whether a route of `ip route` leads to the network `10.250.NUMBER.0/30`, or to a part of it.
 fn leads_to(route: &str, number: u8) -> bool {
     // A word such as `local` may come first.
     let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };

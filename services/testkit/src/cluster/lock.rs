@@ -47,7 +47,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Removed before the lock is released.
+        // The file is removed before the lock is released.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -33,7 +33,7 @@ const SERVICES: &str = "10.97.0.0/16";
 const FIRST_SERVICE: &str = "10.97.0.1";
 /// The user that the API server authenticates as to kubelets, for logs, `exec` and `port-forward`.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-/// The users with a token: kubeconfig, user and group.
+/// The users with a token: the name of the kubeconfig, the user, and the group, if any.
 const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("controller-manager", "system:kube-controller-manager", ""),
@@ -133,12 +133,12 @@ pub(super) fn pause(program: &Path) -> anyhow::Result<()> {
         .map(drop)
 }
 
-/// Starts the node. If `owned`, it ends when its standard input closes.
+/// Starts the node. If `owned`, the node ends when `stdin` closes.
 pub(super) fn start(home: &Path, stdin: Stdio, owned: bool) -> anyhow::Result<()> {
     let log = home.join("log/node.log");
     std::fs::create_dir_all(home.join("log"))?;
     let said = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    // To a file: background processes must not hold a pipe open.
+    // The output goes to a file, because background processes must not hold a pipe open.
     let mut script = script("start", home);
     script.stdin(stdin).stdout(said.try_clone()?).stderr(said).env("OWNED", if owned { "yes" } else { "" });
     let status = script.status().context("cannot run node.sh")?;
@@ -160,7 +160,7 @@ fn script(action: &str, home: &Path) -> Command {
     command
 }
 
-/// Returns process 1 of the node. Its id may have been reused, so its command line is checked.
+/// Returns the id of the node's process 1. Another process may have reused the id, so the command line is checked.
 fn process(home: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(home.join("run/init.pid")).context("the node does not run")?;
     let process = text.trim().to_owned();
@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the folder of a cluster whose process 1 is idle.
+    /// Returns the folder of a cluster, and its process 1, which is idle.
     fn home() -> (tempfile::TempDir, Child) {
         let home = tempfile::tempdir().unwrap();
         let path = home.path();
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn node_that_does_not_stop_is_kept() {
         let (home, mut init) = home();
-        // Killed but not reaped, so it still exists.
+        // The script kills the process, but this test has not reaped it, so it still exists.
         let stop = || script("stop", home.path()).env("STOP_TENTHS", "3").output().unwrap();
         let stopped = stop();
         let said = String::from_utf8_lossy(&stopped.stderr).into_owned();
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn cluster_of_other_folder_is_left_alone() {
         if super::super::parts::allowed().is_err() {
-            // Skipped like tests on a node, which need the same privileges.
+            // This test is skipped like tests on a node, which need the same privileges.
             return;
         }
         let folder = tempfile::tempdir().unwrap();

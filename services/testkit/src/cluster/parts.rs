@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 
 use crate::tools;
 
-/// The programs of the project's own cluster. The first ones are also those of a control plane.
+/// The programs of the project's own cluster. The first three are also those of a control plane.
 const PROGRAMS: [&str; 10] = [
     "etcd",
     "kube-apiserver",
@@ -22,7 +22,7 @@ const PROGRAMS: [&str; 10] = [
     "ctr",
 ];
 
-/// The folder with the scripts.
+/// The folder with the scripts of the project's own engine.
 pub(super) const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
 
 /// Why this machine cannot run a cluster, with a remedy.
@@ -48,7 +48,7 @@ pub(super) enum Engine {
         /// `docker` or `podman`.
         container_engine: String,
     },
-    /// The scripts beside this crate, in Linux namespaces.
+    /// The scripts in [`SCRIPTS`], in Linux namespaces.
     Own(Own),
 }
 
@@ -87,7 +87,7 @@ impl Parts {
 }
 
 /// Returns the existing parts of the project's own engine, for a test. Tests rely on killing processes in the node's
-/// cgroup, and on clusters that end with them; kind guarantees neither.
+/// cgroup, and on clusters that end with the test process. kind guarantees neither.
 pub(super) fn find() -> Result<Parts, Lacking> {
     const BUILD: &str = "run `just cluster build`, which builds or fetches what a cluster is made of";
     let missing = |error: anyhow::Error| Lacking::new(format!("{error:#}").trim().to_owned(), BUILD);
@@ -97,7 +97,7 @@ pub(super) fn find() -> Result<Parts, Lacking> {
     Ok(Parts { engine: Engine::Own(Own { programs, packages }) })
 }
 
-/// Returns the same parts, built and fetched if they are missing.
+/// Returns the parts of the project's own engine. Builds or fetches missing ones.
 pub(super) fn make_own() -> anyhow::Result<Parts> {
     allowed()?;
     let packages = packages(&[])?;
@@ -122,7 +122,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<Parts> {
     Ok(Parts { engine })
 }
 
-/// Returns the container engine that responds, if any.
+/// Returns the container engine that responds: `docker` or `podman`. `None`: neither responds.
 fn container_engine() -> Option<String> {
     let answers = |program: &&str| {
         let mut command = Command::new("timeout");
@@ -132,7 +132,7 @@ fn container_engine() -> Option<String> {
     ["docker", "podman"].iter().find(|program| answers(program)).map(ToString::to_string)
 }
 
-/// Whether this process has the privileges that the scripts need.
+/// Checks that this process has the privileges that the scripts need. Otherwise returns the reason, with a remedy.
 pub(super) fn allowed() -> Result<(), Lacking> {
     const HELP: &str = "be root on Linux; to play with, kind makes one by a container engine: `just cluster up`";
     if !cfg!(target_os = "linux") || !rustix::process::geteuid().is_root() {

@@ -9,14 +9,15 @@ use tokio::io::AsyncWriteExt;
 use super::ControlPlane;
 use super::objects::MANAGER;
 
-/// The timeout of one call.
+/// The timeout of one kubectl command.
 const KUBECTL_LIMIT: Duration = Duration::from_mins(1);
 
 impl ControlPlane {
     /// Runs kubectl as the administrator, for at most a minute.
     ///
     /// # Errors
-    /// It cannot be run or does not end. An exit code other than 0 is not an error; see [`ControlPlane::kubectl_ok`].
+    /// kubectl cannot be run or does not end in time. An exit code other than 0 is not an error; see
+    /// [`ControlPlane::kubectl_ok`].
     pub async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<Output> {
         self.kubectl_with_input(arguments, "").await
     }
@@ -43,11 +44,11 @@ impl ControlPlane {
         let run = async {
             let feed = async {
                 if let Some(mut stdin) = stdin {
-                    // Err: kubectl did not read its input and closed the pipe.
+                    // An error means that kubectl closed the pipe without reading all input.
                     let _ = stdin.write_all(input.as_bytes()).await;
                 }
             };
-            // Concurrently, since a full pipe on one side blocks the other.
+            // Both run concurrently, since a full pipe on one side blocks the other.
             tokio::join!(feed, child.wait_with_output()).1
         };
         tokio::time::timeout(KUBECTL_LIMIT, run)
@@ -59,7 +60,7 @@ impl ControlPlane {
     /// Runs kubectl, which must succeed, and returns its standard output.
     ///
     /// # Errors
-    /// As [`ControlPlane::kubectl`], or it failed; the error has its output.
+    /// As [`ControlPlane::kubectl`], or kubectl failed; the error has its output.
     pub async fn kubectl_ok(&self, arguments: &[&str]) -> anyhow::Result<String> {
         succeeded(arguments, self.kubectl(arguments).await?)
     }

@@ -18,14 +18,14 @@ pub(crate) const MANAGER: &str = "pillion-testkit";
 
 /// How long a custom resource may take to be served.
 const CRD_LIMIT: Duration = Duration::from_mins(1);
-/// The media type with which kubectl discovers kinds.
+/// The media type that kubectl requests to discover resources.
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ControlPlane {
-    /// Creates a namespace with labels. It may already exist with the same labels.
+    /// Creates a namespace with labels, or sets the labels of an existing one.
     ///
     /// # Errors
-    /// The API server rejects it.
+    /// The API server rejects the namespace.
     pub async fn create_namespace(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
         create_namespace(&self.client(), name, labels).await
     }
@@ -33,7 +33,7 @@ impl ControlPlane {
     /// Applies CRDs, and waits until the API server serves all of their versions.
     ///
     /// # Errors
-    /// The API server rejects one, or does not serve it within a minute; the error has its conditions.
+    /// The API server rejects a CRD, or does not serve it within a minute; the error has its conditions.
     pub async fn apply_crds(&self, crds: &[CustomResourceDefinition]) -> anyhow::Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         let params = PatchParams::apply(MANAGER).force();
@@ -51,7 +51,7 @@ impl ControlPlane {
     /// Waits until CRDs that were applied by other means are served.
     ///
     /// # Errors
-    /// One is not served within a minute; the error has its conditions.
+    /// A CRD is not served within a minute; the error has its conditions.
     pub async fn wait_for_crds(&self, names: &[&str]) -> anyhow::Result<()> {
         let client = self.client();
         let api: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -81,7 +81,8 @@ impl ControlPlane {
     }
 }
 
-/// Returns whether a discovery document contains this kind. Returns true for any other document.
+/// Returns whether the discovery document `kinds` contains the resource `plural`. Returns true if `kinds` has another
+/// format, which lists no resources.
 fn tells_of(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
     let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
     let Some(groups) = list(kinds, "items") else { return true };

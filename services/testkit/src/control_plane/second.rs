@@ -1,7 +1,7 @@
 //! A second API server on the same etcd, as in a highly available control plane.
 //!
-//! Both are endpoints of the Service `kubernetes`. Each has its own caches, so one may lag behind the other. Kubernetes
-//! removes a stopped API server from the endpoints after 15 seconds.
+//! Both API servers are endpoints of the Service `kubernetes`. Each has its own caches, so one may lag behind the
+//! other. Kubernetes removes a stopped API server from the endpoints after 15 seconds.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use super::{ControlPlane, START_LIMIT};
 use crate::daemon::Daemon;
 use crate::namespace::SECOND_API_SERVER;
 
-/// A second kube-apiserver. Dropping it ends it; drop it before its [`ControlPlane`].
+/// A second kube-apiserver. Dropping this value ends the process; drop it before its [`ControlPlane`].
 pub struct SecondApiServer {
     url: String,
     client: Client,
@@ -25,10 +25,10 @@ pub struct SecondApiServer {
 
 impl ControlPlane {
     /// Starts another kube-apiserver on the same etcd, at [`SECOND_API_SERVER`], with the same keys, certificates and
-    /// arguments. Waits until it is ready and both are endpoints of the Service `kubernetes`.
+    /// arguments. Waits until it is ready and both API servers are endpoints of the Service `kubernetes`.
     ///
     /// # Errors
-    /// It does not start; the error has the end of its log (`kube-apiserver-second.log`).
+    /// The second API server does not start; the error has the end of its log (`kube-apiserver-second.log`).
     pub async fn second_api_server(&self) -> anyhow::Result<SecondApiServer> {
         let url = format!("https://{}", SocketAddr::new(SECOND_API_SERVER, self.settings.ports.api_server));
         let client =
@@ -59,7 +59,7 @@ impl SecondApiServer {
         self.client.clone()
     }
 
-    /// Returns the process, to pause, resume or kill it.
+    /// Returns the process of this API server, to pause, resume or kill it.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.process
     }

@@ -30,7 +30,7 @@ const SHOWN: usize = 3;
 /// The number of templates that have failed so far.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 
-/// Errors that the engine reports itself, each with the API server's wording.
+/// Reasons with which the engine rejects a template, each with the API server's wording of the same error.
 const OWN_REFUSALS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
 
 /// The results of the cases.
@@ -45,7 +45,7 @@ struct Tally {
     failures: Vec<String>,
 }
 
-/// Returns the time limit of a run: many times the usual duration.
+/// Returns the time limit of a run with the configured number of cases: many times the usual duration.
 pub(crate) fn time_limit() -> Duration {
     Duration::from_mins(5) + Duration::from_millis(wanted().unwrap_or_default().saturating_mul(100))
 }
@@ -124,7 +124,8 @@ impl Tally {
                 self.refused += 1;
                 let is_same = match OWN_REFUSALS.iter().find(|(reason, _)| ours.starts_with(reason)) {
                     Some((_, words)) => theirs.contains(words),
-                    // Skips server-side apply: with both members of a one-of kept, further causes differ.
+                    // Ignores the causes of server-side apply, which keeps both members of a one-of and so has further
+                    // causes.
                     None => oracle == Oracle::ServerSideApply || causes(ours) == causes(theirs),
                 };
                 let different = || Difference::whole(format!("the engine rejects: {ours}\n  the API server: {theirs}"));
@@ -183,7 +184,7 @@ fn is_one_of(refusal: &str) -> bool {
     words.iter().any(|words| refusal.contains(words))
 }
 
-/// Describes a rejection by Kubernetes alone, with the list that it concerns.
+/// Returns the difference for a template that only Kubernetes rejects, with the list that the rejection concerns.
 fn refusal(reason: &str) -> Difference {
     let causes = causes(reason);
     let is_about = |list: &str| causes.iter().all(|cause| cause.contains(list));
@@ -232,7 +233,7 @@ const TYPE: &str = "PodTemplateSpec";
 /// The number of smaller templates to try when shrinking a failure.
 const SMALLER: usize = 400;
 
-/// Returns what identifies a failure: the oracle and the path of the first difference.
+/// Returns the start of a failure's message, which identifies it: the oracle and the path of the first difference.
 fn places_of(failure: &str) -> &str {
     failure.split_once("]: ").map_or(failure, |(places, _)| places)
 }
@@ -269,7 +270,7 @@ impl Template<'_> {
         Ok(tally)
     }
 
-    /// Returns the failures of the smallest template that still fails.
+    /// Shrinks a failing template. Returns the failures of the smallest template found that fails at the same paths.
     async fn smaller(&self, mut template: Json) -> Result<Vec<String>> {
         let mut failures = self.run(&template).await?.failures;
         for place in places(&template).into_iter().take(SMALLER) {

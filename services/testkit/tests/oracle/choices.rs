@@ -1,16 +1,16 @@
-//! One-ofs: sets of fields of which an object has at most one. The API server's schema does not declare them, so this
-//! list follows the Kubernetes reference, independently of the engine's.
+//! One-ofs: sets of fields that exclude one another. The API server's schema does not declare them. So these lists
+//! follow the Kubernetes reference, independently of the engine's schema.
 
 use serde_json::{Map, Value as Json};
 
 use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::parts::port_key;
 
-/// Types that are a one-of, with the fields outside it.
+/// Types whose fields form a one-of, with the fields that do not belong to it.
 const CHOICE_BUT: [(&str, &[&str]); 3] =
     [("Volume", &["name"]), ("PodResourceClaim", &["name"]), ("EnvVarSource", &[])];
 
-/// Types of which some fields form a one-of.
+/// Types with further fields beside a one-of, with the fields of the one-of.
 const CHOICE_AMONG: [(&str, &[&str]); 3] = [
     ("EnvVar", &["value", "valueFrom"]),
     ("Probe", &["exec", "httpGet", "tcpSocket", "grpc"]),
@@ -27,8 +27,8 @@ pub(crate) fn choice<'a>(openapi: &'a OpenApi, type_: &str) -> Vec<&'a str> {
     fields.filter(|field| members.contains(field)).collect()
 }
 
-/// Counts the positions where the template sets another member of a one-of than the pod. If `yields`, the template is
-/// changed to the pod's member.
+/// Counts the positions where the template sets another member of a one-of than the pod. With `yields`, replaces the
+/// template's member with the pod's.
 pub(crate) fn switches(openapi: &OpenApi, type_: &str, template: &mut Json, pod: &Json, yields: bool) -> usize {
     let (Some(fields), Some(there)) = (template.as_object_mut(), pod.as_object()) else { return 0 };
     let members = choice(openapi, type_);
@@ -114,7 +114,8 @@ pub(crate) fn arrange(openapi: &OpenApi, type_: &str, template: &mut Json, pod: 
     }
 }
 
-/// Converts a template to a strategic merge patch that removes the other members of each one-of.
+/// Converts a template to a strategic merge patch. If the template sets a member of a one-of, the patch removes the
+/// other members.
 pub(crate) fn as_strategic_patch(openapi: &OpenApi, type_: &str, template: &Json) -> Json {
     let Some(fields) = template.as_object() else { return template.clone() };
     let members = choice(openapi, type_);

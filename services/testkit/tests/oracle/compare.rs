@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use crate::oracle::choices::key_of;
 use crate::oracle::openapi::{List, OpenApi, Shape};
 
-/// One difference.
+/// A difference between the results of the engine and of the API server.
 #[derive(Clone, Debug)]
 pub(crate) struct Difference {
     /// The path of fields, outermost first: `PodSpec.containers`, `Container.ports`.

@@ -16,7 +16,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below a limit.
+    /// Returns a random number below `limit`.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit as u64).unwrap()
     }
@@ -26,12 +26,12 @@ impl Dice {
         self.below(100) < percent
     }
 
-    /// Returns one of the values.
+    /// Returns a random value of `among`.
     pub(crate) fn pick<T: Copy>(&mut self, among: &[T]) -> T {
         among[self.below(among.len())]
     }
 
-    /// Returns at most `most` of the values, in random order.
+    /// Returns at most `most` of the values in `among`, in random order.
     pub(crate) fn some<T: Copy>(&mut self, among: &[T], most: usize) -> Vec<T> {
         let mut all = among.to_vec();
         self.shuffle(&mut all);

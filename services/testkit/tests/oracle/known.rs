@@ -1,6 +1,6 @@
 //! Compares the engine's schema of a pod with the API server's. Both must merge the same lists by the same keys. Every
-//! one-of of strategic merge must be one for the engine. Objects that server-side apply treats as atomic must be
-//! listed.
+//! one-of of strategic merge must also be a one-of in the engine's schema. Objects that server-side apply treats as
+//! atomic must be in [`ATOMIC`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,11 +35,11 @@ struct Walk<'a> {
     atomic: BTreeSet<String>,
     /// Lists whose elements are a one-of that is unknown to the engine.
     not_chosen: Vec<String>,
-    /// Visited types of the API server, each with the engine's schema for it.
+    /// Visited types of the API server, each with the address of the engine's schema for it.
     seen: Vec<(String, usize)>,
 }
 
-/// Describes the disagreements between the two schemas.
+/// Returns a description of each disagreement between the two schemas.
 pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
     let mut walk = Walk {
         openapi,

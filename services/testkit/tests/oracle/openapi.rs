@@ -37,7 +37,8 @@ impl<'a> List<'a> {
         keys.into_iter().flatten().filter_map(Json::as_str).collect()
     }
 
-    /// Returns the field by which strategic merge identifies elements.
+    /// Returns the field by which strategic merge identifies elements. `None`: strategic merge does not identify
+    /// elements.
     pub(crate) fn merge_key(&self) -> Option<&'a str> {
         self.schema["x-kubernetes-patch-merge-key"].as_str()
     }

@@ -1,4 +1,4 @@
-//! The engine's side: applies a template, as a profile, to a pod.
+//! The engine's side of the comparison: applies a template, as a profile, to a pod.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
     Ok(Ok(json!({"metadata": object["metadata"], "spec": object["spec"]})))
 }
 
-/// Returns a template that replaces changed elements and puts new ones first, as patches do.
+/// Returns the template with directives that replace existing values and put new elements first, as the API server's
+/// patches do.
 fn with_directives(openapi: &OpenApi, template: &Json) -> Json {
     let mut template = template.clone();
     for (part, type_) in [("metadata", "ObjectMeta"), ("spec", "PodSpec")] {

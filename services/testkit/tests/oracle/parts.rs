@@ -18,14 +18,14 @@ const PORTS: [u16; 3] = [80, 8080, 9090];
 const PATHS: [&str; 5] = ["/data", "/etc/app", "/var/log", "/cache", "/a~b"];
 const VALUES: [&str; 5] = ["x", "y", "1", "", "a=b,c=d"];
 
-/// The list that contains a container.
+/// The list that contains a container: `containers` or `initContainers`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     App,
     Init,
 }
 
-/// Returns a container, complete or partial.
+/// Generates a container with this name. It may use `volumes`.
 pub(crate) fn container(dice: &mut Dice, name: &str, place: Place, volumes: &[String]) -> Json {
     let mut container = json!({"name": name});
     // A template that adds a container must set its image.
@@ -151,7 +151,7 @@ fn ports(dice: &mut Dice) -> Json {
     Json::Array(ports)
 }
 
-/// Returns a port's number and protocol.
+/// Returns a port's number and protocol, which is TCP by default.
 pub(crate) fn port_key(port: &Json) -> (Option<u64>, &str) {
     (port["containerPort"].as_u64(), port["protocol"].as_str().unwrap_or("TCP"))
 }
@@ -215,7 +215,7 @@ fn seccomp(dice: &mut Dice) -> Json {
     }
 }
 
-/// Returns a security context for the pod.
+/// Generates the security context of a pod.
 pub(crate) fn pod_security_context(dice: &mut Dice) -> Json {
     let mut context = json!({});
     maybe!(dice, context.runAsUser, 40, dice.below(3) + 1000);

@@ -1,4 +1,4 @@
-//! The intended differences, each with its reason. A pin that no case needs any more must be removed.
+//! The intended differences (pins), each with its reason. A pin that no case needs any more must be removed.
 
 use serde_json::Value as Json;
 
@@ -17,7 +17,7 @@ pub(crate) struct Case<'a> {
     pub(crate) template: &'a Json,
     /// Whether the template's lists have the order that strategic merge would give them.
     pub(crate) is_arranged: bool,
-    /// The number of positions where the template sets another member of a one-of.
+    /// The number of positions where the template sets another member of a one-of than the pod.
     pub(crate) switches: usize,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Pin {
     pub(crate) reason: &'static str,
 }
 
-/// Matches every field.
+/// A place that matches every field.
 const ANYWHERE: &str = "";
 
 use Oracle::{ServerSideApply, StrategicMerge};
@@ -115,9 +115,9 @@ pub(crate) const PINS: [Pin; 9] = [
     },
 ];
 
-/// Objects that server-side apply treats as atomic. The engine merges every object by its keys: a profile that requires
-/// an operating system extends the pod's node selector. Strategic merge gives the same result, which confirms the
-/// engine's.
+/// Objects that server-side apply treats as atomic. The engine merges every object by its keys: for example, a profile
+/// that requires an operating system extends the pod's node selector. Strategic merge gives the same result, which
+/// confirms the engine's.
 pub(crate) const ATOMIC: [&str; 18] = [
     "CSIVolumeSource.nodePublishSecretRef",
     "CephFSVolumeSource.secretRef",
@@ -139,7 +139,7 @@ pub(crate) const ATOMIC: [&str; 18] = [
     "TopologySpreadConstraint.labelSelector",
 ];
 
-/// What allows a difference: a pin by its index, or an entry of [`ATOMIC`].
+/// The reason why a difference is allowed: a pin by its index, an entry of [`ATOMIC`], or a one-of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PinnedBy {
     Pin(usize),
@@ -148,7 +148,7 @@ pub(crate) enum PinnedBy {
     OneOf,
 }
 
-/// Returns what allows a difference, if anything does.
+/// Returns the reason why a difference is allowed. `None`: it is not allowed.
 pub(crate) fn pinned(oracle: Oracle, case: &Case<'_>, difference: &Difference) -> Option<PinnedBy> {
     let is_below = |place: &str| place == ANYWHERE || difference.places.iter().any(|other| other == place);
     let pin = PINS.iter().position(|pin| {
@@ -188,7 +188,7 @@ pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
     })
 }
 
-/// Returns whether, in addition, the template has a variable without a value.
+/// Returns whether a container of the pod sets a variable twice and the template has a variable without a value.
 fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
     let is_bare = |entry: &Json| entry.get("value").is_none() && entry.get("valueFrom").is_none();
     let mut containers = case.template["spec"]["containers"].as_array().into_iter().flatten();
@@ -196,7 +196,8 @@ fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
         && containers.any(|container| container["env"].as_array().into_iter().flatten().any(is_bare))
 }
 
-/// Returns whether a container of the pod and the template together has two ports with the same number.
+/// Returns whether a container, in the pod and the template together, has two ports with the same number and different
+/// protocols.
 fn has_port_twins(case: &Case<'_>) -> bool {
     let lists = ["containers", "initContainers"];
     let containers = |object: &Json| -> Vec<Json> {
@@ -217,7 +218,8 @@ fn has_constraint_twins(case: &Case<'_>) -> bool {
     have_twins(&all, "topologyKey", "whenUnsatisfiable", "")
 }
 
-/// Returns whether two elements have the same key but another identifying field that differs.
+/// Returns whether two elements have the same field `key` but different fields `other`. An absent `other` counts as
+/// `default`.
 fn have_twins(elements: &[&Json], key: &str, other: &str, default: &str) -> bool {
     let rest = |element: &Json| element[other].as_str().unwrap_or(default).to_owned();
     elements.iter().any(|one| elements.iter().any(|two| one[key] == two[key] && rest(one) != rest(two)))

@@ -17,7 +17,7 @@ enum Role {
     Template,
 }
 
-/// Returns a pod author's metadata and spec.
+/// Generates the metadata and the spec of a pod, as its author would write them.
 pub(crate) fn author(dice: &mut Dice) -> Json {
     let mut pod = write(dice, Role::Author, &[]);
     complete(&mut pod, &Json::Null);
@@ -25,7 +25,7 @@ pub(crate) fn author(dice: &mut Dice) -> Json {
     pod
 }
 
-/// Sets a variable twice, which Kubernetes permits in a pod: the last entry is effective.
+/// Repeats the first variable of some containers, which Kubernetes permits in a pod. The last entry is effective.
 fn repeat(dice: &mut Dice, pod: &mut Json) {
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
         if let Some(env) = container.get_mut("env").and_then(Json::as_array_mut)
@@ -38,7 +38,7 @@ fn repeat(dice: &mut Dice, pod: &mut Json) {
     }
 }
 
-/// Returns a template of a profile for this pod; it may use the pod's volumes.
+/// Generates the template of a profile for `pod`. The template may use the pod's volumes.
 pub(crate) fn template(dice: &mut Dice, pod: &Json) -> Json {
     let mut template = write(dice, Role::Template, &names(&pod["spec"]["volumes"]));
     complete(&mut template, pod);
@@ -60,7 +60,8 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
         apps.push("app");
     }
     if dice.chance(2) && !is_author {
-        // An init container may already have this name; both sides must reject it.
+        // An init container of the pod may already have this name. Then the engine and the API server must reject the
+        // template.
         apps.push(dice.pick(&INITS));
     }
     let mut inits = dice.some(&INITS, 2);
@@ -82,7 +83,7 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
     json!({"metadata": metadata, "spec": spec})
 }
 
-/// Adds a handler to each probe that has none, unless the probe changes an existing one.
+/// Adds a handler to each probe that has none, unless the same container in `there` already has the probe.
 fn complete(object: &mut Json, there: &Json) {
     for list in ["containers", "initContainers"] {
         let others = there["spec"][list].as_array();
@@ -286,7 +287,7 @@ fn settings(dice: &mut Dice, spec: &mut Json) {
     }
 }
 
-/// Adds resource claims to the pod, and containers that use them.
+/// Adds resource claims to the spec, and uses them in its containers.
 fn claims(dice: &mut Dice, spec: &mut Json) {
     let name_field = |dice: &mut Dice| dice.pick(&["resourceClaimName", "resourceClaimTemplateName"]);
     let claims: Vec<_> =

@@ -1,4 +1,4 @@
-//! The API server's side: stores pods as `PodTemplate` objects and dry-runs patches of them.
+//! The API server's side of the comparison: stores pods as `PodTemplate` objects and dry-runs patches of them.
 
 use anyhow::{Context, Result};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -37,14 +37,14 @@ impl Templates {
         self.answer(request).await
     }
 
-    /// Returns the result of a strategic merge patch.
+    /// Returns the result of a strategic merge patch of the stored pod, as a dry run.
     pub(crate) async fn strategic(&self, name: &str, patch: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
         let patch = json!({"template": patch});
         self.answer(self.requests.patch(name, &parameters, &Patch::Strategic(&patch))?).await
     }
 
-    /// Returns the result of server-side apply.
+    /// Returns the result of a server-side apply of a template to the stored pod, as a dry run.
     pub(crate) async fn applied(&self, name: &str, template: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::apply("profile").force() };
         let patch = object(name, template);

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-/// Returns the paths of a value that can be removed, the large ones first.
+/// Returns the paths of all parts of a value, the outermost parts first.
 pub(crate) fn places(value: &Json) -> Vec<String> {
     let mut places = Vec::new();
     let mut level = vec![(String::new(), value)];

@@ -14,7 +14,7 @@ use crate::profiles::{self, ProfileText};
 /// The timeout of a run under the profiler: some fifty times its usual time.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The two numbers of repetitions whose difference is reported.
+/// The two numbers of repetitions. The difference of their counts excludes the start of the program.
 const FEW: u32 = 100;
 const MANY: u32 = 500;
 
@@ -34,7 +34,7 @@ pub(crate) struct Cost {
     pub(crate) allocations: u64,
 }
 
-/// Measures all counts.
+/// Counts the instructions of the scan, and the costs of both workloads.
 ///
 /// # Errors
 /// A program fails, or prints no number.

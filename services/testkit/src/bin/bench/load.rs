@@ -20,7 +20,7 @@ pub(crate) struct Load<'l> {
     pub(crate) body: &'l Path,
     pub(crate) requests: u32,
     pub(crate) connections: u16,
-    /// Requests per second over all connections. `None`: as many as are answered.
+    /// Requests per second over all connections. `None`: without a limit.
     pub(crate) rate: Option<f64>,
     /// The log file, which must not exist yet.
     pub(crate) log: &'l Path,
@@ -30,7 +30,8 @@ pub(crate) struct Load<'l> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ClientMeasurements {
     pub(crate) requests_per_second: f64,
-    /// Microseconds from the first byte of a request to the last of its response, without waiting for a connection.
+    /// The median time in microseconds from the first byte of a request to the last byte of its response, without
+    /// waiting for a connection.
     pub(crate) p50_us: u32,
     pub(crate) p99_us: u32,
 }
@@ -100,7 +101,7 @@ mod tests {
         let lines: Vec<_> = (0..100).map(|n| format!("{}\t200\t{}", 1_000_000 + n * 10, 100 - n)).collect();
         let seen = seen(&lines.join("\n"), 100).unwrap();
         assert_eq!((seen.p50_us, seen.p99_us), (51, 100));
-        // From 1,000,000 to 1,000,990 + 1.
+        // The requests last from 1,000,000 to 1,000,991 microseconds.
         assert!((seen.requests_per_second - 100.0 / 991e-6).abs() < 1.0, "{seen:?}");
     }
 

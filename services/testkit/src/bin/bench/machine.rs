@@ -37,10 +37,10 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Finds all programs.
+    /// Finds all programs, and describes the machine.
     ///
     /// # Errors
-    /// Something is missing; the error has the remedy.
+    /// A program is missing; the error has the remedy.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let missing: Vec<_> = TOOLS.into_iter().filter(|(tool, _)| !is_on(&path, tool)).collect();

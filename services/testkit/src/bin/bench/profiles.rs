@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 /// The name and the source of a profile.
 pub(crate) type ProfileText = (&'static str, &'static str);
 
-/// The engine's own benchmark measures the same profiles.
+/// Expands to the name and the source of a profile of the engine's own benchmark.
 macro_rules! profile {
     ($name:literal) => {
         ($name, include_str!(concat!("../../../../engine/benches/profiles/", $name, ".json")))
     };
 }
 
-/// A sidecar, its volume and an annotation.
+/// One profile: a sidecar, its volume and an annotation.
 pub(crate) const ONE: &[ProfileText] = &[profile!("log-shipper")];
 /// Three profiles with ten expressions, parameters, and environment of each container.
 pub(crate) const THREE: &[ProfileText] =
@@ -21,7 +21,7 @@ pub(crate) const THREE: &[ProfileText] =
 /// The namespace of [`crate::REVIEW`].
 pub(crate) const NAMESPACE: &str = "team-a";
 
-/// A cluster full of tenants.
+/// The size of a cluster full of tenants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Full {
     pub(crate) namespaces: u32,
@@ -30,12 +30,12 @@ pub(crate) struct Full {
 }
 
 impl Full {
-    /// Returns the name of this namespace.
+    /// Returns the name of the tenant namespace with this number.
     pub(crate) fn namespace(number: u32) -> String {
         format!("tenant-{number:05}")
     }
 
-    /// Returns the namespaces with typical labels and annotations, by name.
+    /// Returns a JSON object with the metadata of all namespaces by name: typical labels and annotations.
     pub(crate) fn namespaces_file(self) -> String {
         let entries = (0..self.namespaces).map(|number| {
             let name = Self::namespace(number);
@@ -53,7 +53,7 @@ impl Full {
         Value::Object(entries.collect()).to_string()
     }
 
-    /// Returns the tenants' profiles, beside [`ONE`].
+    /// Returns the tenants' profiles as JSON, without the cluster profile.
     pub(crate) fn tenants_profiles(self) -> impl Iterator<Item = String> {
         (1..self.profiles).map(|number| tenants_profile(number - 1).to_string())
     }

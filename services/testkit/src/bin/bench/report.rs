@@ -61,7 +61,7 @@ impl Report {
     }
 }
 
-/// The clients' measurements: at full load, and at a quarter of it.
+/// The medians of the clients' measurements: at full load, and at a quarter of it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Clients {
     floor_rps: f64,
@@ -229,7 +229,7 @@ fn spread(values: impl Iterator<Item = f64>) -> String {
     format!("{least:.2}-{most:.2}")
 }
 
-/// Rounds to two decimals, the actual precision.
+/// Rounds to two decimals; further digits would be noise.
 fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

@@ -22,7 +22,7 @@ const QUARTER: f64 = 0.25;
 /// between requests, and wakes its clients equally often.
 const HALF: f64 = 0.5;
 
-/// The amount of measurements.
+/// The extent of the measurements: rounds, requests to each server in each round, and connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) rounds: u16,
@@ -76,7 +76,7 @@ impl Effort {
     }
 }
 
-/// Starts the servers, checks a response of each, and measures.
+/// Starts the servers, checks a response of each webhook, and measures all servers.
 ///
 /// # Errors
 /// A server does not start, responds wrongly, or fails under load.
@@ -143,7 +143,7 @@ async fn sample(
     Ok(Sample { us: used.as_secs_f64() * 1e6 / f64::from(requests), seen })
 }
 
-/// Returns the median: the middle value, or the mean of the two in the middle.
+/// Returns the median: the middle value, or the mean of the two in the middle. `None`: there are no values.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<_> = values.collect();
     sorted.sort_unstable_by(f64::total_cmp);

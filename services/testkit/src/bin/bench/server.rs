@@ -14,7 +14,7 @@ use crate::Folder;
 use crate::machine::Machine;
 use crate::profiles::ProfileText;
 
-/// How long a server may take to start. With a full cluster it compiles the profiles first.
+/// How long a server may take to start. With a full cluster, the server compiles the profiles first.
 const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// The path that the API server calls for namespaces that are opted in.
@@ -25,14 +25,14 @@ pub(crate) const PATH: &str = "/mutate/enabled";
 pub(crate) struct Server {
     daemon: Daemon,
     pub(crate) address: SocketAddr,
-    /// The file of its CA.
+    /// The file with the CA certificate of the server.
     pub(crate) ca: PathBuf,
 }
 
 /// The configuration of a `pillion dev` server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dev<'d> {
-    /// The server's name, also of its folder.
+    /// The name of the server and of its folder.
     pub(crate) name: &'d str,
     /// The cluster profiles.
     pub(crate) profiles: &'d [ProfileText],
@@ -46,7 +46,7 @@ impl Server {
     /// Starts the baseline server with this many worker threads.
     ///
     /// # Errors
-    /// It cannot be started, or does not listen in time.
+    /// The server cannot be started, or does not listen in time.
     pub(crate) async fn floor(machine: &Machine, folder: &Folder, threads: u32) -> anyhow::Result<Self> {
         let ca = TestCa::new()?;
         let bundle = folder.write("floor/ca.crt", ca.bundle_pem())?;
@@ -58,11 +58,11 @@ impl Server {
         Self::start("floor", command, address, bundle, &folder.path("floor/log")).await
     }
 
-    /// Starts the webhook by `pillion dev`, which needs no cluster, with the same servers and log level as in
+    /// Starts the webhook with `pillion dev`, which needs no cluster, with the same servers and log level as in
     /// production.
     ///
     /// # Errors
-    /// It cannot be started, or does not listen in time.
+    /// The server cannot be started, or does not listen in time.
     pub(crate) async fn dev(machine: &Machine, folder: &Folder, dev: Dev<'_>) -> anyhow::Result<Self> {
         let Dev { name, profiles, arguments, threads } = dev;
         for (profile, text) in profiles {
@@ -100,7 +100,7 @@ impl Server {
         format!("https://{}{PATH}", self.address)
     }
 
-    /// Returns the processor time used so far, in user and kernel mode.
+    /// Returns the processor time that the server has used so far, in user and kernel mode.
     ///
     /// # Errors
     /// The process has ended, or `/proc` lacks the value.
@@ -109,7 +109,7 @@ impl Server {
         processor_time(&process).with_context(|| format!("the processor time in {}", process.display()))
     }
 
-    /// Returns the anonymous memory (without mapped files) in MiB.
+    /// Returns the server's anonymous memory (without mapped files) in MiB.
     ///
     /// # Errors
     /// The process has ended, or `/proc` lacks the value.
@@ -126,8 +126,9 @@ fn free_address() -> anyhow::Result<SocketAddr> {
     listener.local_addr().context("the address of a free port")
 }
 
-/// Returns the sum over the process's threads, in nanoseconds. If the kernel has no `schedstat`, it uses `utime` and
-/// `stime` of `stat`, in hundredths of a second. No thread of these servers ends under load.
+/// Returns the processor time of all threads of a process. `process` is the folder of the process in `/proc`. Reads
+/// `schedstat`, in nanoseconds. If the kernel has no `schedstat`, reads `utime` and `stime` of `stat`, in hundredths of
+/// a second. The sum never decreases, because the measured servers end no thread under load.
 fn processor_time(process: &Path) -> anyhow::Result<Duration> {
     let mut nanoseconds = 0_u64;
     for thread in std::fs::read_dir(process.join("task"))? {
@@ -140,7 +141,8 @@ fn processor_time(process: &Path) -> anyhow::Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// Parses `utime` and `stime`, fields 14 and 15. The name in field 2 may contain spaces and parentheses.
+/// Returns the sum of `utime` and `stime`, fields 14 and 15 of `/proc/PID/stat`. The name in field 2 may contain spaces
+/// and parentheses.
 fn hundredths(stat: &str) -> Option<Duration> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields.split_whitespace().skip(11);
