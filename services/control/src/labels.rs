@@ -6,7 +6,7 @@ pub(crate) type Label = [(&'static str, &'static str); 1];
 /// Two metric labels.
 pub(crate) type LabelPair = [(&'static str, &'static str); 2];
 
-/// Defines such an enum. `ALL` lists its values, and `as_str` returns the string of a value.
+/// Defines an enum whose values have fixed strings. `ALL` lists the values, and `as_str` returns the string of a value.
 macro_rules! labelled {
     ($(#[$meta:meta])* pub enum $enum:ident { $($(#[$doc:meta])* $value:ident => $text:literal,)+ }) => {
         $(#[$meta])*

@@ -273,7 +273,7 @@ enum Verdict {
     Recreate,
 }
 
-/// The verdict on a pod, from its current state alone.
+/// Returns how to treat a waiting pod, without regard to earlier steps.
 const fn verdict(injection: Injection, namespace_state: NamespaceState, owner: OwnerKind) -> Verdict {
     let level = match namespace_state {
         NamespaceState::Unknown => return Verdict::Wait,

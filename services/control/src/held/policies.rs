@@ -30,7 +30,7 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 /// The API group of the policies.
 const API_GROUP: &str = "admissionregistration.k8s.io/v1";
 
-/// The resources of this group that are required.
+/// The resources of [`API_GROUP`] that the policies need.
 const RESOURCES: [&str; 4] = [
     "mutatingadmissionpolicies",
     "mutatingadmissionpolicybindings",
@@ -47,12 +47,12 @@ pub struct PolicySettings {
     pub recheck: Duration,
     /// Minimum time between two corrections. It doubles while corrections follow one another.
     pub first_pause: Duration,
-    /// Maximum of that time.
+    /// Upper limit of the doubled time.
     pub longest_pause: Duration,
 }
 
 impl PolicySettings {
-    /// The default settings of a release.
+    /// Creates settings for these policies, with default times.
     #[must_use]
     pub const fn new(policies: held::Settings) -> Self {
         Self {
@@ -164,7 +164,7 @@ pub async fn run(
     }
 }
 
-/// The four objects in the order of creation: first those that guard the gate, then those that add it.
+/// Returns the four objects in the order of creation: first the objects that guard the gate, then those that add it.
 fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
     let policies = &settings.policies;
     Ok([
@@ -282,7 +282,7 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Writes an object in its desired state, with this owner. Returns its earlier state.
+/// Writes an object in its desired state, with this owner. Returns the state before the write.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<PolicyState> {
     let has_desired_owner =
         |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));
@@ -434,7 +434,7 @@ mod tests {
     async fn missing_policy_api_is_reported_without_writes() {
         let old = ["validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingwebhookconfigurations"];
         assert_eq!(state_with(&old).await, ("unsupported".to_owned(), false));
-        // Here, the policies are written, and that fails.
+        // With all resources, the controller writes the policies, and the fake API server rejects that.
         assert_eq!(state_with(&RESOURCES).await, ("failing".to_owned(), true));
     }
 }

@@ -60,7 +60,7 @@ pub type Fetched = lookup_cache::Fetched<Namespace>;
 /// Counts lookups of namespaces, as `pillion_live_lookups`.
 pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 
-/// The kind of these lookups.
+/// Lookups of single namespaces.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup;
 

@@ -120,12 +120,12 @@ pub(crate) struct Caller<'a> {
     pub(crate) client: Option<IpAddr>,
     /// The namespace of the review's object, if known.
     pub(crate) tenant: Option<&'a str>,
-    /// Results that are older than this are not used.
+    /// Results that were received before this time are not used. `None`: any cached result may be used.
     pub(crate) after: Option<Instant>,
 }
 
 impl Caller<'_> {
-    /// A lookup that Pillion itself needs.
+    /// Creates the caller of a lookup that Pillion itself needs. No client or tenant limit applies.
     pub(crate) const fn own(deadline: Instant) -> Self {
         Self { deadline, client: None, tenant: None, after: None }
     }
@@ -334,12 +334,13 @@ where
         self.cache.entry_count()
     }
 
-    /// Counts a lookup that needs no request because its name is invalid.
+    /// Counts a lookup of `target` by its result. [`Self::get`] counts each lookup. Callers count only lookups that
+    /// they do not make.
     pub(crate) fn count(&self, target: W, result: LookupResult) {
         self.fetcher.metrics.count(target, result);
     }
 
-    /// Returns the result, at the deadline at the latest.
+    /// Looks up an object in the cache or by a request. Returns at the caller's deadline at the latest.
     pub(crate) async fn get(&self, target: W, key: K, caller: Caller<'_>) -> Answer<V> {
         let (now, bounds) = (Instant::now(), self.fetcher.bounds);
         let Caller { deadline, client, tenant, after } = caller;
@@ -365,7 +366,7 @@ where
             }
         }
         let object = entry.as_ref().and_then(|entry| entry.object(&bounds, now).cloned());
-        // Check this before other callers can wait for the request: they must not fail because of this client's rate.
+        // Check the client's rate before other callers can wait for the request: they must not fail because of it.
         if client.is_some_and(|client| !self.fetcher.clients.take(client)) {
             self.fetcher.log_refused(&key, client, bounds.a_second_per_client as usize);
             self.count(target, if object.is_some() { LookupResult::Stale } else { LookupResult::Refused });
@@ -533,13 +534,13 @@ labelled! {
     /// The result of a lookup.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum LookupResult {
-        /// The object was cached, or a request for it was running.
+        /// The result was cached, or a request for the object was already running.
         Hit => "hit",
-        /// A stale entry was served because the API server was unavailable.
+        /// A stale entry was served because a request failed or was not sent.
         Stale => "stale",
-        /// The object exists.
+        /// The API server returned the object.
         Found => "found",
-        /// The object does not exist.
+        /// The API server responded that the object does not exist.
         Missing => "missing",
         /// A cached entry was refreshed early, and no review waited for it.
         Refreshed => "refreshed",

@@ -18,7 +18,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 16 MiB and 128 MiB.
+    /// 16 MiB for one namespace, and 128 MiB for all namespaces.
     fn default() -> Self {
         Self { of_namespace: 16 << 20, of_all: 128 << 20 }
     }
@@ -75,8 +75,8 @@ impl Shares {
         if after <= limit { Ok(()) } else { Err(limit) }
     }
 
-    /// Grants these bytes even beyond the limits. Callers use it for texts that were accepted before, or that fit. The
-    /// caller drops the replaced grant afterwards.
+    /// Grants these bytes even beyond the limits. Callers use it for profiles that were accepted before, or that fit.
+    /// The caller drops the replaced grant afterwards.
     pub(crate) fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
         if !self.of_namespaces.contains_key(namespace) {
             // Remove the totals of namespaces that no longer have profiles.

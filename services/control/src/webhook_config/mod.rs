@@ -52,7 +52,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Creates the metrics and registers them, with all series.
+    /// Creates the metrics and registers them. All series exist from the start.
     pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("pillion_controller_configuration");
         let repairs = Family::<LabelPair, Counter>::default();

@@ -31,7 +31,7 @@ fn now() -> Timestamp {
 /// A change that another client makes.
 type Change = fn(&mut Live);
 
-/// A target that also validates, with CAs of these numbers.
+/// Creates a target that has rules for validations, and a bundle of the CAs with these numbers.
 fn target(authorities: &[u8], epoch: u64) -> Target {
     let settings = pillion_api::webhook_configuration::Settings {
         canary: true,
@@ -44,7 +44,7 @@ fn target(authorities: &[u8], epoch: u64) -> Target {
     Target::new(settings, rules, pem(authorities), epoch)
 }
 
-/// The observed state after a target was written.
+/// Returns the observed state after `target` was written.
 fn after(target: &Target) -> Live {
     let desired = target.desired(&release(), now());
     Live { mutating: Some(desired.mutating), validating: desired.validating, disarmed: false }
@@ -194,7 +194,7 @@ fn rules_come_from_active_profiles() {
     assert_eq!(Rules::default().validated, Validated::default());
 }
 
-/// The entries of the validating configuration by name: failure policy, namespaces, and rules.
+/// Returns the failure policy, the namespaces and the rules of each validating entry, by the entry's name.
 fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>, Vec<String>)> {
     let target = Target::new(settings_of(&release()), Rules::of(profiles), pem(&[1]), 1);
     let entries = target.desired(&release(), now()).validating.and_then(|there| there.webhooks).unwrap_or_default();
