@@ -67,8 +67,8 @@ mod tests {
 
     use super::*;
 
-    /// Reads a list whose pages have these continue tokens, or fail with these status codes. Returns the result, and the
-    /// limit and continue token of each request.
+    /// Reads a list whose pages have these continue tokens, or fail with these status codes. Returns the result, and
+    /// the limit and continue token of each request.
     async fn listed(pages: &[Result<&str, u16>]) -> (Result<Vec<Value>, String>, Vec<(Option<u32>, Option<String>)>) {
         let (requests, parameters) = (RefCell::new(Vec::new()), ListParams::default());
         let found = super::pages(&parameters, async |parameters| {

@@ -56,8 +56,8 @@ pub(crate) struct TextState {
     pub(crate) due: bool,
     /// The memory grant of a namespaced profile.
     pub(crate) grant: Option<Grant>,
-    /// If there was no memory for the stored spec, the bytes that it needs; 0 if they are not known yet. The spec itself
-    /// is not kept.
+    /// If there was no memory for the stored spec, the bytes that it needs; 0 if they are not known yet. The spec is
+    /// not kept.
     pub(crate) lacking_bytes: Option<usize>,
     /// The parent of a spec that was not kept for lack of memory.
     pub(crate) lacking_parent: Option<Box<str>>,
@@ -106,7 +106,7 @@ impl TextState {
     }
 
     /// Returns the state after `stored` was seen, and its errors if they are new. `known` is the earlier state of the
-    /// same object. `seed` is a spec that an earlier leader accepted. `keeps_text`: keeps the accepted spec in any case.
+    /// same object. `seed` is a spec that an earlier leader accepted. `keeps_text`: always keeps the accepted spec.
     pub(crate) fn next(
         known: Option<&Self>,
         stored: &StoredProfile,
@@ -159,8 +159,8 @@ impl TextState {
     /// Charges the kept data to the namespace's share, in place of the grant `before`. If `is_accepted`, the limits are
     /// not checked.
     ///
-    /// A rollout or a rollback may also serve older revisions of a profile. So if `is_same_profile`, the new grant is at
-    /// least as large as `before`.
+    /// A rollout or a rollback may also serve older revisions of a profile. So if `is_same_profile`, the new grant is
+    /// at least as large as `before`.
     ///
     /// # Errors
     /// The share lacks memory for new data.

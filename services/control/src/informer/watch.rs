@@ -86,7 +86,7 @@ impl Publisher {
         Self { index: self.index.of_revisions(), ..self }
     }
 
-    /// Also compiles and keeps the stored specs, which the leader accepts. `memory` limits those of namespaced profiles.
+    /// Also compiles and keeps the stored specs, which the leader accepts. `memory` limits namespaced profiles.
     pub(crate) fn accepting_texts(self, memory: share::Limits) -> Self {
         Self { index: self.index.of_revisions().keeping_texts().bounded_by(memory), ..self }
     }

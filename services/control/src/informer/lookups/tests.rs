@@ -163,7 +163,7 @@ async fn owner_lookup_stops_at_the_wanted_kind() {
     assert_eq!(chain.next(), None, "the chain is complete");
 }
 
-/// The engine's owner chain for this pod, with a profile that reads the owner's name.
+/// Returns the engine's owner chain for this pod, with a profile that reads the owner's name.
 fn chain_of(pod: &Value) -> OwnerChain {
     use pillion_engine::profile::{ProfileName, compile};
     use pillion_engine::review::{Endpoint, Facts, Review};
