@@ -352,7 +352,7 @@ fn dry_run_result_is_reported_once() {
     let idle = Plan { create: false, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() };
     assert_eq!(case.plan(), idle);
 
-    // The result does not apply to another revision.
+    // The stored result is not used for another revision.
     let (accepted, existing) = (Some("b"), ["a", "b"]);
     let mut case = Case { status: case.status, ..Case::new(accepted, &existing) };
     let next = case.plan();
@@ -381,7 +381,7 @@ fn dry_run_without_response_is_retried() {
     assert!(!plan.dry_run);
     assert_eq!(condition_of_dry_run(plan.status.as_ref().unwrap(), "accepts").0, "True");
 
-    // Without an accepted text, no dry run is needed.
+    // Without an accepted revision, no dry run is needed.
     let never = Case::new(None, &[]).broken().plan();
     assert!(!never.dry_run && never.status.unwrap().conditions.iter().all(|condition| condition.type_ != VALID));
 }

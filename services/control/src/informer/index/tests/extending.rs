@@ -181,7 +181,7 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     assert_ne!(revision(&index.publish().unwrap(), "shop/own"), second);
     assert_eq!(index.status().broken_profiles, 1);
 
-    // A profile that its parent no longer permits becomes inactive. Once the parent permits it again, it becomes active.
+    // A profile that its parent no longer permits becomes inactive, until the parent permits it again.
     apply(&mut index, profile("proxy", 4, parameter(json!(["Pod"]))));
     assert_eq!(active(&mut index), ["proxy"]);
     apply(&mut index, profile("proxy", 5, parameter(json!(["Namespace"]))));
