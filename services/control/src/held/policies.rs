@@ -83,8 +83,8 @@ enum PolicyState {
     Unowned,
 }
 
-/// Keeps the policies in place or removed, as `wanted` says, while this controller leads. Until `wanted` has a value,
-/// they stay as the last leader left them.
+/// Keeps the policies in place if `wanted` is true, or removed if it is false, while this controller leads. `None`:
+/// does not change the policies.
 pub async fn run(
     leading: LeaderContext,
     settings: PolicySettings,

@@ -298,7 +298,7 @@ fn token_equals(token: &str, key: Key<'_>) -> bool {
     }
 }
 
-/// Returns the child at a token of a pointer.
+/// Returns the child at a token of a JSON pointer; `None` if there is no such child.
 fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Option<SlotId>, Malformed> {
     match document.kind(parent) {
         Kind::Object => {
@@ -323,8 +323,8 @@ fn list_index(token: &str) -> Option<usize> {
     token.parse().ok().filter(|_| canonical)
 }
 
-/// Whether a slot of the patched object equals a slot of the document. Slots at the same position of one tape are equal
-/// without a comparison, so the cost depends on the changes only.
+/// Whether the slot `p` of the patched object equals the slot `m` of the document. Slots at the same position of one
+/// tape are equal without a comparison, so the cost depends on the changes only.
 fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: SlotId) -> bool {
     match (patched.content(p), document.content(m)) {
         (Content::Scalar(text), content) => {
@@ -333,7 +333,7 @@ fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: Sl
         (Content::Value(value), _) => has_value(document, m, value),
         (_, Content::Value(value)) => has_value(patched, p, value),
         (Content::Map, Content::Map) | (Content::List, Content::List) => {
-            // Both documents come from one object, so members are in the same order. Looking each member up by key
+            // Both documents come from one object, so members are in the same order. Looking up each member by its key
             // would be quadratic: ten billion steps for an object with a hundred thousand members.
             let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
             let mut right = document.entries(m).filter(|entry| !entry.is_removed());
@@ -386,12 +386,12 @@ fn after_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, 
     rest.strip_prefix(&[close])
 }
 
-/// Whether a key is valid between quotes.
+/// Whether a key, as written in a patch, is a valid JSON string between quotes.
 fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }
 
-/// Whether a slot has this value, opened or not.
+/// Whether a slot has this value, even if the slot is opened.
 fn has_value(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
     match (document.content(slot), value.kind()) {
         (Content::Value(other), _) => value.is_same_node(other) || value.raw() == other.raw(),
@@ -421,7 +421,7 @@ fn has_value(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
 
 fn same_key(left: Key<'_>, right: Key<'_>) -> bool {
     let (left_text, right_text) = (left.escaped(), right.escaped());
-    // Keys from the same text need no comparison.
+    // Keys at the same place of one JSON text need no comparison.
     std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
 }
 
