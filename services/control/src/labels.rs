@@ -18,7 +18,7 @@ macro_rules! labelled {
             /// All values.
             pub const ALL: [Self; [$($text),+].len()] = [$(Self::$value),+];
 
-            /// The string of the value in metrics, logs and stored records.
+            /// Returns the string of the value in metrics, logs and stored records.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self {
@@ -31,7 +31,7 @@ macro_rules! labelled {
 
 pub(crate) use labelled;
 
-/// Returns the metrics of a registry as text.
+/// Returns the metrics of a registry in the text format of Prometheus.
 #[cfg(test)]
 pub(crate) fn exposition(registry: &prometheus_client::registry::Registry) -> String {
     let mut text = String::new();

@@ -64,13 +64,13 @@ impl Release {
         Ok(Self { name, namespace, cluster_domain })
     }
 
-    /// The release's name.
+    /// Returns the release's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The namespace of all namespaced objects of the release.
+    /// Returns the namespace of all namespaced objects of the release.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace

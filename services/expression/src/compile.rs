@@ -69,7 +69,7 @@ pub(crate) enum NodeKind {
     List(Box<[Element]>),
     Map(Box<[(Node, Element)]>),
     Loop(Box<Loop>),
-    /// Evaluates the first part once, and evaluates the second part with it.
+    /// `cel.bind`: evaluates the first part once, and evaluates the second part with its value.
     Bind(Box<[Node; 2]>),
     /// `optMap`, `optFlatMap`: evaluates the second part with the value of the first part, an optional. If the optional
     /// is empty, so is the result. `flat`: the second part is an optional too.

@@ -15,7 +15,7 @@ pub(crate) struct Token {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TokenKind {
-    /// An unsigned integer. It may exceed `i64::MAX` by one, for the smallest negative integer.
+    /// An integer without its sign. The value may exceed `i64::MAX` by one, for the smallest negative integer.
     Int(u64),
     UInt(u64),
     Double(f64),

@@ -21,7 +21,7 @@ struct Compiled {
     regex: Regex,
     /// The number of states of the nondeterministic automaton.
     states: usize,
-    /// Whether the deterministic automatons are small, in both directions.
+    /// Whether the deterministic automatons of both search directions are small.
     is_cheap: bool,
     /// Memory of the pattern in bytes, including the caches of searches.
     memory: usize,

@@ -150,8 +150,8 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Creates a document that does not check keys for duplicates. It is compared with another document of the same
-    /// value, which opens at least as much and has checked the keys.
+    /// Creates a document that does not check keys for duplicates. Another document of the same value, with which it
+    /// is compared, opens at least as much and has checked the keys.
     pub(crate) fn for_comparison(root: Value<'a>) -> Self {
         Self { skips_key_check: true, ..Self::new(root) }
     }

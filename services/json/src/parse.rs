@@ -408,7 +408,7 @@ mod tests {
     }
 
     proptest! {
-        /// The parser accepts exactly the texts that `serde_json` accepts.
+        /// The parser accepts the same texts as `serde_json`, except numbers beyond the range of `f64`, which it keeps.
         #[test]
         fn accepts_same_grammar_as_serde_json(
             text in r#"[\[\]{}:, \n\t0-9eE+.truefalsnx"\\u\-dD8bcC0-9/é]{0,24}"#

@@ -385,7 +385,8 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit of the property test. `Insert` has a row and a position in it, and the others have the number of a cell.
+    /// An edit of the property test. `Insert` has a row and a position in the row. `Replace` and `Remove` have the
+    /// number of a cell.
     #[derive(Clone, Debug)]
     enum Edit {
         Insert(usize, usize),

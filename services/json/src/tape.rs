@@ -349,7 +349,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// Iterates over the nodes directly below another one, both keys and values.
+/// Iterates over the nodes directly below an object or a list: both keys and values, or the items.
 struct Children<'t> {
     text: &'t str,
     rest: &'t [Node],

@@ -27,7 +27,7 @@ pub(crate) const WATCH_DURATION: Duration = Duration::from_secs(45);
 
 /// The first pause after a watch was interrupted. It doubles each time. Jitter may double each pause again.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// The longest pause without jitter. It is short, so that watches resume soon after a long outage.
+/// The longest pause without jitter. This is short, so that watches resume soon after a long outage.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// A watch that lasts this long resets the pause.
 const PAUSE_RESET_AFTER: Duration = Duration::from_mins(2);
@@ -35,8 +35,8 @@ const PAUSE_RESET_AFTER: Duration = Duration::from_mins(2);
 /// Timeout for connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the API server may be silent during a request. This is longer than a watch, so it only ends hanging
-/// requests: for example, a list whose connection was lost.
+/// How long the API server may be silent during a request. The limit is longer than a watch, so it only ends hanging
+/// requests, such as a list whose connection was lost.
 const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_DURATION.as_secs() + 10);
 
 /// Why no client could be created.

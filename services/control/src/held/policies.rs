@@ -45,7 +45,7 @@ pub struct PolicySettings {
     pub policies: held::Settings,
     /// Time between two checks if the watches report no change.
     pub recheck: Duration,
-    /// Minimum time between two corrections. It doubles while corrections follow one another.
+    /// Minimum time between two corrections. The time doubles while corrections follow one another.
     pub first_pause: Duration,
     /// Upper limit of the doubled time.
     pub longest_pause: Duration,
@@ -145,8 +145,8 @@ pub async fn run(
             pause = (pause * 2).min(settings.longest_pause);
             last_repair = Some(now);
         } else if last_repair.is_none_or(|repair| now.duration_since(repair) > settings.longest_pause) {
-            // The watch also delivers the controller's own write. So an event does not mean that the other client has
-            // stopped.
+            // Reset the pause only after a quiet time. The watch also delivers the controller's own write, so an event
+            // without drift does not mean that the other client has stopped.
             pause = settings.first_pause;
         }
         let not_before = now + pause;
@@ -377,7 +377,7 @@ mod tests {
 
     type Asked = Arc<Mutex<Vec<(Method, String)>>>;
 
-    /// A fake API server that has only these resources of the group. Returns a client, and the requests.
+    /// Starts a fake API server that has only these resources of the group. Returns a client and the received requests.
     fn api_server(resources: &[&str]) -> (Client, Asked) {
         let resources: Vec<_> = resources
             .iter()

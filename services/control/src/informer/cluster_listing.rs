@@ -58,7 +58,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// The name of the part in messages.
+    /// Returns the name of the part in messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -169,13 +169,13 @@ impl Stored {
         StoredProfile::new(self.metadata.clone(), spec).with_status(self.status.clone())
     }
 
-    /// The profile's `spec`, as stored.
+    /// Returns the profile's `spec`, as stored.
     #[must_use]
     pub const fn spec(&self) -> &Value {
         &self.spec
     }
 
-    /// The profile's kind.
+    /// Returns the profile's kind, such as `InjectionProfile`.
     #[must_use]
     pub fn kind(&self) -> String {
         match self.name.namespace {

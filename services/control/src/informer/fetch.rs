@@ -55,7 +55,7 @@ impl Fetches {
         Self { client, queue: VecDeque::new(), paused: FuturesUnordered::new(), running: FuturesUnordered::new() }
     }
 
-    /// Queues these revisions.
+    /// Queues fetches of these revisions.
     pub(crate) fn queue(&mut self, keys: impl IntoIterator<Item = RevisionKey>) {
         self.queue.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
         self.start();

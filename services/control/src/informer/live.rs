@@ -42,7 +42,7 @@ fn bounds(answer_limit: Duration) -> Bounds {
         request_timeout: request_timeout(answer_limit),
         concurrent: 8,
         a_second: Some(40),
-        // Limited, so that one client cannot use up the total rate.
+        // A client gets a quarter of the total rate, so that one client cannot use up all of it.
         a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
         // The watch delivers the namespace much sooner.

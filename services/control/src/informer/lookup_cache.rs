@@ -88,7 +88,7 @@ pub(crate) struct Bounds {
     pub(crate) failed_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub(crate) stale_for: Duration,
-    /// The name of these objects in log lines.
+    /// The name of the looked-up objects in log lines.
     pub(crate) wanted: &'static str,
 }
 
@@ -131,7 +131,7 @@ impl Caller<'_> {
     }
 }
 
-/// Request permits for each tenant, the same number for all.
+/// The request permits of each tenant. All tenants have the same number.
 struct TenantPermits {
     each: usize,
     permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
@@ -186,7 +186,7 @@ enum EntryState {
     Fresh,
     /// The entry is served, and a refresh is due.
     Due,
-    /// The entry is too old: request the object, and serve the entry if that fails.
+    /// The entry is too old: the object is requested, and the entry is served if the request fails.
     Expired,
     /// The entry is too old, and the last request has just failed.
     Stale,
@@ -196,8 +196,8 @@ enum EntryState {
     Unknown,
 }
 
-/// Returns the timeout of a request whose callers wait for `answer_limit`. It is slightly shorter, so that all callers
-/// see the result.
+/// Returns the timeout of a request whose callers wait for `answer_limit`. The timeout is slightly shorter, so that all
+/// callers see the result.
 pub(crate) fn request_timeout(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }
@@ -208,8 +208,8 @@ impl FetchError {
         Self::Unavailable(error.into())
     }
 
-    /// Whether the API server responded, even with an error. Then it is available, and other stale entries are not
-    /// served without a request. For example, an aggregated API server may fail for one kind alone.
+    /// Whether the API server responded, even with an error. An API server that responds counts as available, so other
+    /// stale entries are not served without a request. For example, an aggregated API server may fail for one kind.
     fn is_response(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
@@ -329,7 +329,7 @@ where
         Self { cache, fetcher: Arc::new(fetcher) }
     }
 
-    /// Number of cached entries.
+    /// Returns the number of cached entries.
     pub(crate) fn len(&self) -> u64 {
         self.cache.entry_count()
     }
@@ -566,7 +566,7 @@ pub trait LookupKind: Copy + Send + Sync + 'static {
     /// All targets.
     const ALL: &'static [Self];
 
-    /// The value of the metric label `what`; `None` if the kind has only one target.
+    /// Returns the value of the metric label `what`; `None` if the kind has only one target.
     fn label(self) -> Option<&'static str>;
 }
 

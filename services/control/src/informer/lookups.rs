@@ -251,7 +251,7 @@ pub struct Key {
     pub which: KeyObjects,
 }
 
-/// Selects objects, and the part of them that is needed.
+/// Selects the objects of a request, and whether only their metadata is requested.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyObjects {
     /// The metadata of the object with this name.
@@ -273,8 +273,8 @@ impl Key {
         Self::metadata(owner.group(), owner.resource()?, namespace, &owner.name)
     }
 
-    /// Creates a key for metadata; `None` if a name is invalid. It requests version v1, which all these kinds have,
-    /// whatever version a reference names.
+    /// Creates a key for metadata; `None` if a name is invalid. The version is v1, which all kinds have whose metadata
+    /// Pillion requests, whatever version a reference names.
     fn metadata(group: &str, resource: &str, namespace: &str, name: &str) -> Option<Self> {
         (is_dns_name(namespace) && is_dns_name(name)).then(|| Self {
             group: group.into(),

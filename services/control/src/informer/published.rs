@@ -54,11 +54,11 @@ pub enum Fetched {
 #[derive(Debug, Default)]
 pub(crate) struct PublishedRevisions {
     pub(crate) publication: Option<Publication>,
-    /// The served revision. Until the published revision is fetched, this is the earlier one.
+    /// The served revision. Until the published revision is fetched, the previously served revision stays.
     pub(crate) served: Option<Served>,
     /// Fetched revisions that are not served yet.
     fetched: HashMap<Box<str>, Arc<CompiledProfile>>,
-    /// Revisions that cannot be used.
+    /// Needed revisions that are missing, or that this build cannot use.
     pub(crate) unusable: BTreeSet<Box<str>>,
 }
 
@@ -108,7 +108,8 @@ impl PublishedRevisions {
         self.activate()
     }
 
-    /// Records that a revision cannot be used. Returns whether that is new, and whether the served revision changed.
+    /// Records that a revision is missing or unusable. Returns whether this was not recorded before, and whether the
+    /// served revision changed.
     pub(crate) fn add_unusable(&mut self, revision: &str) -> (bool, bool) {
         let is_new = self.unusable.insert(revision.into());
         (is_new, is_new && self.activate())

@@ -36,7 +36,7 @@ pub struct Broken {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Text {
     pub(crate) json: Arc<str>,
-    /// The name of the profile that this one extends.
+    /// The name of the profile that `json` extends.
     pub(crate) parent: Option<Box<str>>,
 }
 

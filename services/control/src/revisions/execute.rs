@@ -48,7 +48,7 @@ const CONCURRENT_WRITES: usize = 8;
 const ROUNDS: usize = 3;
 /// Maximum number of concurrent dry runs.
 const DRY_RUNS: usize = 4;
-/// Timeout of a dry run. The API server may call other webhooks for it.
+/// Timeout of a dry run, during which the API server may call other webhooks.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of an Event's note. The API server allows 1 KiB.
 const NOTE_BYTES: usize = 1_000;

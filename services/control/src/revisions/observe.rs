@@ -70,7 +70,7 @@ struct RevisionList {
 
 /// The leader's state of all profiles, revisions and dry runs.
 pub(super) struct RevisionStore {
-    /// Publishes snapshots. Its index has the profiles with their specs and published revisions.
+    /// Publishes snapshots. The publisher's index has the profiles with their specs and published revisions.
     publisher: Publisher,
     revisions: BTreeMap<ObjectKey, ExistingRevision>,
     cluster: RevisionList,
@@ -296,7 +296,7 @@ impl RevisionStore {
         self.index().is_complete() && self.cluster.is_complete && self.namespaced.is_complete
     }
 
-    /// Number of profiles whose stored generation is invalid.
+    /// Returns the number of profiles whose stored generation is invalid.
     pub(super) fn rejected(&self) -> usize {
         self.diagnostics.len()
     }

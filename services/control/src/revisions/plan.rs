@@ -95,9 +95,9 @@ pub(super) enum ProfileEvent {
 /// The actions for a profile, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
-    /// Create the revision of the accepted generation. All other actions wait for it.
+    /// Create the revision of the accepted generation. All other actions wait until the revision exists.
     pub(super) create: bool,
-    /// Start a dry run of the accepted revision. No other action waits for it.
+    /// Start a dry run of the accepted revision. No other action waits for the result.
     pub(super) dry_run: bool,
     /// The desired status, if it differs from the stored one. Unchanged conditions keep their times, and changed ones
     /// have the time zero.
@@ -239,7 +239,7 @@ fn valid_before(status: &ProfileStatus) -> Option<&Condition> {
 }
 
 /// Returns the status, the reason and the message of the condition [`VALID`]. `None` if there is no accepted revision,
-/// or if neither this leader nor the stored status has a result for it.
+/// or if neither this leader nor the stored status has a result for that revision.
 fn valid(observed: &Observed<'_>, accepted: Option<&str>) -> Option<(String, String, String)> {
     let accepted = accepted?;
     if let Some(verdict) = observed.verdict {

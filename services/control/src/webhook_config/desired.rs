@@ -93,7 +93,7 @@ impl Rules {
     }
 }
 
-/// Whether `rules` include this operation on `resource`, which is `pods` or a subresource of it.
+/// Whether `rules` include this operation on `resource`, which is `pods` or a subresource of pods.
 fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operation) -> bool {
     let has = |list: &Option<Vec<String>>, value: &str| list.iter().flatten().any(|one| one == value);
     rules.iter().any(|rule| {
@@ -227,8 +227,8 @@ pub struct Drift {
     pub entry: Option<String>,
     /// The kind of the difference.
     pub kind: DriftKind,
-    /// The field manager that wrote the differing value, if known. It is used only in messages, since a client chooses
-    /// its own name.
+    /// The field manager that wrote the differing value, if known. The name is for messages only, since a client
+    /// chooses its own name.
     pub manager: Option<String>,
 }
 

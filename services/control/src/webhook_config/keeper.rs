@@ -207,7 +207,7 @@ impl KeeperState {
                 self.apply_switch(existing.as_deref());
                 2
             }
-            // If the switch may not be read, do not wait for it.
+            // If the switch may not be read, the task does not wait for its state.
             Update::Switch(Observation::Forbidden) => 2,
             Update::Mutating(Observation::Forbidden) | Update::Validating(Observation::Forbidden) => return,
         };

@@ -127,7 +127,7 @@ impl Live {
         self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
     }
 
-    /// Returns the other release that owns one of the configurations, if any. `owner` is the value of this release.
+    /// Returns the owner of a configuration that belongs to another release than `owner`, if any.
     pub(super) fn other_owner(&self, owner: &str) -> Option<String> {
         let mut owners = self.views().filter_map(|view| view.metadata.annotations.as_ref()?.get(RELEASE_ANNOTATION));
         owners.find(|other| *other != owner).cloned()
@@ -308,7 +308,7 @@ pub(super) mod tests {
     use super::*;
     use crate::certificates::authority;
 
-    /// A bundle of certificate-like sections, one for each number.
+    /// Returns a PEM bundle with a certificate-like section for each number.
     pub(crate) fn pem(numbers: &[u8]) -> Vec<u8> {
         let certificates = numbers.iter().map(|number| authority::pem(&CertificateDer::from(der(*number))));
         certificates.collect::<String>().into_bytes()

@@ -188,7 +188,8 @@ fn dns_label(text: &str) -> String {
     short(text.trim_matches('-'), LABEL)
 }
 
-/// Returns a number between two arguments. It is evenly distributed over requests, and constant for one request.
+/// Returns a number in the range of the two arguments. The number is evenly distributed over requests, and constant for
+/// one request.
 fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (minimum, maximum) = (call.int(0)?, call.int(1)?);
     let span = i128::from(maximum) - i128::from(minimum) + 1;

@@ -123,7 +123,7 @@ fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// Returns the byte offset of the character at position `place`. For the position after the last character, it is the
+/// Returns the byte offset of the character at position `place`. For the position after the last character, returns the
 /// length of the string.
 fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
     // Finding the offset counts characters one by one.
@@ -287,7 +287,7 @@ fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     Some((digits, kind, rest.get(kind.len_utf8()..)?))
 }
 
-/// The number of steps for one directive of a format. They suffice for a number with a hundred decimals.
+/// The number of steps for one directive of a format, enough to format a number with a hundred decimals.
 const FORMAT: usize = 20;
 
 fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {

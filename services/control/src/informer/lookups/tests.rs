@@ -37,7 +37,7 @@ impl World {
         std::mem::take(&mut *self.requests.lock().unwrap())
     }
 
-    /// Number of lookups of service accounts with this result.
+    /// Returns the number of lookups of service accounts with this result.
     fn accounts(&self, result: LookupResult) -> usize {
         let text = crate::labels::exposition(&self.registry);
         let labels = format!("{{what=\"service_account\",result=\"{}\"}}", result.as_str());
