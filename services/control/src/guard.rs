@@ -115,7 +115,7 @@ pub(crate) mod log_capture {
 
     use tracing::subscriber::DefaultGuard;
 
-    /// Captures the log lines of this thread until it is dropped.
+    /// Captures the log lines of this thread until this value is dropped.
     pub(crate) struct LogCapture {
         lines: Lines,
         _guard: DefaultGuard,

@@ -8,7 +8,7 @@ use pillion_api::names::{is_dns_label, is_dns_name};
 /// The default domain of cluster-internal names.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// Length of the longest suffix of object names, `-controller`, in bytes. Names with a suffix must be DNS labels too.
+/// Length of the longest suffix of an object name, `-controller`, in bytes. A name with its suffix must be a DNS label.
 const SUFFIX_BYTES: usize = 11;
 
 /// A release: its name and its namespace.

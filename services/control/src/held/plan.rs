@@ -41,8 +41,8 @@ pub struct ReleaseSettings {
     pub first_back_off: Duration,
     /// The longest back-off.
     pub longest_back_off: Duration,
-    /// How long the other pods of an owner wait after one pod was deleted as a test. If the new pod waits too, the other
-    /// pods are not deleted.
+    /// How long the other pods of an owner wait after one pod was deleted as a test. If the new pod waits too, the
+    /// other pods are not deleted.
     pub settle: Duration,
     /// Time between two reads of the namespaces of waiting pods, since their labels may change.
     pub recheck: Duration,

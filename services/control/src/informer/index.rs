@@ -463,7 +463,7 @@ impl Index {
             return Vec::new();
         }
         let mut readable: Vec<ProfileName> = Vec::new();
-        // The profiles have to fit together.
+        // All returned profiles must fit into the memory together.
         let mut planned = 0;
         for name in &self.lacking {
             let Some(entry) = self.entries.get(name).filter(|_| readable.len() < count) else { continue };
@@ -510,7 +510,7 @@ impl Index {
         broken
     }
 
-    /// Returns the revisions to fetch now. Each is returned once.
+    /// Returns the revisions to fetch now. Each revision is returned once.
     pub(crate) fn take_unfetched(&mut self) -> Vec<RevisionKey> {
         let keys: Vec<_> = std::mem::take(&mut self.unfetched).into_iter().collect();
         self.fetching.extend(keys.iter().cloned());
@@ -610,7 +610,7 @@ impl Index {
         Some(Arc::new(self.snapshot.clone()))
     }
 
-    /// Returns the current state.
+    /// Returns the state of the index, for readiness and gauges.
     #[must_use]
     pub fn status(&self) -> Status {
         let is_broken = |entry: &&Entry| {

@@ -45,7 +45,7 @@ const BATCH: usize = 1024;
 
 /// Namespaces per page of a list. A page is in memory with whole objects.
 const NAMESPACES_PER_PAGE: u32 = 250;
-/// Profiles per page of a list. They are larger than namespaces.
+/// Profiles per page of a list. Profiles are larger than namespaces.
 pub(crate) const PROFILES_PER_PAGE: u32 = 100;
 
 /// Maximum number of changed profiles that one publication logs, one line each. A first list may have thousands.
@@ -76,7 +76,7 @@ impl Publisher {
         (Self { published, status, index, metrics, opt_in }, seen)
     }
 
-    /// Records into these metrics.
+    /// Sets the metrics of the watches and of publications.
     pub fn with_metrics(self, metrics: CacheMetrics) -> Self {
         Self { metrics, ..self }
     }

@@ -49,7 +49,7 @@ const BOUNDED_BY_PARENT: &str = "Parent";
 /// Settings for accepting profiles and keeping revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Number of the latest revisions of a profile that are kept, besides the published ones.
+    /// Number of the latest revisions of a profile that are kept. Published and accepted revisions are always kept.
     pub keep: usize,
     /// How long changes are collected before all profiles are planned.
     pub settle: Duration,

@@ -77,7 +77,7 @@ pub(super) struct RevisionStore {
     namespaced: RevisionList,
     /// Revisions that were deleted during the current round of writes.
     deleted: BTreeSet<ObjectKey>,
-    /// Accepted revisions that cannot be stored, with their errors.
+    /// The hashes of accepted revisions that cannot be stored, with their errors.
     unstorable: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
     /// Errors of the stored generations.
     diagnostics: HashMap<ProfileName, Vec<Diagnostic>>,
@@ -268,7 +268,7 @@ impl RevisionStore {
         self.revisions.insert((namespace, object), ExistingRevision { owner, created, bounded_by_parent });
     }
 
-    /// Marks the start of a round of writes. [`Self::add_created`] ignores only revisions that are deleted after it.
+    /// Marks the start of a round of writes. [`Self::add_created`] ignores only revisions that are deleted after this.
     pub(super) fn start_writes(&mut self) {
         self.deleted.clear();
     }

@@ -14,16 +14,16 @@ use tokio::time::Instant;
 use super::dry_run::Verdict;
 use super::schedule::Budget;
 
-/// Pause before the second dry run of a revision. Also the pause before a namespace without budget may start another.
+/// Pause before the second dry run of a revision. Also the pause before a namespace without budget tries again.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// The longest pause.
+/// The longest pause before a dry run is repeated.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 
 /// A revision for a dry run.
 #[derive(Clone, Debug)]
 pub(super) struct DryRunRequest {
     pub(super) name: ProfileName,
-    /// The revision's name in the cluster. Another build may have created it.
+    /// The hash in the name of the stored revision. Another build may have computed it.
     pub(super) revision: Box<str>,
     pub(super) profile: Arc<CompiledProfile>,
 }

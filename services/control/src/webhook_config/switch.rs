@@ -233,10 +233,9 @@ const CREATE_PAUSE: Duration = Duration::from_mins(1);
 /// created again, since guardrails depend on it, but at most once in [`CREATE_PAUSE`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwitchCreator {
-    /// Whether the `ConfigMap` is known to exist. If it exists without being known, an attempt to create it does no
-    /// harm.
+    /// Whether the `ConfigMap` is known to exist. An attempt to create an existing `ConfigMap` does no harm.
     is_there: bool,
-    /// Time of the last attempt to create it.
+    /// Time of the last attempt to create the `ConfigMap`.
     tried: Option<Instant>,
     /// Whether the last attempt failed.
     has_failed: bool,

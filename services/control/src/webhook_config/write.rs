@@ -52,7 +52,8 @@ pub enum WriteError {
     Client(#[from] kube::Error),
 }
 
-/// Reads the observed state. If the `ConfigMap` has an unknown value, `was_disarmed` is returned as its state.
+/// Reads the observed state. If the `ConfigMap` has an unknown value, the webhooks count as disarmed only if
+/// `was_disarmed`.
 ///
 /// # Errors
 /// The API server is unavailable or denies the request.
