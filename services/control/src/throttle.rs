@@ -71,7 +71,7 @@ impl ClientRates {
     }
 
     /// Counts one more event of this client if the client's limit allows it now. Returns whether the event was allowed.
-    /// The table has up to [`CLIENTS`] addresses. If more clients are active within a second, the others share one limit.
+    /// The table has up to [`CLIENTS`] addresses. If more clients are active within a second, the rest share one limit.
     pub(crate) fn take(&self, client: IpAddr) -> bool {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);

@@ -85,7 +85,7 @@ impl Expression {
     }
 }
 
-/// The number of arguments that are passed without an allocation. Few functions take more.
+/// The number of arguments that are passed without an allocation. Few functions take more arguments.
 const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {

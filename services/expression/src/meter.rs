@@ -1,7 +1,7 @@
 //! The meter grants the steps, memory, depth and time that expressions use.
 //!
-//! Every computation needs a meter, such as loops, patterns and the builders in [`value`](super::value). It charges
-//! the meter before it uses a resource, even if it then fails. The meter counts steps instead of time, so an
+//! Every computation needs a meter: loops, patterns, and the builders in [`value`](super::value). Each computation
+//! charges the meter before it uses a resource, even if it then fails. The meter counts steps instead of time, so an
 //! expression has the same result each time for the same object. The deadline is a last resort.
 //!
 //! A step is about one evaluated node, one visited item, or sixteen written bytes: at most 25 ns of CPU time.
@@ -262,7 +262,7 @@ impl Meter {
         self.charge_memory(bytes)
     }
 
-    /// Charges sorting this number of values, whose strings have at most this number of bytes.
+    /// Charges sorting `count` values, whose strings have at most `longest` bytes.
     pub(crate) fn charge_sort(&mut self, count: usize, longest: usize) -> Result<(), EvaluationError> {
         let comparisons = count.saturating_mul(usize::BITS.saturating_sub(count.leading_zeros()) as usize);
         self.charge(comparisons.saturating_mul(1 + longest / 64))

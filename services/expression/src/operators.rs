@@ -33,8 +33,8 @@ pub(crate) fn double_text(number: f64) -> String {
     }
 }
 
-/// Whether two values are equal. Numbers of different types are compared by value, lists and maps by their contents.
-/// Other values of different types are never equal.
+/// Whether two values are equal. Numbers of different types are compared by value, and lists and maps by their
+/// contents. All other values of different types are unequal.
 pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,

@@ -3,7 +3,7 @@
 /// An amount of a resource, such as CPU or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
-    /// The value in billionths.
+    /// The amount in billionths.
     billionths: i128,
     format: Format,
 }
@@ -11,12 +11,12 @@ pub struct Quantity {
 /// The notation of a quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Format {
-    /// `500m`, `2G`.
+    /// Decimal suffixes, such as `500m` and `2G`.
     #[default]
     Decimal,
-    /// `64Mi`.
+    /// Binary suffixes, such as `64Mi`.
     Binary,
-    /// `1e6`.
+    /// Exponents, such as `1e6`.
     Exponent,
 }
 

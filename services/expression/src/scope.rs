@@ -15,7 +15,7 @@ pub struct Scope {
     absent: BTreeMap<&'static str, &'static str>,
 }
 
-/// The contents of a name.
+/// The kind of value that a name has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Contents {
     /// A plain value.

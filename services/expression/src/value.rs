@@ -114,7 +114,7 @@ pub enum Key<'v> {
     Bool(bool),
 }
 
-/// An object with added or overridden members. A container of the pod gets its `type` this way.
+/// An object with added or overridden members, such as a container of the pod with the added member `type`.
 #[derive(Clone, Debug)]
 pub struct Extended<'v> {
     base: Value<'v>,
@@ -134,7 +134,7 @@ pub enum Items<'v> {
 /// entries.
 const SHORT: usize = 2048;
 
-/// A string for lookups among keys.
+/// A string with which maps look up a [`Key::String`] without a copy.
 #[derive(Hash)]
 struct Name<'k>(&'k str);
 

@@ -202,7 +202,7 @@ impl<'a> Document<'a> {
         Content::Made(id)
     }
 
-    /// Returns the JSON text of an unopened slot; `None` if it is open.
+    /// Returns the JSON text of an unopened slot; `None` if the slot is open.
     #[inline]
     #[must_use]
     pub fn raw(&self, id: SlotId) -> Option<&str> {
@@ -336,7 +336,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Turns the parts of a value into linked slots.
+    /// Turns the members or items of a value into linked slots, and makes them the children of the slot `id`.
     fn open_parts(
         &mut self,
         id: SlotId,

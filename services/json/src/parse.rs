@@ -86,7 +86,7 @@ struct Parser {
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// The error, if a function returned `None`. It is kept here and not in results, because the parser checks a result
+    /// The error, if a function returned `None`. Results do not contain the error, because the parser checks a result
     /// for every few bytes.
     error: Option<SyntaxError>,
 }
@@ -428,8 +428,8 @@ mod tests {
 
         #[test]
         fn accepted_bytes_are_json(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            // Accepted bytes must be valid JSON for `serde_json`. So they are also UTF-8, and slices of them are
-            // valid strings.
+            // Accepted bytes must be valid JSON for `serde_json`. So accepted bytes are also UTF-8, and slices of them
+            // are valid strings.
             if nodes(&bytes, Limits::default()).is_ok() {
                 prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok(), "{bytes:?}");
             }

@@ -55,8 +55,8 @@ impl<'t> Key<'t> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
-    /// Returns a 64-bit filter with one bit set. Equal keys have the same bit, and the keys of an object mostly have
-    /// different bits. A key with escapes has all bits set, because the same key can be written without escapes.
+    /// Returns a 64-bit filter. A key without escapes sets one bit: equal keys the same bit, and the keys of an object
+    /// mostly different bits. A key with escapes sets all bits, because the same key can be written without escapes.
     #[inline]
     fn bits(self) -> u64 {
         if self.has_escapes {

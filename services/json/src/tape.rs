@@ -35,7 +35,7 @@ pub(crate) struct Node {
     pub(crate) start: u32,
     /// The offset after the last byte.
     pub(crate) end: u32,
-    /// The number of nodes of the value, including nested ones. For a key, the nodes of its value count too.
+    /// The number of nodes that the value spans, including itself and nested values. A key also spans its value.
     pub(crate) span: u32,
     pub(crate) kind: Kind,
 }

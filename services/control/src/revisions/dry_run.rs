@@ -150,7 +150,7 @@ fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>
     })
 }
 
-/// Returns labels that match a selector. If no labels can match, the result does not match either.
+/// Returns labels that match a selector. If no labels can match, returns labels that do not match.
 fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else { return BTreeMap::new() };
     let mut labels = match_labels.clone();

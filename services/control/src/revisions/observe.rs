@@ -159,7 +159,7 @@ impl RevisionStore {
         each::<ProfileRevision, _>(client, &mut seed).await
     }
 
-    /// Adds a revision that an earlier leader accepted.
+    /// Adds a revision that an earlier leader accepted, as the last valid version of its profile.
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
         let now =

@@ -233,7 +233,7 @@ fn keep_latest(
     (kept, gone)
 }
 
-/// Returns the condition [`VALID`] of a status. It is about the accepted revision of the same status.
+/// Returns the condition [`VALID`] of a status, which is about the accepted revision of the same status.
 fn valid_before(status: &ProfileStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.type_ == VALID)
 }

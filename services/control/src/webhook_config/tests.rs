@@ -349,7 +349,8 @@ fn rotation_sees_intersection_of_all_entries() {
             |live| validating_entry(live, "profiles.pillion.dev").client_config.ca_bundle = None,
             present(&[], false, false),
         ),
-        // The later epoch counts, so that outdated leaders stop. The later time counts, for slow API servers.
+        // Of the two configurations, the higher epoch counts, so that outdated leaders stop. The later write time
+        // counts, so that the rotation waits for slow API servers.
         (|live| annotate(live, EPOCH_ANNOTATION, Some("no number")), present(&[1, 2], true, false)),
     ];
     for (number, (change, expected)) in cases.into_iter().enumerate() {

@@ -16,13 +16,13 @@ use super::value::{Items, Key, Text, TextBuilder, Value};
 pub(super) struct Function {
     pub(super) name: &'static str,
     pub(super) style: Style,
-    /// The number of arguments, including the receiver.
+    /// The minimum and the maximum number of arguments, including the receiver.
     minimum: usize,
     maximum: usize,
     /// The notation of a call for messages and documents, such as `text.split(separator, limit)`.
     pub(super) signature: &'static str,
     pub(super) run: Run,
-    /// The index of the argument that is a regular expression.
+    /// The index of the argument that is a regular expression, if there is one.
     pub(super) pattern: Option<usize>,
     pub(super) native: Native,
 }
