@@ -61,7 +61,7 @@ labelled! {
     }
 }
 
-/// Gauges and counters of the three watches. Clones share them.
+/// Gauges and counters of the three watches. Clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct CacheMetrics {
     last_response: [LastResponse; WatchedKind::ALL.len()],

@@ -7,8 +7,8 @@
 //! - Concurrent requests are limited, and so are requests per second, in total and for each client.
 //! - A request has a short timeout.
 //!
-//! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, they are cached for
-//! longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace counts as unknown.
+//! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, results are cached
+//! for longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace counts as unknown.
 
 use std::fmt;
 use std::net::IpAddr;

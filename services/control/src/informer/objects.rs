@@ -1,5 +1,5 @@
-//! Objects as a watch or a list delivers them, without the client's types. So all code that uses them is tested without
-//! a cluster.
+//! Objects as a watch or a list delivers them, without the client's types. So all code that uses these objects is
+//! tested without a cluster.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::Event;

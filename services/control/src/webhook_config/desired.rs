@@ -221,9 +221,9 @@ labelled! {
 /// A difference between the observed and the desired configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
-    /// The configuration.
+    /// The configuration that differs.
     pub configuration: ConfigurationKind,
-    /// The entry, if the difference is in an entry.
+    /// The name of the entry, if the difference is in an entry.
     pub entry: Option<String>,
     /// The kind of the difference.
     pub kind: DriftKind,
@@ -239,7 +239,7 @@ impl fmt::Display for Drift {
     }
 }
 
-/// Returns all differences between the observed and the desired state. Without any, nothing has to be written.
+/// Returns all differences between the observed and the desired state. If there are none, nothing has to be written.
 #[must_use]
 pub(super) fn differences(live: &Live, desired: &Desired, now: Timestamp) -> Vec<Drift> {
     let mutating = live.mutating.as_ref().map(ConfigurationView::mutating);

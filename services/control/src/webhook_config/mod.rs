@@ -42,7 +42,7 @@ pub(crate) const RELEASE_ANNOTATION: &str = "pillion.dev/release";
 /// The label with the managing component, for people and tools.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "pillion-controller");
 
-/// The metrics of the webhook configurations. Clones share them.
+/// The metrics of the webhook configurations. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     repairs: Family<LabelPair, Counter>,
