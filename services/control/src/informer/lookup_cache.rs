@@ -334,8 +334,8 @@ where
         self.cache.entry_count()
     }
 
-    /// Counts a lookup of `target` by its result. [`Self::get`] counts each lookup. Callers count only lookups that
-    /// they do not make.
+    /// Counts a lookup of `target` by its result. [`Self::get`] counts its own lookups. Callers count only lookups that
+    /// need no request because the name is invalid.
     pub(crate) fn count(&self, target: W, result: LookupResult) {
         self.fetcher.metrics.count(target, result);
     }

@@ -96,7 +96,8 @@ fn is(entry: &Value<'_>, field: &str, text: &str, meter: &mut Meter) -> Result<b
     Ok(entry.member(field, meter)?.is_some_and(|value| value.as_str() == Some(text)))
 }
 
-/// Returns the number of a port that is given by number or by name; `None` if the container has no port of this name.
+/// Returns the number of a port that is given by number or by name; `None` if it is neither a number nor the name of a
+/// port of the container.
 fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Result<Option<i64>, EvaluationError> {
     Ok(match port {
         Value::Int(number) => Some(*number),
