@@ -22,7 +22,7 @@ const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
 #[error("Pillion itself failed at this, which is a fault of Pillion's: report it at {}, with the log", ISSUES)]
 pub struct Panicked;
 
-/// Runs `work` on the object named `what`. Logs a panic and returns it as an error.
+/// Runs `work` on `object`, whose name is logged. Logs a panic and returns it as an error.
 ///
 /// # Errors
 /// The work panicked.
@@ -54,7 +54,7 @@ pub fn compiled<T>(
 }
 
 impl Panicked {
-    /// The error for the profile's author.
+    /// Returns the error for the profile's author.
     #[must_use]
     pub fn diagnostic(self) -> Diagnostic {
         Diagnostic {
@@ -75,7 +75,7 @@ use faults::inject_fault;
 #[cfg(not(test))]
 const fn inject_fault(_: &dyn Display) {}
 
-/// Lets tests inject panics, which stand for unknown bugs of the engine.
+/// Lets tests inject panics, to simulate unknown bugs of the engine.
 #[cfg(test)]
 pub(crate) mod faults {
     use std::cell::RefCell;
@@ -85,11 +85,11 @@ pub(crate) mod faults {
         static AT: RefCell<Option<String>> = const { RefCell::new(None) };
     }
 
-    /// Until this is dropped, guarded work on the chosen object panics on this thread.
+    /// Until the guard is dropped, guarded work on the chosen object panics on this thread.
     #[must_use]
     pub(crate) struct FaultGuard;
 
-    /// Makes guarded work on this object panic.
+    /// Makes guarded work on this object panic until the returned guard is dropped.
     pub(crate) fn at(object: &str) -> FaultGuard {
         AT.set(Some(object.to_owned()));
         FaultGuard
@@ -115,7 +115,7 @@ pub(crate) mod log_capture {
 
     use tracing::subscriber::DefaultGuard;
 
-    /// Captures the log lines of this thread until it is dropped.
+    /// Captures the log lines of this thread until this value is dropped.
     pub(crate) struct LogCapture {
         lines: Lines,
         _guard: DefaultGuard,

@@ -6,7 +6,7 @@ pub(crate) type Label = [(&'static str, &'static str); 1];
 /// Two metric labels.
 pub(crate) type LabelPair = [(&'static str, &'static str); 2];
 
-/// Defines such an enum. `ALL` lists its values, and `as_str` returns the string of a value.
+/// Defines an enum whose values have fixed strings. `ALL` lists the values, and `as_str` returns the string of a value.
 macro_rules! labelled {
     ($(#[$meta:meta])* pub enum $enum:ident { $($(#[$doc:meta])* $value:ident => $text:literal,)+ }) => {
         $(#[$meta])*
@@ -18,7 +18,7 @@ macro_rules! labelled {
             /// All values.
             pub const ALL: [Self; [$($text),+].len()] = [$(Self::$value),+];
 
-            /// The string of the value in metrics, logs and stored records.
+            /// Returns the string of the value in metrics, logs and stored records.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self {
@@ -31,7 +31,7 @@ macro_rules! labelled {
 
 pub(crate) use labelled;
 
-/// Returns the metrics of a registry as text.
+/// Returns the metrics of a registry in the text format of Prometheus.
 #[cfg(test)]
 pub(crate) fn exposition(registry: &prometheus_client::registry::Registry) -> String {
     let mut text = String::new();

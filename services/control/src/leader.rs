@@ -12,8 +12,8 @@ pub const FIELD_MANAGER: &str = "pillion-controller";
 
 /// The context of a task that only the leader runs, for one term.
 ///
-/// For a moment, two controllers may believe that they lead. So no task relies on it: every write is guarded by the
-/// object's `resourceVersion`, or its result does not depend on the writer.
+/// For a moment, two controllers may believe that they lead. So no task relies on being the only one: every write is
+/// guarded by the object's `resourceVersion`, or its result does not depend on the writer.
 #[derive(Clone)]
 pub struct LeaderContext {
     /// A client of the API server.

@@ -1,10 +1,10 @@
-//! Everything that needs a client of the API server: the caches from which a replica serves, and the tasks of the
+//! All code that needs a client of the API server: the caches from which a replica serves, and the tasks of the
 //! controller.
 //!
 //! A replica of the webhook uses:
 //!
 //! * [`informer`]: watches profiles and namespaces, looks up single objects, and publishes snapshots.
-//! * [`certificates`]: the CA and the serving certificate, with [`certificates::serving_secret`] for the replica.
+//! * [`certificates::serving_secret`]: watches the Secret with the serving certificate.
 //! * [`webhook_config::switch`]: follows the kill switch.
 //!
 //! Every replica of the controller takes part in the election ([`lease`]). The leader runs these tasks, each with a
@@ -17,7 +17,7 @@
 //! * [`audit`]: finds pods that differ from their profiles.
 //! * [`held`]: installs the policies of held namespaces and releases pods that wait.
 //!
-//! All of them use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics) and
+//! Replicas and tasks use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics) and
 //! [`release`] (the names of a release's objects).
 
 mod labels;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// 128 random bits as 32 hexadecimal digits: unguessable and unique.
+/// Returns 128 random bits as 32 hexadecimal digits: unguessable and unique.
 pub(crate) fn token() -> String {
     let mut bytes = [0_u8; 16];
     if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {

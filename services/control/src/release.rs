@@ -8,7 +8,7 @@ use pillion_api::names::{is_dns_label, is_dns_name};
 /// The default domain of cluster-internal names.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// Length of the longest suffix of object names, `-controller`, in bytes. Names with a suffix must be DNS labels too.
+/// Length of the longest suffix of an object name, `-controller`, in bytes. A name with its suffix must be a DNS label.
 const SUFFIX_BYTES: usize = 11;
 
 /// A release: its name and its namespace.
@@ -64,73 +64,75 @@ impl Release {
         Ok(Self { name, namespace, cluster_domain })
     }
 
-    /// The release's name.
+    /// Returns the release's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The namespace of all namespaced objects of the release.
+    /// Returns the namespace of all namespaced objects of the release.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The Service in front of the webhook's replicas.
+    /// Returns the name of the Service in front of the webhook's replicas.
     #[must_use]
     pub fn service(&self) -> &str {
         &self.name
     }
 
-    /// The Service of the controller's trust probe.
+    /// Returns the name of the Service of the controller's trust probe.
     #[must_use]
     pub fn canary_service(&self) -> String {
         format!("{}-canary", self.name)
     }
 
-    /// The Secret with the CAs, their keys and the record of the rotation. Replicas cannot read it.
+    /// Returns the name of the Secret with the CAs, their keys and the record of the rotation. Replicas cannot read the
+    /// Secret.
     #[must_use]
     pub fn authority_secret(&self) -> String {
         format!("{}-authority", self.name)
     }
 
-    /// The Secret with the serving certificate of the replicas.
+    /// Returns the name of the Secret with the serving certificate of the replicas.
     #[must_use]
     pub fn serving_secret(&self) -> String {
         format!("{}-serving", self.name)
     }
 
-    /// The Lease of the controllers' leader election.
+    /// Returns the name of the Lease of the controllers' leader election.
     #[must_use]
     pub fn lease(&self) -> String {
         format!("{}-controller", self.name)
     }
 
-    /// The service account of the controllers.
+    /// Returns the name of the controllers' service account.
     #[must_use]
     pub fn controller(&self) -> String {
         format!("{}-controller", self.name)
     }
 
-    /// The `MutatingWebhookConfiguration` and the `ValidatingWebhookConfiguration`.
+    /// Returns the name of the `MutatingWebhookConfiguration` and of the `ValidatingWebhookConfiguration`.
     #[must_use]
     pub fn configuration(&self) -> &str {
         &self.name
     }
 
-    /// The `ConfigMap` with the kill switch.
+    /// Returns the name of the `ConfigMap` with the kill switch.
     #[must_use]
     pub fn switch(&self) -> &str {
         &self.name
     }
 
-    /// The names in a replica's certificate: first the API server's, then the one for other clients in the cluster.
+    /// Returns the names in a replica's certificate: first the name that the API server calls, then the full name for
+    /// other clients in the cluster.
     #[must_use]
     pub fn server_names(&self) -> [String; 2] {
         self.names_of(self.service())
     }
 
-    /// The names in the trust probe's certificate.
+    /// Returns the names in the trust probe's certificate, in the order of [`Self::server_names`].
     #[must_use]
     pub fn canary_names(&self) -> [String; 2] {
         self.names_of(&self.canary_service())

@@ -50,7 +50,7 @@ impl Rate {
         Self { limit, last: Mutex::new(VecDeque::new()) }
     }
 
-    /// Returns whether one more event is allowed now.
+    /// Counts one more event if the limit allows it now. Returns whether the event was allowed.
     pub(crate) fn take(&self) -> bool {
         let now = Instant::now();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,8 +70,8 @@ impl ClientRates {
         Self { limit, windows: Mutex::default() }
     }
 
-    /// Returns whether this client may cause one more event now. The table has up to [`CLIENTS`] addresses. If more
-    /// clients are active within a second, the others share one limit.
+    /// Counts one more event of this client if the client's limit allows it now. Returns whether the event was allowed.
+    /// The table has up to [`CLIENTS`] addresses. If more clients are active within a second, the rest share one limit.
     pub(crate) fn take(&self, client: IpAddr) -> bool {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);

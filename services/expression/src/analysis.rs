@@ -1,11 +1,11 @@
-//! What a compiled expression uses: which fields of a value it reads, and which features the API server lacks.
+//! Analyses a compiled expression: which fields of a value it reads, and which of its features the API server lacks.
 //!
 //! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads.
-//! If the expression uses the value in any other way, it reads all of it.
+//! If the expression uses the value in any other way, it reads the whole value.
 //!
 //! Kubernetes' admission policies support some expressions with the same meaning, so the API server can evaluate
-//! them. One stricter rule of the API server is visible in the text: the elements of a list or map literal must have
-//! one type. The API server reports other type errors when a policy is applied to it.
+//! these expressions. One stricter rule of the API server is visible in the source: the elements of a list or map
+//! literal must have one type. The API server reports other type errors when a policy with the expression is stored.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use super::functions::Native;
 use super::parse::{Literal, Operator};
 
 impl Expression {
-    /// Returns the fields that the expression reads of a name of the scope or, for a list, of its items. `None` means
-    /// that it may read any field.
+    /// Returns the fields that the expression reads from the variable `name`, or from its items if `is_list`. `None`:
+    /// the expression may read any field.
     #[must_use]
     pub fn fields_of(&self, name: &str, is_list: bool) -> Option<BTreeSet<Box<str>>> {
         let mut collector =
@@ -28,7 +28,7 @@ impl Expression {
 struct FieldCollector<'n> {
     name: &'n str,
     is_list: bool,
-    /// Whether each bound value of the expression is the tracked value.
+    /// For each value bound within the expression: whether it is the tracked value.
     locals: Vec<bool>,
     fields: BTreeSet<Box<str>>,
     reads_all: bool,
@@ -110,7 +110,7 @@ impl FieldCollector<'_> {
         }
     }
 
-    /// Whether the node is the value, or an item of the list. In that case its subexpressions are visited.
+    /// Whether the node is the tracked value, or an item of the tracked list. In that case, visits its subexpressions.
     fn value(&mut self, node: &Node) -> bool {
         match &node.kind {
             NodeKind::Name(name) => !self.is_list && **name == *self.name,
@@ -123,7 +123,7 @@ impl FieldCollector<'_> {
         }
     }
 
-    /// Whether the node is the list, filtered or sorted. In that case its subexpressions are visited.
+    /// Whether the node is the tracked list, possibly filtered or sorted. In that case, visits its subexpressions.
     fn list(&mut self, node: &Node) -> bool {
         match &node.kind {
             NodeKind::Name(name) => self.is_list && **name == *self.name,
@@ -153,7 +153,7 @@ impl Expression {
     }
 }
 
-/// The type of an element, as far as the text shows it.
+/// The type of an element, as far as the source shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
     Literal(&'static str),
@@ -169,7 +169,7 @@ enum Shape {
 struct UnsupportedFinder {
     found: BTreeSet<String>,
     has_quantities: bool,
-    /// Whether it has an operator or a function that takes quantities here, but not in the API server.
+    /// Whether the expression has an operator or a function that takes quantities here, but not in the API server.
     uses_quantity_operators: bool,
 }
 
@@ -197,7 +197,7 @@ impl UnsupportedFinder {
                     Native::Yes => self.has_quantities |= name == "quantity",
                     Native::ExceptQuantities => self.uses_quantity_operators = true,
                 }
-                // The API server's function takes strings only. The types of an object's fields are unknown here.
+                // The API server's `quantity` takes strings only. The types of an object's fields are unknown here.
                 let is_number = |argument| matches!(shape(argument), Shape::Literal(kind) if kind != "string");
                 if name == "quantity" && call.arguments.iter().any(is_number) {
                     self.found.insert("quantity() of a number".to_owned());

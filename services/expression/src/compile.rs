@@ -1,4 +1,4 @@
-//! Compiles the text of an expression into a program: resolves names, and rejects expressions that can never work.
+//! Compiles the source of an expression into a program: resolves names, and rejects expressions that can never work.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ struct Program {
 /// A path into the scope that an expression reads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path {
-    /// The name: `object`, `params`, `owner`.
+    /// The name, such as `object`, `params` or `owner`.
     pub name: String,
-    /// The fields below the name that are fixed in the text: `["spec", "hostNetwork"]`. The expression may read
-    /// everything below the last one.
+    /// The fields below the name that are fixed in the source, such as `["spec", "hostNetwork"]`. The expression may
+    /// read everything below the last field.
     pub fields: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) enum NodeKind {
     Name(Box<str>),
     /// A member of a name with members.
     Member(Box<Member>),
-    /// A value bound within the expression, by its index among the enclosing bindings.
+    /// A value bound within the expression. The number is the index among the enclosing bindings.
     Local(usize),
     Select(Box<Select>),
     /// `has(a.b)`.
@@ -69,10 +69,10 @@ pub(crate) enum NodeKind {
     List(Box<[Element]>),
     Map(Box<[(Node, Element)]>),
     Loop(Box<Loop>),
-    /// Binds a value that is evaluated once.
+    /// `cel.bind`: evaluates the first part once, and evaluates the second part with its value.
     Bind(Box<[Node; 2]>),
-    /// `optMap`, `optFlatMap`: binds the value of the first part, if it has one, and evaluates the second part with
-    /// it.
+    /// `optMap`, `optFlatMap`: evaluates the second part with the value of the first part, an optional. If the optional
+    /// is empty, so is the result. `flat`: the second part is an optional too.
     MapOptional {
         parts: Box<[Node; 2]>,
         flat: bool,
@@ -112,7 +112,7 @@ pub(crate) struct Index {
 pub(crate) struct Invocation {
     pub(crate) function: &'static Function,
     pub(crate) arguments: Box<[Node]>,
-    /// The compiled regular expression, if it is a literal.
+    /// The compiled regular expression, if the argument for it is a literal.
     pub(crate) pattern: Option<Pattern>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Element {
     pub(crate) value: Node,
 }
 
-/// A macro that iterates over the items of a list or the keys of a map, and binds each.
+/// A macro that iterates over the items of a list or the keys of a map, and binds each item or key.
 #[derive(Debug)]
 pub(crate) struct Loop {
     pub(crate) kind: LoopKind,
@@ -142,7 +142,7 @@ pub(crate) enum LoopKind {
 }
 
 impl Expression {
-    /// Compiles an expression.
+    /// Compiles an expression against a scope.
     ///
     /// # Errors
     /// Returns the first mistake: invalid syntax, an exceeded limit, or an unknown name or function.
@@ -156,7 +156,7 @@ impl Expression {
         Ok(Self { program: Arc::new(Program { source: source.into(), root, paths }) })
     }
 
-    /// Returns the text of the expression.
+    /// Returns the source of the expression.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.program.source
@@ -205,7 +205,7 @@ impl Compiler<'_> {
         self.unrecorded_node(ast)
     }
 
-    /// Compiles a node without recording its path, which is part of a longer recorded one.
+    /// Compiles a node without recording its path. The caller has recorded it, or a longer path that contains it.
     fn unrecorded_node(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         let span = ast.span;
         self.nodes += 1;
@@ -260,7 +260,8 @@ impl Compiler<'_> {
         Ok(Node { kind, span })
     }
 
-    /// Compiles the operand of a path. A path that ends at the operand is recorded.
+    /// Compiles the operand of a field or an index. If the operand is a path, the path is not recorded, since the
+    /// caller has recorded the longer one.
     fn operand(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         if self.path(&ast).is_some() { self.unrecorded_node(ast) } else { self.node(ast) }
     }
@@ -271,7 +272,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Returns the name and fields of an expression that is a plain path from a name of the scope.
+    /// Returns the name and the fields of an expression that is a plain path from a name of the scope, else `None`.
     fn path<'a>(&self, ast: &'a Ast) -> Option<(&'a str, Vec<String>)> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has(name) => Some((name, Vec::new())),
@@ -325,7 +326,7 @@ impl Compiler<'_> {
         })
     }
 
-    /// Returns the name that an expression consists of, if it is a name with members.
+    /// Returns the name if the expression is only a name with members, else `None`.
     fn with_members(&self, ast: &Ast) -> Option<String> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has_members(name) => Some(name.clone()),
@@ -380,7 +381,7 @@ impl Compiler<'_> {
             }
             return self.invoke(Style::Global, name, name_span, arguments, span);
         };
-        // The target is the first part of a function name with a dot: base64.encode(...).
+        // The target may be the first part of a function name with a dot: base64.encode(...).
         if let AstKind::Name(library) = &target.kind
             && !self.is_local(library)
             && !self.scope.has(library)
@@ -527,7 +528,7 @@ impl Compiler<'_> {
                 format!("the first argument of `{of}` is a name for each value"),
             ));
         };
-        // A name that hides another one would make the expression ambiguous for readers.
+        // A local name that hides a name of the scope would make the expression ambiguous for readers.
         if self.scope.has(&name) {
             return Err(ExpressionError::at(ast.span, format!("`{name}` means something else already"))
                 .with_help("choose another name"));

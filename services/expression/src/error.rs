@@ -1,18 +1,19 @@
-//! Errors of expressions: in their text, and at evaluation.
+//! Errors of expressions: in their source, and at evaluation.
 
 use std::ops::Range;
 
 use thiserror::Error;
 
-/// A mistake in the text of an expression or a template, for display below that text.
+/// A mistake in the source of an expression, or in a string of a template. The range locates it in that source or
+/// string.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct ExpressionError {
-    /// The affected bytes of the text. The range is empty if something is missing.
+    /// The affected bytes of the source or string. The range is empty where something is missing.
     pub range: Range<usize>,
     /// The mistake.
     pub message: String,
-    /// The remedy.
+    /// The remedy, if one is known.
     pub help: Option<String>,
 }
 
@@ -33,7 +34,7 @@ struct Inner {
     unavailable: bool,
 }
 
-/// A range of bytes in a text of at most [`super::MAXIMUM_SOURCE`] bytes.
+/// A range of bytes in a source of at most [`super::MAXIMUM_SOURCE`] bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     start: u16,
@@ -54,7 +55,7 @@ impl ExpressionError {
         self
     }
 
-    /// Returns the same error for a text in which the expression begins at `offset`.
+    /// Returns the same error for a string in which the source begins at `offset`.
     #[must_use]
     pub fn moved(mut self, offset: usize) -> Self {
         self.range = self.range.start + offset..self.range.end + offset;
@@ -69,7 +70,7 @@ impl EvaluationError {
         Self { inner: Box::new(Inner { message, help: None, range: None, exhausted: false, unavailable: false }) }
     }
 
-    /// Creates the error for an exceeded limit. Unlike other errors, `||` and `&&` do not absorb it.
+    /// Creates the error for an exceeded limit. `||` and `&&` do not absorb this error, unlike all others.
     pub(crate) fn exhausted(message: impl Into<String>) -> Self {
         let mut error = Self::new(message);
         error.inner.exhausted = true;
@@ -83,14 +84,14 @@ impl EvaluationError {
         error
     }
 
-    /// Adds the remedy.
+    /// Adds the remedy to the error.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.inner.help = Some(help.into());
         self
     }
 
-    /// Sets the range in the source, unless an inner range is known already.
+    /// Sets the range in the source, unless the error already has the range of an inner part.
     pub(crate) fn within(mut self, span: Span) -> Self {
         self.inner.range.get_or_insert_with(|| span.range());
         self
@@ -102,19 +103,19 @@ impl EvaluationError {
         self
     }
 
-    /// Returns the message.
+    /// Returns the message of the error.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.inner.message
     }
 
-    /// Returns the remedy.
+    /// Returns the remedy, if one is known.
     #[must_use]
     pub fn help(&self) -> Option<&str> {
         self.inner.help.as_deref()
     }
 
-    /// Returns the bytes of the expression's source that failed.
+    /// Returns the range of the expression's source that failed, if it is known.
     #[must_use]
     pub fn range(&self) -> Option<Range<usize>> {
         self.inner.range.clone()
@@ -143,7 +144,7 @@ impl Span {
         usize::from(self.start)..usize::from(self.end)
     }
 
-    /// Returns the span from the start of this one to the end of the other.
+    /// Returns the span from the start of this span to the end of `other`.
     pub(crate) fn to(self, other: Self) -> Self {
         Self { start: self.start, end: other.end.max(self.end) }
     }

@@ -12,21 +12,21 @@ use super::parse::{Literal, Operator};
 use super::scope::{LONGEST_NAME, closest};
 use super::value::{Items, ListBuilder, MapBuilder, Value, whole};
 
-/// The values of the names of a scope in one evaluation. Each is requested only when an expression reads it.
+/// The values of the names of a scope in one evaluation. Each value is requested only when an expression reads it.
 pub trait Bindings<'v> {
     /// Returns the value of a name that was added with [`Scope::with`](super::Scope::with).
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError>;
 
-    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if it
-    /// is absent. The same meter is charged for its evaluation.
+    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if
+    /// the member is absent. An implementation that evaluates the member charges `meter`.
     fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError>;
 
-    /// Returns the seed of `jitter`: the UID of the request.
+    /// Returns the seed of the function `jitter`: the UID of the request.
     fn seed(&self) -> &str;
 }
 
 impl Expression {
-    /// Evaluates the expression. It requests only the bindings that it reaches.
+    /// Evaluates the expression. Requests only the bindings that the evaluation reaches.
     ///
     /// # Errors
     /// Fails if a value is absent or has the wrong type, or if a limit of the meter is reached.
@@ -85,7 +85,7 @@ impl Expression {
     }
 }
 
-/// The number of arguments that are passed without an allocation. Few functions take more.
+/// The number of arguments that are passed without an allocation. Few functions take more arguments.
 const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {
@@ -97,7 +97,8 @@ struct Evaluation<'a, 'v> {
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
 impl<'v> Evaluation<'_, 'v> {
-    /// Evaluates a node. It recurses up to 32 times, so code with large stack frames is in separate functions.
+    /// Evaluates a node. Expressions nest up to [`MAXIMUM_DEPTH`](super::MAXIMUM_DEPTH) deep, so code with large stack
+    /// frames is in separate functions.
     fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
         self.meter.charge(1)?;
         match &node.kind {
@@ -233,7 +234,7 @@ impl<'v> Evaluation<'_, 'v> {
         }
     }
 
-    /// Evaluates `&&` and `||`. An operand with the `decisive` value decides even if the other one fails.
+    /// Evaluates `&&` and `||`. An operand with the value `decisive` decides even if the other operand fails.
     fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
@@ -366,7 +367,8 @@ impl<'v> Evaluation<'_, 'v> {
         })
     }
 
-    /// Returns the error for a missing field, which suggests a similar field.
+    /// Returns the error for a missing field. The error suggests a similar field, if there is one. Fails if the meter
+    /// does not grant the search.
     #[cold]
     fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
         if !value.is_map() {

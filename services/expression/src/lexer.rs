@@ -1,7 +1,7 @@
-//! Splits the text of an expression into tokens.
+//! Splits the source of an expression into tokens.
 //!
 //! The same lexer finds the end of an expression in a template. It distinguishes the brace that closes `${` from braces
-//! in strings, comments and map literals. It allocates only for literals and reads every byte once.
+//! in strings, comments and map literals. It allocates only for names and literals, and reads every byte once.
 
 use super::error::ExpressionError;
 
@@ -15,7 +15,7 @@ pub(crate) struct Token {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TokenKind {
-    /// An unsigned integer. It may exceed `i64::MAX` by one, for the smallest negative integer.
+    /// An integer without its sign. The value may exceed `i64::MAX` by one, for the smallest negative integer.
     Int(u64),
     UInt(u64),
     Double(f64),
@@ -29,7 +29,7 @@ pub(crate) enum TokenKind {
     End,
 }
 
-/// Longer symbols precede their prefixes.
+/// All symbols. Longer symbols precede their prefixes.
 const SYMBOLS: [&str; 27] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "+", "-", "*", "/", "%", "?", ":", ".", ",", "(", ")", "[", "]",
     "{", "}", "=", "&", "|",
@@ -46,7 +46,7 @@ impl<'s> Lexer<'s> {
         Self { text, at }
     }
 
-    /// Returns the next token; at the end of the text always [`TokenKind::End`].
+    /// Returns the next token; at the end of the source always [`TokenKind::End`].
     pub(crate) fn next(&mut self) -> Result<Token, ExpressionError> {
         self.skip_blanks();
         let start = self.at;
@@ -249,7 +249,8 @@ impl Literal {
         self.bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
     }
 
-    /// Reads the escape at the start of `rest`. Returns its length, or the length of its invalid part.
+    /// Reads the escape at the start of `rest`, after its backslash. Returns its length, or the length of its invalid
+    /// part.
     fn escape(&mut self, rest: &str) -> Result<usize, usize> {
         let Some(kind) = rest.chars().next() else { return Err(0) };
         let number = |from: usize, length: usize, radix: u32| {
@@ -354,7 +355,7 @@ mod tests {
                 TokenKind::Int(0x8000_0000_0000_0000),
             ]
         );
-        // A digit must follow the dot of a number, so this is a member of a number.
+        // A digit must follow the dot of a number, so this dot accesses a member of the number.
         assert_eq!(kinds("1.x")[1], TokenKind::Symbol("."));
     }
 

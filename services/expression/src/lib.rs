@@ -1,16 +1,16 @@
 //! Expressions: the language of profiles, a dialect of CEL.
 //!
 //! An expression is pure: it reads its bindings, and returns a value or an error. It has no access to the clock, the
-//! network or random numbers. It visits lists in their order and maps in the order of their keys, so its result is
+//! network or random numbers. It visits the items of lists and the keys of maps in a fixed order, so its result is
 //! reproducible.
 //!
 //! 1. [`Text`] finds the expressions in the strings of a template.
 //! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that
-//!    no text can exhaust the stack, then names and functions against a [`Scope`].
+//!    no source can exhaust the stack, then names and functions against a [`Scope`].
 //! 3. [`Expression::evaluate`] requests only the [`Bindings`] that the expression reaches, and stops at a limit of
 //!    its [`Meter`].
 //!
-//! Values borrow from their source, see [`Value`]: reading a field of a pod copies nothing.
+//! A [`Value`] borrows from the object or profile that it is read from: reading a field of a pod copies nothing.
 //!
 //! # Example
 //!

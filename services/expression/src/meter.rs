@@ -1,9 +1,8 @@
 //! The meter grants the steps, memory, depth and time that expressions use.
 //!
-//! Every computation needs a meter. The builders in [`value`](super::value) create computed values with it, and
-//! patterns and loops need it too. Each charges the meter before it uses a resource, even if it then fails. The meter
-//! counts steps instead of time, so an expression has the same result each time for the same object. The deadline is
-//! a last resort.
+//! Every computation needs a meter: loops, patterns, and the builders in [`value`](super::value). Each computation
+//! charges the meter before it uses a resource, even if it then fails. The meter counts steps instead of time, so an
+//! expression has the same result each time for the same object. The deadline is a last resort.
 //!
 //! A step is about one evaluated node, one visited item, or sixteen written bytes: at most 25 ns of CPU time.
 
@@ -22,18 +21,19 @@ pub struct Meter {
     memory: usize,
     nested: usize,
     deadline: Option<Instant>,
-    /// The number of remaining steps below which [`Meter::charge`] reads the clock or rejects the charge.
+    /// If fewer steps than this remain, [`Meter::charge`] reads the clock or rejects the charge.
     clock_at: usize,
     /// The limit that was reached. All later charges are rejected.
     reached: Option<Limit>,
-    /// The pool that receives the unused budget.
+    /// The pool that receives the unused budget when the meter is dropped.
     allowance: Option<Allowance>,
     /// Compiled patterns that are not literals, so that a loop compiles them once.
     patterns: Vec<(Box<str>, Pattern)>,
 }
 
-/// The budgets of one request: one for all profiles of the platform, one for all profiles of the namespace. A tenant
-/// with a hundred expensive profiles gets no more than a tenant with one, and takes nothing from the platform's budget.
+/// The budgets of one request: for each [`Purpose`], one for all cluster profiles and one for all profiles of the
+/// namespace. A tenant with a hundred expensive profiles gets no more than a tenant with one, and takes nothing from
+/// the budget of cluster profiles.
 #[derive(Clone, Debug)]
 pub struct Allowances {
     pools: Rc<[Pool; 4]>,
@@ -67,8 +67,8 @@ pub enum Owner {
 pub enum Purpose {
     /// Deciding what a profile does.
     Decide,
-    /// Recognizing what the profile did in an earlier pass. This budget is separate, so that every profile that could
-    /// be applied can also be recognized.
+    /// Recognizing what the profile did in an earlier pass. The budget for this purpose is separate, so that every
+    /// profile that could be applied can also be recognized.
     Recognize,
 }
 
@@ -83,7 +83,7 @@ impl Allowances {
         Self { pools: Rc::new([pool(), pool(), pool(), pool()]), deadline }
     }
 
-    /// Creates a meter for at most this number of steps. Dropping it returns the unused budget.
+    /// Creates a meter for at most this number of steps. Dropping the meter returns its unused budget to the pool.
     #[must_use]
     pub fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         let index = 2 * owner as usize + purpose as usize;
@@ -124,7 +124,7 @@ pub(crate) enum Limit {
 /// The maximum number of cached patterns.
 const MAXIMUM_PATTERNS: usize = 8;
 
-/// The maximum depth of expressions that evaluate others through variables.
+/// The maximum depth of expressions that evaluate other expressions by reading variables.
 const MAXIMUM_NESTED: usize = 24;
 
 /// The maximum depth of computed values. The parsers bound the depth of values from JSON. So no recursion over a
@@ -138,16 +138,16 @@ const CLOCK_INTERVAL: usize = 20_000;
 const ERROR: usize = 20;
 
 impl Meter {
-    /// The steps that one expression may use, including all variables that it reads for the first time.
+    /// The steps that one expression may use, including the evaluation of variables that it is the first to read.
     pub const EXPRESSION: usize = 100_000;
 
     /// The steps that one profile may use on one object, for all its expressions together.
     pub const PROFILE: usize = 4 * Self::EXPRESSION;
 
-    /// Bytes of text that cost one step.
+    /// Bytes of a string that cost one step.
     pub const BYTES: usize = 16;
 
-    /// Bytes of memory that one meter grants in total, whether they are freed or not.
+    /// Bytes of memory that one meter grants in total. Freed memory counts too.
     pub const MEMORY: usize = 8 << 20;
 
     /// Creates a meter for one expression.
@@ -171,7 +171,7 @@ impl Meter {
         }
     }
 
-    /// Sets the deadline after which all charges are rejected.
+    /// Sets the deadline after which charges are rejected; `None` for no deadline.
     #[must_use]
     pub fn until(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;
@@ -237,7 +237,7 @@ impl Meter {
         self.take_memory(bytes)
     }
 
-    /// Charges memory whose steps are charged separately.
+    /// Charges memory only. The caller charges the steps for writing to it.
     #[inline]
     pub(crate) fn take_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         match self.memory.checked_sub(bytes) {
@@ -249,7 +249,7 @@ impl Meter {
         }
     }
 
-    /// Charges a string of this length, up to [`MAXIMUM_RESULT`].
+    /// Charges a string of this length. Fails if the string is longer than [`MAXIMUM_RESULT`].
     pub(crate) fn charge_text(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         if bytes > MAXIMUM_RESULT {
             self.charge(ERROR)?;
@@ -262,7 +262,7 @@ impl Meter {
         self.charge_memory(bytes)
     }
 
-    /// Charges sorting this number of values, whose strings have at most this number of bytes.
+    /// Charges sorting `count` values, whose strings have at most `longest` bytes.
     pub(crate) fn charge_sort(&mut self, count: usize, longest: usize) -> Result<(), EvaluationError> {
         let comparisons = count.saturating_mul(usize::BITS.saturating_sub(count.leading_zeros()) as usize);
         self.charge(comparisons.saturating_mul(1 + longest / 64))
@@ -276,7 +276,8 @@ impl Meter {
         }
     }
 
-    /// Charges an error that does not end the evaluation. The error of a reached limit is returned as a failure.
+    /// Charges an error that does not end the evaluation, and returns it. Fails with the error if it is about a reached
+    /// limit, which does end the evaluation.
     pub(crate) fn absorb(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
         if error.is_exhausted() {
             return Err(error);
@@ -285,7 +286,7 @@ impl Meter {
         Ok(error)
     }
 
-    /// Returns the cached compiled form of a pattern.
+    /// Returns the compiled form of a pattern; `None` if it is not cached.
     pub(crate) fn pattern(&self, text: &str) -> Option<Pattern> {
         self.patterns.iter().find(|(pattern, _)| **pattern == *text).map(|(_, compiled)| compiled.clone())
     }

@@ -33,8 +33,8 @@ pub(crate) fn double_text(number: f64) -> String {
     }
 }
 
-/// Whether two values are equal. Numbers of different types are compared by value, lists and maps by their contents.
-/// Other values of different types are never equal.
+/// Whether two values are equal. Numbers of different types are compared by value, and lists and maps by their
+/// contents. All other values of different types are unequal.
 pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,
@@ -89,7 +89,7 @@ pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> R
     })
 }
 
-/// Returns the order of two values; `None` if they have none.
+/// Returns the order of two values; `None` if values of their types have no order, or if one is NaN.
 ///
 /// # Errors
 /// Fails if the meter does not grant the comparison.
@@ -102,7 +102,7 @@ pub(crate) fn order(
     Ok(unmetered_order(left, right))
 }
 
-/// Returns the order of two values. The caller has charged the meter for the comparison.
+/// Returns the order of two values like [`order`]. The caller has charged the meter for the comparison.
 pub(crate) fn unmetered_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     match (left, right) {
         (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
@@ -129,7 +129,7 @@ fn number_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     }
 }
 
-/// Evaluates `-x`.
+/// Evaluates `-x`, where `value` is `x`.
 pub(crate) fn negate<'v>(value: &Value<'v>) -> Result<Value<'v>, EvaluationError> {
     match value {
         Value::Int(number) => number.checked_neg().map(Value::Int).ok_or_else(overflow),

@@ -15,7 +15,7 @@ use pillion_json as json;
 /// The result of an expression for a field or an element.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// A value.
+    /// The value of the field or element.
     Value(serde_json::Value),
     /// An empty optional or null: the field or element is left out.
     Absent,
@@ -42,7 +42,7 @@ impl Value<'_> {
         self.write_json(&mut Output { left: MAXIMUM_RESULT, meter })
     }
 
-    /// Converts recursively. [`Meter::charge_depth`] and the JSON parsers bound the depth.
+    /// Converts the value recursively. [`Meter::charge_depth`] and the JSON parsers bound the depth.
     fn write_json(&self, output: &mut Output<'_>) -> Result<Option<serde_json::Value>, EvaluationError> {
         output.take(SCALAR, VALUE)?;
         let value = match self {
@@ -145,7 +145,7 @@ struct Output<'m> {
     meter: &'m mut Meter,
 }
 
-/// The size in bytes that each value counts in addition to its string. It limits lists of many small values, such as
+/// The size in bytes that each value counts in addition to its string. This limits lists of many small values, such as
 /// nulls.
 const SCALAR: usize = 4;
 

@@ -1,13 +1,13 @@
-//! Parses the text of an expression into a tree.
+//! Parses the source of an expression into a tree.
 //!
 //! The limits apply while the tree is built. Nesting is counted before each recursion, and every node when it is
-//! created. So no text uses more stack or memory than a small constant.
+//! created. So no source uses more stack or memory than a small constant.
 
 use super::error::{ExpressionError, Span};
 use super::lexer::{Lexer, Token, TokenKind};
 use super::{MAXIMUM_DEPTH, MAXIMUM_NODES, MAXIMUM_SOURCE};
 
-/// A node of the tree. It records its depth, so that no tree becomes too deep for recursion.
+/// A node of the tree. Each node records its depth, so that no tree becomes too deep for recursion.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ast {
     pub(crate) kind: AstKind,
@@ -57,14 +57,14 @@ pub(crate) enum Literal {
     Bytes(Box<[u8]>),
 }
 
-/// An element of a list literal; `?x` is optional.
+/// An element of a list literal. `optional`: the element is written `?x`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Item {
     pub(crate) optional: bool,
     pub(crate) value: Ast,
 }
 
-/// An entry of a map literal; `?k: v` is optional.
+/// An entry of a map literal. `optional`: the entry is written `?k: v`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
     pub(crate) optional: bool,
@@ -130,7 +130,7 @@ impl Operator {
         ALL.into_iter().find(|operator| operator.symbol() == symbol)
     }
 
-    /// Returns the precedence. All operators are left-associative.
+    /// Returns the precedence; operators with a larger one bind more tightly. All operators are left-associative.
     pub(crate) fn precedence(self) -> u8 {
         match self {
             Self::Or => 1,
@@ -200,7 +200,7 @@ struct Parser<'s> {
 }
 
 impl Parser<'_> {
-    /// Parses an expression with its conditional. All nesting recurses through this function.
+    /// Parses an expression, which may be a conditional. All nesting recurses through this function.
     fn expression(&mut self) -> Result<Ast, ExpressionError> {
         self.nesting += 1;
         if self.nesting > MAXIMUM_DEPTH {
@@ -220,7 +220,7 @@ impl Parser<'_> {
         Ok(ast)
     }
 
-    /// Parses operators of at least this precedence. It recurses once for every level of precedence.
+    /// Parses operators of at least this precedence. Recurses once for every level of precedence.
     fn binary(&mut self, minimum: u8) -> Result<Ast, ExpressionError> {
         let mut left = self.unary()?;
         while let Some(operator) = self.operator().filter(|operator| operator.precedence() >= minimum) {

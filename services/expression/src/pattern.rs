@@ -1,7 +1,7 @@
-//! Compiled regular expressions with RE2's syntax. The time of a search is linear in the length of the text.
+//! Compiled regular expressions with RE2's syntax. The time of a search is linear in the length of the searched string.
 //!
 //! The time per byte depends on the pattern. A pattern with a small deterministic automaton takes a few nanoseconds.
-//! Any other pattern may visit all of its states for each byte. A [`Pattern`] records which kind it is, so that the
+//! Any other pattern may visit all of its states for each byte. A [`Pattern`] records whether it is cheap, so that the
 //! meter is charged accordingly before each search.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use regex_automata::nfa::thompson;
 
 use super::MAXIMUM_SOURCE;
 
-/// A compiled pattern. Clones share it.
+/// A compiled pattern. Clones share the compiled form.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern(Arc<Compiled>);
 
@@ -21,14 +21,13 @@ struct Compiled {
     regex: Regex,
     /// The number of states of the nondeterministic automaton.
     states: usize,
-    /// Whether the deterministic automatons are small, in both directions.
+    /// Whether the deterministic automatons of both search directions are small.
     is_cheap: bool,
-    /// Bytes of memory, including the caches of searches.
+    /// Memory of the pattern in bytes, including the caches of searches.
     memory: usize,
 }
 
-/// The maximum length of a pattern in bytes. It equals the maximum length of an expression, which may contain a
-/// literal pattern.
+/// The maximum length of a pattern in bytes: that of an expression, which may contain a literal pattern.
 const LONGEST: usize = MAXIMUM_SOURCE;
 
 /// The maximum memory of a pattern's automaton in bytes.
@@ -55,7 +54,7 @@ impl Pattern {
         Self::compile_at_most(pattern, SIZE)
     }
 
-    /// Compiles a pattern whose automaton takes at most this number of bytes.
+    /// Compiles a pattern like [`Self::compile`], with `size_limit` as the maximum size of the automaton in bytes.
     pub(crate) fn compile_at_most(pattern: &str, size_limit: usize) -> Result<Self, String> {
         if pattern.len() > LONGEST {
             return Err(format!("this regular expression has {} bytes; {LONGEST} are allowed", pattern.len()));
@@ -88,12 +87,12 @@ impl Pattern {
         // A search runs forward to the end of a match, and back from there to its beginning.
         let is_cheap = forward.is_some_and(|automaton| is_small(&automaton, StartKind::Unanchored))
             && reverse.is_some_and(|automaton| is_small(&automaton, StartKind::Anchored));
-        // The memory of the automatons of both directions, and of the caches of searches.
+        // This is the memory of the automatons of both directions, and of the caches of searches.
         let memory = 2 * size + 2 * if is_cheap { CHEAP } else { SIZE };
         Ok(Self(Arc::new(Compiled { regex, states, is_cheap, memory })))
     }
 
-    /// Returns the bytes of memory, including the caches of searches.
+    /// Returns the memory of the pattern in bytes, including the caches of searches.
     pub(crate) fn memory(&self) -> usize {
         self.0.memory
     }
@@ -102,12 +101,13 @@ impl Pattern {
         &self.0.regex
     }
 
-    /// Returns the steps for a search in this number of bytes.
+    /// Returns the steps for a search in a string of this number of bytes.
     pub(crate) fn search_steps(&self, bytes: usize) -> usize {
         1 + if self.0.is_cheap { bytes / BYTES } else { self.all_states(bytes) }
     }
 
-    /// Returns the additional steps for a search with groups, which visits all states.
+    /// Returns the additional steps for a search that also finds groups, which visits all states. Patterns without
+    /// groups need no additional steps.
     pub(crate) fn group_steps(&self, bytes: usize) -> usize {
         if self.0.regex.captures_len() > 1 { self.all_states(bytes) } else { 0 }
     }

@@ -1,9 +1,9 @@
 //! Kubernetes quantities, with arithmetic that is exact to a billionth.
 
-/// An amount of CPU, memory and the like.
+/// An amount of a resource, such as CPU or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
-    /// The value in billionths.
+    /// The amount in billionths.
     billionths: i128,
     format: Format,
 }
@@ -11,21 +11,21 @@ pub struct Quantity {
 /// The notation of a quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Format {
-    /// `500m`, `2G`.
+    /// Decimal suffixes, such as `500m` and `2G`.
     #[default]
     Decimal,
-    /// `64Mi`.
+    /// Binary suffixes, such as `64Mi`.
     Binary,
-    /// `1e6`.
+    /// Exponents, such as `1e6`.
     Exponent,
 }
 
-/// The maximum length in bytes. Thirty digits with a sign, a point and a suffix are shorter.
+/// The maximum length of a quantity string in bytes. Thirty digits with a sign, a point and a suffix are shorter.
 const LONGEST: usize = 64;
 
 const ONE: i128 = 1_000_000_000;
 
-/// Suffixes with their factors, in descending order.
+/// Decimal suffixes with their factors in billionths, in descending order.
 const DECIMAL: [(&str, i128); 10] = [
     ("E", ONE * 1_000_000_000_000_000_000),
     ("P", ONE * 1_000_000_000_000_000),
@@ -81,18 +81,18 @@ impl Quantity {
             part /= 10;
         }
         let billionths = billionths.and_then(|billionths| billionths.checked_add(part)?.checked_add(i128::from(lost)));
-        // Larger values become the maximum, as in Kubernetes, so that a range can still bound them.
+        // Larger values become the maximum, as in Kubernetes, so that the bounds of a parameter still apply to them.
         let billionths = billionths.map_or(LARGEST, |billionths| billionths.min(LARGEST));
         Some(Self { billionths: billionths * sign, format })
     }
 
-    /// Returns the sum, in the format of the first quantity. It is at most Kubernetes' maximum.
+    /// Returns the sum, in the format of the first quantity. A larger sum becomes Kubernetes' maximum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { billionths: (self.billionths + other.billionths).min(LARGEST), ..self }
     }
 
-    /// Returns the difference in the format of the first quantity, or zero if it is negative.
+    /// Returns the difference in the format of the first quantity. A negative difference becomes zero.
     #[must_use]
     pub fn above(self, other: Self) -> Self {
         Self { billionths: (self.billionths - other.billionths).max(0), ..self }
@@ -104,7 +104,7 @@ impl Quantity {
         if other.is_more_than(self) { other } else { self }
     }
 
-    /// Whether it is larger than another quantity.
+    /// Whether this quantity is larger than `other`.
     #[must_use]
     pub fn is_more_than(self, other: Self) -> bool {
         self.billionths > other.billionths
@@ -121,7 +121,7 @@ impl Quantity {
         Self::read(text).map(Self::approximately)
     }
 
-    /// Returns the value as an integer, if it is one.
+    /// Returns the value as an integer; `None` if it has a fraction or exceeds `i64`.
     pub(crate) fn whole(self) -> Option<i64> {
         (self.billionths % ONE == 0).then(|| i64::try_from(self.billionths / ONE).ok()).flatten()
     }
@@ -141,22 +141,22 @@ impl Quantity {
         self.with_billionths(self.billionths.checked_sub(other.billionths))
     }
 
-    /// Returns the product with an integer.
+    /// Returns the product with an integer; `None` if it is out of range.
     pub(crate) fn checked_mul(self, factor: i64) -> Option<Self> {
         self.with_billionths(self.billionths.checked_mul(i128::from(factor)))
     }
 
-    /// Returns the product with a double, which is rounded to a millionth.
+    /// Returns the product with a double that is first rounded to a millionth; `None` if it is out of range.
     pub(crate) fn scaled(self, factor: f64) -> Option<Self> {
         self.with_billionths(times(self.billionths, factor))
     }
 
-    /// Returns the quotient by an integer.
+    /// Returns the quotient by an integer; `None` if the divisor is zero.
     pub(crate) fn checked_div(self, divisor: i64) -> Option<Self> {
         self.with_billionths(self.billionths.checked_div(i128::from(divisor)))
     }
 
-    /// Replaces the value, if the new one is within the range. `unsigned_abs` also handles the smallest integer.
+    /// Replaces the value; `None` if the new value is out of range. `unsigned_abs` also handles the smallest integer.
     fn with_billionths(self, billionths: Option<i128>) -> Option<Self> {
         let billionths = billionths.filter(|billionths| billionths.unsigned_abs() <= LARGEST.unsigned_abs())?;
         Some(Self { billionths, ..self })
@@ -169,9 +169,10 @@ impl std::fmt::Display for Quantity {
     }
 }
 
-/// Converts a double through its shortest decimal notation, as Kubernetes does.
+/// Converts a double through its shortest decimal notation, as Kubernetes does; `None` if the notation is not a
+/// quantity.
 pub(crate) fn of_double(number: f64) -> Option<Quantity> {
-    // Smaller values round up to a billionth. Their notation could have hundreds of digits.
+    // Values below a billionth round up to a billionth. Their notation could have hundreds of digits.
     if number != 0.0 && number.abs() < 1e-9 {
         return Some(Quantity { billionths: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
     }
@@ -212,7 +213,7 @@ pub(crate) fn to_text(quantity: &Quantity) -> String {
     format!("{}{suffix}", billionths / scale)
 }
 
-/// Multiplies by a factor that is rounded to a millionth.
+/// Multiplies by a factor that is first rounded to a millionth; `None` if the factor or the product is too large.
 #[expect(clippy::cast_possible_truncation, reason = "the factor is below 1e9")]
 fn times(billionths: i128, factor: f64) -> Option<i128> {
     (factor.abs() < 1e9)

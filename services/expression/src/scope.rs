@@ -15,22 +15,22 @@ pub struct Scope {
     absent: BTreeMap<&'static str, &'static str>,
 }
 
-/// The contents of a name.
+/// The kind of value that a name has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Contents {
     /// A plain value.
     Value,
-    /// Members that are read one by one, such as variables. `None` accepts any member.
+    /// Members that are read one by one, such as those of `variables`. `None` accepts any member.
     Members(Option<BTreeSet<String>>),
 }
 
-/// Everything that was compiled for one profile.
+/// The parts and patterns that were compiled for one profile.
 #[derive(Debug, Default)]
 struct Compiled {
     nodes: usize,
     /// Bytes of memory of all patterns.
     memory: usize,
-    /// Compiled patterns by text, so that equal ones are compiled once.
+    /// Compiled patterns by their source, so that equal patterns are compiled once.
     patterns: HashMap<Box<str>, Pattern>,
 }
 
@@ -40,7 +40,7 @@ const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
 /// The maximum memory in bytes of all regular expressions of one profile, including the caches of searches.
 const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
 
-/// The maximum memory of a part of an expression in bytes, without its string.
+/// The maximum memory of a part of an expression in bytes. The string of a literal is not included.
 const NODE_BYTES: usize = 128;
 
 impl Scope {
@@ -79,7 +79,7 @@ impl Scope {
         compiled.nodes * NODE_BYTES + compiled.memory
     }
 
-    /// Compiles a pattern, or shares one that was compiled for the same profile.
+    /// Compiles a pattern, or shares an equal pattern that was compiled for the same profile.
     ///
     /// # Errors
     /// Fails if the pattern is invalid, or if all patterns of the profile take too much memory.
@@ -107,7 +107,7 @@ impl Scope {
         self
     }
 
-    /// Adds a name with members that are read one by one, such as `variables`, and lists all of them.
+    /// Adds a name with exactly these members, which are read one by one, such as `variables`.
     #[must_use]
     pub fn with_members<M: Into<String>>(
         mut self,
@@ -134,7 +134,7 @@ impl Scope {
         self
     }
 
-    /// Returns the reason why a name is in scope only elsewhere.
+    /// Returns the reason why a name is in scope only elsewhere; `None` if it was not removed from the scope.
     pub(crate) fn absence(&self, name: &str) -> Option<&'static str> {
         self.absent.get(name).copied()
     }
@@ -147,7 +147,7 @@ impl Scope {
         matches!(self.names.get(name), Some(Contents::Members(_)))
     }
 
-    /// Checks that a name may have this member. Returns its members otherwise.
+    /// Checks that a name may have this member. The error has the members of the name.
     pub(crate) fn check_member(&self, name: &str, member: &str) -> Result<(), &BTreeSet<String>> {
         match self.names.get(name) {
             Some(Contents::Members(Some(members))) if !members.contains(member) => Err(members),
@@ -168,10 +168,10 @@ fn too_many_patterns() -> String {
     )
 }
 
-/// The maximum length in bytes of compared names. The work of a comparison grows with their lengths.
+/// The maximum length in bytes of names that [`closest`] compares. The work grows with the lengths of both names.
 pub(crate) const LONGEST_NAME: usize = 100;
 
-/// Returns the candidate that is most similar to a name, if any is similar.
+/// Returns the candidate that is most similar to a name; `None` if none is similar enough.
 pub fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     if name.len() > LONGEST_NAME {
         return None;

@@ -12,14 +12,14 @@ pub enum Text {
     Literal(String),
     /// Exactly one `${...}`, which keeps the type of the expression's value.
     Whole(Source),
-    /// Text and expressions, whose values are inserted as text.
+    /// Literal strings and expressions. The values of the expressions are inserted as strings.
     Mixed(Vec<Part>),
 }
 
 /// A part of a string with expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Literal text.
+    /// A literal string.
     Text(String),
     /// An expression whose value is inserted.
     Expression(Source),
@@ -28,14 +28,14 @@ pub enum Part {
 /// The source of an expression inside a string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The text between `${` and `}`.
+    /// The source, which is the part between `${` and `}`.
     pub text: String,
     /// The byte offset of the source in the string, which is added to the ranges of its errors.
     pub offset: usize,
 }
 
 impl Text {
-    /// Parses a string.
+    /// Parses a string of a template.
     ///
     /// # Errors
     /// Fails if a `${` is not closed. The error contains its range in the string.

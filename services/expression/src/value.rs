@@ -22,7 +22,8 @@ use super::meter::Meter;
 use super::quantity::Quantity;
 use pillion_json as json;
 
-/// A value of an expression. `'v` is the lifetime of its sources: the request, the snapshot, the program.
+/// A value of an expression. `'v` is the lifetime of the data that it borrows from: the request, the snapshot and the
+/// compiled expression.
 #[derive(Clone, Debug)]
 pub enum Value<'v> {
     /// `null`.
@@ -43,9 +44,9 @@ pub enum Value<'v> {
     List(Arc<List<'v>>),
     /// A computed map, in insertion order.
     Map(Arc<Mapping<'v>>),
-    /// An object or list in a tape. Its scalars become other variants.
+    /// An object or list in a tape. Scalars of tapes become other variants.
     Tape(json::Value<'v>),
-    /// An object or list of `serde_json`. Its scalars become other variants.
+    /// An object or list of `serde_json`. Scalars of `serde_json` become other variants.
     Json(&'v serde_json::Value),
     /// An object with added or overridden members.
     Extended(Arc<Extended<'v>>),
@@ -113,7 +114,7 @@ pub enum Key<'v> {
     Bool(bool),
 }
 
-/// An object with added or overridden members. A container of the pod gets its `type` this way.
+/// An object with added or overridden members, such as a container of the pod with the added member `type`.
 #[derive(Clone, Debug)]
 pub struct Extended<'v> {
     base: Value<'v>,
@@ -129,10 +130,11 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// The length in bytes below which a lookup in an object or list is charged by its length, without counting entries.
+/// The length in bytes below which a lookup in an object or list of a tape is charged by that length, without counting
+/// entries.
 const SHORT: usize = 2048;
 
-/// A string for lookups among keys.
+/// A string with which maps look up a [`Key::String`] without a copy.
 #[derive(Hash)]
 struct Name<'k>(&'k str);
 
@@ -161,7 +163,7 @@ impl<'v> Value<'v> {
         Self::Optional(None)
     }
 
-    /// Returns the nesting depth. Values from JSON count as flat, because the parsers bound them.
+    /// Returns the nesting depth. Values from JSON count as flat, because the parsers bound their depth.
     fn depth(&self) -> u8 {
         match self {
             Self::List(list) => list.depth,
@@ -215,7 +217,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the content of a string.
+    /// Returns the content of a string; `None` for other types.
     #[must_use]
     #[inline]
     pub fn as_str(&self) -> Option<&str> {
@@ -268,7 +270,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the value of a map by key.
+    /// Returns the value of a map by key; `None` if it is absent, or the value is not a map.
     ///
     /// # Errors
     /// Fails if the meter does not grant the search.
@@ -284,7 +286,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the item of a list by index.
+    /// Returns the item of a list by index; `None` if it is absent, or the value is not a list.
     ///
     /// # Errors
     /// Fails if the meter does not grant the search.
@@ -300,7 +302,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the items of a list; `None` if it is not a list.
+    /// Returns the items of a list; `None` if the value is not a list.
     ///
     /// # Errors
     /// Fails if the meter does not grant the items.
@@ -326,7 +328,7 @@ impl<'v> Value<'v> {
         Ok(Some(Items::Own(own)))
     }
 
-    /// Whether it is null or an empty optional, so that its field or element is left out.
+    /// Whether the value is null or an empty optional, so that its field or element is left out.
     #[inline]
     #[must_use]
     pub fn is_absent(&self) -> bool {
@@ -338,7 +340,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the entries of a map, sorted by key; `None` if it is not a map.
+    /// Returns the entries of a map, sorted by key; `None` if the value is not a map.
     ///
     /// # Errors
     /// Fails if the meter does not grant the entries.
@@ -350,7 +352,7 @@ impl<'v> Value<'v> {
         Ok(Some(entries.into_iter().map(|(key, value)| (key.to_value(), value)).collect()))
     }
 
-    /// Returns the entries of a map; `None` if it is not a map.
+    /// Returns the entries of a map; `None` if the value is not a map.
     ///
     /// # Errors
     /// Fails if the meter does not grant the entries.
@@ -391,7 +393,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the same map, converted so that lookups do not visit all entries.
+    /// Returns the same value. A map whose lookups would visit all entries is converted to a computed map.
     ///
     /// # Errors
     /// Fails if the meter does not grant the conversion.
@@ -424,7 +426,7 @@ impl<'v> Value<'v> {
         })
     }
 
-    /// Whether it is null, an empty optional, or an empty string, list or map.
+    /// Whether the value is null, an empty optional, or an empty string, bytes, list or map.
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             Self::Null | Self::Optional(None) => true,
@@ -445,7 +447,7 @@ impl<'v> Value<'v> {
     pub(crate) fn lookup_cost(&self) -> usize {
         const VISITED_IN_A_STEP: usize = 8;
         match self {
-            // The length of the text bounds the number of entries, so they are not counted.
+            // The length of the JSON text bounds the number of entries, so they are not counted.
             Self::Tape(value) if value.raw().len() < SHORT => value.raw().len() / 128,
             Self::Tape(value) => (value.items().count() + value.members().count()) / VISITED_IN_A_STEP,
             Self::Extended(extended) => extended.base.lookup_cost(),
@@ -475,7 +477,7 @@ impl<'v> Value<'v> {
 }
 
 impl Meter {
-    /// Charges this number of values: a step for each, and their memory.
+    /// Charges a step and the memory for each of `count` values.
     pub(crate) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
         self.charge(count)?;
         self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
@@ -538,7 +540,7 @@ impl<'v> Key<'v> {
         }
     }
 
-    /// Returns the length of its string in bytes.
+    /// Returns the length of a string key in bytes; 0 for other keys.
     fn length(&self) -> usize {
         match self {
             Self::String(text) => text.len(),
@@ -546,7 +548,7 @@ impl<'v> Key<'v> {
         }
     }
 
-    /// Converts the key to that of a JSON object.
+    /// Converts the key to the key of a JSON object.
     pub(crate) fn to_text(&self) -> Cow<'_, str> {
         match self {
             Self::String(text) => Cow::Borrowed(text),

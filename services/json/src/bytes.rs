@@ -1,6 +1,6 @@
-//! Searches a string for a byte, eight bytes at a time. Most strings do not contain it and are read in full.
+//! Searches a string for a byte, eight bytes at a time. Most strings do not contain the byte and are read in full.
 
-/// A word of eight bytes with the value 1.
+/// A word of eight bytes that each have the value 1.
 pub(crate) const ONES: u64 = u64::MAX / 255;
 
 /// Whether a string contains an ASCII byte.
@@ -17,7 +17,7 @@ pub(crate) fn before_byte(text: &str, byte: u8) -> &str {
     position.and_then(|position| text.get(..position)).unwrap_or(text)
 }
 
-/// Whether any byte passes a test. `of_word` tests eight bytes at once.
+/// Whether any byte passes the test `of_byte`. `of_word` is the same test for eight bytes at once.
 #[inline]
 pub(crate) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u8) -> bool) -> bool {
     // The last eight bytes are tested as one word, which may overlap the words before it.

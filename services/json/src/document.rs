@@ -14,8 +14,8 @@ use super::tape::{Kind, Value};
 
 mod edit;
 
-/// The number of a slot in a document, starting with 1. It stays valid as long as the document exists, and refers to
-/// the same slot in copies of the document. Later slots have greater numbers.
+/// The number of a slot in a document, starting with 1. It refers to the same slot in copies of the document, and stays
+/// valid unless [`Document::go_back`] removes the slot. Later slots have greater numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(NonZeroU32);
 
@@ -26,13 +26,13 @@ pub struct TextId(u32);
 /// The change of a slot since the document was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It existed initially. Slots below it may have changed.
+    /// The slot existed initially and was not replaced. Slots below it may have changed.
     Original,
-    /// It existed initially, and has another value now.
+    /// The slot existed initially, and its value was replaced.
     Replaced,
-    /// It did not exist initially.
+    /// The slot did not exist initially.
     Added,
-    /// It existed initially and is removed. Only its position is kept.
+    /// The slot existed initially and is removed. Only its position is kept.
     Removed,
 }
 
@@ -41,7 +41,7 @@ pub enum State {
 pub enum Content<'a> {
     /// An unopened value in a tape.
     Value(Value<'a>),
-    /// A scalar as JSON text. The check of a patch also uses it for other values, which it never opens.
+    /// A scalar as JSON text. The check of a patch also uses this variant for objects and lists, which it never opens.
     Scalar(&'a str),
     /// A new scalar as JSON text, owned by the document.
     Made(TextId),
@@ -64,14 +64,14 @@ struct Slot<'a> {
     key: Option<Key<'a>>,
     content: Content<'a>,
     state: State,
-    /// Whether its state at the mark is in [`Document::before`].
+    /// Whether [`Document::before`] has the slot's state at the mark.
     is_saved: bool,
     first: Option<SlotId>,
     last: Option<SlotId>,
     next: Option<SlotId>,
 }
 
-/// A slot and its number, for reading several of its properties.
+/// A slot and its number, for reading several properties of the slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'d, 'a> {
     /// The number of the slot.
@@ -106,7 +106,7 @@ struct Mark {
 }
 
 impl SlotId {
-    /// Creates a slot's number from a count. A document has fewer slots than a tape has nodes, and the number of
+    /// Creates the ID of the slot with this number. A document has fewer slots than a tape has nodes, and the number of
     /// nodes fits in 32 bits.
     #[inline]
     fn number(number: usize) -> Self {
@@ -150,13 +150,13 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Creates a document for comparison with another document of the same value, which opens at least as much. That
-    /// document checks the keys.
+    /// Creates a document that does not check keys for duplicates. Another document of the same value, with which it
+    /// is compared, opens at least as much and has checked the keys.
     pub(crate) fn for_comparison(root: Value<'a>) -> Self {
         Self { skips_key_check: true, ..Self::new(root) }
     }
 
-    /// Sets the mark to the current state.
+    /// Sets the mark, to which [`Self::go_back`] returns, to the current state.
     pub fn mark(&mut self) {
         self.mark = Mark { slots: self.slots.len(), texts: self.texts.len(), originals: self.originals.len() };
         for (id, _) in self.before.drain(..) {
@@ -167,7 +167,7 @@ impl<'a> Document<'a> {
         self.before.reserve(Self::CHANGES);
     }
 
-    /// Returns to the state at the mark. Later slots become invalid.
+    /// Returns to the state at the mark. Slots that were created later become invalid.
     pub fn go_back(&mut self) {
         self.slots.truncate(self.mark.slots);
         self.texts.truncate(self.mark.texts);
@@ -187,22 +187,22 @@ impl<'a> Document<'a> {
         SlotId::number(self.slots.len() + 1)
     }
 
-    /// Returns a counter of changes to values and positions. Inserting an item into a list increments it by one.
-    /// Adding a member does not change it.
+    /// Returns a counter of changes to values and positions. Inserting an item into a list increments the counter by
+    /// one. Adding a member does not change the counter.
     #[inline]
     #[must_use]
     pub const fn upheavals(&self) -> u32 {
         self.upheavals
     }
 
-    /// Stores the JSON text of a new scalar.
+    /// Stores the JSON text of a new scalar. Returns the content for its slot.
     pub fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
         let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
         self.texts.push(text.into());
         Content::Made(id)
     }
 
-    /// Returns the JSON text of an unopened slot; `None` if it is open.
+    /// Returns the JSON text of an unopened slot; `None` if the slot is open.
     #[inline]
     #[must_use]
     pub fn raw(&self, id: SlotId) -> Option<&str> {
@@ -259,27 +259,27 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the first child of an open slot, including removed ones.
+    /// Returns the first child of an open slot, even if the child is removed.
     #[inline]
     #[must_use]
     pub fn first(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.first)
     }
 
-    /// Returns the next sibling, including removed ones.
+    /// Returns the next sibling, even if the sibling is removed.
     #[inline]
     #[must_use]
     pub fn next(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.next)
     }
 
-    /// Returns the children of an open slot, including removed ones.
+    /// Returns the numbers of the children of an open slot, including removed ones.
     #[inline]
     pub(crate) fn all_children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
         std::iter::successors(self.first(id), |child| self.next(*child))
     }
 
-    /// Returns the children of an open slot for reading, including removed ones.
+    /// Returns the children of an open slot with their properties, including removed ones.
     #[inline]
     pub fn entries(&self, id: SlotId) -> impl Iterator<Item = Entry<'_, 'a>> {
         let mut next = self.first(id);
@@ -297,7 +297,7 @@ impl<'a> Document<'a> {
         self.entries(id).filter(|entry| !entry.is_removed()).map(|entry| entry.id)
     }
 
-    /// Returns the member of an open object with this key, and the number of members compared. Removed members are
+    /// Returns the number of compared members, and the member of an open object with this key. Removed members are
     /// skipped.
     #[inline]
     #[must_use]
@@ -336,7 +336,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Turns the parts of a value into linked slots.
+    /// Turns the members or items of a value into linked slots, and makes them the children of the slot `id`.
     fn open_parts(
         &mut self,
         id: SlotId,
@@ -362,14 +362,14 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Opens an object, and returns its member with this key unless it is removed.
+    /// Opens an object, and returns its member with this key; `None` if the member is absent or removed.
     #[inline]
     pub fn member(&mut self, id: SlotId, key: &str) -> Result<Option<SlotId>, Malformed> {
         self.open(id)?;
         Ok(self.look_for(id, key).1)
     }
 
-    /// Returns the value of a member in a tape without opening anything; `None` if it is absent, open, or new.
+    /// Returns the value of a member in a tape without opening anything; `None` if the member is absent, open, or new.
     #[inline]
     #[must_use]
     pub fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {
@@ -393,7 +393,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Writes the current value of a slot.
+    /// Appends the current value of a slot to `out`, as JSON.
     pub fn write(&self, id: SlotId, out: &mut String) {
         match self.content(id) {
             Content::Value(value) => out.push_str(value.raw()),

@@ -1,4 +1,4 @@
-//! Parses a text into a tape: one pass over the bytes that checks the whole grammar of RFC 8259 and records the
+//! Parses a JSON text into a tape: one pass over the bytes that checks the whole grammar of RFC 8259 and records the
 //! positions of values.
 //!
 //! The parser recurses, so its depth is limited. The table takes 16 bytes for each value, so the number of values is
@@ -9,11 +9,12 @@ use thiserror::Error;
 use super::string::after_plain;
 use super::tape::{BorrowedTape, Kind, Node, OwnedTape};
 
-/// The number of nodes of a scalar (`VALUE`), and of a key with a scalar (`KEY`).
+/// The span of a scalar in nodes.
 const VALUE: u32 = 1;
+/// The span of a key with a scalar value in nodes.
 const KEY: u32 = 2;
 
-/// The limits of a text.
+/// The limits of a JSON text.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The maximum nesting of objects and lists. The parser uses the stack in proportion.
@@ -23,8 +24,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// The depth is enough for every object that Kubernetes stores in practice. The nodes are enough for two objects
-    /// of etcd's maximum size.
+    /// A depth of 128 is enough for every object that Kubernetes stores in practice. About a million nodes are enough
+    /// for two objects of etcd's maximum size.
     fn default() -> Self {
         Self { depth: 128, nodes: 1 << 20 }
     }
@@ -40,7 +41,7 @@ pub struct SyntaxError {
     pub what: &'static str,
 }
 
-/// Parses a text into the table of its values.
+/// Parses a JSON text into the table of its values.
 ///
 /// # Errors
 /// Fails if the text is not JSON, has anything but white space after the value, or exceeds the limits.
@@ -49,7 +50,7 @@ pub(crate) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxErro
     if u32::try_from(text.len()).is_err() {
         return Err(error("a text of four gigabytes or more"));
     }
-    // A value of a Kubernetes object takes about nine bytes including its key. Spare capacity costs less than growing.
+    // In a Kubernetes object, a key or value takes about nine bytes. Spare capacity costs less than growing.
     let nodes = Vec::with_capacity((text.len() / 7 + 4).min(limits.nodes));
     let mut parser = Parser { length: text.len(), nodes, limits, error: None };
     match parser.document(text) {
@@ -58,7 +59,7 @@ pub(crate) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxErro
     }
 }
 
-/// Whether a text is a string, a number, `true`, `false` or `null`.
+/// Whether a text is a JSON string, a number, `true`, `false` or `null`.
 pub(crate) fn is_scalar(text: &str) -> bool {
     match text.as_bytes() {
         [b'"', inner @ ..] if has_simple_escapes(inner) => true,
@@ -85,8 +86,8 @@ struct Parser {
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// The error, if a function returned `None`. Results do not contain it, because the parser checks a result for
-    /// every few bytes.
+    /// The error, if a function returned `None`. Results do not contain the error, because the parser checks a result
+    /// for every few bytes.
     error: Option<SyntaxError>,
 }
 
@@ -165,7 +166,7 @@ impl Parser {
         }
     }
 
-    /// Records the start of an object or list. It starts one byte before the remaining text.
+    /// Records the start of an object or list, which is one byte before `inner`. Returns the index of its node.
     fn enter(&mut self, kind: Kind, inner: &[u8], depth: usize) -> Option<usize> {
         if depth >= self.limits.depth {
             return self.fail(inner, "nested too deeply");
@@ -176,7 +177,7 @@ impl Parser {
         Some(index)
     }
 
-    /// Records the end of an object or list.
+    /// Records that the object or list with the node `index` ends before `tail`.
     #[inline]
     fn leave<'t>(&mut self, index: usize, tail: &'t [u8]) -> Option<&'t [u8]> {
         let end = self.offset(tail);
@@ -194,7 +195,7 @@ impl Parser {
         Some(node)
     }
 
-    /// Parses a string after its opening quote. `span` is its number of nodes.
+    /// Parses a string after its opening quote. `span` is [`VALUE`], or [`KEY`] for a key.
     #[expect(clippy::inline_always, reason = "most values are strings, and a call would take a fifth of their time")]
     #[inline(always)]
     fn string<'t>(&mut self, inner: &'t [u8], span: u32) -> Option<&'t [u8]> {
@@ -284,7 +285,7 @@ impl Parser {
         Some(tail)
     }
 
-    /// Records a value by its start and by the remaining text after its end.
+    /// Records a value that begins at the offset `start` and ends before `tail`.
     #[expect(clippy::inline_always, reason = "it is called for every value")]
     #[inline(always)]
     fn push(&mut self, kind: Kind, start: u32, span: u32, tail: &[u8]) -> Option<()> {
@@ -309,12 +310,12 @@ impl Parser {
         Some(())
     }
 
-    /// Returns the offset of the remaining text.
+    /// Returns the offset at which the remaining text begins.
     const fn offset(&self, rest: &[u8]) -> u32 {
         narrow(self.length.wrapping_sub(rest.len()))
     }
 
-    /// Records an error at the start of the remaining text, after white space.
+    /// Records an error at the first byte of the remaining text that is not white space. Returns `None`.
     #[cold]
     fn fail<T>(&mut self, rest: &[u8], what: &'static str) -> Option<T> {
         self.error = Some(SyntaxError { offset: self.length.saturating_sub(after_space(rest).len()), what });
@@ -322,7 +323,7 @@ impl Parser {
     }
 }
 
-/// Returns the rest after a byte of the grammar and preceding white space; `None` if the byte is absent.
+/// Returns the rest after `byte`, which white space may precede; `None` if another byte comes next.
 #[inline]
 fn after_byte(text: &[u8], byte: u8) -> Option<&[u8]> {
     match text {
@@ -352,10 +353,10 @@ const fn narrow(position: usize) -> u32 {
 }
 
 impl OwnedTape {
-    /// Parses a text, and owns it together with its table.
+    /// Parses a JSON text, and owns it together with its table.
     ///
     /// # Errors
-    /// Fails if the text is not JSON.
+    /// Fails if the text is not JSON, or exceeds the default limits.
     pub fn parse(text: impl Into<Box<str>>) -> Result<Self, SyntaxError> {
         let text = text.into();
         let nodes = nodes(text.as_bytes(), Limits::default())?;
@@ -364,7 +365,7 @@ impl OwnedTape {
 }
 
 impl<'t> BorrowedTape<'t> {
-    /// Parses a borrowed text.
+    /// Parses a borrowed JSON text.
     ///
     /// # Errors
     /// Fails if the text is not JSON, or exceeds the limits.
@@ -407,7 +408,7 @@ mod tests {
     }
 
     proptest! {
-        /// The parser accepts exactly the texts that `serde_json` accepts.
+        /// The parser accepts the same texts as `serde_json`, except numbers beyond the range of `f64`, which it keeps.
         #[test]
         fn accepts_same_grammar_as_serde_json(
             text in r#"[\[\]{}:, \n\t0-9eE+.truefalsnx"\\u\-dD8bcC0-9/é]{0,24}"#
@@ -427,8 +428,8 @@ mod tests {
 
         #[test]
         fn accepted_bytes_are_json(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            // Accepted bytes must be valid JSON for `serde_json`. So they are also UTF-8, and slices of them are
-            // valid strings.
+            // Accepted bytes must be valid JSON for `serde_json`. So accepted bytes are also UTF-8, and slices of them
+            // are valid strings.
             if nodes(&bytes, Limits::default()).is_ok() {
                 prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok(), "{bytes:?}");
             }

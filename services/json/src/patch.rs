@@ -14,7 +14,7 @@ use crate::{Content, Document, SlotId, State, split_at_escape, write_escaped};
 
 pub use check::{CheckFault, check};
 
-/// The start of each operation, up to its path.
+/// The start of an operation, up to its path.
 const ADD: &str = "{\"op\":\"add\",\"path\":\"";
 const REPLACE: &str = "{\"op\":\"replace\",\"path\":\"";
 const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
@@ -34,23 +34,23 @@ pub const fn fits(patch: usize, object: usize) -> bool {
     patch <= MAX_PATCH_BYTES && patch + object <= MAX_OBJECT_BYTES
 }
 
-/// Returns the size of the patch of a document in bytes.
+/// Returns the size of the patch of a document in bytes; 0 if nothing changed.
 #[must_use]
 pub fn length(document: &Document<'_>) -> usize {
     write(document).map_or(0, |written| written.text.len())
 }
 
-/// The initial capacity in bytes, enough for the patch of three sidecars.
+/// The initial capacity of a patch in bytes, enough for three sidecars.
 const CAPACITY: usize = 8192;
 
-/// The initial capacity in operations.
+/// The initial capacity of a patch in operations.
 const OPERATIONS: usize = 32;
 
 /// An unchecked patch.
 #[derive(Debug)]
 pub struct Written {
     text: String,
-    /// The end offset of each operation's value. The check uses it as a hint and verifies it.
+    /// The end offset of each operation's value, for operations that have one. The check verifies these offsets.
     ends: Vec<usize>,
 }
 
@@ -71,7 +71,7 @@ pub fn write(document: &Document<'_>) -> Option<Written> {
 struct Writer<'d, 'a> {
     document: &'d Document<'a>,
     out: Written,
-    /// The pointer of the current slot, escaped for JSON.
+    /// The JSON pointer of the current slot, escaped for JSON.
     path: String,
 }
 
@@ -102,7 +102,8 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Indices are valid at the time of the operation: earlier removals do not count, but earlier additions do.
+    /// Writes the operations for the items of a list. An operation's index counts items that earlier operations added,
+    /// and not those that they removed.
     fn list(&mut self, id: SlotId) {
         let (document, length) = (self.document, self.path.len());
         let mut index = 0_usize;
@@ -134,7 +135,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// Writes a key as a token of a pointer (RFC 6901), escaped for JSON.
+/// Writes a key as a token of a JSON pointer (RFC 6901), escaped for JSON.
 fn push_token(path: &mut String, key: &str) {
     let mut rest = key;
     while let Some((plain, escape, tail)) = split_at_escape(rest) {
@@ -145,7 +146,7 @@ fn push_token(path: &mut String, key: &str) {
     write_escaped(path, rest);
 }
 
-/// Writes an index. Most have one digit.
+/// Writes an index in decimal. Most indices have one digit.
 fn push_number(path: &mut String, number: usize) {
     if number >= 10 {
         push_number(path, number / 10);
@@ -168,7 +169,7 @@ mod tests {
         Some(String::from_utf8(check(tape.root(), patch, &document).unwrap()).unwrap())
     }
 
-    /// Creates a patch from a text in which each value ends where its operation ends.
+    /// Creates a patch from its JSON text. Each value ends at the closing brace of its operation.
     fn written(text: &str) -> Written {
         let ends = text.match_indices('}').map(|(place, _)| place).filter(|place| {
             let tail = &text[place + 1..];
@@ -384,7 +385,8 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit of the property test, at a row and a place or at the number of a cell.
+    /// An edit of the property test. `Insert` has a row and a position in the row. `Replace` and `Remove` have the
+    /// number of a cell.
     #[derive(Clone, Debug)]
     enum Edit {
         Insert(usize, usize),
@@ -393,7 +395,7 @@ mod tests {
     }
 
     proptest! {
-        /// The reference implementation json-patch applies our patch. The result must be the edited document.
+        /// The reference implementation json-patch applies the patch. The result must be the edited document.
         #[test]
         fn patch_gives_edited_document(
             rows in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 1..4),

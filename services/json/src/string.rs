@@ -12,7 +12,7 @@ pub trait Sink {
 }
 
 /// The key of a member, as written between its quotes. Keys are compared far more often than decoded, and few have
-/// escapes, so the key records whether it has any.
+/// escapes, so each key records whether it has any.
 #[derive(Clone, Copy)]
 pub struct Key<'t> {
     escaped: &'t str,
@@ -20,14 +20,14 @@ pub struct Key<'t> {
 }
 
 impl<'t> Key<'t> {
-    /// Creates a key from its escaped text without quotes.
+    /// Creates a key from its escaped form without quotes.
     #[inline]
     #[must_use]
     pub fn new(escaped: &'t str) -> Self {
         Self { escaped, has_escapes: bytes::has_byte(escaped, b'\\') }
     }
 
-    /// Creates a key of a parsed text, whose escapes are already known.
+    /// Creates a key that the parser has read. `has_escapes`: whether `escaped` has a backslash.
     #[inline]
     #[must_use]
     pub const fn read(escaped: &'t str, has_escapes: bool) -> Self {
@@ -41,7 +41,7 @@ impl<'t> Key<'t> {
         self.escaped
     }
 
-    /// Whether it contains an escape.
+    /// Whether the key contains an escape.
     #[inline]
     #[must_use]
     pub const fn has_escapes(self) -> bool {
@@ -55,8 +55,8 @@ impl<'t> Key<'t> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
-    /// Returns a 64-bit filter. It is equal for equal texts, and mostly different for the keys of an object. A key
-    /// with escapes has all bits set, because the same key can be written without them.
+    /// Returns a 64-bit filter. A key without escapes sets one bit: equal keys the same bit, and the keys of an object
+    /// mostly different bits. A key with escapes sets all bits, because the same key can be written without escapes.
     #[inline]
     fn bits(self) -> u64 {
         if self.has_escapes {
@@ -87,15 +87,15 @@ impl fmt::Debug for Key<'_> {
     }
 }
 
-/// Whether an escaped text is short enough to equal a string: an escape of six bytes decodes to at least one byte.
-/// Longer texts need not be decoded, so the string's length bounds the cost of a comparison.
+/// Whether `escaped` is short enough to equal `text` when decoded: an escape of six bytes decodes to at least one byte.
+/// Longer strings need not be decoded, so the length of `text` bounds the cost of a comparison.
 #[inline]
 pub(crate) const fn may_equal(escaped: &str, text: &str) -> bool {
     escaped.len() <= text.len().saturating_mul(6)
 }
 
-/// Returns the first duplicate key. It compares keys only if their filters overlap. This suits small objects; in
-/// large ones, it would compare each key with all keys before it.
+/// Returns the first duplicate key. Compares keys only if their filters overlap. This suits small objects. In large
+/// objects, each key would be compared with all keys before it.
 #[inline]
 pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
     let mut seen = 0;
@@ -111,8 +111,8 @@ pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() ->
     twice.map(|(_, key)| key)
 }
 
-/// Decodes the content of a string. The parser has checked the string, so invalid escapes cannot occur; this function
-/// would omit them.
+/// Decodes the content of a string. The parser has checked the string, so no invalid escapes occur. If any did, they
+/// would be omitted.
 pub(crate) fn unescape(inner: &str) -> String {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
@@ -140,7 +140,7 @@ pub(crate) fn unescape(inner: &str) -> String {
     text
 }
 
-/// Decodes `XXXX` or `XXXX\uXXXX` to a character, and returns the number of bytes.
+/// Decodes `XXXX` or `XXXX\uXXXX` to a character. Returns the character, and the number of bytes read.
 fn unicode(digits: &str) -> (Option<char>, usize) {
     let unit = |at: usize| digits.get(at..at + 4).and_then(|hex| u16::from_str_radix(hex, 16).ok());
     let units = [unit(0), unit(6).filter(|_| unit(0).is_some_and(|first| (0xD800..0xDC00).contains(&first)))];
@@ -208,7 +208,7 @@ pub fn is_plain(text: &str) -> bool {
     !bytes::any(text.as_bytes(), |word| special_bytes(word) != 0, |byte| matches!(byte, b'"' | b'\\' | 0..0x20))
 }
 
-/// Returns the rest of a string after the leading bytes that need no escape in JSON. It reads eight bytes at a time,
+/// Returns the rest of a string after the leading bytes that need no escape in JSON. Reads eight bytes at a time,
 /// because strings are the larger part of every object.
 #[inline]
 pub(crate) fn after_plain(text: &[u8]) -> &[u8] {
@@ -229,21 +229,21 @@ pub(crate) fn after_plain(text: &[u8]) -> &[u8] {
 }
 
 /// Marks the bytes of a word that end the plain part of a string: quotes, backslashes and control characters. The
-/// lowest mark is exact; those above it may be carries.
+/// lowest mark is exact. Marks above it may be carries of the subtraction.
 const fn special_bytes(word: u64) -> u64 {
-    // With this bit flipped, the quote takes the place of the space, directly after the control characters.
+    // With bit 1 flipped, the quote has the value of the space, directly after the control characters.
     let quote_or_control = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);
     let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
     (quote_or_control | backslash) & !word & (ONES << 7)
 }
 
-/// Whether a key has a character that a pointer escapes. Almost all keys have none.
+/// Whether a key has a character that a JSON pointer escapes. Almost all keys have none.
 pub fn needs_escape(key: &str) -> bool {
     bytes::any(key.as_bytes(), |word| pointer_specials(word) != 0, is_pointer_special)
 }
 
-/// Splits a key at the first character that a pointer escapes: the part before it, its escape, and the rest. Returns
-/// `None` if there is no such character.
+/// Splits a key at the first character that a JSON pointer escapes. Returns the part before the character, the escape,
+/// and the part after the character; `None` if there is no such character.
 pub fn split_at_escape(key: &str) -> Option<(&str, &'static str, &str)> {
     let place = bytes::find(key.as_bytes(), pointer_specials, is_pointer_special)?;
     let (plain, tail) = key.split_at_checked(place)?;

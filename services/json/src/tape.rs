@@ -1,7 +1,7 @@
 //! The tape of a JSON text, and cursors over it.
 //!
 //! A node holds the start and end of a value in the text, and the number of nodes that the value spans, so that a value
-//! can be skipped in one step. Object keys are nodes too, each before its value.
+//! can be skipped in one step. Object keys are nodes too. Each key precedes its value.
 
 use std::borrow::Cow;
 
@@ -28,14 +28,14 @@ pub enum Kind {
     Object,
 }
 
-/// The position of a value.
+/// The position of a value or a key in the text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
-    /// Offset of its first byte.
+    /// The offset of the first byte.
     pub(crate) start: u32,
-    /// The offset after its last byte.
+    /// The offset after the last byte.
     pub(crate) end: u32,
-    /// The number of its nodes, including nested ones; for a key, including its value.
+    /// The number of nodes that the value spans, including itself and nested values. A key also spans its value.
     pub(crate) span: u32,
     pub(crate) kind: Kind,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Node {
 /// The number of members above which two objects are compared after sorting.
 const FEW: usize = 24;
 
-/// A text with the table of its values, for compiled templates and for results of expressions.
+/// A JSON text with the table of its values, for compiled templates and for results of expressions.
 #[derive(Clone, Debug)]
 pub struct OwnedTape {
     text: Box<str>,
@@ -58,7 +58,7 @@ enum Nodes {
     Many(Box<[Node]>),
 }
 
-/// The table of a borrowed text, such as a request.
+/// A borrowed JSON text, such as a request, with the table of its values.
 #[derive(Debug)]
 pub struct BorrowedTape<'t> {
     text: &'t str,
@@ -70,7 +70,7 @@ pub struct BorrowedTape<'t> {
 pub struct Value<'t> {
     /// The whole text.
     text: &'t str,
-    /// Its own node, followed by those of nested values.
+    /// The node of the value, followed by the nodes of nested values.
     nodes: &'t [Node],
 }
 
@@ -83,7 +83,7 @@ impl OwnedTape {
         Self { text, nodes }
     }
 
-    /// Creates a JSON string.
+    /// Creates a tape of one JSON string with this content.
     #[must_use]
     pub fn of_string(text: &str) -> Self {
         // Most strings need no escapes, so this capacity is exact.
@@ -110,7 +110,7 @@ impl OwnedTape {
         }
     }
 
-    /// Returns its memory in bytes, without the struct itself.
+    /// Returns the memory of the text and the table in bytes, without the struct itself.
     #[must_use]
     #[inline]
     pub fn memory(&self) -> usize {
@@ -134,7 +134,7 @@ impl<'t> BorrowedTape<'t> {
         Value { text: self.text, nodes: &self.nodes }
     }
 
-    /// Returns the content of a string of this tape, with the lifetime of the text.
+    /// Returns the content of a string of this tape, with the lifetime of the text; `None` for other kinds.
     #[inline]
     #[must_use]
     pub fn text_of(&self, value: Value<'_>) -> Option<Cow<'t, str>> {
@@ -149,28 +149,28 @@ impl<'t> BorrowedTape<'t> {
 }
 
 impl<'t> Value<'t> {
-    /// Returns the kind.
+    /// Returns the kind of the value.
     #[must_use]
     #[inline]
     pub fn kind(self) -> Kind {
         self.node().map_or(Kind::Null, |node| node.kind)
     }
 
-    /// Returns its text as written.
+    /// Returns the JSON text of the value, as written.
     #[must_use]
     #[inline]
     pub fn raw(self) -> &'t str {
         self.node().and_then(|node| self.text.get(node.start as usize..node.end as usize)).unwrap_or_default()
     }
 
-    /// Whether it is `null`.
+    /// Whether the value is `null`.
     #[must_use]
     #[inline]
     pub fn is_null(self) -> bool {
         self.kind() == Kind::Null
     }
 
-    /// Whether it is neither an object nor a list nor `null`.
+    /// Whether the value is neither an object nor a list nor `null`.
     #[must_use]
     #[inline]
     pub fn is_scalar(self) -> bool {
@@ -199,7 +199,7 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// Whether it is a string with this content.
+    /// Whether the value is a string with this content.
     #[must_use]
     #[inline]
     pub fn is(self, text: &str) -> bool {
@@ -210,8 +210,8 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// Returns the value of a member of an object; `None` if it is not an object or has no such member. Of several
-    /// members with the same key, the last one counts, as everywhere in Kubernetes.
+    /// Returns the value of a member; `None` if this value is not an object or has no such member. Of several members
+    /// with the same key, the last one counts, as everywhere in Kubernetes.
     #[must_use]
     #[inline]
     pub fn get(self, key: &str) -> Option<Self> {
@@ -219,11 +219,11 @@ impl<'t> Value<'t> {
         if node.kind != Kind::Object {
             return None;
         }
-        // The length includes the quotes. No text is long enough for the fallback or wrapping to matter.
+        // `length` includes the quotes. No JSON text is long enough for the fallback or wrapping to matter.
         let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
         let (mut rest, mut found) = (members, None);
         while let [name, ..] = rest {
-            // Most keys have another length, so their text is not compared.
+            // Most keys have another length, so their bytes are not compared.
             if (name.end.wrapping_sub(name.start) == length || name.kind == Kind::EscapedString)
                 && self.is_key(name, key)
             {
@@ -243,7 +243,7 @@ impl<'t> Value<'t> {
         self.text.as_bytes().get(start..end) == Some(key.as_bytes())
     }
 
-    /// Returns the value at a path of keys.
+    /// Returns the value at a path of keys; `None` if a member is missing.
     #[must_use]
     #[inline]
     pub fn at(self, path: &[&str]) -> Option<Self> {
@@ -270,7 +270,7 @@ impl<'t> Value<'t> {
     }
 
     /// Whether two values are equal: objects with members in any order, lists in order, strings by content, other
-    /// scalars by their text.
+    /// scalars by their JSON text.
     #[must_use]
     pub fn means(self, other: Self) -> bool {
         match (self.kind(), other.kind()) {
@@ -303,13 +303,13 @@ impl<'t> Value<'t> {
         members.into_iter()
     }
 
-    /// Whether the value is a scalar and the whole text. Newly created scalars are.
+    /// Whether the value is a scalar that is the tape's whole text, such as a newly created scalar.
     #[inline]
     pub(crate) fn is_whole_text(self) -> bool {
         self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
     }
 
-    /// Whether both values are the same node.
+    /// Whether both values are the same node of the same tape.
     #[inline]
     pub(crate) fn is_same_node(self, other: Self) -> bool {
         std::ptr::eq(self.nodes, other.nodes)
@@ -323,13 +323,13 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// Returns the length of its text in bytes.
+    /// Returns the length of the value's JSON text in bytes.
     #[inline]
     fn raw_len(self) -> usize {
         self.node().map_or(0, |node| node.end.saturating_sub(node.start) as usize)
     }
 
-    /// Returns a string without its quotes.
+    /// Returns the JSON text of a string without its quotes.
     #[inline]
     fn inner(self) -> &'t str {
         let inner =
@@ -349,7 +349,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// Iterates over the nodes directly below another one, both keys and values.
+/// Iterates over the nodes directly below an object or a list: both keys and values, or the items.
 struct Children<'t> {
     text: &'t str,
     rest: &'t [Node],

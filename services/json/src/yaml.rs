@@ -2,10 +2,10 @@
 
 use serde_json::Value as Json;
 
-/// The maximum number of values in a text. Values repeated by aliases count each time.
+/// The maximum number of values in a YAML text. Values repeated by aliases count each time.
 pub const MAXIMUM_NODES: usize = 20_000;
 
-/// Parses a text.
+/// Parses a YAML text that has one document.
 ///
 /// # Errors
 /// Returns the reason on one line.
@@ -16,7 +16,7 @@ pub fn parse(text: &str) -> Result<Json, String> {
     })
 }
 
-/// The limits keep a short text with aliases from expanding into a large document.
+/// Returns the parser's options. The limits keep a short text with aliases from expanding into a large document.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         legacy_octal_numbers: true,

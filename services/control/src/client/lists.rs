@@ -16,7 +16,7 @@ const EXPIRED: u16 = 410;
 /// Reads all objects of a list.
 ///
 /// # Errors
-/// The API server could not list them.
+/// The API server is unavailable or rejected a request.
 pub async fn all<K>(api: &Api<K>, parameters: &ListParams) -> kube::Result<Vec<K>>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -27,7 +27,7 @@ where
 /// Reads the metadata of all objects of a list.
 ///
 /// # Errors
-/// The API server could not list them.
+/// The API server is unavailable or rejected a request.
 pub async fn all_metadata<K>(api: &Api<K>, parameters: &ListParams) -> kube::Result<Vec<PartialObjectMeta<K>>>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -67,7 +67,8 @@ mod tests {
 
     use super::*;
 
-    /// Reads a list with these pages. Returns the result, and the limit and continue token of each request.
+    /// Reads a list whose pages have these continue tokens, or fail with these status codes. Returns the result, and
+    /// the limit and continue token of each request.
     async fn listed(pages: &[Result<&str, u16>]) -> (Result<Vec<Value>, String>, Vec<(Option<u32>, Option<String>)>) {
         let (requests, parameters) = (RefCell::new(Vec::new()), ListParams::default());
         let found = super::pages(&parameters, async |parameters| {

@@ -1,5 +1,5 @@
-//! Connects to the API server. Defines what all watches share: their duration, the pauses after failures, and errors as
-//! text.
+//! Connects to the API server. Also defines the duration of all watches, their pauses after failures, and the messages
+//! for errors.
 //!
 //! - [`lists`]: reads lists page by page, for commands.
 //! - `watch_object`: watches one object by name.
@@ -25,9 +25,9 @@ use tower::service_fn;
 /// more seconds, the connection counts as lost.
 pub(crate) const WATCH_DURATION: Duration = Duration::from_secs(45);
 
-/// The shortest and the longest pause after a watch was interrupted. Jitter may double both. The longest pause is
-/// short, so that watches resume soon after a long outage.
+/// The first pause after a watch was interrupted. It doubles each time. Jitter may double each pause again.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest pause without jitter. This is short, so that watches resume soon after a long outage.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// A watch that lasts this long resets the pause.
 const PAUSE_RESET_AFTER: Duration = Duration::from_mins(2);
@@ -35,8 +35,8 @@ const PAUSE_RESET_AFTER: Duration = Duration::from_mins(2);
 /// Timeout for connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the API server may be silent during a request. This is longer than a watch, so it only ends hanging
-/// requests: for example, a list whose connection was lost.
+/// How long the API server may be silent during a request. The limit is longer than a watch, so it only ends hanging
+/// requests, such as a list whose connection was lost.
 const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_DURATION.as_secs() + 10);
 
 /// Why no client could be created.
@@ -99,7 +99,7 @@ pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
 fn with_timeouts(mut config: Config) -> Config {
     config.connect_timeout = Some(CONNECT_LIMIT);
     config.read_timeout = Some(SILENCE_LIMIT);
-    // Without this, the connection's idle time before a request would count.
+    // By default, the connection's idle time before a request would count as silence.
     config.reset_reader_on_write = true;
     config
 }
@@ -121,7 +121,7 @@ async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError>
     Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
 }
 
-/// The configuration of a watch. Bookmarks are enabled by default.
+/// Returns the configuration of a watch that lists `page_size` objects per page. Bookmarks are enabled by default.
 pub(crate) fn config(page_size: u32) -> watcher::Config {
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     watcher::Config::default().timeout(seconds).page_size(page_size)
@@ -137,7 +137,7 @@ pub(crate) fn pauses() -> impl Backoff + 'static {
     ResetTimerBackoff::new(watcher::ExponentialBackoff::from(pauses), PAUSE_RESET_AFTER)
 }
 
-/// Returns an error as text: only the API server's own message, if there is one.
+/// Returns the message for a watch error: only the API server's own message, if there is one.
 pub(crate) fn error_message(error: &watcher::Error) -> String {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -148,7 +148,7 @@ pub(crate) fn error_message(error: &watcher::Error) -> String {
     if status.message.is_empty() { format!("HTTP status {}", status.code) } else { status.message.clone() }
 }
 
-/// Returns an error with its causes, except those that the text already contains.
+/// Returns the message of an error, followed by the causes that it does not already contain.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let causes = std::iter::successors(error.source(), |cause| cause.source());
@@ -161,7 +161,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Returns instructions for an error that a retry does not resolve.
+/// Returns instructions for an error that a retry does not resolve; `None` for other errors.
 pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error

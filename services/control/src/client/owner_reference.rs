@@ -15,8 +15,8 @@ use crate::release::Release;
 const VERSION: &str = "v1";
 const KIND: &str = "Namespace";
 
-/// Returns an owner reference to the release's namespace. Returns `None` if its UID cannot be read, since the object
-/// must be written anyway.
+/// Returns an owner reference to the release's namespace. `None` if the namespace's UID cannot be read: the caller then
+/// writes the object without an owner.
 pub(crate) async fn for_namespace(client: &Client, release: &Release) -> Option<OwnerReference> {
     let namespaces = Api::<Namespace>::all(client.clone());
     match namespaces.get_metadata_opt(release.namespace()).await {

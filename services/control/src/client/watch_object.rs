@@ -77,7 +77,7 @@ where
     })
 }
 
-/// Returns instructions for an error that a retry does not resolve.
+/// Returns instructions for an error that a retry does not resolve; `None` for other errors.
 fn help(error: &watcher::Error) -> Option<&'static str> {
     match status(error)? {
         401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
@@ -90,7 +90,7 @@ fn is_forbidden(error: &watcher::Error) -> bool {
     status(error) == Some(403)
 }
 
-/// The HTTP status of the API server's error, if it sent one.
+/// Returns the HTTP status of the error, or `None` if the API server sent none.
 const fn status(error: &watcher::Error) -> Option<u16> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error

@@ -41,7 +41,7 @@ labelled! {
     }
 }
 
-/// Gauges and counters of `held` namespaces. Clones share them.
+/// Gauges and counters of `held` namespaces. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct HeldMetrics {
     policies: [Gauge; Policies::ALL.len()],

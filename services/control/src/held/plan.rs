@@ -23,7 +23,7 @@ use super::pod::{HeldPod, Key, OwnerKind};
 pub enum Injection {
     /// Webhooks respond, so a new pod gets a decision.
     Answering,
-    /// Webhooks do not respond, or that is not known.
+    /// Webhooks do not respond, or their state is not known.
     Silent,
     /// An operator disabled injection with the kill switch, so no pod should wait.
     SwitchedOff,
@@ -37,19 +37,19 @@ pub struct ReleaseSettings {
     pub pods_per_second: u32,
     /// Pause before the next step for the same pod, whether the last one succeeded or not.
     pub retry: Duration,
-    /// The first back-off of an owner whose new pods wait again. It doubles each time.
+    /// The first back-off of an owner whose new pods wait again. The back-off doubles each time.
     pub first_back_off: Duration,
     /// The longest back-off.
     pub longest_back_off: Duration,
-    /// After a test pod of an owner in back-off was deleted, how long its other pods wait. If the new pod waits too,
-    /// they are not deleted.
+    /// How long the other pods of an owner wait after one pod was deleted as a test. If the new pod waits too, the
+    /// other pods are not deleted.
     pub settle: Duration,
     /// Time between two reads of the namespaces of waiting pods, since their labels may change.
     pub recheck: Duration,
     /// The labels by which namespaces opt in.
     pub opt_in: OptIn,
-    /// Namespaces that are excluded by name, besides the release's and the system's. No webhook is called there, so no
-    /// pod should wait.
+    /// Namespaces that are excluded by name, besides the release's and the system's. The API server calls no webhook
+    /// for their pods, so no pod should wait.
     pub excluded_namespaces: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ pub struct Planner {
 /// The attempts to release one owner's pods.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// Start of the attempts. A pod that was first seen later is a new one that waits again.
+    /// Start of the attempts. A pod that was first seen later is a new pod that waits again.
     began: Option<Instant>,
     failures: u32,
     /// End of the back-off.
@@ -147,7 +147,8 @@ impl Planner {
         }
     }
 
-    /// Plans the steps for now. They count as done, so none of them is planned again before [`ReleaseSettings::retry`].
+    /// Plans the steps for now. The planned steps count as done, so none is planned again before
+    /// [`ReleaseSettings::retry`] has passed.
     pub fn plan(
         &mut self,
         now: Instant,
@@ -273,7 +274,7 @@ enum Verdict {
     Recreate,
 }
 
-/// The verdict on a pod, from its current state alone.
+/// Returns how to treat a waiting pod, without regard to earlier steps.
 const fn verdict(injection: Injection, namespace_state: NamespaceState, owner: OwnerKind) -> Verdict {
     let level = match namespace_state {
         NamespaceState::Unknown => return Verdict::Wait,

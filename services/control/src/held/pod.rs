@@ -1,5 +1,5 @@
-//! The controller's data of a pod that waits by the scheduling gate of `held` namespaces. Other data is dropped when
-//! the pod is read.
+//! The controller's data of a pod that has the scheduling gate of `held` namespaces. Other data is dropped when the pod
+//! is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ pub struct Key {
 }
 
 impl StoredPod {
-    /// The key of the pod.
+    /// Returns the namespace and name of the pod.
     #[must_use]
     pub fn key(&self) -> Key {
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
@@ -132,7 +132,7 @@ impl OwnerKind {
 pub struct HeldPod {
     /// The UID of the pod.
     pub uid: Arc<str>,
-    /// The version that was read. Every write requires it.
+    /// The version that was read. Every write names it, and fails if the pod has changed since.
     pub resource_version: Arc<str>,
     /// The kind of the pod's owner.
     pub owner_kind: OwnerKind,

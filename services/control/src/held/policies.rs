@@ -30,7 +30,7 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 /// The API group of the policies.
 const API_GROUP: &str = "admissionregistration.k8s.io/v1";
 
-/// The resources of this group that are required.
+/// The resources of [`API_GROUP`] that the policies need.
 const RESOURCES: [&str; 4] = [
     "mutatingadmissionpolicies",
     "mutatingadmissionpolicybindings",
@@ -45,14 +45,14 @@ pub struct PolicySettings {
     pub policies: held::Settings,
     /// Time between two checks if the watches report no change.
     pub recheck: Duration,
-    /// Minimum time between two corrections. It doubles while corrections follow one another.
+    /// Minimum time between two corrections. The time doubles while corrections follow one another.
     pub first_pause: Duration,
-    /// Maximum of that time.
+    /// Upper limit of the doubled time.
     pub longest_pause: Duration,
 }
 
 impl PolicySettings {
-    /// The default settings of a release.
+    /// Creates settings for these policies, with default times.
     #[must_use]
     pub const fn new(policies: held::Settings) -> Self {
         Self {
@@ -83,8 +83,8 @@ enum PolicyState {
     Unowned,
 }
 
-/// Keeps the policies in place or removed, as `wanted` says, while this controller leads. Until `wanted` has a value,
-/// they stay as the last leader left them.
+/// Keeps the policies in place if `wanted` is true, or removed if it is false, while this controller leads. `None`:
+/// does not change the policies.
 pub async fn run(
     leading: LeaderContext,
     settings: PolicySettings,
@@ -145,8 +145,8 @@ pub async fn run(
             pause = (pause * 2).min(settings.longest_pause);
             last_repair = Some(now);
         } else if last_repair.is_none_or(|repair| now.duration_since(repair) > settings.longest_pause) {
-            // The watch also delivers the controller's own write. So an event does not mean that the other client has
-            // stopped.
+            // Reset the pause only after a quiet time. The watch also delivers the controller's own write, so an event
+            // without drift does not mean that the other client has stopped.
             pause = settings.first_pause;
         }
         let not_before = now + pause;
@@ -164,7 +164,7 @@ pub async fn run(
     }
 }
 
-/// The four objects in the order of creation: first those that guard the gate, then those that add it.
+/// Returns the four objects in the order of creation: first the objects that guard the gate, then those that add it.
 fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
     let policies = &settings.policies;
     Ok([
@@ -282,7 +282,7 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Writes an object in its desired state, with this owner. Returns its earlier state.
+/// Writes an object in its desired state, with this owner. Returns the state before the write.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<PolicyState> {
     let has_desired_owner =
         |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));
@@ -377,7 +377,7 @@ mod tests {
 
     type Asked = Arc<Mutex<Vec<(Method, String)>>>;
 
-    /// A fake API server that has only these resources of the group. Returns a client, and the requests.
+    /// Starts a fake API server that has only these resources of the group. Returns a client and the received requests.
     fn api_server(resources: &[&str]) -> (Client, Asked) {
         let resources: Vec<_> = resources
             .iter()
@@ -434,7 +434,7 @@ mod tests {
     async fn missing_policy_api_is_reported_without_writes() {
         let old = ["validatingadmissionpolicies", "validatingadmissionpolicybindings", "mutatingwebhookconfigurations"];
         assert_eq!(state_with(&old).await, ("unsupported".to_owned(), false));
-        // Here, the policies are written, and that fails.
+        // With all resources, the controller writes the policies, and the fake API server rejects that.
         assert_eq!(state_with(&RESOURCES).await, ("failing".to_owned(), true));
     }
 }

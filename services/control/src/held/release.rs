@@ -1,10 +1,10 @@
-//! Watches pods that wait by the scheduling gate of `held` namespaces, and executes the plans.
+//! Watches pods that have the scheduling gate of `held` namespaces, and executes the plans.
 //!
-//! Every write names the version of the pod for which the plan was made. So a pod is left alone if it has changed
-//! since: it was scheduled, or is another pod of the same name.
+//! Every write names the version of the pod for which the plan was made. So a pod that has changed since is left alone,
+//! such as a scheduled pod or a new pod of the same name.
 //!
-//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First the finalizer by
-//! which that controller counts the pod is removed, and then the pod is deleted. So the pod does not count as failed,
+//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First, the finalizer with
+//! which the Job controller counts the pod is removed. Then the pod is deleted. So the pod does not count as failed,
 //! and a Job with `backoffLimit: 0` continues. If the process ends in between, the pod still waits, and the next leader
 //! deletes it.
 
@@ -53,7 +53,7 @@ const UNSCHEDULED: &str = "spec.nodeName=";
 
 type Changes = Change<Key, (Key, Option<HeldPod>)>;
 
-/// Releases pods while this controller leads. `injection` is whether newly created pods are injected.
+/// Releases pods while this controller leads. `injection` tells whether newly created pods are injected.
 pub async fn run(
     leading: LeaderContext,
     settings: ReleaseSettings,
@@ -153,14 +153,15 @@ impl Store {
         }
     }
 
-    /// Returns the pod with the time when it was first seen.
+    /// Returns the pod with the time when this process first saw it: `now` for a new pod.
     fn known(&self, key: &Key, pod: HeldPod, now: Instant) -> Waiting {
         let before = self.pods.get(key).filter(|before| before.pod.uid == pod.uid);
         Waiting { since: before.map_or(now, |before| before.since), pod }
     }
 }
 
-/// The namespaces of waiting pods. They are read at intervals and not watched, since there are few.
+/// The states of the namespaces of waiting pods. Namespaces are read at intervals and not watched, since few have
+/// waiting pods.
 #[derive(Debug)]
 struct NamespaceStates {
     excluded: Vec<String>,
@@ -213,7 +214,8 @@ impl NamespaceStates {
     }
 }
 
-/// The state of a namespace with these labels. `labels` is `None` if the namespace was deleted, which deletes its pods.
+/// Returns the state of a namespace with these labels. `None` means that the namespace was deleted, and Kubernetes
+/// deletes its pods too.
 fn namespace_state(
     name: &str,
     excluded: &[String],

@@ -1,4 +1,5 @@
-//! Decides from the leader's other tasks whether pods should wait, and whether waiting pods can be released.
+//! Decides whether pods should wait, and whether waiting pods can be released. The leader's other tasks send the
+//! inputs.
 
 use pillion_api::names::InjectionLevel;
 use tokio::sync::watch;
@@ -18,7 +19,8 @@ pub struct Inputs {
     pub off: watch::Receiver<Option<bool>>,
 }
 
-/// Sends both decisions when they change. Ends when the sender of an input is dropped.
+/// Sends whether pods should wait to `policies`, and whether new pods are injected to `injection`, when they change.
+/// Ends when the sender of an input is dropped.
 pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
     loop {
         let (wanted, now) = {
@@ -40,9 +42,11 @@ pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, i
     }
 }
 
-/// Pods should wait only if the webhook that releases them is called, and injection is enabled. `None` leaves the
-/// policies as they are: the configurations are unknown, or damaged and soon corrected. Such a short failure must not
-/// release pods without injection.
+/// Returns whether pods should wait, and whether new pods are injected.
+///
+/// Pods should wait only if the API server calls the webhook of `held` namespaces, and injection is enabled. `None`
+/// leaves the policies as they are: the configurations are unknown, or damaged and soon corrected. Such a short failure
+/// must not release pods without injection.
 fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
     let Some(live) = live else { return (None, Injection::Silent) };
     if off || live.disarmed {

@@ -61,7 +61,7 @@ labelled! {
     }
 }
 
-/// Gauges and counters of the three watches. Clones share them.
+/// Gauges and counters of the three watches. Clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct CacheMetrics {
     last_response: [LastResponse; WatchedKind::ALL.len()],
@@ -76,7 +76,7 @@ pub struct CacheMetrics {
 #[derive(Clone)]
 pub(crate) struct LastResponse {
     since: Instant,
-    /// Milliseconds since `since`.
+    /// Milliseconds from `since` to the last response.
     last: Arc<AtomicU64>,
 }
 
@@ -189,7 +189,7 @@ impl LastResponse {
     }
 }
 
-/// The age counts from the start of the process until the first response.
+/// Until the first response, the age counts from the creation of this value.
 impl Default for LastResponse {
     fn default() -> Self {
         Self { since: Instant::now(), last: Arc::default() }
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(InterruptionReason::of(&watcher::Error::WatchFailed(lost)), InterruptionReason::Disconnected);
     }
 
-    /// Returns the recorded age after the head of this response, and after its body.
+    /// Returns the recorded age after the head of a response with this status, and after its body of `pieces` bytes.
     async fn age_after(status: u16, pieces: usize) -> (Duration, Duration) {
         let answer = service_fn(move |_: http::Request<Body>| async move {
             let body = Body::from(vec![b' '; pieces]);

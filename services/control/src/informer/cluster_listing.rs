@@ -1,7 +1,8 @@
-//! Lists profiles and namespaces once, and builds the snapshot that replicas would serve; for commands.
+//! Lists profiles and namespaces once, without a watch, and builds the snapshot that replicas would serve. Commands use
+//! it.
 //!
-//! It opens no watch. If the caller may not list a kind, the result says so and has the other kinds. For example, a
-//! tenant may read its namespace and its own profiles, but not the platform's profiles.
+//! If the caller may not list a kind, [`ClusterListing::unread`] names that kind, and the listing has the other kinds.
+//! For example, a tenant may read its namespace and its own profiles, but not the cluster profiles.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use crate::informer::text::Broken;
 
 /// Maximum number of rounds in which revisions are fetched. After each unusable revision, another one may be needed.
 const ROUNDS: usize = 64;
-/// Number of revisions that are fetched concurrently, since there may be thousands.
+/// Maximum number of concurrent fetches of revisions. A cluster may have thousands of revisions.
 const FETCHES: usize = 16;
 
 /// Profiles and namespaces at the time of the lists.
@@ -52,12 +53,12 @@ pub enum Part {
     ClusterProfiles,
     /// Profiles of the namespace, or of all namespaces.
     NamespaceProfiles,
-    /// The namespace, or all of them.
+    /// The namespace, or all namespaces.
     Namespaces,
 }
 
 impl Part {
-    /// The name of the part in messages.
+    /// Returns the name of the part in messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -80,7 +81,7 @@ pub struct Stored {
     spec: Value,
 }
 
-/// Reads one namespace with all profiles that may match in it, or all namespaces and profiles.
+/// Reads `namespace` with all profiles that may match in it. `None` reads all namespaces and profiles.
 pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> ClusterListing {
     let mut unread = Vec::new();
     let mut stored = Vec::new();
@@ -150,7 +151,7 @@ async fn fetch(client: &Client, key: &RevisionKey) -> Fetched {
     }
 }
 
-/// The changes of a watch that delivers a complete list.
+/// Returns the changes that a watch would report for a complete list of these objects.
 fn list<K, T>(objects: impl Iterator<Item = T>) -> impl Iterator<Item = Change<K, T>> {
     std::iter::once(Change::Restarted).chain(objects.map(Change::Listed)).chain([Change::ListComplete])
 }
@@ -162,19 +163,19 @@ impl Stored {
         Self { name: objects::name(object.metadata.clone()), metadata: object.metadata, status, spec }
     }
 
-    /// The profile as a watch of the informer delivers it.
+    /// Returns the profile as a watch of the informer delivers it. `with_text`: includes the spec.
     fn to_profile(&self, with_text: bool) -> StoredProfile {
         let spec = if with_text { self.spec.clone() } else { Value::Null };
         StoredProfile::new(self.metadata.clone(), spec).with_status(self.status.clone())
     }
 
-    /// The profile's `spec`, as stored.
+    /// Returns the profile's `spec`, as stored.
     #[must_use]
     pub const fn spec(&self) -> &Value {
         &self.spec
     }
 
-    /// The profile's kind.
+    /// Returns the profile's kind, such as `InjectionProfile`.
     #[must_use]
     pub fn kind(&self) -> String {
         match self.name.namespace {
@@ -183,7 +184,8 @@ impl Stored {
         }
     }
 
-    /// A condition of the profile's status: whether it is true, its reason and its message.
+    /// Returns whether a condition of the profile's status is true, its reason and its message. `None` if the status
+    /// does not have the condition.
     #[must_use]
     pub fn condition(&self, type_: &str) -> Option<(bool, &str, &str)> {
         let found = self.status.conditions.iter().find(|condition| condition.type_ == type_)?;

@@ -23,13 +23,14 @@ use crate::informer::published::{Fetched, RevisionKey};
 /// Maximum number of concurrent fetches.
 const CONCURRENT_FETCHES: usize = 8;
 
-/// Maximum bytes of a response: at most two texts, and metadata. The API server escapes some characters, so a text in a
-/// response may be seven times as long.
+/// Maximum bytes of a response: at most two specs as JSON strings, and metadata. The API server escapes some
+/// characters, so a spec in a response may be seven times as long.
 const MAX_RESPONSE_BYTES: usize = 8 * 1024 * 1024;
 const _: () = assert!(MAX_RESPONSE_BYTES > 2 * 7 * MAX_TEXT_BYTES);
 
-/// The shortest and the longest pause before a retry.
+/// The pause before the first retry. It doubles with each further retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest pause before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// After a pause of this length, the caller no longer waits for the revision.
@@ -54,19 +55,20 @@ impl Fetches {
         Self { client, queue: VecDeque::new(), paused: FuturesUnordered::new(), running: FuturesUnordered::new() }
     }
 
-    /// Queues these revisions.
+    /// Queues fetches of these revisions.
     pub(crate) fn queue(&mut self, keys: impl IntoIterator<Item = RevisionKey>) {
         self.queue.extend(keys.into_iter().map(|key| (key, Duration::ZERO)));
         self.start();
     }
 
-    /// Queues a retry after a pause. `paused` is the pause before the last attempt, and the new one is longer.
+    /// Queues a retry after a pause. The pause is twice as long as `paused`, the pause before the last attempt.
     pub(crate) fn queue_retry(&mut self, key: RevisionKey, paused: Duration) {
         let pause = (paused * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.paused.push(tokio::time::sleep(pause).map(move |()| (key, pause)).boxed());
     }
 
-    /// Returns the next finished fetch, with the pause before it. Without any fetch, it never returns.
+    /// Waits for the next finished fetch, and returns it with the pause before the fetch. Waits forever while no fetch
+    /// runs or is paused.
     pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, FetchResult) {
         loop {
             // Cancel-safe: unfinished fetches stay in their collections, and `select!` is the only await.
@@ -101,12 +103,12 @@ impl Fetches {
     }
 }
 
-/// Whether the pauses have become so long that the caller should stop waiting.
+/// Whether the last pause was so long that the caller should no longer wait for the revision.
 pub(crate) fn exceeds_wait(paused: Duration) -> bool {
     paused >= MAX_WAIT_PAUSE
 }
 
-/// The result for a revision that cannot be read for now.
+/// Returns the result for a revision that cannot be read at present, for `reason`.
 pub(crate) fn unavailable_revision(key: &RevisionKey, reason: &str) -> Fetched {
     let name = object_name(&key.profile.name, &key.revision);
     Fetched::Missing(vec![diagnostic(
@@ -198,7 +200,7 @@ mod tests {
         Fetches::new(Some(Client::new(service, "default")))
     }
 
-    /// A revision object with padding that is as long as the API server's escapes.
+    /// Returns a revision object as JSON, with an annotation of about `bytes` bytes of escapes.
     fn object(bytes: usize) -> String {
         let (text, revision) = (spec().to_string(), key("big").revision);
         let description = "\\u003c".repeat(bytes / 6);

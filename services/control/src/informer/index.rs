@@ -1,15 +1,15 @@
 //! Turns changes of profiles and namespaces into snapshots. It does no I/O.
 //!
-//! Each profile has one entry, with its stored text (`TextState`) and its published revisions (`PublishedRevisions`). A
-//! replica needs one of them. The leader of the controllers needs both, from one set of watches: it accepts texts and
-//! publishes revisions.
+//! Each profile has one entry, with the state of its stored spec (`TextState`) and of its published revisions
+//! (`PublishedRevisions`). A replica needs only one of these states. The leading controller needs both, from one set of
+//! watches: it accepts specs and publishes revisions. A *text* is a spec as JSON.
 //!
 //! Nothing is published before the first lists of all three kinds are complete. With half a list, an existing profile
 //! would appear to be missing. After that, the watches are independent: while a watch is interrupted, its last state
 //! stays.
 //!
-//! If a namespace's [`share`] lacks memory for a profile, its text is neither compiled nor kept. Once there is memory,
-//! the caller reads the text again ([`Index::take_readable`]).
+//! If a namespace's [`share`] lacks memory for a profile, the profile's text is neither compiled nor kept. Once memory
+//! is free, the caller reads the profile again ([`Index::take_readable`]).
 //!
 //! kube's `reflector` and `Store` are not used: they keep whole objects, which are several times larger than the
 //! compiled profiles, and each list clears and refills the store.
@@ -67,7 +67,7 @@ pub struct Status {
     pub namespaces: usize,
 }
 
-/// The state of a profile's text.
+/// The state of a profile's stored spec.
 #[derive(Clone, Copy, Debug)]
 pub struct ProfileState<'i> {
     /// The UID of the object.
@@ -76,16 +76,16 @@ pub struct ProfileState<'i> {
     pub good: Option<&'i Arc<CompiledProfile>>,
     /// Whether the stored version did not compile.
     pub broken: bool,
-    /// Whether the text still has to be compiled.
+    /// Whether the stored version still has to be compiled.
     pub due: bool,
-    /// The generation of this state.
+    /// The generation of the object that this state describes.
     pub generation: Option<i64>,
 }
 
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
-    /// The object without its text. Only the leader keeps it, to write the status.
+    /// The object without its spec. Only the leader keeps it, to write the status.
     stored: Option<Arc<StoredProfile>>,
     text: TextState,
     published: PublishedRevisions,
@@ -112,17 +112,17 @@ pub struct Index {
     cluster: Lists,
     namespaced: Lists,
     namespaces: NamespaceIndex,
-    /// Whether the texts of all accepted profiles are kept, even if nothing else needs them.
+    /// Whether the specs of all accepted profiles are kept, even if nothing else needs them.
     keeps_texts: bool,
-    /// Whether published revisions are served, instead of the stored texts.
+    /// Whether snapshots have the published revisions, instead of the stored specs.
     serves_revisions: bool,
-    /// Texts that were accepted before this index was created.
+    /// Specs that were accepted before this index was created, with the UIDs of their profiles.
     seeds: BTreeMap<ProfileName, (Box<str>, Text)>,
     /// The memory limits of namespaced profiles.
     shares: Shares,
-    /// Texts to compile.
+    /// Profiles that must be compiled.
     due: BTreeSet<ProfileName>,
-    /// Profiles whose texts lack memory.
+    /// Profiles that are not compiled for lack of memory.
     lacking: BTreeSet<ProfileName>,
     /// Cluster profiles whose children have to be compiled again.
     touched: BTreeSet<Box<str>>,
@@ -136,13 +136,13 @@ pub struct Index {
 }
 
 impl Index {
-    /// Serves published revisions instead of the stored texts.
+    /// Builds snapshots from the published revisions instead of the stored specs.
     #[must_use]
     pub fn of_revisions(self) -> Self {
         Self { serves_revisions: true, ..self }
     }
 
-    /// Keeps the texts of all accepted profiles, for the controller, which creates revisions of them.
+    /// Keeps the specs of all accepted profiles, from which the controller creates revisions.
     #[must_use]
     pub(crate) fn keeping_texts(self) -> Self {
         Self { keeps_texts: true, ..self }
@@ -154,21 +154,21 @@ impl Index {
         Self { shares: Shares::new(limits), ..self }
     }
 
-    /// Creates an index that builds its snapshots from this one.
+    /// Creates an index whose first snapshot is based on `snapshot`.
     #[must_use]
     pub(crate) fn from_snapshot(snapshot: Snapshot) -> Self {
         Self { snapshot, ..Self::default() }
     }
 
-    /// Whether the index needs the texts of profiles.
+    /// Whether the index needs the stored specs of profiles.
     pub(crate) const fn reads_texts(&self) -> bool {
         self.keeps_texts || !self.serves_revisions
     }
 
-    /// Adds a text that was accepted before this index was created. If the profile does not compile when it is first
-    /// seen, this is its last valid text.
+    /// Adds a spec (JSON) that was accepted before this index was created. If the profile does not compile when it is
+    /// first seen, the seed is its last valid version.
     pub(crate) fn seed(&mut self, name: ProfileName, uid: Box<str>, text: &str) {
-        // An unreadable text cannot be the last valid one.
+        // An unreadable spec cannot be the last valid version.
         let Ok(spec) = guard::compiled(&name, || read(text)) else { return };
         let parent = spec.extends.map(|parent| parent.name.into());
         self.seeds.insert(name, (uid, Text { json: text.into(), parent }));
@@ -190,7 +190,7 @@ impl Index {
     fn update_profiles(&mut self, change: ProfileChange, is_cluster: bool) -> Vec<Broken> {
         let mut broken = Vec::new();
         match change {
-            // The watch may also continue without a list.
+            // Discard a partial list. The watch may list again, or continue without a list.
             Change::Restarted => self.lists_mut(is_cluster).unfinished = None,
             Change::Listed(stored) => {
                 let lists = self.lists_mut(is_cluster);
@@ -219,7 +219,7 @@ impl Index {
         broken
     }
 
-    /// Applies the latest state of a profile. Returns the new errors of its text.
+    /// Applies the latest state of a profile. Returns the errors of its spec if they are new.
     fn apply(&mut self, mut stored: StoredProfile) -> Option<Broken> {
         let publication = self.serves_revisions.then(|| Publication::of(stored.status.clone())).flatten();
         let (text, broken) = if self.reads_texts() { self.next_text(&stored) } else { Default::default() };
@@ -267,7 +267,7 @@ impl Index {
         self.profiles_changed |= was_active;
     }
 
-    /// Returns the state of a stored text, and its new errors.
+    /// Returns the state of the stored spec, and its errors if they are new.
     fn next_text(&mut self, stored: &StoredProfile) -> (TextState, Option<Broken>) {
         let name = stored.name.clone();
         let entry = self.entries.get(&name);
@@ -289,7 +289,8 @@ impl Index {
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
             seed.json = stored.spec.to_string().into();
         } else if self.defers_new_texts(&name) && known.is_none_or(|known| known.lacking_bytes == Some(0)) {
-            // Accepted texts get memory first. This text is new, so it is read again when the list is complete.
+            // Accepted specs get memory first. The stored spec is new, so the profile is read again when the list is
+            // complete.
             self.lacking.insert(name);
             let known = known.cloned();
             let state = known.unwrap_or(TextState { due: seed.is_some(), accepted: seed, ..TextState::default() });
@@ -301,7 +302,7 @@ impl Index {
             self.lacking.remove(&name);
             return (state, broken);
         };
-        // The last accepted text stays active, and the stored text is not kept.
+        // The last accepted spec stays active, and the stored spec is not kept.
         let mut state = TextState {
             broken: true,
             lacking_bytes: Some(lack.bytes),
@@ -316,7 +317,7 @@ impl Index {
         (state, Some(broken))
     }
 
-    /// Whether a text without a seed must wait until the first list is complete.
+    /// Whether a profile without a seed must wait until the first list is complete, so that seeds get memory first.
     fn defers_new_texts(&self, name: &ProfileName) -> bool {
         let has_seeds = self.seeds.keys().next_back().is_some_and(|name| !is_of_cluster(name));
         !is_of_cluster(name) && !self.namespaced.is_complete && has_seeds
@@ -349,7 +350,7 @@ impl Index {
         broken
     }
 
-    /// Marks the profiles that extend one of these as due. Returns the names of the cluster profiles among them.
+    /// Marks the profiles that extend one of `parents` as due. Returns the names of the cluster profiles among them.
     fn touch_children(&mut self, parents: &BTreeSet<Box<str>>) -> BTreeSet<Box<str>> {
         let mut touched = BTreeSet::new();
         if parents.is_empty() {
@@ -404,7 +405,7 @@ impl Index {
             let good = guard::compiled(name, || {
                 read(&text.json).and_then(|spec| ProfileSource::Author(&spec, &parents).compile(name))
             })?;
-            // A text that was accepted before stays accepted, even if its parent has grown.
+            // A spec that was accepted before stays accepted, even if its parent has grown.
             if state.accepted.as_ref() == Some(text) {
                 return Ok(good);
             }
@@ -420,7 +421,7 @@ impl Index {
         let stored = state.extending.clone().map(|text| (compiled(&text), text));
         let accepted = match &stored {
             Some((Ok(_), _)) => None,
-            // The accepted text is not compiled twice.
+            // If the stored spec equals the accepted one, do not compile it twice.
             Some((Err(_), text)) => state.accepted.as_ref().filter(|accepted| *accepted != text).map(compiled),
             None => state.accepted.as_ref().map(compiled),
         };
@@ -439,7 +440,7 @@ impl Index {
                 Some(good)
             }
             (Some((Err(errors), _)), accepted) => {
-                // These errors are reported once.
+                // Report errors only if the profile was not broken before.
                 diagnostics = (!std::mem::replace(&mut state.broken, true)).then_some(errors);
                 accepted.and_then(Result::ok)
             }
@@ -462,7 +463,7 @@ impl Index {
             return Vec::new();
         }
         let mut readable: Vec<ProfileName> = Vec::new();
-        // The profiles have to fit together.
+        // All returned profiles must fit into the memory together.
         let mut planned = 0;
         for name in &self.lacking {
             let Some(entry) = self.entries.get(name).filter(|_| readable.len() < count) else { continue };
@@ -509,7 +510,7 @@ impl Index {
         broken
     }
 
-    /// Returns the revisions to fetch now. Each is returned once.
+    /// Returns the revisions to fetch now. Each revision is returned once.
     pub(crate) fn take_unfetched(&mut self) -> Vec<RevisionKey> {
         let keys: Vec<_> = std::mem::take(&mut self.unfetched).into_iter().collect();
         self.fetching.extend(keys.iter().cloned());
@@ -540,7 +541,7 @@ impl Index {
         }
     }
 
-    /// Returns the state of a profile's text, or `None` if the profile does not exist.
+    /// Returns the state of a profile's stored spec, or `None` if the profile does not exist.
     #[must_use]
     pub fn state(&self, name: &ProfileName) -> Option<ProfileState<'_>> {
         let Entry { uid, text, .. } = self.entries.get(name)?;
@@ -549,8 +550,8 @@ impl Index {
         Some(ProfileState { uid, good: text.good.as_ref(), broken: text.broken, due, generation: text.generation })
     }
 
-    /// Returns the accepted text of a profile, flattened and as its author wrote it. Returns `None` if texts are not
-    /// kept.
+    /// Returns the accepted spec of a profile, flattened and as its author wrote it. Returns `None` if the profile has
+    /// none, or if it does not flatten.
     #[must_use]
     pub(crate) fn accepted_text(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.text.accepted.as_ref()?;
@@ -559,12 +560,12 @@ impl Index {
         Some((accepted_text, Arc::clone(&text.json)))
     }
 
-    /// The profiles without their texts, by name. Empty if texts are not kept.
+    /// Returns the profiles without their specs, ordered by name. Empty unless the index keeps specs.
     pub(crate) fn stored(&self) -> impl Iterator<Item = &Arc<StoredProfile>> {
         self.entries.values().filter_map(|entry| entry.stored.as_ref())
     }
 
-    /// Returns a profile without its text, or `None` if texts are not kept.
+    /// Returns a profile without its spec. `None` if it does not exist, or if the index does not keep specs.
     pub(crate) fn stored_profile(&self, name: &ProfileName) -> Option<&Arc<StoredProfile>> {
         self.entries.get(name)?.stored.as_ref()
     }
@@ -585,12 +586,12 @@ impl Index {
         self.stored_profile(&before.name).is_some_and(|stored| Arc::ptr_eq(stored, before))
     }
 
-    /// The namespaces of the snapshot.
+    /// Returns the namespaces of the snapshot, with their names.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Namespace)> {
         self.snapshot.namespaces().map(|(name, namespace)| (name, &**namespace))
     }
 
-    /// Returns the next snapshot if anything changed.
+    /// Returns the next snapshot; `None` if nothing changed or the first lists are incomplete.
     pub fn publish(&mut self) -> Option<Arc<Snapshot>> {
         let due = self.synced() && (self.profiles_changed || self.namespaces_changed);
         if !due {
@@ -609,7 +610,7 @@ impl Index {
         Some(Arc::new(self.snapshot.clone()))
     }
 
-    /// Returns the current state.
+    /// Returns the state of the index, for readiness and gauges.
     #[must_use]
     pub fn status(&self) -> Status {
         let is_broken = |entry: &&Entry| {
@@ -623,7 +624,7 @@ impl Index {
         }
     }
 
-    /// Whether all objects of a kind are known, and their number.
+    /// Returns whether all objects of a kind are known, and their number.
     #[must_use]
     pub fn known(&self, kind: WatchedKind) -> (bool, usize) {
         let count = |is_cluster| self.entries.keys().filter(|name| is_of_cluster(name) == is_cluster).count();
@@ -640,7 +641,7 @@ impl Index {
         self.cluster.is_complete && self.namespaced.is_complete && self.namespaces.synced()
     }
 
-    /// Whether snapshots are published.
+    /// Whether the lists, and the revisions if they are served, are complete, so that snapshots are published.
     const fn synced(&self) -> bool {
         self.is_synced(&self.cluster) && self.is_synced(&self.namespaced) && self.namespaces.synced()
     }
@@ -662,7 +663,7 @@ const fn is_of_cluster(name: &ProfileName) -> bool {
     name.namespace.is_none()
 }
 
-/// The last accepted texts of cluster profiles, for the profiles that extend them.
+/// The last accepted specs of cluster profiles, for the profiles that extend them.
 struct AcceptedTexts<'e>(&'e Entries);
 
 impl Parents for AcceptedTexts<'_> {

@@ -7,8 +7,8 @@
 //! - Concurrent requests are limited, and so are requests per second, in total and for each client.
 //! - A request has a short timeout.
 //!
-//! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, they are cached for
-//! longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace counts as unknown.
+//! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, results are cached
+//! for longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace counts as unknown.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -42,7 +42,7 @@ fn bounds(answer_limit: Duration) -> Bounds {
         request_timeout: request_timeout(answer_limit),
         concurrent: 8,
         a_second: Some(40),
-        // Limited, so that one client cannot use up the total rate.
+        // A client gets a quarter of the total rate, so that one client cannot use up all of it.
         a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
         // The watch delivers the namespace much sooner.
@@ -60,7 +60,7 @@ pub type Fetched = lookup_cache::Fetched<Namespace>;
 /// Counts lookups of namespaces, as `pillion_live_lookups`.
 pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 
-/// The kind of these lookups.
+/// Lookups of single namespaces.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup;
 

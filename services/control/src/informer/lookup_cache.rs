@@ -88,7 +88,7 @@ pub(crate) struct Bounds {
     pub(crate) failed_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub(crate) stale_for: Duration,
-    /// The name of these objects in log lines.
+    /// The name of the looked-up objects in log lines.
     pub(crate) wanted: &'static str,
 }
 
@@ -120,18 +120,18 @@ pub(crate) struct Caller<'a> {
     pub(crate) client: Option<IpAddr>,
     /// The namespace of the review's object, if known.
     pub(crate) tenant: Option<&'a str>,
-    /// Results that are older than this are not used.
+    /// Results that were received before this time are not used. `None`: any cached result may be used.
     pub(crate) after: Option<Instant>,
 }
 
 impl Caller<'_> {
-    /// A lookup that Pillion itself needs.
+    /// Creates the caller of a lookup that Pillion itself needs. No client or tenant limit applies.
     pub(crate) const fn own(deadline: Instant) -> Self {
         Self { deadline, client: None, tenant: None, after: None }
     }
 }
 
-/// Request permits for each tenant, the same number for all.
+/// The request permits of each tenant. All tenants have the same number.
 struct TenantPermits {
     each: usize,
     permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
@@ -186,7 +186,7 @@ enum EntryState {
     Fresh,
     /// The entry is served, and a refresh is due.
     Due,
-    /// The entry is too old: request the object, and serve the entry if that fails.
+    /// The entry is too old: the object is requested, and the entry is served if the request fails.
     Expired,
     /// The entry is too old, and the last request has just failed.
     Stale,
@@ -196,8 +196,8 @@ enum EntryState {
     Unknown,
 }
 
-/// Returns the timeout of a request whose callers wait for `answer_limit`. It is slightly shorter, so that all callers
-/// see the result.
+/// Returns the timeout of a request whose callers wait for `answer_limit`. The timeout is slightly shorter, so that all
+/// callers see the result.
 pub(crate) fn request_timeout(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }
@@ -208,8 +208,8 @@ impl FetchError {
         Self::Unavailable(error.into())
     }
 
-    /// Whether the API server responded, even with an error. Then it is available, and other stale entries are not
-    /// served without a request. For example, an aggregated API server may fail for one kind alone.
+    /// Whether the API server responded, even with an error. An API server that responds counts as available, so other
+    /// stale entries are not served without a request. For example, an aggregated API server may fail for one kind.
     fn is_response(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
@@ -329,17 +329,18 @@ where
         Self { cache, fetcher: Arc::new(fetcher) }
     }
 
-    /// Number of cached entries.
+    /// Returns the number of cached entries.
     pub(crate) fn len(&self) -> u64 {
         self.cache.entry_count()
     }
 
-    /// Counts a lookup that needs no request because its name is invalid.
+    /// Counts a lookup of `target` by its result. [`Self::get`] counts its own lookups. Callers count only lookups that
+    /// need no request because the name is invalid.
     pub(crate) fn count(&self, target: W, result: LookupResult) {
         self.fetcher.metrics.count(target, result);
     }
 
-    /// Returns the result, at the deadline at the latest.
+    /// Looks up an object in the cache or by a request. Returns at the caller's deadline at the latest.
     pub(crate) async fn get(&self, target: W, key: K, caller: Caller<'_>) -> Answer<V> {
         let (now, bounds) = (Instant::now(), self.fetcher.bounds);
         let Caller { deadline, client, tenant, after } = caller;
@@ -365,7 +366,7 @@ where
             }
         }
         let object = entry.as_ref().and_then(|entry| entry.object(&bounds, now).cloned());
-        // Check this before other callers can wait for the request: they must not fail because of this client's rate.
+        // Check the client's rate before other callers can wait for the request: they must not fail because of it.
         if client.is_some_and(|client| !self.fetcher.clients.take(client)) {
             self.fetcher.log_refused(&key, client, bounds.a_second_per_client as usize);
             self.count(target, if object.is_some() { LookupResult::Stale } else { LookupResult::Refused });
@@ -533,13 +534,13 @@ labelled! {
     /// The result of a lookup.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum LookupResult {
-        /// The object was cached, or a request for it was running.
+        /// The result was cached, or a request for the object was already running.
         Hit => "hit",
-        /// A stale entry was served because the API server was unavailable.
+        /// A stale entry was served because a request failed or was not sent.
         Stale => "stale",
-        /// The object exists.
+        /// The API server returned the object.
         Found => "found",
-        /// The object does not exist.
+        /// The API server responded that the object does not exist.
         Missing => "missing",
         /// A cached entry was refreshed early, and no review waited for it.
         Refreshed => "refreshed",
@@ -565,7 +566,7 @@ pub trait LookupKind: Copy + Send + Sync + 'static {
     /// All targets.
     const ALL: &'static [Self];
 
-    /// The value of the metric label `what`; `None` if the kind has only one target.
+    /// Returns the value of the metric label `what`; `None` if the kind has only one target.
     fn label(self) -> Option<&'static str>;
 }
 

@@ -1,7 +1,7 @@
 //! Looks up the objects that reviews need besides the namespace: the pod's service account, its owners, and objects
 //! that profiles declare.
 //!
-//! It opens no watch: the service accounts, Jobs and workloads of a large cluster would take more memory than
+//! This module opens no watch: the service accounts, Jobs and workloads of a large cluster would take more memory than
 //! everything else, and profiles need few of them. An object is read when the first pod needs it, and cached for half a
 //! minute, which bounds how late a change is seen. The pods of a workload are created together and share a service
 //! account, so they cost one request. Only the metadata of service accounts and owners is read.
@@ -63,7 +63,8 @@ pub struct LookupSettings {
 }
 
 impl Default for LookupSettings {
-    /// 250 ms, 30 s, one hour, 16 MiB, and 200 requests per second.
+    /// Waits up to 250 ms for all lookups. Caches objects in 16 MiB, fresh for 30 s and stale for up to one hour.
+    /// Permits 200 requests per second for each client address.
     fn default() -> Self {
         Self {
             answer_limit: ANSWER_LIMIT,
@@ -86,7 +87,7 @@ impl From<LookupSettings> for Bounds {
             capacity: memory,
             found_for: fresh_for,
             missing_for: Duration::from_secs(5).min(fresh_for),
-            // Short, so that the next pods fail at once instead of waiting for a timeout.
+            // During this time, other pods fail at once instead of waiting for a timeout.
             failed_for: Duration::from_secs(1),
             stale_for,
             wanted: "what a profile reads",
@@ -203,7 +204,7 @@ impl Lookups {
         LookedUp { service_account, owners, objects, cluster: None }
     }
 
-    /// Follows owners to the end of their chain. Each step needs the result of the one before.
+    /// Looks up the owners of a chain one after the other, since each owner names the next one.
     async fn follow(&self, mut chain: OwnerChain, namespace: &str, caller: Caller<'_>) -> Answer<OwnerChain> {
         while let Some(key) = chain.next().and_then(|next| Key::owner(namespace, next)) {
             match self.look_up(LookupTarget::Owner, Some(key), caller).await {
@@ -250,7 +251,7 @@ pub struct Key {
     pub which: KeyObjects,
 }
 
-/// Selects objects, and the part of them that is needed.
+/// Selects the objects of a request, and whether only their metadata is requested.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyObjects {
     /// The metadata of the object with this name.
@@ -262,18 +263,18 @@ pub enum KeyObjects {
 }
 
 impl Key {
-    /// A service account; `None` if the name is invalid.
+    /// Creates the key of a service account; `None` if a name is invalid.
     pub(super) fn service_account(namespace: &str, name: &str) -> Option<Self> {
         Self::metadata("", "serviceaccounts", namespace, name)
     }
 
-    /// An owner; `None` if its kind is not looked up or the name is invalid.
+    /// Creates the key of an owner; `None` if Pillion does not look up its kind or a name is invalid.
     pub(super) fn owner(namespace: &str, owner: &OwnerReference) -> Option<Self> {
         Self::metadata(owner.group(), owner.resource()?, namespace, &owner.name)
     }
 
-    /// Creates a key for metadata. All kinds whose metadata is requested have a version v1, whatever version a
-    /// reference names.
+    /// Creates a key for metadata; `None` if a name is invalid. The version is v1, which all kinds have whose metadata
+    /// Pillion requests, whatever version a reference names.
     fn metadata(group: &str, resource: &str, namespace: &str, name: &str) -> Option<Self> {
         (is_dns_name(namespace) && is_dns_name(name)).then(|| Self {
             group: group.into(),
@@ -284,7 +285,8 @@ impl Key {
         })
     }
 
-    /// An object that a profile declares. The engine has validated the query; this excludes Secrets again.
+    /// Creates the key for objects that a profile declares; `None` if a name is invalid or the query is for Secrets.
+    /// The engine has already checked both.
     pub(super) fn declared(query: &Query) -> Option<Self> {
         let (name, which) = match &query.which {
             lookup::Which::Named(name) => (Some(name), KeyObjects::Named(name.clone())),
@@ -304,13 +306,13 @@ impl Key {
         })
     }
 
-    /// Bytes of the key's strings.
+    /// Returns the total length of the key's strings in bytes.
     pub(super) fn bytes(&self) -> usize {
         let (KeyObjects::Metadata(text) | KeyObjects::Named(text) | KeyObjects::Selected(text)) = &self.which;
         [&self.group, &self.version, &self.resource, &self.namespace, text].into_iter().map(|text| text.len()).sum()
     }
 
-    /// Requests the object from the API server.
+    /// Requests the objects from the API server.
     pub(super) async fn fetch(self, client: Client) -> Fetched {
         let api_version =
             if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) };
@@ -375,7 +377,7 @@ fn without_managed_fields(mut object: DynamicObject) -> Result<Value, serde_json
     serde_json::to_value(object)
 }
 
-/// A selector in its URL form: `a=b,c in (d,e),!f`.
+/// Returns the selector in its URL form, such as `a=b,c in (d,e),!f`.
 fn selector_text(selector: &LabelSelector) -> String {
     let mut requirements: Vec<String> = Vec::new();
     requirements.extend(selector.match_labels.iter().map(|(key, value)| format!("{key}={value}")));

@@ -3,7 +3,7 @@
 //! - [`objects`]: profiles and changes as watches deliver them. [`namespaces`] reduces a namespace to what decisions
 //!   need.
 //! - [`share`]: limits the memory of namespaced profiles.
-//! - [`text`]: the stored text of a profile and its last valid version.
+//! - [`text`]: the stored spec of a profile and its last valid version, as JSON text.
 //! - [`published`]: the published revisions of a profile. `fetch` reads them by name.
 //! - [`index`]: turns changes into snapshots, with one entry for each profile. It does no I/O.
 //! - [`watch`]: runs the watches and publishes snapshots ([`Publisher`](watch::Publisher)).

@@ -1,4 +1,5 @@
-//! Reduces a namespace to its labels and annotations: a few hundred bytes of the five thousand of the object.
+//! Reduces a namespace to its labels and annotations, which take a few hundred bytes. The whole object takes about
+//! 5,000 bytes.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Objects as a watch or a list delivers them, without the client's types. So all code that uses them is tested without
-//! a cluster.
+//! Objects as a watch or a list delivers them, without the client's types. So all code that uses these objects is
+//! tested without a cluster.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::Event;
@@ -39,7 +39,7 @@ impl<K, T> Change<K, T> {
 }
 
 impl<K, T> Change<K, Option<T>> {
-    /// Returns `None` for an object that could not be read.
+    /// Returns the change with its object, or `None` if the object could not be read.
     #[must_use]
     pub fn known(self) -> Option<Change<K, T>> {
         Some(match self {
@@ -52,24 +52,24 @@ impl<K, T> Change<K, Option<T>> {
     }
 }
 
-/// A stored profile, not parsed.
+/// A stored profile whose spec is not parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredProfile {
     /// The profile's name.
     pub name: ProfileName,
     /// The UID of the object. It changes if the profile is deleted and recreated.
     pub uid: Box<str>,
-    /// Grows with each change of the text, but not with changes of the status.
+    /// Grows with each change of the spec, but not with changes of the status.
     pub generation: Option<i64>,
     /// Changes with each write of the object.
     pub resource_version: Option<String>,
-    /// The text, which is the object's `spec`. Null if the object has none, or if the reader does not need it.
+    /// The object's `spec`. Null if the object has none, or if the reader does not need it.
     pub spec: Value,
     /// The status, which names the published revisions.
     pub status: ProfileStatus,
     /// The revision to roll back to, if the annotations request a rollback.
     pub rollback_to: Option<Box<str>>,
-    /// The revision to roll back from.
+    /// The revision to roll back from, if an annotation names it.
     pub rollback_from: Option<Box<str>>,
 }
 
@@ -100,14 +100,14 @@ impl StoredProfile {
     }
 }
 
-/// The name of the profile with this metadata.
+/// Returns the name of the profile with this metadata.
 #[must_use]
 pub fn name(metadata: ObjectMeta) -> ProfileName {
     ProfileName { namespace: metadata.namespace.map(Into::into), name: metadata.name.unwrap_or_default().into() }
 }
 
-/// Parses the status of a profile. If a newer version wrote a status that this build cannot parse, only the revisions
-/// are read, and all pods get the promoted revision.
+/// Parses the status of a profile. If this build cannot parse it, since a newer version of Pillion wrote it, only the
+/// revisions are read, and all pods get the promoted revision.
 pub(crate) fn read_status(status: Value) -> ProfileStatus {
     let text = |field: &str| status.get(field).and_then(Value::as_str).map(str::to_owned);
     let promoted = text("promotedRevision");

@@ -1,9 +1,9 @@
-//! The published revisions of a profile. Its status names them.
+//! The published revisions of a profile, which the profile's status names.
 //!
-//! A replica does not read the text of a profile. The status names the served revision and the namespaces that get it.
+//! A replica does not read the spec of a profile. The status names the served revision and the namespaces that get it.
 //! The replica fetches the revision by name, compiles it, and keeps it while it is published. So an edited or broken
-//! profile changes nothing until the controller has accepted it, even for a replica that starts later. Of revisions
-//! that are no longer published, only the hashes are known.
+//! profile changes nothing until the controller has accepted it, even for a replica that starts later. For revisions
+//! that are no longer published, the replica knows only the hashes.
 //!
 //! A published revision may be missing, or unusable for this build. A replica that already serves the profile then
 //! keeps its active version. A replica that has just started serves the promoted revision instead, or the latest kept
@@ -22,11 +22,11 @@ use pillion_engine::snapshot::{Served, Stage};
 pub struct Publication {
     /// The newest revision. During a rollout, only some of the pods get it.
     pub newest: Box<str>,
-    /// The promoted revision, for all other pods.
+    /// The promoted revision, for all other pods. `None` if no revision was promoted yet.
     pub promoted: Option<Box<str>>,
     /// Which pods get the newest revision; `None` for all.
     pub rollout: Option<Rollout>,
-    /// The kept revisions.
+    /// The hashes of the kept revisions.
     pub kept: Arc<[Box<str>]>,
 }
 
@@ -54,36 +54,36 @@ pub enum Fetched {
 #[derive(Debug, Default)]
 pub(crate) struct PublishedRevisions {
     pub(crate) publication: Option<Publication>,
-    /// The served revision. Until the published revision is fetched, this is the earlier one.
+    /// The served revision. Until the published revision is fetched, the previously served revision stays.
     pub(crate) served: Option<Served>,
     /// Fetched revisions that are not served yet.
     fetched: HashMap<Box<str>, Arc<CompiledProfile>>,
-    /// Revisions that cannot be used.
+    /// Needed revisions that are missing, or that this build cannot use.
     pub(crate) unusable: BTreeSet<Box<str>>,
 }
 
 impl Publication {
-    /// The published revisions in a status; `None` if nothing is published.
+    /// Reads the published revisions from a status; `None` if nothing is published.
     pub(crate) fn of(status: ProfileStatus) -> Option<Self> {
         let newest = status.revision?.into();
         let kept = status.revisions.into_iter().map(Into::into).collect();
         Some(Self { newest, promoted: status.promoted_revision.map(Into::into), rollout: status.rollout, kept })
     }
 
-    /// The rollout, and the promoted revision unless it equals the newest one.
+    /// Returns the rollout, and the promoted revision unless it equals the newest one. `None` without a rollout.
     fn staged(&self) -> Option<(&Rollout, Option<&str>)> {
         let promoted = self.promoted.as_deref().filter(|promoted| **promoted != *self.newest);
         self.rollout.as_ref().map(|rollout| (rollout, promoted))
     }
 
-    /// The revisions that must be fetched before they are served.
+    /// Returns the published revisions, which must all be fetched before they are served.
     fn needed(&self) -> impl Iterator<Item = &str> {
         let promoted = self.staged().and_then(|(_, promoted)| promoted);
         std::iter::once(&*self.newest).chain(promoted)
     }
 
-    /// Revisions to serve instead, for a replica that serves nothing yet; best first. The newest is last, since it is
-    /// not meant for all pods.
+    /// Returns the revisions that a replica without an active version may serve if a published one is unusable; best
+    /// first. The newest is last, since it is not meant for all pods.
     fn fallbacks(&self) -> impl Iterator<Item = &str> {
         let older = self.promoted.iter().chain(&*self.kept).filter(|older| **older != self.newest);
         older.chain([&self.newest]).map(|revision| &**revision)
@@ -108,7 +108,8 @@ impl PublishedRevisions {
         self.activate()
     }
 
-    /// Records that a revision cannot be used. Returns whether that is new, and whether the served revision changed.
+    /// Records that a revision is missing or unusable. Returns whether this was not recorded before, and whether the
+    /// served revision changed.
     pub(crate) fn add_unusable(&mut self, revision: &str) -> (bool, bool) {
         let is_new = self.unusable.insert(revision.into());
         (is_new, is_new && self.activate())
@@ -118,7 +119,7 @@ impl PublishedRevisions {
         self.publication.iter().flat_map(Publication::needed).chain(self.fallback())
     }
 
-    /// The fallback revision, if nothing is served and a published revision is unusable.
+    /// Returns the fallback revision if nothing is served and a published revision is unusable, else `None`.
     fn fallback(&self) -> Option<&str> {
         let published = self.publication.as_ref().filter(|_| self.served.is_none())?;
         let is_usable = |revision: &&str| !self.unusable.contains(*revision);
@@ -128,7 +129,7 @@ impl PublishedRevisions {
         published.fallbacks().find(is_usable)
     }
 
-    /// The revisions that are needed and not fetched.
+    /// Returns the revisions to fetch: those that are needed, not fetched, and not known as unusable.
     pub(crate) fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
         let missing =
             self.needed().filter(|revision| !self.unusable.contains(*revision) && self.available(revision).is_none());
@@ -139,7 +140,7 @@ impl PublishedRevisions {
         self.needed().any(|needed| needed == revision)
     }
 
-    /// Returns a revision that was fetched or is already served.
+    /// Returns the compiled revision if it was fetched or is already served.
     fn available(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
         let served = self.served.iter().flat_map(|served| {
             let promoted = served.stage.as_ref().and_then(|stage| stage.promoted.as_ref());
@@ -149,7 +150,8 @@ impl PublishedRevisions {
         known.find(|profile| profile.revision() == revision).cloned()
     }
 
-    /// Activates the published revision once all parts of it are fetched. Returns whether the served revision changed.
+    /// Activates the published revisions once all are fetched, or else the fallback. Returns whether anything was
+    /// activated or removed.
     fn activate(&mut self) -> bool {
         if self.publication.is_none() {
             return self.served.take().is_some();
@@ -164,14 +166,14 @@ impl PublishedRevisions {
         true
     }
 
-    /// The fallback revision for all pods, if it is fetched.
+    /// Returns the fallback revision for all pods, or `None` if it is not needed or not fetched.
     fn fallback_revision(&self) -> Option<Served> {
         let profile = self.available(self.fallback()?)?;
         let kept = &self.publication.as_ref()?.kept;
         Some(Served { profile, stage: None, kept: Arc::clone(kept) })
     }
 
-    /// The published revision, if all parts of it are fetched.
+    /// Returns the newest revision with its rollout, or `None` if a revision that they need is not fetched.
     fn as_published(&self) -> Option<Served> {
         let published = self.publication.as_ref()?;
         let profile = self.available(&published.newest)?;

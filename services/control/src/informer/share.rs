@@ -7,24 +7,24 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The memory limits.
+/// The memory limits for namespaced profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes for the profiles of one namespace.
     pub of_namespace: usize,
-    /// Bytes for the profiles of all namespaces together. A namespace gets at most half of the bytes that the others
-    /// leave.
+    /// Bytes for the profiles of all namespaces together. A namespace gets at most half of the bytes that all other
+    /// namespaces leave.
     pub of_all: usize,
 }
 
 impl Default for Limits {
-    /// 16 MiB and 128 MiB.
+    /// 16 MiB for one namespace, and 128 MiB for all namespaces.
     fn default() -> Self {
         Self { of_namespace: 16 << 20, of_all: 128 << 20 }
     }
 }
 
-/// Bytes that each namespace gets, and by which a profile may grow, even if that is more than half of the free memory.
+/// Bytes that each namespace gets even if half of the free memory is less. A profile may also grow by this many bytes.
 const SMALL: usize = 64 << 10;
 
 /// Grants memory to namespaces and counts it.
@@ -75,8 +75,8 @@ impl Shares {
         if after <= limit { Ok(()) } else { Err(limit) }
     }
 
-    /// Grants these bytes even beyond the limits. Callers use it for texts that were accepted before, or that fit. The
-    /// caller drops the replaced grant afterwards.
+    /// Grants these bytes even beyond the limits. Callers use it for profiles that were accepted before, or that fit.
+    /// The caller drops the replaced grant afterwards.
     pub(crate) fn grant(&mut self, namespace: &str, bytes: usize) -> Grant {
         if !self.of_namespaces.contains_key(namespace) {
             // Remove the totals of namespaces that no longer have profiles.
@@ -92,7 +92,7 @@ impl Shares {
 }
 
 impl Grant {
-    /// Bytes of the grant.
+    /// Returns the bytes of the grant.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes

@@ -1,11 +1,11 @@
-//! The stored text of a profile, and its last version that compiled.
+//! The stored spec of a profile, and the last version that compiled. A *text* is a spec as JSON.
 //!
 //! This build may be unable to read a stored profile (a field of a newer version), or the profile may not compile. Then
 //! the last valid version stays active, and the errors are reported once for each generation. A mistake in one profile
 //! must not remove an active version. Nor may it stop the watch that would deliver the correction.
 //!
 //! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If the
-//! stored text is broken by then, the last valid text is compiled. If that fails too, or if the parent is deleted, the
+//! stored spec is broken by then, the last valid spec is compiled. If that fails too, or if the parent is deleted, the
 //! last valid version stays active. The exception is a namespaced profile that only its parent limits: it would keep
 //! permissions that the platform has withdrawn.
 
@@ -32,34 +32,34 @@ pub struct Broken {
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// The text of a profile.
+/// The spec of a profile as JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Text {
     pub(crate) json: Arc<str>,
-    /// The name of the parent profile.
+    /// The name of the profile that `json` extends.
     pub(crate) parent: Option<Box<str>>,
 }
 
-/// The state of a profile's text.
+/// The state of a profile's stored spec.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TextState {
     pub(crate) generation: Option<i64>,
     /// The last version that compiled.
     pub(crate) good: Option<Arc<CompiledProfile>>,
-    /// The text of the last valid version. It is kept only if it may be needed again: this profile extends another one,
-    /// or other profiles may extend it.
+    /// The spec of the last valid version. It is kept only if it may be needed again: this profile extends another one,
+    /// other profiles may extend it, or the controller creates revisions from it.
     pub(crate) accepted: Option<Text>,
     pub(crate) broken: bool,
-    /// The stored text, if it extends another profile.
+    /// The stored spec, if it extends another profile.
     pub(crate) extending: Option<Text>,
-    /// Whether the text must be compiled, since the profile or its parent has changed.
+    /// Whether the spec must be compiled, since the profile or its parent has changed.
     pub(crate) due: bool,
     /// The memory grant of a namespaced profile.
     pub(crate) grant: Option<Grant>,
-    /// If the stored text lacked memory, the bytes that it needs; 0 if they are not known yet. The text itself is not
-    /// kept.
+    /// If there was no memory for the stored spec, the bytes that it needs; 0 if they are not known yet. The spec is
+    /// not kept.
     pub(crate) lacking_bytes: Option<usize>,
-    /// The parent of a text that was not kept for lack of memory.
+    /// The parent of a spec that was not kept for lack of memory.
     pub(crate) lacking_parent: Option<Box<str>>,
 }
 
@@ -88,7 +88,8 @@ impl MemoryLack {
     }
 }
 
-/// Checks that there is memory for a profile, in place of an earlier grant.
+/// Checks that the namespace has memory for a profile of this size, which replaces the grant `instead_of`. Cluster
+/// profiles always pass.
 pub(crate) fn check_memory(
     name: &ProfileName,
     bytes: usize,
@@ -104,8 +105,8 @@ impl TextState {
         Self { generation, ..Self::default() }
     }
 
-    /// Returns the state after `stored` was seen, and its new errors. `known` is the earlier state of the same object.
-    /// `seed` is a text that an earlier leader accepted.
+    /// Returns the state after `stored` was seen, and its errors if they are new. `known` is the earlier state of the
+    /// same object. `seed` is a spec that an earlier leader accepted. `keeps_text`: always keeps the accepted spec.
     pub(crate) fn next(
         known: Option<&Self>,
         stored: &StoredProfile,
@@ -137,7 +138,7 @@ impl TextState {
             }
             Err(diagnostics) => {
                 state.broken = true;
-                // A text that was accepted before this index was created is not compiled yet.
+                // A seed was accepted before this index was created, and is not compiled yet.
                 state.due = state.good.is_none() && state.accepted.is_some();
                 let broken = state.to_broken(name, diagnostics);
                 (state, Some(broken))
@@ -155,8 +156,11 @@ impl TextState {
         generation.is_some() && self.generation == generation
     }
 
-    /// Charges the kept data to the namespace's share, in place of the grant `before`. A rollout or a rollback may also
-    /// serve older revisions of a profile. So the profile keeps its largest grant until it is deleted.
+    /// Charges the kept data to the namespace's share, in place of the grant `before`. If `is_accepted`, the limits are
+    /// not checked.
+    ///
+    /// A rollout or a rollback may also serve older revisions of a profile. So if `is_same_profile`, the new grant is
+    /// at least as large as `before`.
     ///
     /// # Errors
     /// The share lacks memory for new data.
@@ -185,20 +189,21 @@ impl TextState {
         }
     }
 
-    /// Bytes of the kept data. Until a new text is compiled, the version that it replaces does not count.
+    /// Returns the bytes of the kept data. While a spec is due to be compiled, the active version does not count.
     fn bytes(&self) -> usize {
         let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
         let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());
         texts.sum::<usize>() + good
     }
 
-    /// The parents of all texts of the profile.
+    /// Returns the names of the parents in the stored spec and in the accepted one.
     pub(crate) fn parents(&self) -> impl Iterator<Item = &str> {
         let of_texts = self.extending.iter().chain(&self.accepted).filter_map(|text| text.parent.as_deref());
         of_texts.chain(self.lacking_parent.as_deref())
     }
 
-    /// Replaces the active version; `None` removes it. Returns whether the active version changed.
+    /// Replaces the active version. `None` removes it only if its parent alone limits it. Returns whether the active
+    /// version changed.
     pub(crate) fn activate(&mut self, now: Option<CompiledProfile>) -> bool {
         let keep = match (&self.good, &now) {
             (Some(good), Some(now)) => is_same_profile(good, now),
@@ -213,7 +218,7 @@ impl TextState {
 }
 
 impl Text {
-    /// Whether this text equals the stored one, apart from `rollout`.
+    /// Whether this spec equals the stored one, apart from `rollout`.
     pub(crate) fn is_text_of(&self, stored: &Value) -> bool {
         let plain = |spec: Result<ProfileSpec, _>| Some(ProfileSpec { rollout: None, ..spec.ok()? });
         let own = plain(read(&self.json));
@@ -251,7 +256,7 @@ fn is_same_profile(a: &CompiledProfile, b: &CompiledProfile) -> bool {
         && a.rollout() == b.rollout()
 }
 
-/// Whether both are the same compiled version.
+/// Whether both are the same compiled version, or both are `None`.
 pub(crate) fn is_same_version(a: Option<&Arc<CompiledProfile>>, b: Option<&Arc<CompiledProfile>>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),

@@ -45,7 +45,7 @@ const BATCH: usize = 1024;
 
 /// Namespaces per page of a list. A page is in memory with whole objects.
 const NAMESPACES_PER_PAGE: u32 = 250;
-/// Profiles per page of a list. They are larger than namespaces.
+/// Profiles per page of a list. Profiles are larger than namespaces.
 pub(crate) const PROFILES_PER_PAGE: u32 = 100;
 
 /// Maximum number of changed profiles that one publication logs, one line each. A first list may have thousands.
@@ -76,7 +76,7 @@ impl Publisher {
         (Self { published, status, index, metrics, opt_in }, seen)
     }
 
-    /// Records into these metrics.
+    /// Sets the metrics of the watches and of publications.
     pub fn with_metrics(self, metrics: CacheMetrics) -> Self {
         Self { metrics, ..self }
     }
@@ -86,7 +86,7 @@ impl Publisher {
         Self { index: self.index.of_revisions(), ..self }
     }
 
-    /// Compiles and keeps the stored texts too, for the leader, which accepts them.
+    /// Also compiles and keeps the stored specs, which the leader accepts. `memory` limits namespaced profiles.
     pub(crate) fn accepting_texts(self, memory: share::Limits) -> Self {
         Self { index: self.index.of_revisions().keeping_texts().bounded_by(memory), ..self }
     }
@@ -134,12 +134,12 @@ impl Publisher {
         }
     }
 
-    /// The index.
+    /// Returns the index.
     pub(crate) const fn index(&self) -> &Index {
         &self.index
     }
 
-    /// The index, for applying updates.
+    /// Returns the index, for applying updates.
     pub(crate) const fn index_mut(&mut self) -> &mut Index {
         &mut self.index
     }
@@ -191,7 +191,8 @@ impl Watches {
         }
     }
 
-    /// Returns the update after a fetch, and retries a fetch that may succeed later.
+    /// Returns the update for a finished fetch, if the index needs one. Queues a retry of a fetch that may succeed
+    /// later.
     fn fetched(
         &mut self,
         index: &mut Index,
@@ -227,8 +228,8 @@ impl Watches {
     }
 }
 
-/// Watches profiles, and reads only the parts that the index needs. Profiles are read as arbitrary JSON: one that this
-/// build cannot parse must not break the stream.
+/// Watches profiles, and reads only the parts that the index needs, including the spec if `reads_texts`. Profiles are
+/// read as arbitrary JSON: a profile that this build cannot parse must not break the stream.
 fn profiles_of<K>(
     client: &Client,
     kind: WatchedKind,
@@ -247,7 +248,7 @@ where
     changes.map(move |change| Update::of_profiles(change, matches!(kind, WatchedKind::ClusterProfiles))).boxed()
 }
 
-/// Reduces a profile to its status, and to its text if that is needed.
+/// Reduces a profile to the parts that are kept. `reads_text`: keeps the spec too.
 pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> StoredProfile {
     let mut part = |name: &str| object.data.get_mut(name).map_or(Value::Null, Value::take);
     let spec = if reads_text { part("spec") } else { Value::Null };
@@ -255,7 +256,7 @@ pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> Store
     StoredProfile::new(object.metadata, spec).with_status(status)
 }
 
-/// Watches the metadata of namespaces, and reduces it.
+/// Watches the metadata of namespaces, and keeps only labels and annotations.
 fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> BoxStream<'static, Update> {
     let opt_in = opt_in.clone();
     let client = recording(client.clone(), metrics.last_response(WatchedKind::Namespaces).clone());
@@ -317,7 +318,7 @@ struct ActivationChange {
     now: Option<Box<str>>,
 }
 
-/// The differences between two sets of active profiles, by name.
+/// Returns the profiles whose active revision differs between the two sets, ordered by name.
 fn activation_changes(before: &ProfileSet, now: &ProfileSet) -> Vec<ActivationChange> {
     if std::ptr::eq(before, now) {
         return Vec::new();

@@ -1,6 +1,6 @@
-//! Finds profiles that conflict with one another by their texts alone, for the condition `Conflicted`.
+//! Finds profiles that conflict with one another by their specs and names alone, for the condition `Conflicted`.
 //!
-//! - If two profiles of one scope share a key, a value such as `true` selects neither of them, and the pod gets none.
+//! - If two profiles of one scope share a request key, a value such as `true` selects neither of them.
 //! - If a namespaced profile has the name of a cluster profile, the name means the namespaced profile in its namespace.
 //!
 //! Conflicts over the same pod are not considered here. They are found when the pod is created, and reported by
@@ -11,21 +11,22 @@ use std::collections::{BTreeSet, HashMap};
 use pillion_api::profile::Activation;
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 
-/// The maximum number of profiles with the same key that are compared with each one, and that a message names.
+/// Maximum number of profiles with the same key that are compared with each profile.
 const COMPARED: usize = 64;
+/// Maximum number of conflicting profiles that a message names.
 const NAMED: usize = 5;
 
 /// A conflict of a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
-    /// A value that requests the default profile of this key may also mean these profiles.
+    /// A value that requests the default profile of `key` may also mean `others`.
     AmbiguousRequest { key: Box<str>, others: Vec<Box<str>> },
     /// A cluster profile has the same name.
     SharesName(Box<str>),
 }
 
 impl Conflict {
-    /// The condition's reason.
+    /// Returns the reason for the condition `Conflicted`.
     pub(super) const fn reason(&self) -> &'static str {
         match self {
             Self::AmbiguousRequest { .. } => "AmbiguousRequest",
@@ -33,7 +34,7 @@ impl Conflict {
         }
     }
 
-    /// The explanation, with instructions.
+    /// Returns the message for the condition `Conflicted`, with instructions.
     pub(super) fn message(&self) -> String {
         match self {
             Self::AmbiguousRequest { key, others } => format!(
@@ -112,7 +113,8 @@ mod tests {
         let expected = [
             (cluster("java"), ambiguous("python")),
             (cluster("python"), ambiguous("java")),
-            // A namespace's own default profile takes precedence over the platform's, so this is no conflict.
+            // A namespace's own default profile takes precedence over a cluster profile with the same key, so that is
+            // no conflict.
             (shop("nginx"), Conflict::SharesName("nginx".into())),
         ];
         assert_eq!(found, HashMap::from(expected));

@@ -1,8 +1,8 @@
 //! The dry run of an accepted revision: builds the object for the API server, and interprets the response. It does no
 //! I/O.
 //!
-//! The engine applies the revision alone to a minimal pod. The API server validates the result in a `PodTemplate`: it
-//! validates the template like a pod, but without calling Pod Security or webhooks for pods. Nothing is stored.
+//! The engine applies the revision alone to a minimal pod. The API server validates the result as a `PodTemplate`: like
+//! a pod, but without calling Pod Security or webhooks for pods. Nothing is stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    /// Status, reason and message of the condition for this revision.
+    /// Returns the status, the reason and the message of the condition `Valid` for this revision.
     pub(super) fn condition(&self, revision: &str) -> (&'static str, &'static str, String) {
         match self {
             Self::Valid => ("True", "DryRun", format!("the API server accepts a pod with revision {revision}")),
@@ -130,7 +130,8 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     Ok(pod)
 }
 
-/// A pod that requests a profile by name. It has the defaults that the API server sets before it calls webhooks.
+/// Returns a pod that requests a profile by name. The pod has the defaults that the API server sets before it calls
+/// webhooks.
 fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>) -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -149,7 +150,7 @@ fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>
     })
 }
 
-/// Returns labels that match a selector. If no labels can match, the result does not match either.
+/// Returns labels that match a selector. If no labels can match, returns labels that do not match.
 fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else { return BTreeMap::new() };
     let mut labels = match_labels.clone();

@@ -48,7 +48,7 @@ const CONCURRENT_WRITES: usize = 8;
 const ROUNDS: usize = 3;
 /// Maximum number of concurrent dry runs.
 const DRY_RUNS: usize = 4;
-/// Timeout of a dry run. The API server may call other webhooks for it.
+/// Timeout of a dry run, during which the API server may call other webhooks.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of an Event's note. The API server allows 1 KiB.
 const NOTE_BYTES: usize = 1_000;
@@ -196,8 +196,8 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
 }
 
 impl RevisionStore {
-    /// Applies a profile that was read again. Returns false if it was deleted or has changed since: the watch delivers
-    /// that.
+    /// Applies a profile that was read again. Returns false if the profile was deleted or has changed since: the watch
+    /// delivers the deletion or the change.
     fn apply_read(
         &mut self,
         profile: &Arc<StoredProfile>,
@@ -226,7 +226,7 @@ async fn read_again(
     (profile, read.map(|found| found.map(|object| read_profile(object, true))))
 }
 
-/// The writes of one round. Returns the result for each observed profile.
+/// The running writes of one round. They return each observed profile with its result.
 type Writes = BoxFuture<'static, Vec<(Arc<StoredProfile>, ActionResult)>>;
 
 /// A pass over all profiles: a few rounds of plans and their writes. A failure for one profile is not retried in the
@@ -253,7 +253,7 @@ impl Pass {
     ) -> Result<(Self, Writes), (Self, PassResult)> {
         let result = if self.failed.is_empty() { PassResult::Complete } else { PassResult::Failed };
         if self.is_outdated || self.rounds == ROUNDS {
-            // There is more to do in the next pass.
+            // The next pass does the rest.
             return Err((self, result.max(PassResult::Incomplete)));
         }
         self.rounds += 1;
@@ -330,7 +330,7 @@ pub(super) fn decide(
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
-                    // Another build created the missing revision, and this build serializes its text differently.
+                    // Another build created the missing revision, and this build serializes the spec differently.
                     store.forget_alias(name);
                     return decide(store, profile, keep);
                 }
@@ -479,7 +479,7 @@ impl Writer {
                 let Some(there) = api.get_metadata_opt(&object).await? else { return Ok(None) };
                 let owners = there.metadata.owner_references.iter().flatten();
                 if owners.into_iter().any(|owner| *owner.uid == *profile.uid) {
-                    // The revision's name has the hash of its text, so this is the same revision.
+                    // The name contains the hash of the spec, so the existing object is the same revision.
                     return Ok(Some(there.metadata));
                 }
                 // The revision belongs to a deleted profile of this name, and Kubernetes would delete it anyway.
@@ -492,7 +492,8 @@ impl Writer {
         }
     }
 
-    /// Writes the status, unless the profile has changed since it was observed.
+    /// Writes the status, and returns the new metadata and status. Fails with a conflict if the profile has changed
+    /// since it was observed.
     async fn publish(
         &self,
         profile: &StoredProfile,
@@ -538,7 +539,7 @@ impl EventRecorder {
         Self { recorder, budget: Mutex::default() }
     }
 
-    /// Records an Event. Returns whether it was recorded.
+    /// Records an Event if the budget permits. Returns whether it was recorded.
     async fn record(&self, name: &ProfileName, uid: &str, event: ProfileEvent) -> bool {
         if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
             return false;

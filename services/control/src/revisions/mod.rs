@@ -11,7 +11,7 @@
 //!
 //! The task is level-triggered: after a change, it plans all profiles again. A profile in its desired state costs only
 //! a comparison. Accepted revisions are stored in the cluster, so the next leader continues from there. Before it
-//! watches, it reads the accepted texts, and uses them for profiles that are broken now.
+//! watches, it reads the accepted specs, and uses them for profiles that are broken now.
 //!
 //! The watches of profiles and namespaces are those of a [`Publisher`](crate::informer::watch::Publisher), which also
 //! publishes the snapshot for the leader's other tasks. kube's `Controller` is not used: it reconciles one object at a
@@ -41,15 +41,15 @@ pub use execute::run;
 use crate::informer::share;
 use crate::labels::Label;
 
-/// The label with the bounds of a revision, for watches of the metadata alone.
+/// The label with the bounds of a revision, since watches of the metadata do not see the spec.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
-/// The label's value for a revision that only its parent bounds.
+/// The value of [`BOUNDS_LABEL`] for a revision that only its parent bounds.
 const BOUNDED_BY_PARENT: &str = "Parent";
 
-/// Settings of the revisions.
+/// Settings for accepting profiles and keeping revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Number of the latest revisions of a profile that are kept, besides the published ones.
+    /// Number of the latest revisions of a profile that are kept. Published and accepted revisions are always kept.
     pub keep: usize,
     /// How long changes are collected before all profiles are planned.
     pub settle: Duration,
@@ -62,7 +62,8 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// 10 revisions, 100 ms, one minute and 2 s, with the default memory limits.
+    /// Keeps 10 revisions, and has the default memory limits. Collects changes for 100 ms, counts namespaces at most
+    /// once a minute, and retries writes after 2 s.
     fn default() -> Self {
         Self {
             keep: 10,
@@ -74,7 +75,7 @@ impl Default for Settings {
     }
 }
 
-/// Metrics of the task. Clones share them.
+/// Metrics of accepting and publishing profiles. Clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     rejected: Gauge,

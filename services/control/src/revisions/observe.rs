@@ -1,4 +1,5 @@
-//! The leader's state of profiles and their revisions, from the watches and from the texts that were accepted before.
+//! The leader's state of profiles and their revisions, from the watches and from the specs that earlier leaders
+//! accepted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -67,24 +68,24 @@ struct RevisionList {
     is_complete: bool,
 }
 
-/// The leader's complete state.
+/// The leader's state of all profiles, revisions and dry runs.
 pub(super) struct RevisionStore {
-    /// Its index has the profiles with their texts and published revisions.
+    /// Publishes snapshots. The publisher's index has the profiles with their specs and published revisions.
     publisher: Publisher,
     revisions: BTreeMap<ObjectKey, ExistingRevision>,
     cluster: RevisionList,
     namespaced: RevisionList,
     /// Revisions that were deleted during the current round of writes.
     deleted: BTreeSet<ObjectKey>,
-    /// Accepted texts that cannot be stored, with their errors.
+    /// The hashes of accepted revisions that cannot be stored, with their errors.
     unstorable: HashMap<ProfileName, (Box<str>, Vec<Diagnostic>)>,
     /// Errors of the stored generations.
     diagnostics: HashMap<ProfileName, Vec<Diagnostic>>,
     /// The bounds of the accepted revisions.
     pub(super) bounds: HashMap<ProfileName, RevisionBounds>,
-    /// For a text that another build accepted: the hash of this build, and the hash of the other build.
+    /// For a revision that another build accepted: the hash that this build computes, and the stored hash.
     aliases: HashMap<ProfileName, (Box<str>, Box<str>)>,
-    /// Conflicts of profiles.
+    /// The conflict of each profile that has one.
     conflicts: HashMap<ProfileName, Conflict>,
     /// The dry runs of accepted revisions.
     pub(super) trials: Trials,
@@ -128,7 +129,7 @@ impl RevisionStore {
         }
     }
 
-    /// Reads the texts that were accepted before, to be called before the watches start.
+    /// Reads the specs that earlier leaders accepted. Call this before the watches start.
     ///
     /// # Errors
     /// The API server is unavailable or returned an error.
@@ -158,7 +159,7 @@ impl RevisionStore {
         each::<ProfileRevision, _>(client, &mut seed).await
     }
 
-    /// Adds a revision that an earlier leader accepted.
+    /// Adds a revision that an earlier leader accepted, as the last valid version of its profile.
     fn accept(&mut self, name: ProfileName, uid: Box<str>, spec: &RevisionSpec) {
         self.bounds.insert(name.clone(), spec.bounds);
         let now =
@@ -169,17 +170,17 @@ impl RevisionStore {
         self.index_mut().seed(name, uid, spec.source.as_deref().unwrap_or(&spec.text));
     }
 
-    /// Uses this build's hash for a text that another build accepted.
+    /// From now on, uses this build's hash for the accepted revision of a profile, even if another build accepted it.
     pub(super) fn forget_alias(&mut self, name: &ProfileName) {
         self.aliases.remove(name);
     }
 
-    /// The index of profiles and namespaces.
+    /// Returns the index of profiles and namespaces.
     pub(super) const fn index(&self) -> &Index {
         self.publisher.index()
     }
 
-    /// The index, to apply updates that do not come from the watches.
+    /// Returns the index, to apply updates that do not come from the watches.
     pub(super) const fn index_mut(&mut self) -> &mut Index {
         self.publisher.index_mut()
     }
@@ -195,7 +196,7 @@ impl RevisionStore {
         self.publisher.watch(client)
     }
 
-    /// Publishes the snapshot.
+    /// Publishes the next snapshot if it has changed, and queues the revisions to fetch.
     pub(super) fn publish(&mut self, watches: &mut Watches) {
         self.publisher.publish(watches);
     }
@@ -267,7 +268,7 @@ impl RevisionStore {
         self.revisions.insert((namespace, object), ExistingRevision { owner, created, bounded_by_parent });
     }
 
-    /// Marks the start of a round of writes.
+    /// Marks the start of a round of writes. [`Self::add_created`] ignores only revisions that are deleted after this.
     pub(super) fn start_writes(&mut self) {
         self.deleted.clear();
     }
@@ -280,12 +281,12 @@ impl RevisionStore {
         }
     }
 
-    /// Records that an accepted text cannot be stored.
+    /// Records that an accepted revision cannot be stored because of `fault`.
     pub(super) fn set_unstorable(&mut self, name: ProfileName, revision: Box<str>, fault: Diagnostic) {
         self.unstorable.insert(name, (revision, vec![fault]));
     }
 
-    /// Removes a deleted revision.
+    /// Removes a revision that the leader has deleted, before the watch delivers the deletion.
     pub(super) fn remove_revision(&mut self, name: &ProfileName, revision: &str) {
         self.revisions.remove(&(name.namespace.clone(), object_name(&name.name, revision).into()));
     }
@@ -295,12 +296,12 @@ impl RevisionStore {
         self.index().is_complete() && self.cluster.is_complete && self.namespaced.is_complete
     }
 
-    /// Number of profiles whose stored generation is invalid.
+    /// Returns the number of profiles whose stored generation is invalid.
     pub(super) fn rejected(&self) -> usize {
         self.diagnostics.len()
     }
 
-    /// The existing revisions of a profile, by hash.
+    /// Returns the existing revisions of the profile with this UID, by hash.
     pub(super) fn existing(&self, name: &ProfileName, uid: &str) -> ExistingRevisions {
         let mut existing = ExistingRevisions::default();
         self.each_of(name, uid, |revision, known| {
@@ -328,7 +329,7 @@ impl RevisionStore {
         }
     }
 
-    /// The observed state of a profile. `None` until its current generation is compiled.
+    /// Returns the observed state of a profile. `None` until its current generation is compiled.
     pub(super) fn observe<'w>(
         &'w self,
         profile: &'w StoredProfile,
@@ -382,7 +383,7 @@ impl RevisionStore {
         self.namespaces_changed = false;
     }
 
-    /// Number of opted-in namespaces that a profile may match.
+    /// Returns the number of opted-in namespaces that a profile may match, as of the last [`Self::reset_counts`].
     pub(super) fn count(&mut self, name: &ProfileName) -> i64 {
         let good = self.index().state(name).and_then(|state| state.good);
         let Some(selector) = good.map(|good| good.namespace_selector()) else { return 0 };
@@ -424,8 +425,8 @@ impl RevisionObject {
     }
 }
 
-/// Watches the metadata of all revisions. Each change has whether it is of a cluster profile's revision. kube's `Store`
-/// would keep their `managedFields` too.
+/// Watches the metadata of all revisions. The flag of each change is true for revisions of cluster profiles. kube's
+/// `Store` is not used, since it would keep `managedFields` too.
 pub(super) fn watch_revisions(client: &Client) -> impl Stream<Item = (RevisionChange, bool)> + Send + Unpin + use<> {
     stream::select_all([
         revisions_of::<ClusterProfileRevision>(client, WatchedKind::ClusterProfiles, true),

@@ -4,11 +4,11 @@
 //!   published, and the profile's status gives the reason.
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
-//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once a later revision is accepted, that one is
-//!   published.
+//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once a later revision is accepted, the later
+//!   revision is published.
 //! - The latest revisions and all published ones are kept.
 //! - An accepted revision has one dry run, whose result does not prevent publication.
-//! - A profile that only its parent bounds is always published as its parent is now, to all namespaces. No rollout,
+//! - A profile that only its parent bounds is always published with its current parent, to all namespaces. No rollout,
 //!   rollback or pin keeps permissions that the platform has withdrawn, and no older revision of the profile is kept.
 //!
 //! The profile's status has the published revisions and the list of kept ones. One write replaces them together, so no
@@ -56,7 +56,7 @@ pub(super) struct Observed<'o> {
     pub(super) accepted: Option<Accepted>,
     /// The errors of the stored generation, if it is invalid.
     pub(super) rejected: Option<&'o [Diagnostic]>,
-    /// The bounds of the published revision.
+    /// The bounds of the accepted revision.
     pub(super) bounds: Option<RevisionBounds>,
     pub(super) status: &'o ProfileStatus,
     pub(super) rollback: Option<Rollback<'o>>,
@@ -95,9 +95,9 @@ pub(super) enum ProfileEvent {
 /// The actions for a profile, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
-    /// Create the revision of the accepted generation. All other actions wait for it.
+    /// Create the revision of the accepted generation. All other actions wait until the revision exists.
     pub(super) create: bool,
-    /// Start a dry run of the accepted revision. No other action waits for it.
+    /// Start a dry run of the accepted revision. No other action waits for the result.
     pub(super) dry_run: bool,
     /// The desired status, if it differs from the stored one. Unchanged conditions keep their times, and changed ones
     /// have the time zero.
@@ -155,8 +155,8 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
 }
 
 impl Observed<'_> {
-    /// Whether an earlier revision may be served besides the accepted one. A revision that only its parent bounds may
-    /// not, since it has an earlier text of the platform.
+    /// Whether this earlier revision may be served besides the accepted one. A revision that only its parent bounds may
+    /// not, since it contains an earlier spec of the parent.
     fn may_be_older(&self, revision: &str) -> bool {
         self.bounds != Some(RevisionBounds::Parent) && !self.bounded_by_parent.contains(revision)
     }
@@ -171,7 +171,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
         return Publication { newest: Some(to), promoted: Some(to), rollout: None, rolled_back: true };
     }
     let rollout = match &observed.accepted {
-        // A revision's text has no rollout, so a broken profile keeps its active rollout.
+        // A revision has no rollout, so a broken profile keeps its active rollout.
         Some(accepted) => {
             accepted.rollout.as_ref().or_else(|| status.rollout.as_ref().filter(|_| observed.rejected.is_some()))
         }
@@ -192,7 +192,8 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
     Publication { newest: accepted, promoted, rollout, rolled_back: false }
 }
 
-/// The revision that the annotations request, if it exists and no later one was accepted.
+/// Returns the revision to which the annotations roll back. `None` if none is requested, if not exactly one revision
+/// matches, or if a later revision was accepted.
 fn rollback_target<'o>(observed: &'o Observed<'_>, accepted: &str) -> Option<&'o str> {
     let Rollback { to, from } = observed.rollback?;
     let is_current = from.is_none_or(|from| !from.is_empty() && accepted.starts_with(from));
@@ -232,13 +233,13 @@ fn keep_latest(
     (kept, gone)
 }
 
-/// The condition [`VALID`] in a status. It is about that status's accepted revision.
+/// Returns the condition [`VALID`] of a status, which is about the accepted revision of the same status.
 fn valid_before(status: &ProfileStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.type_ == VALID)
 }
 
-/// Status, reason and message of the condition [`VALID`]. `None` if there is no accepted revision or no earlier
-/// condition.
+/// Returns the status, the reason and the message of the condition [`VALID`]. `None` if there is no accepted revision,
+/// or if neither this leader nor the stored status has a result for that revision.
 fn valid(observed: &Observed<'_>, accepted: Option<&str>) -> Option<(String, String, String)> {
     let accepted = accepted?;
     if let Some(verdict) = observed.verdict {
@@ -326,7 +327,8 @@ fn conditions(
         .collect()
 }
 
-/// The Events for changes of the status. The status records what was reported, so the next leader does not repeat them.
+/// Returns the Events for changes of the status. The stored status shows what was reported, so the next leader does not
+/// repeat Events.
 fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<ProfileEvent> {
     let before = |type_: &str| observed.status.conditions.iter().find(|condition| condition.type_ == type_);
     let mut events = Vec::new();
@@ -359,7 +361,7 @@ fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publica
     events
 }
 
-/// Joins the errors to a bounded message.
+/// Joins the errors to one message of about [`MESSAGE_BYTES`] at most.
 pub(super) fn summary(diagnostics: &[Diagnostic]) -> String {
     let mut text = String::new();
     for (number, diagnostic) in diagnostics.iter().enumerate() {

@@ -7,17 +7,17 @@ use pillion_api::{ClusterInjectionProfile, InjectionProfile};
 use pillion_engine::profile::ProfileName;
 use serde_json::{Value, json};
 
-/// The kind of a profile.
+/// Returns the kind of the profile with this name.
 pub(crate) fn kind(name: &ProfileName) -> &'static str {
     if name.namespace.is_some() { InjectionProfile::KIND } else { ClusterInjectionProfile::KIND }
 }
 
-/// The API for a profile.
+/// Returns the API for the profile with this name.
 pub(crate) fn api(client: &Client, name: &ProfileName) -> Api<DynamicObject> {
     by_scope::<ClusterInjectionProfile, InjectionProfile>(client, name).0
 }
 
-/// Selects one of two kinds by the scope of a profile.
+/// Returns the API and the resource of `N` for a namespaced profile, and of `C` for a cluster profile.
 pub(crate) fn by_scope<C, N>(client: &Client, name: &ProfileName) -> (Api<DynamicObject>, ApiResource)
 where
     C: Resource<DynamicType = ()>,

@@ -1,13 +1,13 @@
 //! Decides when all profiles are planned again: soon after a change, when namespaces may be counted again, and after a
 //! pause when a write failed. It reads no clock.
 //!
-//! A change brings the next pass forward if it only waits for the next count of namespaces, which may be a minute away.
-//! It does not bring forward the retry of failed writes. In a large cluster, something always changes, and each pass
-//! repeats all plans and all failing writes.
+//! A change brings the next pass forward if that pass only waits for a count of namespaces, which may be a minute away.
+//! A change does not bring forward the retry of failed writes. In a large cluster, something always changes, and each
+//! pass repeats all plans and all failing writes.
 //!
 //! [`Budget`] limits Events and dry runs. Each namespace may use a burst, and then one for each pause. A namespace
 //! without budget takes nothing from others. All namespaces together have a limit too, so that thousands of them do not
-//! overload the API server. The platform's own profiles have a separate budget.
+//! overload the API server. Cluster profiles have a separate budget.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,7 +21,8 @@ use super::Settings;
 pub(super) enum PassResult {
     /// All profiles are in their desired state.
     Complete,
-    /// Work is left, or an observation was outdated. The next pass follows the next change.
+    /// Work is left, or an observation was outdated. The next pass follows the next change, or starts after the pause
+    /// for retries.
     Incomplete,
     /// A write failed, and an immediate retry would fail too.
     Failed,
@@ -43,7 +44,7 @@ impl Schedule {
         Self { settings, pass_at: None, retry_at: None, counted_at: None }
     }
 
-    /// The time of the next pass; `None` until something changes.
+    /// Returns the time of the next pass; `None` until something changes.
     pub(super) fn next_pass(&self) -> Option<Instant> {
         self.retry_at.or(self.pass_at)
     }
@@ -53,8 +54,8 @@ impl Schedule {
         self.schedule_by(now + self.settings.settle);
     }
 
-    /// Records the start of a pass. Returns whether the pass counts namespaces. It does so if namespaces have changed
-    /// and the last count is long enough ago.
+    /// Records the start of a pass. Returns whether the pass counts namespaces: namespaces have changed, and the last
+    /// count is at least `count_every` ago.
     pub(super) fn start_pass(&mut self, namespaces_changed: bool, now: Instant) -> bool {
         (self.pass_at, self.retry_at) = (None, None);
         if !namespaces_changed {
@@ -77,19 +78,19 @@ impl Schedule {
         }
     }
 
-    /// Schedules a pass at this time at the latest, unless a write failed.
+    /// Schedules a pass at this time at the latest, unless the pause after a failed write lasts longer.
     pub(super) fn schedule_by(&mut self, at: Instant) {
         self.pass_at = Some(self.pass_at.map_or(at, |before| before.min(at)));
     }
 }
 
-/// The rate of each namespace, and of the platform's own profiles.
+/// The rate of each namespace, and of all cluster profiles together.
 const NAMESPACE_RATE: Rate = Rate { burst: 25, pause: Duration::from_secs(2) };
 
 /// The rate of all namespaces together. Ten noisy namespaces exhaust it in a burst, and twenty in the long run.
 const TOTAL_RATE: Rate = Rate { burst: 250, pause: Duration::from_millis(100) };
 
-/// A burst, then one for each pause.
+/// Permits `burst` uses at once, then one use for each `pause`.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     burst: u32,
@@ -113,7 +114,7 @@ struct RemainingBudget {
 }
 
 impl Budget {
-    /// Takes one from the budget, if available. `None` stands for the platform's own profiles.
+    /// Takes one use from the budget of a namespace, or of cluster profiles if `None`. Returns false if no use is left.
     pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> bool {
         let Some(namespace) = namespace else {
             return self.platform.get_or_insert_with(|| RemainingBudget::full(NAMESPACE_RATE, now)).take(now);

@@ -14,16 +14,16 @@ use tokio::time::Instant;
 use super::dry_run::Verdict;
 use super::schedule::Budget;
 
-/// Pause before the second dry run of a revision. Also the pause before a namespace without budget may start another.
+/// Pause before the second dry run of a revision. Also the pause before a namespace without budget tries again.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// The longest pause.
+/// The longest pause before a dry run is repeated.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 
 /// A revision for a dry run.
 #[derive(Clone, Debug)]
 pub(super) struct DryRunRequest {
     pub(super) name: ProfileName,
-    /// The revision's name in the cluster. Another build may have created it.
+    /// The hash in the name of the stored revision. Another build may have computed it.
     pub(super) revision: Box<str>,
     pub(super) profile: Arc<CompiledProfile>,
 }
@@ -33,7 +33,7 @@ pub(super) struct DryRunRequest {
 pub(super) struct Trials {
     all: HashMap<ProfileName, Trial>,
     budget: Budget,
-    /// When a namespace without budget may have some again.
+    /// When a namespace that had no budget may start a dry run again.
     budget_at: Option<Instant>,
 }
 
@@ -59,7 +59,8 @@ impl Trials {
         self.all.get(name).filter(|trial| *trial.revision == *revision)?.verdict.as_ref()
     }
 
-    /// Starts the dry run of a revision that needs one. Returns `None` if it need not or may not start now.
+    /// Starts the dry run of a revision. Returns `None` if the dry run is running, done or not due for a retry, or if
+    /// the namespace has no budget.
     pub(super) fn begin(
         &mut self,
         name: &ProfileName,
@@ -92,7 +93,8 @@ impl Trials {
         trial.verdict = Some(verdict);
     }
 
-    /// When the next dry run may be due. Dry runs that were due at `start` were started, or are no longer needed.
+    /// Returns when the next dry run may be due. Dry runs that were due at `start` were started, or are no longer
+    /// needed.
     pub(super) fn next_after(&self, start: Instant) -> Option<Instant> {
         let again = self.all.values().filter_map(|trial| match trial.state {
             State::RetryAt(at) => Some(at),
@@ -101,7 +103,7 @@ impl Trials {
         again.chain(self.budget_at).filter(|at| *at > start).min()
     }
 
-    /// Removes deleted profiles.
+    /// Removes the dry runs of profiles for which `is_there` returns false.
     pub(super) fn retain(&mut self, is_there: impl Fn(&ProfileName) -> bool) {
         self.all.retain(|name, _| is_there(name));
     }

@@ -1,5 +1,5 @@
-//! The desired configurations, as a pure function of settings, rules, bundle and epoch. Also their differences from the
-//! observed ones, for logs and metrics, and to decide whether to write.
+//! Computes the desired configurations from settings, rules, bundle and epoch. Also compares them with the observed
+//! configurations, for logs and metrics, and to decide whether to write.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,18 +23,20 @@ use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION
 use crate::labels::labelled;
 use crate::release::Release;
 
-/// Maximum number of calls for namespaced profiles. Each pair of resource and operation counts once in each namespace.
-/// Each failure mode and label repeats the names of these namespaces, and etcd limits an object to 1.5 MB.
+/// Maximum number of calls for the validations of namespaced profiles. A call is an operation on a resource in one
+/// namespace. The configuration lists the namespaces once for each failure mode and opt-in label, and etcd limits an
+/// object to 1.5 MB.
 pub const MAXIMUM_OWN_CALLS: usize = 1_000;
 
 /// The requests for which the API server calls the webhooks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Rules of the mutating webhooks. They have at least the creation of pods.
+    /// Rules of the mutating webhooks. They always include the creation of pods.
     pub mutating: Vec<RuleWithOperations>,
     /// Rules of the validating webhooks.
     pub validated: Validated,
-    /// Namespaces beyond the limit. Their own profiles cannot validate requests.
+    /// Namespaces with calls beyond [`MAXIMUM_OWN_CALLS`]. The API server does not make these calls, so the namespaces'
+    /// own profiles do not validate them.
     pub left_out: BTreeSet<String>,
 }
 
@@ -91,7 +93,7 @@ impl Rules {
     }
 }
 
-/// Whether rules match an operation on pods or on one of their subresources.
+/// Whether `rules` include this operation on `resource`, which is `pods` or a subresource of pods.
 fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operation) -> bool {
     let has = |list: &Option<Vec<String>>, value: &str| list.iter().flatten().any(|one| one == value);
     rules.iter().any(|rule| {
@@ -99,7 +101,7 @@ fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operat
     })
 }
 
-/// Whether an entry is for a failure mode, by its path.
+/// Whether the entry calls the path of a failure mode.
 fn is_for_level(config: &WebhookClientConfig) -> bool {
     let called = config.service.as_ref().and_then(|service| service.path.as_deref());
     InjectionLevel::ALL.into_iter().any(|level| called == Some(level.path()))
@@ -116,14 +118,14 @@ pub struct Target {
     pub epoch: u64,
 }
 
-/// Both configurations.
+/// Both configurations in their desired state. `validating` is `None` if no rule needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Desired {
     pub(super) mutating: MutatingWebhookConfiguration,
     pub(super) validating: Option<ValidatingWebhookConfiguration>,
 }
 
-/// The default settings of a release, without a bundle.
+/// Returns the default settings of a release, without a CA bundle.
 #[must_use]
 pub fn settings_of(release: &Release) -> webhook_configuration::Settings {
     webhook_configuration::Settings {
@@ -134,13 +136,14 @@ pub fn settings_of(release: &Release) -> webhook_configuration::Settings {
 }
 
 impl Target {
-    /// The settings with this bundle and epoch.
+    /// Creates a target from the settings and rules, with this CA bundle and epoch.
     #[must_use]
     pub fn new(settings: webhook_configuration::Settings, rules: Rules, ca_bundle: Vec<u8>, epoch: u64) -> Self {
         Self { settings: webhook_configuration::Settings { ca_bundle, canary_epoch: epoch, ..settings }, rules, epoch }
     }
 
-    /// Whether the bundle may be written. With an empty bundle, the API server would trust the system's CAs.
+    /// Whether the bundle has certificates and nothing else. With an empty bundle, the API server would trust the
+    /// system's CAs.
     #[must_use]
     pub(crate) fn has_authorities(&self) -> bool {
         Bundle::read(&self.settings.ca_bundle).clean
@@ -158,7 +161,8 @@ impl Target {
     }
 }
 
-/// Marks a configuration as the release's. Labels and annotations of other clients stay.
+/// Sets Pillion's label and its annotations for the release, the epoch and, if given, the time of the write. Labels and
+/// annotations of other clients stay.
 pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, written: Option<Timestamp>) {
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(EPOCH_ANNOTATION.to_owned(), epoch.to_string());
@@ -167,12 +171,12 @@ pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, wri
     metadata.labels.get_or_insert_default().insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
 }
 
-/// The annotation value that identifies the release.
+/// Returns the value of [`RELEASE_ANNOTATION`] for a release.
 pub(super) fn owner(release: &Release) -> String {
     format!("{}/{}", release.namespace(), release.name())
 }
 
-/// How far the time of the last write may be ahead of the clock.
+/// How far the annotated time of the last write may be ahead of the controller's clock.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(1);
 
 labelled! {
@@ -217,14 +221,14 @@ labelled! {
 /// A difference between the observed and the desired configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
-    /// The configuration.
+    /// The configuration that differs.
     pub configuration: ConfigurationKind,
-    /// The entry, if the difference is in an entry.
+    /// The name of the entry, if the difference is in an entry.
     pub entry: Option<String>,
-    /// The kind.
+    /// The kind of the difference.
     pub kind: DriftKind,
-    /// The field manager that wrote the differing value, if known. It is used only in messages, since a client chooses
-    /// its own name.
+    /// The field manager that wrote the differing value, if known. The name is for messages only, since a client
+    /// chooses its own name.
     pub manager: Option<String>,
 }
 
@@ -235,7 +239,7 @@ impl fmt::Display for Drift {
     }
 }
 
-/// Returns all differences, which are empty in the desired state.
+/// Returns all differences between the observed and the desired state. If there are none, nothing has to be written.
 #[must_use]
 pub(super) fn differences(live: &Live, desired: &Desired, now: Timestamp) -> Vec<Drift> {
     let mutating = live.mutating.as_ref().map(ConfigurationView::mutating);
@@ -287,7 +291,8 @@ fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationVie
     drifts
 }
 
-/// Whether Pillion's own labels or annotations differ. The time of writing is only compared with the clock.
+/// Whether Pillion's own labels or annotations differ. The time of the last write counts only if it is missing or ahead
+/// of the clock.
 fn has_other_metadata(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
     let differs = |key| annotation(live, key) != annotation(desired, key);
     let is_ahead =

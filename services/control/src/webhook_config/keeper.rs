@@ -40,8 +40,9 @@ pub type Confirm = Arc<dyn Fn(u64) -> BoxFuture<'static, bool> + Send + Sync>;
 const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
 /// Pause after a target was not confirmed.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// The shortest and the longest pause after a failed write.
+/// The pause after the first failed write. It doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause after a failed write.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
 /// Keeps the configurations of a release in their desired state.
@@ -89,12 +90,12 @@ struct KeeperState {
     leading: LeaderContext,
     live: Live,
     switch: SwitchState,
-    /// Whether each of the three objects was seen.
+    /// Whether a watch has reported the state of the mutating configuration, the validating one, and the `ConfigMap`.
     seen: [bool; 3],
     pacing: Pacing,
     creator: SwitchCreator,
-    /// The versions that last matched the target. If a difference appears while these versions exist, the target has
-    /// changed, and not the objects.
+    /// The versions that last matched the target. If the objects still have these versions and differ from the target,
+    /// the target has changed.
     matching: Option<Versions>,
     /// Start of the current drift.
     since: Option<Instant>,
@@ -104,8 +105,8 @@ struct KeeperState {
 }
 
 impl Keeper {
-    /// Creates a task that reconciles towards `target`, once it has a value. The receiver gets the observed state, and
-    /// its changes wake the rotation.
+    /// Creates the task and a receiver of the observed state, whose changes wake the rotation. The task reconciles once
+    /// `target` has a value.
     pub fn new(
         settings: Settings,
         metrics: Metrics,
@@ -134,7 +135,7 @@ impl Keeper {
             failures: 0,
             logged: None,
         };
-        // Every write is guarded, so it can be interrupted at any time.
+        // Every write names the version that was read, so the task can be interrupted at any time.
         stop.run_until_cancelled(state.run()).await;
         for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
             gauge.set(0);
@@ -206,7 +207,7 @@ impl KeeperState {
                 self.apply_switch(existing.as_deref());
                 2
             }
-            // If the switch may not be read, do not wait for it.
+            // If the switch may not be read, the task does not wait for its state.
             Update::Switch(Observation::Forbidden) => 2,
             Update::Mutating(Observation::Forbidden) | Update::Validating(Observation::Forbidden) => return,
         };
@@ -216,7 +217,7 @@ impl KeeperState {
         self.send_live();
     }
 
-    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to retry, if that is needed later.
+    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to try again; `None` if it is not needed.
     async fn create_switch(&mut self) -> Option<Instant> {
         // Create the `ConfigMap` only when webhooks are called. While it exists, a guardrail rejects pods without a
         // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has
@@ -248,7 +249,7 @@ impl KeeperState {
         self.keeper.metrics.disarmed.set(i64::from(self.switch.off));
     }
 
-    /// Reports the observed state, once all of it is known.
+    /// Sends the observed state to the rotation if it has changed. Does nothing until all three objects are known.
     fn send_live(&self) {
         if self.seen == [true; 3] {
             let live = &self.live;
@@ -327,8 +328,8 @@ impl KeeperState {
                 self.live = live;
                 self.failures = 0;
                 self.since = None;
-                // A later comparison decides whether the configurations are good: the API server may always store
-                // something else.
+                // Only the next comparison shows whether the configurations match: the API server may store something
+                // else than was written.
                 self.matching = None;
                 self.send_live();
                 if is_update {
@@ -385,7 +386,7 @@ impl KeeperState {
         }
     }
 
-    /// Returns when to retry after a failed write.
+    /// Logs a failed write. Returns when to retry, or `Idle` if a retry cannot succeed.
     fn schedule_retry(&mut self, error: &WriteError) -> Next {
         if let WriteError::OtherRelease(_) | WriteError::NoAuthority = error {
             self.log_once(chain(error));
@@ -440,7 +441,8 @@ fn versions(live: &Live) -> Versions {
     [mutating, validating]
 }
 
-/// The command for an operator who deleted a configuration on purpose and sees the controller create it again.
+/// Returns the command that keeps the configurations removed. It helps an operator who deleted one on purpose and sees
+/// the controller create it again.
 fn disarm_command(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(

@@ -32,9 +32,9 @@ labelled! {
 /// The observed state of the webhook configurations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Live {
-    /// The mutating configuration.
+    /// The mutating configuration; `None` if it does not exist.
     pub mutating: Option<MutatingWebhookConfiguration>,
-    /// The validating configuration.
+    /// The validating configuration; `None` if it does not exist.
     pub validating: Option<ValidatingWebhookConfiguration>,
     /// Whether an operator disabled the webhooks.
     pub disarmed: bool,
@@ -43,7 +43,7 @@ pub struct Live {
 /// The UID of each configuration, and its generation, which counts changes of the entries.
 pub type Versions = Vec<(Option<String>, Option<i64>)>;
 
-/// A configuration of either kind, with its entries as mutating ones.
+/// A configuration of either kind. Entries of the validating one are converted to mutating entries.
 #[derive(Clone, Debug)]
 pub(super) struct ConfigurationView<'l> {
     pub(super) kind: ConfigurationKind,
@@ -52,11 +52,11 @@ pub(super) struct ConfigurationView<'l> {
 }
 
 impl Live {
-    /// The observed state for the rotation. `generation_of` returns the CA of a certificate (DER), or `None` if the CA
-    /// is unknown.
+    /// Returns the observed state as the rotation uses it. `generation_of` returns the CA of a certificate (DER), or
+    /// `None` if the CA is unknown.
     ///
     /// Both configurations count as one: a CA is trusted if all entries of both trust it. Without the mutating
-    /// configuration, both count as missing. The mutating configuration is claimed first, and the claim empties both.
+    /// configuration, both count as missing: the next claim creates it and deletes the validating one.
     #[must_use]
     pub fn configuration(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
         if self.disarmed {
@@ -89,19 +89,20 @@ impl Live {
         })
     }
 
-    /// Unknown certificates of the entries as DER, each once. Some rotations have to keep them.
+    /// Returns the certificates of the entries that `generation_of` does not know, as DER, each once. Some rotations
+    /// have to keep them.
     #[must_use]
     pub fn unknown(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> BTreeSet<Vec<u8>> {
         self.bundles().flat_map(|bundle| bundle.certificates).filter(|der| generation_of(der).is_none()).collect()
     }
 
-    /// The highest epoch of the configurations.
+    /// Returns the highest epoch of the configurations; `None` if neither configuration exists.
     #[must_use]
     pub fn epoch(&self) -> Option<u64> {
         self.views().map(|view| epoch(view.metadata)).max()
     }
 
-    /// The versions of the entries. The API server counts only changes of the entries.
+    /// Returns the UID and the generation of each existing configuration.
     #[must_use]
     pub fn versions(&self) -> Versions {
         self.views().map(|view| (view.metadata.uid.clone(), view.metadata.generation)).collect()
@@ -120,13 +121,13 @@ impl Live {
         writer
     }
 
-    /// Whether the configuration is written for a connectivity check.
+    /// Whether the mutating configuration was written for a connectivity check.
     #[must_use]
     pub(crate) fn is_connectivity_check(&self, release: &Release) -> bool {
         self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
     }
 
-    /// Another release that owns a configuration with this release's name.
+    /// Returns the owner of a configuration that belongs to another release than `owner`, if any.
     pub(super) fn other_owner(&self, owner: &str) -> Option<String> {
         let mut owners = self.views().filter_map(|view| view.metadata.annotations.as_ref()?.get(RELEASE_ANNOTATION));
         owners.find(|other| *other != owner).cloned()
@@ -155,7 +156,7 @@ impl<'l> ConfigurationView<'l> {
     }
 }
 
-/// Converts the entry to a mutating one, so that the same code compares both kinds.
+/// Converts a validating entry to a mutating one, so that the same code compares both kinds.
 fn as_mutating(entry: &ValidatingWebhook) -> MutatingWebhook {
     let entry = entry.clone();
     MutatingWebhook {
@@ -174,12 +175,12 @@ fn as_mutating(entry: &ValidatingWebhook) -> MutatingWebhook {
     }
 }
 
-/// The epoch of a configuration. Without the annotation it is 0, before all others.
+/// Returns the epoch of a configuration; 0 if the annotation is missing or invalid.
 pub(super) fn epoch(metadata: &ObjectMeta) -> u64 {
     annotation(metadata, EPOCH_ANNOTATION).and_then(crate::certificates::authority::epoch).unwrap_or_default()
 }
 
-/// The time of the last write, if the annotation exists.
+/// Returns the time of the last write; `None` if the annotation is missing or invalid.
 pub(super) fn written(metadata: &ObjectMeta) -> Option<Timestamp> {
     annotation(metadata, WRITTEN_ANNOTATION).and_then(|text| text.parse().ok())
 }
@@ -191,9 +192,9 @@ pub(super) fn annotation<'m>(metadata: &'m ObjectMeta, key: &str) -> Option<&'m 
 /// A parsed bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bundle {
-    /// The certificates, DER, in order.
+    /// The certificates as DER, in the order of the bundle.
     pub certificates: Vec<Vec<u8>>,
-    /// Whether it has at least one certificate, and nothing else.
+    /// Whether the bundle has at least one certificate, and nothing else.
     pub clean: bool,
 }
 
@@ -220,14 +221,14 @@ impl Bundle {
         Self { certificates, clean }
     }
 
-    /// The certificates without their order.
+    /// Returns the set of certificates, without their order.
     #[must_use]
     pub fn set(&self) -> BTreeSet<&[u8]> {
         self.certificates.iter().map(Vec::as_slice).collect()
     }
 }
 
-/// Whether there are only PEM sections and empty lines.
+/// Whether the input consists of complete PEM sections and empty lines.
 fn has_nothing_outside(pem: &[u8]) -> bool {
     let mut inside = false;
     for line in pem.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii) {
@@ -257,9 +258,9 @@ fn is_one_sequence(der: &[u8]) -> bool {
 /// Maximum bytes of a field manager's name in messages.
 const NAME_BYTES: usize = 128;
 
-/// The client that wrote the field at this path (such as `f:data`, `f:injection`), from `managedFields`. If no other
-/// client owns the field, the last writer of the object. `None` if that is the controller itself, or unknown. It is
-/// used only in messages, since a client chooses its own name.
+/// Returns the client other than the controller that last wrote the field at this path (such as `f:data`,
+/// `f:injection`), from `managedFields`. If no such client owns the field, returns the last writer of the object, or
+/// `None` if that is the controller or unknown. The name is for messages only, since a client chooses its own name.
 #[must_use]
 pub fn field_manager(metadata: &ObjectMeta, path: &[&str]) -> Option<String> {
     let others = || managed_fields(metadata).filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER));
@@ -279,7 +280,7 @@ pub fn entry_manager(metadata: &ObjectMeta, entry: &str, path: &[&str]) -> Optio
     field_manager(metadata, &whole)
 }
 
-/// The last writer of the object, unless that is the controller itself.
+/// Returns the last writer of the object; `None` if that is the controller or unknown.
 fn last_manager(metadata: &ObjectMeta) -> Option<String> {
     let newest = managed_fields(metadata)
         .max_by_key(|entry| (managed_at(entry), entry.manager.as_deref() != Some(FIELD_MANAGER)));
@@ -307,7 +308,7 @@ pub(super) mod tests {
     use super::*;
     use crate::certificates::authority;
 
-    /// A bundle of certificate-like sections, one for each number.
+    /// Returns a PEM bundle with a certificate-like section for each number.
     pub(crate) fn pem(numbers: &[u8]) -> Vec<u8> {
         let certificates = numbers.iter().map(|number| authority::pem(&CertificateDer::from(der(*number))));
         certificates.collect::<String>().into_bytes()

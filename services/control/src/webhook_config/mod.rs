@@ -42,7 +42,7 @@ pub(crate) const RELEASE_ANNOTATION: &str = "pillion.dev/release";
 /// The label with the managing component, for people and tools.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "pillion-controller");
 
-/// The metrics of the webhook configurations. Clones share them.
+/// The metrics of the webhook configurations. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     repairs: Family<LabelPair, Counter>,
@@ -52,7 +52,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Creates the metrics and registers them, with all series.
+    /// Creates the metrics and registers them. All series exist from the start.
     pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("pillion_controller_configuration");
         let repairs = Family::<LabelPair, Counter>::default();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of clients that are tracked separately. All others count as one client.
 const MAX_WRITERS: usize = 64;
-/// The name for these other clients.
+/// The name under which all other clients are tracked together.
 const OTHERS: &str = "(others)";
 
 /// Settings of the pauses. Tests scale all durations down.
@@ -49,7 +49,7 @@ impl Default for Settings {
 pub(super) struct Pacing {
     settings: Settings,
     writers: BTreeMap<String, Writer>,
-    /// Times of recent corrections, oldest first. It has only as many as the alert needs.
+    /// Times of recent corrections, oldest first. Only as many are kept as the alert needs.
     recent: VecDeque<Instant>,
 }
 
@@ -65,7 +65,7 @@ impl Pacing {
         Self { settings, writers: BTreeMap::new(), recent: VecDeque::new() }
     }
 
-    /// When a change of this client may be corrected: now, or later.
+    /// Returns when a change of this client may be corrected: `now`, or later during a pause.
     pub(super) fn due(&self, writer: &str, now: Instant) -> Instant {
         let Some(known) = self.writers.get(self.key(writer)) else { return now };
         let pause = self.pause(known.repairs);
@@ -76,7 +76,7 @@ impl Pacing {
         }
     }
 
-    /// Records a correction.
+    /// Records a correction against this client.
     pub(super) fn repaired(&mut self, writer: &str, now: Instant) {
         let (settings, key) = (&self.settings, self.key(writer).to_owned());
         let longest = settings.longest_pause + settings.peace;
@@ -92,13 +92,13 @@ impl Pacing {
         }
     }
 
-    /// Whether there were too many recent corrections.
+    /// Whether there were more than `many` corrections in the window, so that the alert is raised.
     pub(super) fn is_contested(&self, now: Instant) -> bool {
         let of_late = self.recent.iter().filter(|at| now.saturating_duration_since(**at) <= self.settings.window);
         of_late.count() > self.settings.many
     }
 
-    /// The pause after this number of corrections.
+    /// Returns the pause after this number of corrections in a row.
     fn pause(&self, repairs: u32) -> Duration {
         match repairs.checked_sub(self.settings.at_once) {
             None => Duration::ZERO,
@@ -119,7 +119,7 @@ impl Pacing {
 mod tests {
     use super::*;
 
-    /// The wait before each of these consecutive corrections.
+    /// Makes `repairs` corrections, each as soon as allowed. Returns the seconds of waiting before each.
     fn waits(pacing: &mut Pacing, now: &mut Instant, repairs: usize) -> Vec<u64> {
         let next = |_| {
             let due = pacing.due("vandal", *now);

@@ -1,4 +1,4 @@
-//! The `ConfigMap` by which an operator stops a release. It has two keys.
+//! The `ConfigMap` with which an operator disables injection or the webhooks of a release. It has two keys.
 //!
 //! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
 //!   a missing key, or a missing `ConfigMap` is normal operation.
@@ -38,9 +38,9 @@ const SHOWN: usize = 64;
 /// Writes `webhooks: disarmed` before a release is uninstalled, and creates the `ConfigMap` if it is missing. Other
 /// keys stay.
 ///
-/// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` together with it. At that
-/// time, no controller can create the configurations again, and a later installation starts enabled. Returns false
-/// without such an account.
+/// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` after the account is
+/// deleted. By then, no controller can create the configurations again, and a later installation starts enabled.
+/// Returns false if the account does not exist, so that the `ConfigMap` has no owner.
 ///
 /// # Errors
 /// The API server rejected the request.
@@ -64,8 +64,8 @@ pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Er
 }
 
 /// Creates the `ConfigMap` if it is missing, so that operators can patch and read it. Returns whether it was created.
-/// An existing one stays unchanged. Both keys get their defaults, since the API server would not record the writer of a
-/// key in an empty one.
+/// An existing `ConfigMap` stays unchanged. Both keys get their defaults, since the API server would not record the
+/// writer of a key that is added to an empty `ConfigMap`.
 ///
 /// # Errors
 /// The API server rejected the request.
@@ -87,7 +87,7 @@ pub async fn ensure(client: &Client, release: &Release) -> Result<bool, kube::Er
 pub enum Position {
     /// Normal operation.
     On,
-    /// Stopped.
+    /// An operator disabled injection or the webhooks.
     Off,
     /// An unknown value.
     Unreadable(String),
@@ -96,7 +96,7 @@ pub enum Position {
 /// A switch that is on unless an operator turns it off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchState {
-    /// Whether it is off.
+    /// Whether an operator turned the switch off.
     pub off: bool,
 }
 
@@ -113,19 +113,20 @@ impl SwitchState {
     }
 }
 
-/// The position of the kill switch.
+/// Returns the position of the kill switch, which is on if the `ConfigMap` or the key is missing.
 #[must_use]
 pub fn injection(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, INJECTION_KEY, "enabled", "disabled")
 }
 
-/// The position of the break-glass.
+/// Returns the position of the break-glass, which is on if the `ConfigMap` or the key is missing.
 #[must_use]
 pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, WEBHOOKS_KEY, "armed", "disarmed")
 }
 
-/// The field manager that wrote a key, if known. A client chooses this name itself.
+/// Returns the field manager that wrote `key`; `None` if it is the controller or unknown. A client chooses this name
+/// itself.
 #[must_use]
 pub fn author(config_map: Option<&ConfigMap>, key: &str) -> Option<String> {
     field_manager(&config_map?.metadata, &["f:data", &format!("f:{key}")])
@@ -143,7 +144,7 @@ fn position(config_map: Option<&ConfigMap>, key: &str, on: &str, off: &str) -> P
     }
 }
 
-/// Called when injection is disabled or enabled.
+/// Called with true when injection is disabled, and with false when it is enabled again.
 pub type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
 
 /// Follows the kill switch of a release.
@@ -225,17 +226,16 @@ impl KillSwitch {
     }
 }
 
-/// Minimum time between two creations.
+/// Minimum time between two attempts to create the `ConfigMap`.
 const CREATE_PAUSE: Duration = Duration::from_mins(1);
 
 /// Creates the `ConfigMap` of the kill switch if it is missing, so that operators find it. If it is deleted, it is
 /// created again, since guardrails depend on it, but at most once in [`CREATE_PAUSE`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwitchCreator {
-    /// Whether the `ConfigMap` is known to exist. If it exists without being known, an attempt to create it does no
-    /// harm.
+    /// Whether the `ConfigMap` is known to exist. An attempt to create an existing `ConfigMap` does no harm.
     is_there: bool,
-    /// Time of the last attempt to create it.
+    /// Time of the last attempt to create the `ConfigMap`.
     tried: Option<Instant>,
     /// Whether the last attempt failed.
     has_failed: bool,
@@ -247,7 +247,7 @@ impl SwitchCreator {
         self.is_there = is_there;
     }
 
-    /// Creates the `ConfigMap` if it is missing. Returns when to retry, if that is needed later.
+    /// Creates the `ConfigMap` if it is missing. Returns when to try again; `None` if the `ConfigMap` exists.
     pub(crate) async fn create(&mut self, client: &Client, release: &Release) -> Option<Instant> {
         let now = Instant::now();
         let due = self.due(now)?;
@@ -268,7 +268,7 @@ impl SwitchCreator {
         self.due(now)
     }
 
-    /// When to create the `ConfigMap`; `None` if it exists.
+    /// Returns when to create the `ConfigMap`; `None` if it exists.
     fn due(&self, now: Instant) -> Option<Instant> {
         (!self.is_there).then(|| self.tried.map_or(now, |tried| now.max(tried + CREATE_PAUSE)))
     }

@@ -31,7 +31,7 @@ fn now() -> Timestamp {
 /// A change that another client makes.
 type Change = fn(&mut Live);
 
-/// A target that also validates, with CAs of these numbers.
+/// Creates a target that has rules for validations, and a bundle of the CAs with these numbers.
 fn target(authorities: &[u8], epoch: u64) -> Target {
     let settings = pillion_api::webhook_configuration::Settings {
         canary: true,
@@ -44,7 +44,7 @@ fn target(authorities: &[u8], epoch: u64) -> Target {
     Target::new(settings, rules, pem(authorities), epoch)
 }
 
-/// The observed state after a target was written.
+/// Returns the observed state after `target` was written.
 fn after(target: &Target) -> Live {
     let desired = target.desired(&release(), now());
     Live { mutating: Some(desired.mutating), validating: desired.validating, disarmed: false }
@@ -194,7 +194,7 @@ fn rules_come_from_active_profiles() {
     assert_eq!(Rules::default().validated, Validated::default());
 }
 
-/// The entries of the validating configuration by name: failure policy, namespaces, and rules.
+/// Returns the failure policy, the namespaces and the rules of each validating entry, by the entry's name.
 fn validated_by(profiles: &ProfileSet) -> BTreeMap<String, (String, Vec<String>, Vec<String>)> {
     let target = Target::new(settings_of(&release()), Rules::of(profiles), pem(&[1]), 1);
     let entries = target.desired(&release(), now()).validating.and_then(|there| there.webhooks).unwrap_or_default();
@@ -244,7 +244,8 @@ fn tenant_targets_call_only_their_namespace() {
     };
     assert_eq!(update, entry("Fail", "pods UPDATE"));
     assert_eq!(delete, entry("Ignore", "pods DELETE"));
-    // The other entries are the same for the other failure mode and labels. The creation of pods is already covered.
+    // The remaining entries are for the other failure mode and for other labels. The creation of pods needs no entry,
+    // since the entries for all namespaces cover it.
     assert_eq!(with.len(), 8);
     assert!(with.values().all(|(_, namespaces, _)| namespaces == &["bank", "shop"]), "{with:?}");
 }
@@ -348,7 +349,8 @@ fn rotation_sees_intersection_of_all_entries() {
             |live| validating_entry(live, "profiles.pillion.dev").client_config.ca_bundle = None,
             present(&[], false, false),
         ),
-        // The later epoch counts, so that outdated leaders stop. The later time counts, for slow API servers.
+        // Of the two configurations, the higher epoch counts, so that outdated leaders stop. The later write time
+        // counts, so that the rotation waits for slow API servers.
         (|live| annotate(live, EPOCH_ANNOTATION, Some("no number")), present(&[1, 2], true, false)),
     ];
     for (number, (change, expected)) in cases.into_iter().enumerate() {

@@ -41,18 +41,19 @@ pub enum WriteError {
     /// The configuration has entries, which a claim would remove.
     #[error("the webhook configuration has entries, and is not emptied")]
     NotEmpty,
-    /// The bundle has no CA, so the API server would trust the system's CAs.
+    /// The bundle has no CA, or content besides CAs. With an empty bundle, the API server would trust the system's CAs.
     #[error("the bundle has no certificate, or something else: nothing is written")]
     NoAuthority,
     /// An operator disabled the webhooks.
     #[error("an operator disarmed the webhook configurations: nothing is written")]
     Disarmed,
-    /// The API server rejected the request.
+    /// The API server is unavailable or rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
 
-/// Reads the observed state. If the `ConfigMap` has an unknown value, `was_disarmed` is used.
+/// Reads the observed state. If the `ConfigMap` has an unknown value, the webhooks count as disarmed only if
+/// `was_disarmed`.
 ///
 /// # Errors
 /// The API server is unavailable or denies the request.
@@ -69,10 +70,12 @@ pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> 
 }
 
 /// Writes the mutating configuration without entries, for this epoch, and deletes the validating one. From then on, no
-/// webhook is called, and leaders with an earlier epoch get a conflict. Returns the new state.
+/// webhook is called, and writes of leaders with an earlier epoch fail. Returns the new observed state.
 ///
 /// # Errors
-/// `live` is outdated, has entries, or may not be written.
+/// - `live` is outdated, or the mutating configuration has entries.
+/// - The webhooks are disarmed, or another release owns a configuration.
+/// - The API server rejected the request.
 pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) -> Result<Live, WriteError> {
     check(release, live, epoch)?;
     let emptied = live.mutating.clone().unwrap_or_default();
@@ -90,10 +93,12 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
 }
 
 /// Writes both configurations in their desired state. Deletes the validating one if no rule needs it. Returns the new
-/// state.
+/// observed state.
 ///
 /// # Errors
-/// `live` is outdated or may not be written. The mutating configuration may have been written nevertheless.
+/// - `live` is outdated, or the bundle of `target` is invalid.
+/// - The webhooks are disarmed, or another release owns a configuration.
+/// - The API server rejected a request. The mutating configuration may have been written nevertheless.
 pub async fn write(client: &Client, release: &Release, live: &Live, target: &Target) -> Result<Live, WriteError> {
     check(release, live, target.epoch)?;
     if !target.has_authorities() {
@@ -150,7 +155,7 @@ fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
     }
 }
 
-/// Creates an object, or replaces the one that was read. Labels and annotations of other clients stay.
+/// Creates `desired`, or replaces `live` with it. Labels and annotations of other clients stay.
 async fn put<K>(client: &Client, release: &Release, live: Option<&K>, mut desired: K) -> Result<K, WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
@@ -179,7 +184,7 @@ where
     written.map_err(conflict)
 }
 
-/// The existing metadata with Pillion's labels and annotations.
+/// Returns the existing metadata, with Pillion's labels and annotations added.
 fn merged(live: &ObjectMeta, ours: ObjectMeta) -> ObjectMeta {
     let mut merged = ObjectMeta { managed_fields: None, ..live.clone() };
     merged.annotations.get_or_insert_default().extend(ours.annotations.unwrap_or_default());
@@ -197,7 +202,7 @@ where
     }
 }
 
-/// Deletes exactly the version that was read.
+/// Deletes the object if it still has the version that was read. A missing object is no error.
 async fn delete<K>(client: &Client, live: &K) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope> + Clone + Debug + DeserializeOwned,
@@ -212,7 +217,7 @@ where
     }
 }
 
-/// Maps conflicts: the object was changed, deleted or created since it was read.
+/// Maps 404 and 409 to [`WriteError::Changed`]: the object was changed, deleted or created since it was read.
 fn conflict(error: kube::Error) -> WriteError {
     match error {
         kube::Error::Api(status) if matches!(status.code, 404 | 409) => WriteError::Changed,

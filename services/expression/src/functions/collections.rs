@@ -1,5 +1,5 @@
-//! Functions on lists, maps and optionals. A merged map has the entries of the first map first, followed by new
-//! entries of the others.
+//! Functions on lists, maps and optionals. A merged map has the entries of the first map, followed by the entries of
+//! later maps with other keys.
 
 use std::cmp::Ordering;
 
@@ -140,7 +140,7 @@ fn distinct<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Value::list(unique, call.meter)
 }
 
-/// Sorts by keys, which must be of one ordered type. Equal items keep their order.
+/// Sorts items by their keys, which must be of one ordered type. Items with equal keys keep their order.
 pub(crate) fn sort<'v, T>(
     items: &mut [T],
     key: impl Fn(&T) -> &Value<'v>,

@@ -63,7 +63,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("jsonPatch(value, operations)", json_patch),
 ];
 
-/// Returns the items of a list in a container; none if the list is absent.
+/// Returns the items of the list `field` of a container, the argument `index`; no items if the list is absent.
 fn items_of<'v>(call: &mut Call<'_, 'v>, index: usize, field: &str) -> Result<Items<'v>, EvaluationError> {
     let container = call.value(index);
     if !container.is_map() {
@@ -74,8 +74,8 @@ fn items_of<'v>(call: &mut Call<'_, 'v>, index: usize, field: &str) -> Result<It
     Ok(items.unwrap_or(Items::Own(Vec::new())))
 }
 
-/// Returns the last entry whose field equals an argument. Of several environment variables with one name, the last
-/// takes effect.
+/// Returns the last entry whose `field` equals the argument with the index `argument`; `None` if none does. Of several
+/// environment variables with one name, the last one takes effect.
 fn named<'e, 'v>(
     call: &mut Call<'_, 'v>,
     entries: &'e [Value<'v>],
@@ -96,7 +96,8 @@ fn is(entry: &Value<'_>, field: &str, text: &str, meter: &mut Meter) -> Result<b
     Ok(entry.member(field, meter)?.is_some_and(|value| value.as_str() == Some(text)))
 }
 
-/// Returns the number of a port that is given by number or by name.
+/// Returns the number of a port that is given by number or by name; `None` if it is neither a number nor the name of a
+/// port of the container.
 fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Result<Option<i64>, EvaluationError> {
     Ok(match port {
         Value::Int(number) => Some(*number),
@@ -117,7 +118,8 @@ fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Res
     })
 }
 
-/// Replaces the ports of a probe or handler by numbers. Port names that the container lacks are kept.
+/// Replaces the port names in the handlers of a probe or lifecycle hook by numbers. Names that the container lacks are
+/// kept.
 fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut probe = MapBuilder::new();
     for (key, value) in call.map(0)? {
@@ -187,7 +189,8 @@ fn dns_label(text: &str) -> String {
     short(text.trim_matches('-'), LABEL)
 }
 
-/// Returns a number that is evenly distributed over requests, and constant for one request.
+/// Returns a number in the range of the two arguments. The number is evenly distributed over requests, and constant for
+/// one request.
 fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (minimum, maximum) = (call.int(0)?, call.int(1)?);
     let span = i128::from(maximum) - i128::from(minimum) + 1;

@@ -16,13 +16,13 @@ use super::value::{Items, Key, Text, TextBuilder, Value};
 pub(super) struct Function {
     pub(super) name: &'static str,
     pub(super) style: Style,
-    /// The number of arguments, including the receiver.
+    /// The minimum and the maximum number of arguments, including the receiver.
     minimum: usize,
     maximum: usize,
-    /// The notation of a call, for messages and documents: `text.split(separator, limit)`.
+    /// The notation of a call for messages and documents, such as `text.split(separator, limit)`.
     pub(super) signature: &'static str,
     pub(super) run: Run,
-    /// The index of the argument that is a regular expression.
+    /// The index of the argument that is a regular expression, if there is one.
     pub(super) pattern: Option<usize>,
     pub(super) native: Native,
 }
@@ -56,7 +56,7 @@ type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 pub(super) struct Call<'a, 'v> {
     pub(super) function: &'static Function,
     pub(super) arguments: &'a [Value<'v>],
-    /// The compiled regular expression, if it is a literal.
+    /// The compiled regular expression, if the argument for it is a literal.
     pub(super) pattern: Option<&'a Pattern>,
     pub(super) seed: &'a str,
     pub(super) meter: &'a mut Meter,
@@ -81,7 +81,7 @@ pub(super) fn is_library(name: &str) -> bool {
     all().any(|function| function.name.split_once('.').is_some_and(|(library, _)| library == name))
 }
 
-/// Returns the signatures of all functions, for documents and completion: `text.split(separator)`.
+/// Returns the signatures of all functions for documents and completion, such as `text.split(separator, limit)`.
 pub fn signatures() -> impl Iterator<Item = &'static str> {
     all().map(|function| function.signature)
 }
@@ -91,7 +91,7 @@ impl Function {
         (self.minimum..=self.maximum).contains(&arguments)
     }
 
-    /// Creates a function from its signature. In the signature of a member function, the receiver precedes the dot.
+    /// Creates a function from its signature. In the signature of a member function, a dot follows the receiver.
     const fn new(style: Style, signature: &'static str, run: Run) -> Self {
         let name = name_in(style, signature);
         let (named, is_open) = parameters_in(signature);
@@ -158,7 +158,7 @@ const fn parameters_in(signature: &str) -> (usize, bool) {
                 count = if matches!(tail, [b')', ..]) { 0 } else { 1 };
             }
             b',' => count += 1,
-            // The dots stand for further arguments.
+            // The dots mean any number of further arguments.
             b'.' if within => return (count - 1, true),
             _ => {}
         }
@@ -202,7 +202,7 @@ impl<'a, 'v> Call<'a, 'v> {
         usize::try_from(number).map_err(|_| self.error(format!("{number} is negative")))
     }
 
-    /// Returns an optional argument as a maximum number. If it is absent or negative, there is no maximum.
+    /// Returns an optional argument as a maximum. An absent or negative argument means no maximum.
     fn limit(&self, index: usize) -> Result<usize, EvaluationError> {
         if !self.has_argument(index) {
             return Ok(usize::MAX);
@@ -256,7 +256,7 @@ impl<'a, 'v> Call<'a, 'v> {
         EvaluationError::new(format!("`{}`: {message}", self.function.name))
     }
 
-    /// Creates a string of at most this number of bytes. The meter is charged before the string is written.
+    /// Creates a string of at most this number of bytes, which `write` writes. Charges the meter before that.
     fn build_text(&mut self, bytes: usize, write: impl FnOnce(&mut TextBuilder) -> std::fmt::Result) -> Evaluated<'v> {
         let mut text = TextBuilder::with_capacity(bytes, self.meter)?;
         write(&mut text).map_err(|_| self.error("the text is longer than it was said to be"))?;
@@ -276,7 +276,7 @@ impl EvaluationError {
     }
 }
 
-/// Returns a part of a string, which borrows from the same source.
+/// Returns a part of a string. A part of a borrowed string is borrowed too.
 ///
 /// # Errors
 /// Fails if the part must be copied, because the string is computed, and the meter does not grant the copy.
@@ -293,7 +293,7 @@ fn range_in(text: &str, inner: &str) -> std::ops::Range<usize> {
     start..start + inner.len()
 }
 
-/// Returns a part of a string as a value.
+/// Returns `inner`, which must be a slice of `text`, as a value.
 ///
 /// # Errors
 /// Fails like [`part`].
@@ -301,7 +301,7 @@ fn part_of<'v>(text: &Text<'v>, inner: &str, meter: &mut Meter) -> Evaluated<'v>
     Ok(Value::String(part(text, range_in(text, inner), meter)?))
 }
 
-/// Truncates a string for messages.
+/// Truncates a string to 60 characters, for messages.
 pub(super) fn truncated(text: &str) -> &str {
     text.char_indices().nth(60).map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
 }

@@ -90,7 +90,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     }),
 ];
 
-/// Returns a string that is short enough to be parsed as a number; otherwise an empty one, which is not a number.
+/// Returns the string if it is short enough to be parsed as a number; otherwise an empty string, which is not a number.
 fn number_text(text: &str) -> &str {
     const LONGEST: usize = 1024;
     if text.len() <= LONGEST { text } else { "" }

@@ -18,11 +18,11 @@ pub(super) const FUNCTIONS: &[Function] = &[
 ];
 
 /// The cost of compiling a computed pattern: a fixed number of steps, and the bytes of its memory that cost one more
-/// step. Literals are compiled with their expression. The memory is known only after compiling, and [`COMPUTED_SIZE`]
-/// bounds it.
+/// step. Patterns in literals are compiled with their expression. The memory is known only after compiling, and
+/// [`COMPUTED_SIZE`] bounds it.
 const COMPILING: (usize, usize) = (10_000, 32);
 
-/// Returns the pattern of a call: the literal, or a computed one.
+/// Returns the pattern of a call: from a literal, or compiled now from a computed string.
 fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     if let Some(pattern) = call.pattern {
         return Ok(pattern.clone());
@@ -108,7 +108,7 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     result.finish(call.meter)
 }
 
-/// A piece of a replacement.
+/// A piece of the replacement of `regex.replace`.
 enum Piece<'t> {
     Literal(&'t str),
     /// The capture group with this number: `$1`, `${1}`, `${name}`.

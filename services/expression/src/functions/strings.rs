@@ -123,7 +123,8 @@ fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// Returns the byte offset of a character. The position after the last character has the length of the string.
+/// Returns the byte offset of the character at position `place`. For the position after the last character, returns the
+/// length of the string.
 fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
     // Finding the offset counts characters one by one.
     call.meter.charge(text.len() / 8)?;
@@ -138,7 +139,7 @@ fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Ok(Value::String(part(text, start..start + length, call.meter)?))
 }
 
-/// Returns the character position of a byte offset; -1 for none.
+/// Returns the position of the character at a byte offset; -1 for `None`.
 fn position_of<'v>(text: &str, byte: Option<usize>) -> Value<'v> {
     byte.and_then(|byte| text.get(..byte)).map_or(Value::Int(-1), |before| count(before.chars().count()))
 }
@@ -272,7 +273,8 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     result.finish(call.meter)
 }
 
-/// Splits a directive into its number of digits, its kind, and the text after it.
+/// Parses a directive after its percent sign. Returns its number of digits, its kind, and the rest of the string;
+/// `None` if it is invalid.
 fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     let (digits, rest) = match text.strip_prefix('.') {
         Some(rest) => {
@@ -285,7 +287,7 @@ fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     Some((digits, kind, rest.get(kind.len_utf8()..)?))
 }
 
-/// The number of steps for one directive of a format. Formatting a number with a hundred decimals takes longest.
+/// The number of steps for one directive of a format, enough to format a number with a hundred decimals.
 const FORMAT: usize = 20;
 
 fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {
@@ -336,7 +338,10 @@ fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
     Ok(bytes)
 }
 
-/// Returns the string to decode, if it is short enough.
+/// Returns the string to decode, and charges the meter for decoding it.
+///
+/// # Errors
+/// Fails if the string is too long, or if the meter does not grant the decoding.
 fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
     let text = call.text(0)?;
     if text.len() > MAXIMUM_RESULT {

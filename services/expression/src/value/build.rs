@@ -1,5 +1,5 @@
-//! Builds computed values. Only this module can create them, and it charges the meter for every part first. It also
-//! converts JSON, from a tape or from `serde_json`, to values. Integers that fit become ints.
+//! Builds computed values. Only this module can create computed values, and it charges the meter for every part first.
+//! It also converts JSON, from a tape or from `serde_json`, to values. Integers that fit into `i64` become ints.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -68,7 +68,7 @@ impl<'v> ListBuilder<'v> {
         Ok(())
     }
 
-    /// Returns the list.
+    /// Returns the list as a value.
     ///
     /// # Errors
     /// Fails if the list nests too deeply.
@@ -85,7 +85,7 @@ impl<'v> MapBuilder<'v> {
         Self::default()
     }
 
-    /// Sets an entry, and returns the previous value.
+    /// Sets an entry. Returns the previous value of the key, if any.
     ///
     /// # Errors
     /// Fails if the meter does not grant the entry.
@@ -125,7 +125,7 @@ impl<'v> MapBuilder<'v> {
         Ok(())
     }
 
-    /// Returns the map.
+    /// Returns the map as a value.
     ///
     /// # Errors
     /// Fails if the map nests too deeply.
@@ -204,10 +204,10 @@ impl<'v> Value<'v> {
         Ok(Self::Bytes(SharedBytes(Arc::from(bytes))))
     }
 
-    /// Creates a list.
+    /// Creates a list of these items.
     ///
     /// # Errors
-    /// Fails if the meter does not grant it, or if it nests too deeply.
+    /// Fails if the meter does not grant the value, or if the value nests too deeply.
     pub fn list(items: impl IntoIterator<Item = Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut list = ListBuilder::new();
         for item in items {
@@ -216,10 +216,10 @@ impl<'v> Value<'v> {
         list.finish(meter)
     }
 
-    /// Creates a map.
+    /// Creates a map of these entries. Of entries with the same key, the last one counts.
     ///
     /// # Errors
-    /// Fails if the meter does not grant it, or if it nests too deeply.
+    /// Fails if the meter does not grant the value, or if the value nests too deeply.
     pub fn map(entries: impl IntoIterator<Item = (Key<'v>, Self)>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut map = MapBuilder::new();
         for (key, value) in entries {
@@ -231,7 +231,7 @@ impl<'v> Value<'v> {
     /// Creates an optional with a value.
     ///
     /// # Errors
-    /// Fails if the meter does not grant it, or if it nests too deeply.
+    /// Fails if the meter does not grant the value, or if the value nests too deeply.
     pub fn some(value: Self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_items(1)?;
         let depth = meter.charge_depth(value.depth())?;
@@ -249,7 +249,7 @@ impl<'v> Value<'v> {
     /// Creates an object with added members, which hide members of the object with the same name.
     ///
     /// # Errors
-    /// Fails if the meter does not grant it, or if it nests too deeply.
+    /// Fails if the meter does not grant the value, or if the value nests too deeply.
     pub fn extended(
         base: Self,
         members: [Option<(&'static str, Self)>; 2],
@@ -293,10 +293,10 @@ impl<'v> Value<'v> {
         })
     }
 
-    /// Converts parsed JSON.
+    /// Converts parsed JSON to a computed value.
     ///
     /// # Errors
-    /// Fails if the meter does not grant it, or if it nests too deeply.
+    /// Fails if the meter does not grant the value, or if the value nests too deeply.
     pub(crate) fn from_json(value: serde_json::Value, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge(1)?;
         Ok(match value {
@@ -370,7 +370,7 @@ impl<'v> From<&'v serde_json::Value> for Value<'v> {
     }
 }
 
-/// Converts a JSON number. An integer that fits becomes an int, as in Kubernetes.
+/// Converts a JSON number. An integer that fits into `i64` becomes an int, as in Kubernetes, and others a double.
 fn number<'v>(text: &str) -> Value<'v> {
     match text.parse() {
         Ok(number) => Value::Int(number),

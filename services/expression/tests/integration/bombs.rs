@@ -37,8 +37,8 @@ const OVERHEAD_STEPS: usize = 400;
 /// most.
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
-/// One of this number of expressions may use all steps; the others may use a tenth. Few steps are enough to find an
-/// expression that takes too long for its steps, unless its cost grows faster than its charge.
+/// One of this number of expressions may use all steps, and the others a tenth of the steps. A tenth is enough to find
+/// an expression that takes too long for its steps, unless its cost grows faster than its charge.
 const ALL_STEPS_OF: usize = 10;
 
 /// The number of sets of functions whose worst expression is kept for variation.
@@ -60,7 +60,7 @@ impl Random {
     }
 }
 
-/// The values that expressions read: large, long, nested and escaped ones.
+/// Returns the values that expressions read: large, long, nested and escaped values.
 fn values() -> Json {
     let nested = |depth: usize| (0..depth).fold(json!(1), |inner, _| json!([inner]));
     let map = |count: usize| (0..count).map(|key| (format!("k{key}"), json!(key))).collect::<serde_json::Map<_, _>>();
@@ -146,7 +146,7 @@ impl Writer<'_> {
         self.random.pick(of).to_owned()
     }
 
-    /// Whether to add another part. It uses up one of the remaining parts.
+    /// Whether to add another part. Each call uses up one of the remaining parts.
     fn grows(&mut self) -> bool {
         let grows = self.left > 0 && self.random.below(4) > 0;
         self.left = self.left.saturating_sub(1);
@@ -230,7 +230,7 @@ impl Writer<'_> {
         format!("{list}.{name}({variable}, {body})")
     }
 
-    /// Writes a call of a random function. Most arguments have the types that its signature names, some have other
+    /// Writes a call of a random function. Most arguments have the types that the signature names, and some have other
     /// types.
     fn call(&mut self) -> String {
         if self.left == 0 {
@@ -288,7 +288,8 @@ impl Writer<'_> {
     }
 }
 
-/// Whether a function of `optional` is called on a value, like `optional.value()` and unlike `optional.of(value)`.
+/// Whether a signature that begins with `optional` is of a member function, such as `optional.value()`. A function such
+/// as `optional.of(value)` is global.
 fn name_is_member(signature: &str) -> bool {
     ["optional.hasValue", "optional.value", "optional.or"].iter().any(|name| signature.starts_with(name))
 }
@@ -319,13 +320,13 @@ struct Cost {
 }
 
 impl Cost {
-    /// The CPU time of a step in nanoseconds.
+    /// Returns the CPU time of a step in nanoseconds.
     #[expect(clippy::cast_precision_loss, reason = "the number of steps is small")]
     fn pace(&self) -> f64 {
         self.nanoseconds / (self.steps + OVERHEAD_STEPS) as f64
     }
 
-    /// The bytes of memory that the meter did not grant.
+    /// Returns the used bytes of memory that the meter did not grant.
     fn surplus(&self) -> u64 {
         self.bytes.saturating_sub(self.granted as u64)
     }

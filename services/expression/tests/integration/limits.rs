@@ -1,4 +1,4 @@
-//! Tests that no expression crashes, runs for long, or turns a short text into a large result.
+//! Tests that no expression crashes, runs for long, or turns a short string into a large result.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn rejects_sources_that_could_exhaust_stack() {
         let short: String = chain.chars().take(20).collect();
         let error = compile_on_small_stack(chain.clone()).unwrap_err();
         assert!(error.message.contains("1024 are allowed"), "{short}: {error:?}");
-        // This text has the maximum length, so that the parser rejects it.
+        // This source has the maximum length, so that another limit than the length rejects it.
         let cut: String = chain.chars().take(MAXIMUM_SOURCE).collect();
         let error = compile_on_small_stack(cut).unwrap_err();
         assert!(error.range.end <= MAXIMUM_SOURCE, "{short}: {error:?}");
@@ -100,13 +100,13 @@ fn rejects_sources_above_each_limit() {
     Expression::compile("list.map(x, x).filter(x, true).map(x, list.all(y, y == x))", &scope).unwrap();
 }
 
-/// Evaluates an expression that uses too many steps, and checks that it stops promptly with that error.
+/// Evaluates an expression that uses too many steps or too much memory. Checks that it fails with that error, and soon.
 fn assert_exhausted(environment: &Environment, source: &str) {
     let start = Instant::now();
     let error = environment.error(source);
     let elapsed = start.elapsed();
     assert!(error.is_exhausted(), "{source}: {error:?}");
-    // On an idle machine, this takes much less time. The limit tolerates a busy machine.
+    // On an idle machine, the evaluation takes much less time. The limit tolerates a busy machine.
     assert!(elapsed < Duration::from_secs(3), "{source} took {elapsed:?}");
 }
 
@@ -297,8 +297,8 @@ fn arithmetic_overflow_is_an_error() {
     ] {
         environment.error(source);
     }
-    // The whole parts of the first two quantities are the largest that fit into 128 bits, and their fractions exceed
-    // it.
+    // The whole parts of the first two quantities are the largest that fit into 128 bits. With their fractions, the
+    // quantities exceed 128 bits.
     for large in ["'170141183460.9E'", "'147573952589.9Ei'", "'9.3E'", "'999999999999999999999999999999E'", "9.3e18"] {
         let capped = format!("quantity({large}).compareTo(quantity('9223372036854775807')) == 0");
         assert_eq!(environment.value(&capped), true, "{large}");

@@ -1,5 +1,5 @@
-//! Tests of the expression language: every example of its page, rejected expressions, limits, and expressions of real
-//! profiles.
+//! Tests of the expression language: every example in its documentation, rejected expressions, limits, and expressions
+//! of real profiles.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -47,7 +47,7 @@ impl Environment {
         self
     }
 
-    /// Adds variables in order. Each may read all others.
+    /// Adds variables, as names and sources. Each variable may read all others.
     fn variables(mut self, variables: &[(&str, &str)]) -> Self {
         let scope = self.scope().with_members("variables", variables.iter().map(|(name, _)| *name));
         for (name, source) in variables {
@@ -86,7 +86,7 @@ impl Environment {
         self.run(source).expect_err(source)
     }
 
-    /// Evaluates the expressions in a string of a template.
+    /// Evaluates the expressions in a string of a template, and returns the resulting string.
     fn text(&self, text: &str) -> String {
         let scope = self.scope();
         let evaluate = |source: &str| {

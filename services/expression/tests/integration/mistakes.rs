@@ -1,4 +1,4 @@
-//! Common mistakes of authors, and their error messages.
+//! Tests the error messages for common mistakes of authors.
 
 use pillion_expression::{Expression, ExpressionError, Path, Scope};
 use serde_json::json;
@@ -21,7 +21,7 @@ fn compile_error(source: &str) -> ExpressionError {
     Expression::compile(source, &scope()).expect_err(source)
 }
 
-/// Checks the marked text and the message of an error, and a part of its help.
+/// Checks the marked part of the source and the message of an error, and a part of its help.
 fn assert_error(source: &str, marked: &str, message: &str, help: &str) {
     let error = compile_error(source);
     assert_eq!(&source[error.range.clone()], marked, "{source}: {error:?}");
@@ -117,7 +117,7 @@ fn explains_syntax_of_other_languages() {
         "straight",
     );
     assert_error("9223372036854775808", "9223372036854775808", "this number is too large", "");
-    // Reserved words and names of functions are valid as names of fields.
+    // Reserved words and function names are valid field names.
     Expression::compile("request.namespace + object.package + object.merge", &scope()).unwrap();
 }
 

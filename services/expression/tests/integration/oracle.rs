@@ -13,7 +13,7 @@ fn values() -> serde_json::Value {
     json!({"m": {"a": 1, "b": {"c": "x"}, "n": null}, "l": [3, 1, 2], "s": "h\u{e9}llo", "d": 1.5, "t": true})
 }
 
-/// The result of the other implementation as JSON; `None` for an error.
+/// Returns the result of the other implementation as JSON; `None` for an error.
 fn other(source: &str) -> Option<serde_json::Value> {
     let mut env = Env::stdlib();
     env.add_extension(extensions::strings).unwrap();
@@ -30,8 +30,8 @@ fn other(source: &str) -> Option<serde_json::Value> {
     program.execute(&context).ok()?.json().ok()
 }
 
-/// Converts a value for the other implementation. Its conversion from serde creates other types of integers, so
-/// numbers are converted here.
+/// Converts a value for the other implementation. The `cel` crate's conversion from serde creates other types of
+/// integers, so numbers are converted here.
 fn to_cel(value: serde_json::Value) -> cel::Value {
     match value {
         serde_json::Value::Null => cel::Value::Null,

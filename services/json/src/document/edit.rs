@@ -3,7 +3,8 @@
 use super::{Content, Document, Key, Slot, SlotId, State};
 
 impl<'a> Document<'a> {
-    /// Adds a member to an open object without that key: at the end, or in the slot of a removed member with that key.
+    /// Adds a member to an open object that does not have the key: at the end, or in the slot of a removed member with
+    /// the key. Returns the member's slot.
     pub fn add_member(&mut self, id: SlotId, key: Key<'a>, content: Content<'a>) -> SlotId {
         let all = self.has_removed.then(|| self.all_children(id));
         let removed = all.into_iter().flatten().find(|child| {
@@ -18,13 +19,14 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Adds an item at the end of an open list.
+    /// Adds an item at the end of an open list. Returns its slot.
     pub fn push_item(&mut self, id: SlotId, content: Content<'a>) -> SlotId {
         self.upheavals += 1;
         self.append(id, None, content, State::Added)
     }
 
-    /// Inserts an item into an open list at an index that ignores removed items; at the end if the list is shorter.
+    /// Inserts an item into an open list at an index that does not count removed items; at the end if the list is
+    /// shorter. Returns the item's slot.
     pub fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
         let before = self.children(id).nth(index);
         self.upheavals += u32::from(before.is_some());
@@ -79,7 +81,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Restores the initial content of a slot.
+    /// Restores the initial content of a slot, `original`. The slot counts as unchanged again.
     pub fn restore(&mut self, id: SlotId, original: Content<'a>) {
         self.replace(id, original);
         if let Some(slot) = self.slot_mut(id) {

@@ -1,9 +1,8 @@
 //! Checks a patch before it is sent: parses its bytes, applies it to the object, and compares the result with the
 //! document.
 //!
-//! Paths are resolved in the original object, and every byte is checked. An operation has exactly one valid form, and
-//! its value must equal the document's value byte for byte. Parsed values are valid JSON; strings that may have been
-//! created later are checked again.
+//! Every byte of the patch is checked. An operation has exactly one valid form, and its value must equal the document's
+//! value byte for byte. Values from a tape are valid JSON. Strings that may have been created later are checked again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,7 +15,7 @@ use crate::{
     is_scalar, needs_escape,
 };
 
-/// The initial capacity in slots. The path to an element of a container's list has six.
+/// The initial capacity of [`PathCache`] in slots. The path to an element of a container's list has six slots.
 const PATH_DEPTH: usize = 8;
 
 /// Why a patch must not be sent. Each variant means a bug in this build, not an invalid request.
@@ -36,7 +35,7 @@ pub enum CheckFault {
     /// The patched object differs from the document.
     #[error("the patched object is not the one that was meant")]
     Result,
-    /// The object cannot be edited.
+    /// The object has a duplicate key and cannot be edited.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -64,7 +63,8 @@ pub fn check(object: Value<'_>, patch: Written, document: &Document<'_>) -> Resu
     }
 }
 
-/// The action of an operation. Its value stays unparsed, and no later operation may point into it.
+/// The action of an operation, with its value as JSON. The value stays unparsed, and no later operation may point into
+/// it.
 #[derive(Clone, Copy)]
 enum Action<'p> {
     Add(&'p str),
@@ -81,7 +81,7 @@ struct Operation<'p> {
     key: LastKey<'p>,
 }
 
-/// The last token of a path as an object key, escaped for JSON.
+/// The last token of a path as an object key that is escaped for JSON.
 enum LastKey<'p> {
     /// The token as written in the path.
     Borrowed(Key<'p>),
@@ -114,21 +114,21 @@ struct Reader<'p, 'e> {
 }
 
 impl<'p> Reader<'p, '_> {
-    /// Consumes a string if it comes next.
+    /// Consumes `text` if it comes next. Returns whether it did.
     fn accept(&mut self, text: &str) -> bool {
         let tail = self.rest.strip_prefix(text);
         self.rest = tail.unwrap_or(self.rest);
         tail.is_some()
     }
 
-    /// Consumes and returns the given number of bytes.
+    /// Consumes and returns `length` bytes; `None` if fewer are left.
     fn pass(&mut self, length: usize) -> Option<&'p str> {
         let (passed, rest) = self.rest.split_at_checked(length)?;
         self.rest = rest;
         Some(passed)
     }
 
-    /// Parses an operation, which has exactly one valid form.
+    /// Parses an operation; `None` unless it has exactly the valid form.
     fn operation(&mut self, keys: &mut String) -> Option<Operation<'p>> {
         let head = [ADD, REPLACE, REMOVE].into_iter().find(|head| self.accept(head))?;
         let escaped = in_quotes(self.rest)?;
@@ -151,7 +151,7 @@ impl<'p> Reader<'p, '_> {
         let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
         let slash = match &text {
             Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
-            // The path must not write slashes and tildes as JSON escapes, or the API server would find another last
+            // The path must not contain JSON escapes of slashes and tildes, or the API server would find another last
             // token.
             Cow::Owned(path) => {
                 let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
@@ -166,7 +166,7 @@ impl<'p> Reader<'p, '_> {
         self.accept("}").then_some(Operation { action, path: text, slash, key })
     }
 
-    /// Returns the text up to the given end of the current operation's value.
+    /// Consumes and returns the current operation's value, up to its end offset.
     fn value(&mut self) -> Option<&'p str> {
         let place = self.length - self.rest.len();
         let end = *self.ends.next()?;
@@ -175,7 +175,7 @@ impl<'p> Reader<'p, '_> {
 }
 
 impl Operation<'_> {
-    /// Returns the pointer of the parent.
+    /// Returns the JSON pointer of the parent.
     fn parent_path(&self) -> &str {
         self.path.get(..self.slash).unwrap_or_default()
     }
@@ -192,7 +192,8 @@ impl Operation<'_> {
             return Ok(place.is_some());
         }
         match (self.action, child(document, parent, last)?) {
-            // An earlier operation changed this path or one below it. Its value could not be compared any more.
+            // An earlier operation changed this path or a path below it. The check could no longer compare the value of
+            // that operation.
             (_, Some(existing)) if !matches!(document.content(existing), Content::Value(_)) => return Ok(false),
             (Action::Add(value) | Action::Replace(value), Some(existing)) => {
                 document.replace(existing, Content::Scalar(value));
@@ -211,7 +212,7 @@ impl Operation<'_> {
     }
 }
 
-/// Resolves the pointer escapes of a token; `None` if it has escapes other than `~0` and `~1`.
+/// Appends a token to `keys` without its pointer escapes; `None` if it has escapes other than `~0` and `~1`.
 fn unescape_token<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
     let start = keys.len();
     let mut rest = token;
@@ -228,7 +229,7 @@ fn unescape_token<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
     Some(LastKey::Unescaped(start..keys.len()))
 }
 
-/// Returns the content of a string whose opening quote precedes the text.
+/// Returns the content of a JSON string whose opening quote precedes `text`; `None` if the string does not end.
 fn in_quotes(text: &str) -> Option<Key<'_>> {
     let (mut rest, mut has_escapes) = (text.as_bytes(), false);
     loop {
@@ -249,7 +250,7 @@ struct PathCache<'p> {
 }
 
 impl<'p> PathCache<'p> {
-    /// Returns the slot at a pointer.
+    /// Returns the slot at a JSON pointer; `None` if there is no such value.
     fn resolve(&mut self, document: &mut Document<'_>, pointer: &'p str) -> Result<Option<SlotId>, Malformed> {
         if self.pointer == pointer
             && let Some((_, slot)) = self.slots.last()
@@ -297,7 +298,7 @@ fn token_equals(token: &str, key: Key<'_>) -> bool {
     }
 }
 
-/// Returns the child at a token of a pointer.
+/// Returns the child at a token of a JSON pointer; `None` if there is no such child.
 fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Option<SlotId>, Malformed> {
     match document.kind(parent) {
         Kind::Object => {
@@ -322,8 +323,8 @@ fn list_index(token: &str) -> Option<usize> {
     token.parse().ok().filter(|_| canonical)
 }
 
-/// Whether a slot of the patched object equals a slot of the document. Slots at the same position of one tape are equal
-/// without a comparison, so the cost depends on the changes only.
+/// Whether the slot `p` of the patched object equals the slot `m` of the document. Slots at the same position of one
+/// tape are equal without a comparison, so the cost depends on the changes only.
 fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: SlotId) -> bool {
     match (patched.content(p), document.content(m)) {
         (Content::Scalar(text), content) => {
@@ -332,7 +333,7 @@ fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: Sl
         (Content::Value(value), _) => has_value(document, m, value),
         (_, Content::Value(value)) => has_value(patched, p, value),
         (Content::Map, Content::Map) | (Content::List, Content::List) => {
-            // Both documents come from one object, so members are in the same order. Looking each member up by key
+            // Both documents come from one object, so members are in the same order. Looking up each member by its key
             // would be quadratic: ten billion steps for an object with a hundred thousand members.
             let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
             let mut right = document.entries(m).filter(|entry| !entry.is_removed());
@@ -385,12 +386,12 @@ fn after_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, 
     rest.strip_prefix(&[close])
 }
 
-/// Whether a key is valid between quotes.
+/// Whether a key, as written in a patch, is a valid JSON string between quotes.
 fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }
 
-/// Whether a slot has this value, opened or not.
+/// Whether a slot has this value, even if the slot is opened.
 fn has_value(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
     match (document.content(slot), value.kind()) {
         (Content::Value(other), _) => value.is_same_node(other) || value.raw() == other.raw(),
@@ -420,7 +421,7 @@ fn has_value(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
 
 fn same_key(left: Key<'_>, right: Key<'_>) -> bool {
     let (left_text, right_text) = (left.escaped(), right.escaped());
-    // Keys from the same text need no comparison.
+    // Keys at the same place of one JSON text need no comparison.
     std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
 }
 

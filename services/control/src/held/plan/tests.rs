@@ -6,7 +6,7 @@ fn key(name: &str) -> Key {
     Key { namespace: "shop".into(), name: name.into() }
 }
 
-/// Pods with these names and owners, and the second in which they were first seen.
+/// Creates waiting pods from their names, their owners, and the seconds after `start` when they were first seen.
 fn pods(start: Instant, all: &[(&str, &str, u64)]) -> BTreeMap<Key, Waiting> {
     all.iter()
         .map(|(name, owner, since)| {

@@ -239,7 +239,7 @@ fn seed_is_last_valid_text_of_broken_profile() {
                "template": {"metadata": {"labels": {"a": "${params.a}"}}}})
     };
     let child = json!({"extends": {"name": "parent"}, "parameters": [{"name": "a", "default": "child"}]});
-    // An earlier leader accepted all three texts.
+    // An earlier leader accepted all three profiles.
     let mut before = synced([profile("parent", 1, parent("x")), profile("child", 1, child.clone())]);
     feed(&mut before, [Update::Cluster(Change::Applied(profile("proxy", 1, sidecar("proxy:1"))))]);
     let accepted = revisions(&before.publish().unwrap());
@@ -264,7 +264,7 @@ fn seed_is_last_valid_text_of_broken_profile() {
         let (whole, _) = index.accepted_text(&name).unwrap();
         assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the accepted text is kept");
     }
-    // A list that is interrupted after its first page starts again. The accepted texts are still known.
+    // A list that is interrupted after its first page starts again. The index still has the accepted specs.
     let mut index = Index::default().keeping_texts();
     index.seed(ProfileName::cluster("proxy"), "uid-of-proxy".into(), &sidecar("proxy:1").to_string());
     let page = [Change::Restarted, Change::Listed(profile("proxy", 2, broken.clone()))];
@@ -276,7 +276,7 @@ fn seed_is_last_valid_text_of_broken_profile() {
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, broken.clone())))]);
     assert!(index.state(&ProfileName::cluster("proxy")).unwrap().good.is_none());
 
-    // A recreated profile does not use the accepted text of its predecessor.
+    // A recreated profile does not use the accepted spec of the deleted one.
     let mut index = Index::default().keeping_texts();
     index.seed(ProfileName::cluster("proxy"), "another".into(), &sidecar("proxy:1").to_string());
     feed(&mut index, list([profile("proxy", 2, broken)]).into_iter().map(Update::Cluster));
@@ -300,7 +300,7 @@ fn panic_breaks_only_its_own_profile() {
     assert!(revisions(&snapshot).contains(&before[0]));
     assert_eq!(index.status().broken_profiles, 1);
 
-    // Another text may compile.
+    // Another version of the profile compiles.
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, sidecar("proxy:3"))))]);
     assert_eq!(index.status().broken_profiles, 0);
     assert!(!revisions(&index.publish().unwrap()).contains(&before[0]));

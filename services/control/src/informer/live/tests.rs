@@ -20,7 +20,7 @@ struct World {
 }
 
 impl World {
-    /// The namespace; `None` if it does not exist or the lookup failed.
+    /// Looks up a namespace; `None` if it does not exist or the lookup failed.
     async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         match self.live.get(name).await {
             Answer::Found(namespace) => Some(namespace),
@@ -47,7 +47,7 @@ impl World {
         self.requests.load(Ordering::SeqCst)
     }
 
-    /// Number of lookups with this result.
+    /// Returns the number of lookups with this result.
     fn counted(&self, result: LookupResult) -> usize {
         let text = crate::labels::exposition(&self.registry);
         let series = format!("pillion_live_lookups_total{{result=\"{}\"}} ", result.as_str());

@@ -37,7 +37,7 @@ impl World {
         std::mem::take(&mut *self.requests.lock().unwrap())
     }
 
-    /// Number of lookups of service accounts with this result.
+    /// Returns the number of lookups of service accounts with this result.
     fn accounts(&self, result: LookupResult) -> usize {
         let text = crate::labels::exposition(&self.registry);
         let labels = format!("{{what=\"service_account\",result=\"{}\"}}", result.as_str());
@@ -163,7 +163,7 @@ async fn owner_lookup_stops_at_the_wanted_kind() {
     assert_eq!(chain.next(), None, "the chain is complete");
 }
 
-/// The engine's owner chain for this pod, with a profile that reads the owner's name.
+/// Returns the engine's owner chain for this pod, with a profile that reads the owner's name.
 fn chain_of(pod: &Value) -> OwnerChain {
     use pillion_engine::profile::{ProfileName, compile};
     use pillion_engine::review::{Endpoint, Facts, Review};

@@ -6,7 +6,7 @@ use super::*;
 use crate::guard::log_capture::LogCapture;
 use crate::informer::objects::ProfileChange;
 
-/// Watches that deliver these updates.
+/// Creates watches that deliver these updates.
 fn watches(updates: impl Stream<Item = Update> + Send + 'static, client: Option<Client>) -> Watches {
     Watches { batches: updates.boxed().ready_chunks(BATCH), fetches: Fetches::new(client) }
 }
@@ -194,7 +194,7 @@ async fn pause_grows_with_each_failed_attempt() {
     let began = tokio::time::Instant::now();
     assert_eq!(changes_of(events).count().await, 8);
     let took = began.elapsed();
-    // Without growing pauses, the eight attempts would take less than 4 seconds. After a recovery, the next attempt is
-    // soon.
+    // Without growing pauses, the eight attempts would take less than 4 seconds. The upper limit checks that attempts
+    // soon follow a recovery.
     assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
 }

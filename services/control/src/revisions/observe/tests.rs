@@ -81,7 +81,7 @@ fn seen(uid: &str, generation: i64, label: &str) -> StoredProfile {
     StoredProfile::new(metadata, spec)
 }
 
-/// The status and the message of the planned condition `Accepted`.
+/// Returns the status and the message of the planned condition `Accepted`.
 fn accepted_condition(plan: &Plan) -> (&str, &str) {
     let conditions = &plan.status.as_ref().expect("a status").conditions;
     let found = conditions.iter().find(|condition| condition.type_ == ACCEPTED).expect("the condition");
@@ -95,7 +95,7 @@ fn text_that_panics_is_rejected_with_reason() {
     for change in [Change::Restarted, Change::ListComplete] {
         store.update(Update::Cluster(change));
     }
-    // The first text panics while it is compiled, and the second one while its revision is built.
+    // The first generation panics while it is compiled, and the second one while its revision is built.
     for (generation, (before, meanwhile)) in (1..).zip([("proxy", ""), ("", "the revision of proxy")]) {
         let fault = faults::at(before);
         store.update(Update::Cluster(Change::Applied(seen("1", generation, "a"))));
@@ -157,7 +157,7 @@ fn written_status_does_not_replace_a_later_one() {
     store.index_mut().set_status(&planned, Some("3".to_owned()), planned.status.clone());
     assert_eq!(version(&store).as_deref(), Some("2"), "an outdated status is ignored");
 
-    // The same holds for a revision that is deleted before its creation is reported.
+    // A revision that is deleted before its creation is reported does not count as existing.
     let created = ObjectMeta { name: Some("proxy-aa11".to_owned()), ..ObjectMeta::default() };
     let exists = |store: &RevisionStore| !store.existing(&name, "").created.is_empty();
     store.start_writes();

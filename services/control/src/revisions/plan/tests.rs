@@ -18,7 +18,8 @@ struct Case {
 }
 
 impl Case {
-    /// A profile whose accepted text is this revision. `existing` has the existing revisions, oldest first.
+    /// Creates a profile whose latest generation compiles to the revision `accepted`; `None` if none compiles.
+    /// `existing` has the existing revisions, oldest first.
     fn new(accepted: Option<&str>, existing: &[&str]) -> Self {
         let created = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
         Self {
@@ -76,7 +77,7 @@ impl Case {
         plan(&observed, keep)
     }
 
-    /// The published revision, the promoted revision, and the percentage.
+    /// Returns the published revision, the promoted revision, and the percentage of the rollout.
     fn result(&self) -> (Option<String>, Option<String>, Option<u8>) {
         let status = self.plan().status.expect("a status to write");
         let percent = status.rollout.as_ref().and_then(|rollout| rollout.percent);
@@ -202,8 +203,8 @@ fn profile_bounded_by_parent_has_no_rollout() {
         assert_eq!(plan.status.unwrap().revisions, ["b"], "no older revision is kept");
         assert_eq!(plan.delete, ["a".into()]);
     }
-    // Once the profile adds its own text, the namespace bounds it. The earlier revision, which only its parent bounded,
-    // must not stay published.
+    // Once the profile adds fields of its own, the limits of tenants bound it. The earlier revision, which only its
+    // parent bounded, must not stay published.
     let own = |rollback| {
         let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).rollout(0);
         case.bounds = Some(RevisionBounds::Tenant);
@@ -294,7 +295,7 @@ fn keeps_latest_and_used_revisions() {
     assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r1"]);
     let delete: Vec<_> = plan.delete.iter().map(|revision| &**revision).collect();
     assert_eq!(delete, ["r4", "r3", "r2", "r0"]);
-    // An older text that is accepted again keeps its creation time, and is in use.
+    // An older revision that is accepted again keeps its creation time, and is kept because it is in use.
     let plan = Case::new(Some("r0"), &existing).published("r7", Some("r7")).plan_keeping(3);
     assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r0"]);
 }
@@ -321,7 +322,7 @@ fn summary_of_errors_is_bounded() {
     assert!(summary(&[long]).len() <= MESSAGE_BYTES);
 }
 
-/// The condition for the dry run: status, reason, and whether the message contains these words.
+/// Returns the status and the reason of the condition for the dry run, and whether its message contains `message`.
 fn condition_of_dry_run(status: &ProfileStatus, message: &str) -> (String, String, bool) {
     let found = status.conditions.iter().find(|condition| condition.type_ == VALID).expect("the condition");
     (found.status.clone(), found.reason.clone(), found.message.contains(message))
@@ -351,7 +352,7 @@ fn dry_run_result_is_reported_once() {
     let idle = Plan { create: false, dry_run: false, status: None, events: Vec::new(), delete: Vec::new() };
     assert_eq!(case.plan(), idle);
 
-    // The result does not apply to another revision.
+    // The stored result is not used for another revision.
     let (accepted, existing) = (Some("b"), ["a", "b"]);
     let mut case = Case { status: case.status, ..Case::new(accepted, &existing) };
     let next = case.plan();
@@ -380,7 +381,7 @@ fn dry_run_without_response_is_retried() {
     assert!(!plan.dry_run);
     assert_eq!(condition_of_dry_run(plan.status.as_ref().unwrap(), "accepts").0, "True");
 
-    // Without an accepted text, no dry run is needed.
+    // Without an accepted revision, no dry run is needed.
     let never = Case::new(None, &[]).broken().plan();
     assert!(!never.dry_run && never.status.unwrap().conditions.iter().all(|condition| condition.type_ != VALID));
 }

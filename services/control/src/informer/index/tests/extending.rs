@@ -1,4 +1,4 @@
-//! Tests profiles that extend others, as these are created, changed and deleted.
+//! Tests profiles that extend others when parents and children are created, changed and deleted.
 
 use super::*;
 
@@ -76,7 +76,7 @@ fn children_stay_active_without_valid_parent() {
 
     assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "only the parent is broken");
     assert!(index.publish().is_none());
-    // A change of a child is compiled with the last accepted text of its parent.
+    // A changed child is compiled with the last accepted spec of its parent.
     let changed = json!({"extends": {"name": "middle"}, "onError": "Skip"});
     assert_eq!(apply(&mut index, namespaced("own", 2, changed)).len(), 0);
     assert_eq!(revisions(&index.publish().unwrap()).len(), 3);
@@ -167,7 +167,7 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     apply(&mut index, namespaced("own", 1, set(3)));
     let first = revision(&index.publish().unwrap(), "shop/own");
 
-    // After an error in the profile itself, its last valid text stays active and still follows the parent.
+    // After an error in the profile itself, its last valid spec stays active and still follows the parent.
     assert_eq!(apply(&mut index, namespaced("own", 2, set(9))).len(), 1);
     assert!(index.publish().is_none());
     let mut described = parameter(json!(["Namespace"]));
@@ -181,7 +181,7 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     assert_ne!(revision(&index.publish().unwrap(), "shop/own"), second);
     assert_eq!(index.status().broken_profiles, 1);
 
-    // A profile that its parent no longer permits becomes inactive. It becomes active again with the permission.
+    // A profile that its parent no longer permits becomes inactive, until the parent permits it again.
     apply(&mut index, profile("proxy", 4, parameter(json!(["Pod"]))));
     assert_eq!(active(&mut index), ["proxy"]);
     apply(&mut index, profile("proxy", 5, parameter(json!(["Namespace"]))));

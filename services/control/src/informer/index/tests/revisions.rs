@@ -1,4 +1,4 @@
-//! Tests which revisions are served until the published ones are fetched, and if those are unusable.
+//! Tests which revisions are served until the published revisions are fetched, and if those are unusable.
 
 use pillion_api::profile::Rollout;
 use pillion_engine::profile::compile;
@@ -14,7 +14,7 @@ fn key(revision: &str) -> RevisionKey {
     RevisionKey { profile: name(), revision: revision.into() }
 }
 
-/// A compiled profile with this label.
+/// Compiles a profile whose template sets this value of a label.
 fn compiled(label: &str) -> Arc<CompiledProfile> {
     let spec = json!({"template": {"metadata": {"labels": {"a": label}}}});
     Arc::new(compile(&name(), &serde_json::from_value(spec).unwrap()).unwrap())
@@ -155,7 +155,7 @@ fn new_replica_serves_older_revision_if_newest_is_unusable() {
     };
     let only = |profile: &Arc<CompiledProfile>| [(profile.revision().to_owned(), None)];
 
-    // If the newest revision is unusable, the promoted one is served. It may be fetched before or after.
+    // If the newest revision is unusable, the promoted one is served, whether it was fetched before or after.
     let mut index = start(Some(10));
     give(&mut index, &promoted);
     assert!(fail(&mut index, &new) && index.synced());
@@ -170,7 +170,7 @@ fn new_replica_serves_older_revision_if_newest_is_unusable() {
     assert!(give(&mut index, &new));
     assert_eq!(served(&index), [(new.revision().to_owned(), Some(promoted.revision().to_owned()))]);
 
-    // If both are unusable, the next kept revision is fetched.
+    // If the newest and the promoted revision are unusable, the next kept revision is fetched.
     let mut index = start(None);
     fail(&mut index, &new);
     assert_eq!(index.take_unfetched(), [key(promoted.revision())]);
