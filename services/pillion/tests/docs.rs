@@ -318,10 +318,10 @@ fn undefined(document: &Path, text: &str) -> Vec<String> {
         let (target, _) = rest.split_once(')')?;
         let item = name.rsplit("::").next()?;
         let is_name = item.chars().all(|character| character.is_alphanumeric() || character == '_');
-        if !is_name || !target.ends_with(".rs") {
+        let file = document.parent()?.join(target);
+        if !is_name || file.extension().is_none_or(|extension| extension != "rs") {
             return None;
         }
-        let file = document.parent()?.join(target);
         // A module is defined by its file.
         let is_module = file.with_extension("").iter().rev().take(2).any(|part| part == item);
         let source = fs::read_to_string(&file).ok()?;

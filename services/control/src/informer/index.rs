@@ -9,7 +9,7 @@
 //! stays.
 //!
 //! If a namespace's [`share`] lacks memory for a profile, the profile's text is neither compiled nor kept. Once memory
-//! is free, the caller reads the profile again ([`Index::take_readable`]).
+//! is free, the caller reads the profile again (`Index::take_readable`).
 //!
 //! kube's `reflector` and `Store` are not used: they keep whole objects, which are several times larger than the
 //! compiled profiles, and each list clears and refills the store.

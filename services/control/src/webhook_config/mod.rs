@@ -4,7 +4,7 @@
 //! *replaces* what it read, guarded by the `resourceVersion`. Server-side apply would keep entries, conditions and
 //! fields of other clients. Labels and annotations of other clients stay.
 //!
-//! The annotation [`EPOCH_ANNOTATION`] has the *epoch* of the rotation's record for which a configuration was written.
+//! The annotation `EPOCH_ANNOTATION` has the *epoch* of the rotation's record for which a configuration was written.
 //! A write never lowers the epoch: a writer with an older record is outdated.
 //!
 //! - [`live`]: the observed state, also for the rotation.

@@ -1,5 +1,5 @@
 //! The test cases of the comparison with exported policies: profiles, namespaces of all kinds, and operations on
-//! ConfigMaps.
+//! `ConfigMaps`.
 
 use serde_json::{Value as Json, json};
 
@@ -19,7 +19,7 @@ pub(super) struct Case {
     pub(super) old: Json,
 }
 
-/// Returns the profiles' names and specs. Each profile selects ConfigMaps by its own label, so that all profiles can
+/// Returns the profiles' names and specs. Each profile selects `ConfigMaps` by its own label, so that all profiles can
 /// exist together. A profile without a target selects pods.
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn profiles() -> Vec<(&'static str, Json)> {
@@ -164,7 +164,7 @@ pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     ]
 }
 
-/// Returns test cases for every namespace: ConfigMaps whose data, labels and annotations matter to some profile.
+/// Returns test cases for every namespace: `ConfigMaps` whose data, labels and annotations matter to some profile.
 pub(super) fn cases() -> Vec<Case> {
     let data = [
         Json::Null,
