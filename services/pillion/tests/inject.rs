@@ -321,7 +321,7 @@ fn saved_review_gets_webhooks_response() {
     assert_eq!(inject_with("", &["--review", "-", "-f", "-"]).status.code(), Some(2));
 }
 
-/// Helm, like Go programs, reads YAML by the rules of YAML 1.1.
+/// Helm parses YAML 1.1, so it must read the same objects from the output of `pillion inject`.
 #[test]
 fn helm_reads_the_same_objects() {
     let text = inject(&format!("{CONFIG_MAP}---\n{POD}---\n{DEPLOYMENT}"), &[]);

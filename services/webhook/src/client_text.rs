@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-/// Bytes of client text in a log line.
+/// The maximum number of bytes of client text in a log line.
 pub(crate) const LOGGED_BYTES: usize = 256;
 
 /// Formats a string on one line of printable characters, cut to this many bytes.

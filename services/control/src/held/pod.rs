@@ -108,7 +108,7 @@ labelled! {
 }
 
 impl OwnerKind {
-    /// Whether the owner is known to replace a deleted pod without harm.
+    /// Whether the owner's controller recreates a deleted pod, so that deleting it is safe.
     #[must_use]
     pub(crate) const fn recreates_pods(self) -> bool {
         !matches!(self, Self::Other | Self::Nobody)

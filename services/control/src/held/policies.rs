@@ -47,7 +47,7 @@ pub struct PolicySettings {
     pub recheck: Duration,
     /// Minimum time between two corrections. The time doubles while corrections follow one another.
     pub first_pause: Duration,
-    /// Upper limit of the doubled time.
+    /// The longest time between two corrections, however often `first_pause` doubles.
     pub longest_pause: Duration,
 }
 

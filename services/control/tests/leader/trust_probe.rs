@@ -220,7 +220,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         })
         .await?;
         ensure!(asked.propagation.silent == 0, "{asked:?}");
-        // Earlier connections prove nothing about the new certificate, whose CA is not in the bundle.
+        // Calls on connections with the old certificate must not count as proof of trust in the new CA.
         rig.trust(&[&old]).await?;
         let canaries: Api<InjectionCanary> = Api::all(rig.control_plane.client());
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };

@@ -89,7 +89,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Runs `work`, which changes a list, and records the whole original list instead of the single changes.
+    /// Runs `work`, which changes a list. Records the original list as a whole instead of each change.
     pub(super) fn change_whole_list(
         &mut self,
         list: SlotId,

@@ -296,7 +296,7 @@ impl Name {
 }
 
 /// Whether the first part of a name is a registry: it has a dot, a port or a capital letter, or is `localhost`.
-/// Otherwise it is a folder of the default registry.
+/// Otherwise it is the first path component of a repository in the default registry.
 fn is_registry(part: &str) -> bool {
     part.contains(['.', ':']) || part == "localhost" || part.bytes().any(|byte| byte.is_ascii_uppercase())
 }

@@ -146,7 +146,7 @@ impl Kind {
         }
     }
 
-    /// Returns Kubernetes' rule for strings of this kind; `None` if the string fulfils it.
+    /// Returns the Kubernetes rule that the string breaks; `None` if the string is valid.
     pub(super) fn rule_broken_by(self, text: &str) -> Option<&'static str> {
         match self {
             Self::Label if !is_label(text) => {

@@ -66,7 +66,7 @@ pub(crate) struct KeyGroup {
 struct Acting {
     /// The API groups that the profiles target.
     groups: Vec<Box<str>>,
-    /// The profiles that act on the objects without a request.
+    /// Profiles with `activation: Always`: they apply even if the object does not request them.
     always: Vec<Place>,
 }
 

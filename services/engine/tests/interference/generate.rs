@@ -72,7 +72,7 @@ const KEYS: [&str; 3] = ["x.example.com/on", "x.example.com/two", "y.example.com
 const FOLDERS: [&str; 3] = ["/certs", "/data", "/own"];
 
 impl Profiles {
-    /// The number of objects for the same profiles.
+    /// The number of test cases (objects) generated for each set of profiles.
     pub(super) const CASES: usize = 16;
 
     pub(super) fn of(choices: &mut Choices<'_>) -> Self {

@@ -30,7 +30,7 @@ const HELM_LIMIT: Duration = Duration::from_secs(90);
 const CONTROLLERS: u8 = 101;
 /// A CRD that an upgrade updates while clients watch its objects.
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The pointer to the heading of the first column of [`DEFINITION`]. The test changes it to simulate an older CRD.
+/// JSON pointer to the name of the CRD's first printer column. The test changes it to simulate an older CRD.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
 /// Returns the chart's values for an installation with these profiles and short waiting times.

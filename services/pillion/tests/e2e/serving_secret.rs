@@ -254,7 +254,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         let took = wait_until_served(&replica, &first).await?;
         replica.ready().await?;
 
-        // The API server verifies the certificate by its own rules.
+        // Registers the replica as a webhook, to test that the API server also accepts the certificate.
         register_service(&control_plane.client(), &[replica.address()]).await?;
         let bundle = controller.known.bundle(&[Generation(1)], &[])?;
         register_webhook(&control_plane.client(), &webhook_configuration::mutating(&Settings::new(NAMESPACE, bundle)))

@@ -48,7 +48,7 @@ labelled! {
         Staged => "staged",
         /// The bundle has both CAs. The phase ends when every API server is known to trust the next one.
         Expanded => "expanded",
-        /// The next CA signs. The phase ends when its serving certificate is in the Secret.
+        /// The next CA issues the serving certificate. The phase ends when the Secret contains that certificate.
         Switched => "switched",
         /// Like `Switched`. The phase ends when every endpoint has served a certificate of the next CA in several
         /// rounds of probes.
