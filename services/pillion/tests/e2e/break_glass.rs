@@ -284,10 +284,10 @@ fn break_glass_commands_work_without_replicas() {
         ensure!(output == "Fail", "{output}");
         page.run(cluster, "All of it").await?;
         ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
-        page.run(cluster, "Refuse nobody, and inject whom you can").await?;
+        page.run(cluster, "Stop the rejections").await?;
         created("nobody is refused").await?;
         // guardrails.rs tests the effect of this setting.
-        page.run(cluster, "Refuse nobody, and inject whom you can").await?;
+        page.run(cluster, "Stop the rejections").await?;
 
         ensure!(page.run(cluster, "Afterwards").await? == r#"{"records":"ignored","webhooks":"armed"}"#);
         ensure!(page.run == page.blocks.len(), "a command of the page is not tested");
