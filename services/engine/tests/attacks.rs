@@ -42,10 +42,15 @@ fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
 /// Decides about [`pod`] with a stack as small as the stacks of the threads that serve requests. Returns the decision
 /// and the patched pod. Panics if the decision exceeds [`LIMIT`] or [`MEMORY`].
 fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
-    let run = || {
+    decide_about(pod(), profiles)
+}
+
+/// Does the same as [`decide`] for another pod.
+fn decide_about(pod: Json, profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
+    let run = move || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
             .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)));
-        let body = review(&pod());
+        let body = review(&pod);
         let began = Instant::now();
         let mut decided = None;
         let info = allocation_counter::measure(|| decided = Some(respond(&body, &snapshot).0));
@@ -202,6 +207,31 @@ fn tenant_uses_no_platform_budget() {
     profiles.push(platform("guard", guard));
     let (_, object) = decide(profiles);
     assert_eq!(object["metadata"]["annotations"]["guard.example.com/v"], "12502500");
+}
+
+/// The result of each namespaced profile is checked on the whole pod. Only the number of checks is limited, not the
+/// number of profiles: a pod of a usual size gets all of them.
+#[test]
+fn checks_of_many_profiles_are_charged() {
+    let profiles = || -> Vec<_> {
+        let profile = |number: usize| {
+            let key = format!("x.example.com/{number}");
+            json!({"activation": "Always", "template": {"metadata": {"annotations": {key: "y"}}}})
+        };
+        (0..64).map(|number| tenant(&format!("p{number}"), profile(number)).unwrap()).collect()
+    };
+    let with_env = |count: usize| {
+        let mut pod = pod();
+        pod["spec"]["containers"][0]["env"] =
+            (0..count).map(|number| json!({"name": format!("E{number}"), "value": "v"})).collect();
+        pod
+    };
+    for (count, expected) in [(100, "injected"), (35_000, "limit_exceeded")] {
+        let (decided, _) = decide_about(with_env(count), profiles());
+        let last = decided.decision.profiles.last().unwrap();
+        assert_eq!(last.reason.as_str(), expected, "{last:?}");
+        assert_eq!(decided.decision.profiles[0].reason.as_str(), "injected");
+    }
 }
 
 #[test]

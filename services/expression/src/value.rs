@@ -130,10 +130,6 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// The length in bytes below which a lookup in an object or list of a tape is charged by that length, without counting
-/// entries.
-const SHORT: usize = 2048;
-
 /// A string with which maps look up a [`Key::String`] without a copy.
 #[derive(Hash)]
 struct Name<'k>(&'k str);
@@ -314,8 +310,9 @@ impl<'v> Value<'v> {
                 return Ok(Some(Items::Shared(Arc::clone(list))));
             }
             Self::Tape(value) if value.kind() == json::Kind::Array => {
+                meter.charge_items(value.count())?;
+                own.reserve_exact(value.count());
                 for item in value.items() {
-                    meter.charge_items(1)?;
                     own.push(Self::read(item, meter)?);
                 }
             }
@@ -417,10 +414,7 @@ impl<'v> Value<'v> {
             Self::Map(map) => Some(map.entries.len()),
             Self::Json(serde_json::Value::Array(items)) => Some(items.len()),
             Self::Json(serde_json::Value::Object(members)) => Some(members.len()),
-            Self::Tape(value) if value.kind() == json::Kind::Array => {
-                meter.charge(self.lookup_cost())?;
-                Some(value.items().count())
-            }
+            Self::Tape(value) if value.kind() == json::Kind::Array => Some(value.count()),
             Self::Tape(_) | Self::Extended(_) => self.entries(meter)?.map(|entries| entries.len()),
             _ => None,
         })
@@ -435,7 +429,7 @@ impl<'v> Value<'v> {
             Self::Bytes(bytes) => bytes.is_empty(),
             Self::List(list) => list.items.is_empty(),
             Self::Map(map) => map.entries.is_empty(),
-            Self::Tape(value) => value.items().next().is_none() && value.members().next().is_none(),
+            Self::Tape(value) => value.count() == 0,
             Self::Json(serde_json::Value::Array(items)) => items.is_empty(),
             Self::Json(serde_json::Value::Object(members)) => members.is_empty(),
             // An extended object always has members, and numbers and bools are not empty.
@@ -447,9 +441,7 @@ impl<'v> Value<'v> {
     pub(crate) fn lookup_cost(&self) -> usize {
         const VISITED_IN_A_STEP: usize = 8;
         match self {
-            // The length of the JSON text bounds the number of entries, so they are not counted.
-            Self::Tape(value) if value.raw().len() < SHORT => value.raw().len() / 128,
-            Self::Tape(value) => (value.items().count() + value.members().count()) / VISITED_IN_A_STEP,
+            Self::Tape(value) => value.count() / VISITED_IN_A_STEP,
             Self::Extended(extended) => extended.base.lookup_cost(),
             _ => 0,
         }

@@ -22,8 +22,9 @@ use pillion_api::profile::{ContainerType, OnError};
 
 use crate::context::{Arena, EvalContext};
 use crate::decision::{ProfileOutcome, Reason};
+use crate::expression::{Meter, Purpose};
 use crate::json::{Content, Document, Key, Kind, Malformed, OwnedTape, SlotId, Value};
-use crate::limits::{Excess, Limit, Protected, TenantLimits};
+use crate::limits::{self, Excess, Limit, Protected, TenantLimits};
 use crate::patch::{self, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
 use crate::profile::{CompiledProfile, Limits};
 use crate::record::{Change, Record, RecordWriter};
@@ -150,6 +151,7 @@ pub(crate) fn apply<'a>(
         is_watched: is_alone || profiles.iter().any(|selected| !selected.is_of_platform()),
         confirmed: Confirmed::default(),
         is_touched: false,
+        rendered: None,
     };
     let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(profiles.len());
     for selected in profiles {
@@ -216,7 +218,10 @@ struct Pass<'a> {
     /// namespaced profiles.
     is_watched: bool,
     confirmed: Confirmed,
+    /// Whether this pass has applied a profile.
     is_touched: bool,
+    /// The object with the changes of this pass so far; `None` if there are none, or if it must be rendered again.
+    rendered: Option<OwnedTape>,
 }
 
 impl<'a> Pass<'a> {
@@ -232,13 +237,14 @@ impl<'a> Pass<'a> {
         if self.earlier.is_some() {
             self.injected.profiles.push(name.into());
         }
-        let bound = if selected.is_of_platform() { Ok(None) } else { self.bound(document).map(Some) };
+        let protected =
+            if selected.is_of_platform() { Ok(None) } else { self.prepare_check(document, selected).map(Some) };
         let mark = self.record.begin(name, profile.revision(), self.earlier);
         if let Some(parent) = profile.ancestors().next().filter(|_| profile.limits() == Limits::Parent) {
             self.record.extends(name, parent, self.earlier);
         }
-        let output = match &bound {
-            Ok(bound) => self.apply_and_check(document, selected, bound.as_ref()),
+        let output = match &protected {
+            Ok(protected) => self.apply_and_check(document, selected, protected.as_ref()),
             Err(excess) => Err(MergeError::from(excess)),
         };
         if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
@@ -267,30 +273,43 @@ impl<'a> Pass<'a> {
         Ok(Verdict::left_out(on_error, reason, place))
     }
 
-    /// Applies a profile, and checks the result against `bound`, which is set for a namespaced profile.
+    /// Applies a profile, and checks the result against `protected`, which is set for a namespaced profile.
     fn apply_and_check(
         &mut self,
         document: &mut Document<'a>,
         selected: &Selected<'a>,
-        bound: Option<&Bound<'a>>,
+        protected: Option<&Protected>,
     ) -> Result<ApplyOutput, MergeError> {
-        let output = self.apply_profile(document, selected, bound.map(|bound| &bound.protected))?;
+        let output = self.apply_profile(document, selected, protected)?;
         if !self.record.end() {
             return Err(MergeError::conflict(Reason::RecordTooLarge, INJECTED_ANNOTATION));
         }
-        if let Some(bound) = bound {
-            self.check(selected.profile, bound, document).map_err(|excess| MergeError::from(&excess))?;
-        }
+        self.rendered = match protected {
+            Some(protected) => {
+                Some(self.check(selected.profile, protected, document).map_err(|excess| MergeError::from(&excess))?)
+            }
+            None => None,
+        };
         Ok(output)
     }
 
-    /// Prepares for a namespaced profile: resets the counts of first positions, and returns the state with which the
-    /// profile's result is compared. Fails if the record cannot be read.
-    fn bound(&mut self, document: &Document<'a>) -> Result<Bound<'a>, Excess> {
+    /// Prepares for a namespaced profile: resets the counts of first positions, renders the object with which the
+    /// profile's result is compared, and returns the protected places. Fails if the record cannot be read, or if the
+    /// namespace has no budget left for the check.
+    fn prepare_check(&mut self, document: &Document<'a>, selected: &Selected<'a>) -> Result<Protected, Excess> {
         self.insert_counts.forget_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
-        // An unchanged object needs no clone.
-        Ok(Bound { protected, before: self.is_touched.then(|| document.clone()) })
+        let renders = self.is_touched && self.rendered.is_none();
+        if let Some(bindings) = &selected.bindings {
+            // The result is rendered too. Its size is about that of the object, because its growth is limited.
+            let bytes = self.target.object.raw().len() * if renders { 2 } else { 1 };
+            let mut meter = bindings.meter(Purpose::Decide, Meter::PROFILE);
+            meter.charge_bytes(bytes).map_err(|_| Excess::too_much_work())?;
+        }
+        if renders {
+            self.rendered = Some(limits::render(document)?);
+        }
+        Ok(protected)
     }
 
     /// The places that the platform's profiles changed so far; `None` if the record cannot be read.
@@ -301,18 +320,24 @@ impl<'a> Pass<'a> {
     }
 
     /// Checks the changes of a namespaced profile against protected places, the tenant limits, and the maximum size of
-    /// a patch.
-    fn check(&self, profile: &CompiledProfile, bound: &Bound<'a>, document: &Document<'a>) -> Result<(), Excess> {
-        let Bound { protected, before } = bound;
+    /// a patch. Returns the object with these changes.
+    fn check(
+        &self,
+        profile: &CompiledProfile,
+        protected: &Protected,
+        document: &Document<'a>,
+    ) -> Result<OwnedTape, Excess> {
         // The profile must not replace a protected value even by an equal one: the record would then list the value as
         // the profile's.
         let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
-        self.target.limits.check(profile.limits(), self.target.object, before.as_ref(), document, protected)?;
+        let before = self.rendered.as_ref().map_or(self.target.object, OwnedTape::root);
+        let after = limits::render(document)?;
+        self.target.limits.check(profile.limits(), before, after.root(), protected)?;
         let (patch, object) =
             (patch::length(document) + self.record.len() + RECORD_AROUND, self.target.object.raw().len());
         if patch::fits(patch, object) {
-            return Ok(());
+            return Ok(after);
         }
         let message = format!(
             "with it the patch of all profiles would be {patch} bytes on an object of {object} bytes; {MAX_PATCH_BYTES} and \
@@ -388,13 +413,6 @@ impl<'a> Pass<'a> {
         }
         Ok(output)
     }
-}
-
-/// The state with which the result of a namespaced profile is compared.
-struct Bound<'a> {
-    protected: Protected,
-    /// The object before the profile is applied; `None` if this pass has not applied another profile yet.
-    before: Option<Document<'a>>,
 }
 
 /// The containers that profiles have added so far.

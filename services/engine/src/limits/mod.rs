@@ -65,6 +65,8 @@ pub(crate) enum Limit {
     Bytes,
     /// The size of the joint patch of all profiles, or of the patched pod.
     Patch,
+    /// The work of checking the results of a namespace's profiles on a large pod.
+    Work,
     /// A pod or record that cannot be read, and so cannot be checked.
     Unreadable,
 }
@@ -83,6 +85,13 @@ pub(crate) struct Excess {
 impl Excess {
     pub(crate) fn new(limit: Limit, place: impl Into<String>, message: impl Into<String>) -> Self {
         Self { limit, place: place.into(), message: message.into() }
+    }
+
+    /// Creates the violation for a namespace whose budget does not suffice to check the result of one more profile.
+    pub(crate) fn too_much_work() -> Self {
+        let message = "the profiles of the namespace take more work on a pod of this size than a namespace gets for one \
+                       request; combine profiles, or make the pod smaller";
+        Self::new(Limit::Work, "/", message)
     }
 
     /// Creates the violation for an unreadable pod or record, for which no limit can be checked.
@@ -106,23 +115,20 @@ pub(crate) struct TenantLimits<'b> {
 
 impl TenantLimits<'_> {
     /// Checks the result of a namespaced profile. `limits` selects the checks. `before` is the object after the
-    /// preceding profiles; `None` if it equals `object`.
+    /// preceding profiles.
     ///
     /// # Errors
     /// The first violation.
     pub(crate) fn check(
         &self,
         limits: Limits,
-        object: Value<'_>,
-        before: Option<&Document<'_>>,
-        after: &Document<'_>,
+        before: Value<'_>,
+        after: Value<'_>,
         protected: &Protected,
     ) -> Result<(), Excess> {
-        let (before, after) = (before.map(read).transpose()?, read(after)?);
-        let before = before.as_ref().map_or(object, OwnedTape::root);
         match limits {
-            Limits::Tenant => check(before, after.root(), protected, self.namespace, self.guardrails),
-            Limits::Parent | Limits::Platform => protected.check(before, after.root()),
+            Limits::Tenant => check(before, after, protected, self.namespace, self.guardrails),
+            Limits::Parent | Limits::Platform => protected.check(before, after),
         }
     }
 }
@@ -136,10 +142,14 @@ pub(crate) fn check_interference(
     together: &Document<'_>,
     protected: &Protected,
 ) -> Result<(), Excess> {
-    protected.check(read(alone)?.root(), read(together)?.root())
+    protected.check(render(alone)?.root(), render(together)?.root())
 }
 
-fn read(document: &Document<'_>) -> Result<OwnedTape, Excess> {
+/// Renders a document, so that it can be compared with another one.
+///
+/// # Errors
+/// Fails if the document has too many values.
+pub(crate) fn render(document: &Document<'_>) -> Result<OwnedTape, Excess> {
     let mut text = String::new();
     document.write(Document::ROOT, &mut text);
     OwnedTape::parse(text).map_err(|_| Excess::unreadable())
