@@ -102,7 +102,7 @@ alias deny := audit
 bench *arguments:
     cargo build {{ release }} -p pillion -p pillion-testkit --bins
     cargo build {{ release }} -p pillion-engine --example instructions
-    cargo run {{ release }} --quiet -p pillion-testkit --bin bench -- {{ arguments }}
+    target/release/bench {{ arguments }}
 
 # Runs a script of load-tests/ against a running webhook (PILLION_URL, SSL_CERT_FILE, ...: see its README); builds k6 once
 load script="smoke":
