@@ -130,6 +130,14 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
+/// The length in bytes below which a lookup in an object or list of a tape is charged by that length, without counting
+/// entries.
+const SHORT: usize = 2048;
+
+/// The number of items or members of a tape that are visited in one step. A lookup in a large object visits them twice:
+/// to count them, and to find the member.
+const VISITED_IN_A_STEP: usize = 4;
+
 /// A string with which maps look up a [`Key::String`] without a copy.
 #[derive(Hash)]
 struct Name<'k>(&'k str);
@@ -310,9 +318,8 @@ impl<'v> Value<'v> {
                 return Ok(Some(Items::Shared(Arc::clone(list))));
             }
             Self::Tape(value) if value.kind() == json::Kind::Array => {
-                meter.charge_items(value.count())?;
-                own.reserve_exact(value.count());
                 for item in value.items() {
+                    meter.charge_items(1)?;
                     own.push(Self::read(item, meter)?);
                 }
             }
@@ -414,7 +421,11 @@ impl<'v> Value<'v> {
             Self::Map(map) => Some(map.entries.len()),
             Self::Json(serde_json::Value::Array(items)) => Some(items.len()),
             Self::Json(serde_json::Value::Object(members)) => Some(members.len()),
-            Self::Tape(value) if value.kind() == json::Kind::Array => Some(value.count()),
+            Self::Tape(value) if value.kind() == json::Kind::Array => {
+                let count = value.items().count();
+                meter.charge(count / VISITED_IN_A_STEP)?;
+                Some(count)
+            }
             Self::Tape(_) | Self::Extended(_) => self.entries(meter)?.map(|entries| entries.len()),
             _ => None,
         })
@@ -429,7 +440,7 @@ impl<'v> Value<'v> {
             Self::Bytes(bytes) => bytes.is_empty(),
             Self::List(list) => list.items.is_empty(),
             Self::Map(map) => map.entries.is_empty(),
-            Self::Tape(value) => value.count() == 0,
+            Self::Tape(value) => value.items().next().is_none() && value.members().next().is_none(),
             Self::Json(serde_json::Value::Array(items)) => items.is_empty(),
             Self::Json(serde_json::Value::Object(members)) => members.is_empty(),
             // An extended object always has members, and numbers and bools are not empty.
@@ -439,9 +450,10 @@ impl<'v> Value<'v> {
 
     /// Returns the steps for a lookup of an entry. Objects and lists of a tape are searched linearly.
     pub(crate) fn lookup_cost(&self) -> usize {
-        const VISITED_IN_A_STEP: usize = 8;
         match self {
-            Self::Tape(value) => value.count() / VISITED_IN_A_STEP,
+            // The length of the JSON text bounds the number of entries, so they are not counted.
+            Self::Tape(value) if value.raw().len() < SHORT => value.raw().len() / 128,
+            Self::Tape(value) => (value.items().count() + value.members().count()) / VISITED_IN_A_STEP,
             Self::Extended(extended) => extended.base.lookup_cost(),
             _ => 0,
         }

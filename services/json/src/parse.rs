@@ -116,11 +116,10 @@ impl Parser {
     fn object<'t>(&mut self, inner: &'t [u8], depth: usize) -> Option<&'t [u8]> {
         let index = self.enter(Kind::Object, inner, depth)?;
         if let Some(tail) = after_byte(inner, b'}') {
-            return self.leave(index, 0, tail);
+            return self.leave(index, tail);
         }
-        let (mut rest, mut count) = (inner, 0_u32);
+        let mut rest = inner;
         loop {
-            count = count.wrapping_add(1);
             let Some(key) = after_byte(rest, b'"') else { return self.fail(rest, "expected a key in quotes") };
             let place = self.nodes.len();
             rest = self.string(key, KEY)?;
@@ -143,7 +142,7 @@ impl Parser {
             let next = if let [b',' | b'}', ..] = rest { rest } else { after_space(rest) };
             rest = match next {
                 [b',', next @ ..] => next,
-                [b'}', tail @ ..] => return self.leave(index, count, tail),
+                [b'}', tail @ ..] => return self.leave(index, tail),
                 _ => return self.fail(rest, "expected a comma or the end of the object"),
             };
         }
@@ -153,16 +152,15 @@ impl Parser {
     fn array<'t>(&mut self, inner: &'t [u8], depth: usize) -> Option<&'t [u8]> {
         let index = self.enter(Kind::Array, inner, depth)?;
         if let Some(tail) = after_byte(inner, b']') {
-            return self.leave(index, 0, tail);
+            return self.leave(index, tail);
         }
-        let (mut rest, mut count) = (inner, 0_u32);
+        let mut rest = inner;
         loop {
-            count = count.wrapping_add(1);
             rest = self.value(rest, depth + 1)?;
             let next = if let [b',' | b']', ..] = rest { rest } else { after_space(rest) };
             rest = match next {
                 [b',', next @ ..] => next,
-                [b']', tail @ ..] => return self.leave(index, count, tail),
+                [b']', tail @ ..] => return self.leave(index, tail),
                 _ => return self.fail(rest, "expected a comma or the end of the list"),
             };
         }
@@ -179,13 +177,12 @@ impl Parser {
         Some(index)
     }
 
-    /// Records that the object or list with the node `index` has `count` members or items and ends before `tail`.
+    /// Records that the object or list with the node `index` ends before `tail`.
     #[inline]
-    fn leave<'t>(&mut self, index: usize, count: u32, tail: &'t [u8]) -> Option<&'t [u8]> {
+    fn leave<'t>(&mut self, index: usize, tail: &'t [u8]) -> Option<&'t [u8]> {
         let end = self.offset(tail);
         let Some(node) = self.span(index) else { return self.fail(tail, "the table of values is broken") };
         node.end = end;
-        node.set_count(count);
         Some(tail)
     }
 
@@ -296,7 +293,7 @@ impl Parser {
             self.grow(tail)?;
         }
         let end = self.offset(tail);
-        self.nodes.push(Node::new(kind, start, end, span));
+        self.nodes.push(Node { start, end, span, kind });
         Some(())
     }
 
@@ -427,25 +424,6 @@ mod tests {
         fn accepts_every_json_value(value in any_json()) {
             prop_assert!(accepts(&value.to_string()));
             prop_assert!(accepts(&serde_json::to_string_pretty(&value).unwrap()));
-        }
-
-        #[test]
-        fn counts_members_and_items(value in any_json()) {
-            let tape = OwnedTape::parse(serde_json::to_string_pretty(&value).unwrap()).unwrap();
-            let mut values = vec![(tape.root(), &value)];
-            while let Some((parsed, expected)) = values.pop() {
-                match expected {
-                    serde_json::Value::Object(members) => {
-                        prop_assert_eq!(parsed.count(), members.len());
-                        values.extend(parsed.members().map(|(key, value)| (value, &members[&*key.text()])));
-                    }
-                    serde_json::Value::Array(items) => {
-                        prop_assert_eq!(parsed.count(), items.len());
-                        values.extend(parsed.items().zip(items));
-                    }
-                    _ => prop_assert_eq!(parsed.count(), 0),
-                }
-            }
         }
 
         #[test]

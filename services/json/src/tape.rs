@@ -38,29 +38,6 @@ pub(crate) struct Node {
     /// The number of nodes that the value spans, including itself and nested values. A key also spans its value.
     pub(crate) span: u32,
     pub(crate) kind: Kind,
-    /// The number of members or items, in 24 bits so that a node has 16 bytes.
-    count: [u8; 3],
-}
-
-impl Node {
-    /// Creates the node of a scalar, a key, or an empty object or list.
-    #[inline]
-    pub(crate) const fn new(kind: Kind, start: u32, end: u32, span: u32) -> Self {
-        Self { start, end, span, kind, count: [0; 3] }
-    }
-
-    /// Sets the number of members or items. Larger numbers than 2^24 - 1 become that number.
-    #[inline]
-    pub(crate) fn set_count(&mut self, count: u32) {
-        let [low, middle, high, top] = count.to_le_bytes();
-        self.count = if top == 0 { [low, middle, high] } else { [u8::MAX; 3] };
-    }
-
-    #[inline]
-    const fn count(&self) -> u32 {
-        let [low, middle, high] = self.count;
-        u32::from_le_bytes([low, middle, high, 0])
-    }
 }
 
 /// The number of members above which two objects are compared after sorting.
@@ -114,7 +91,7 @@ impl OwnedTape {
         write_string(&mut quoted, text);
         let kind = if quoted.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
         // The lengths of strings are limited far below `u32::MAX`.
-        let node = Node::new(kind, 0, u32::try_from(quoted.len()).unwrap_or(0), 1);
+        let node = Node { start: 0, end: u32::try_from(quoted.len()).unwrap_or(0), span: 1, kind };
         Self { text: quoted.into(), nodes: Nodes::One([node]) }
     }
 
@@ -273,14 +250,6 @@ impl<'t> Value<'t> {
         path.iter().try_fold(self, |value, key| value.get(key))
     }
 
-    /// Returns the number of members of an object or items of a list; 0 for other kinds. Members with the same key count
-    /// separately. Takes constant time.
-    #[must_use]
-    #[inline]
-    pub fn count(self) -> usize {
-        self.node().map_or(0, |node| node.count() as usize)
-    }
-
     /// Returns the members of an object in order; none for other kinds.
     #[inline]
     pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
@@ -306,8 +275,8 @@ impl<'t> Value<'t> {
     pub fn means(self, other: Self) -> bool {
         match (self.kind(), other.kind()) {
             (Kind::Object, Kind::Object) => {
-                let count = self.count();
-                if count != other.count() {
+                let count = self.members().count();
+                if count != other.members().count() {
                     return false;
                 }
                 if count > FEW {
@@ -319,7 +288,8 @@ impl<'t> Value<'t> {
                 self.members().all(|(key, value)| other.get(&key.text()).is_some_and(|other| value.means(other)))
             }
             (Kind::Array, Kind::Array) => {
-                self.count() == other.count() && self.items().zip(other.items()).all(|(item, other)| item.means(other))
+                self.items().count() == other.items().count()
+                    && self.items().zip(other.items()).all(|(item, other)| item.means(other))
             }
             (Kind::String | Kind::EscapedString, Kind::String | Kind::EscapedString) => self.as_str() == other.as_str(),
             _ => self.raw() == other.raw(),
