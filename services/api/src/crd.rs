@@ -30,8 +30,8 @@ const COMMON_RULES: [Rule; 5] = [
         message: "a profile with activation Never is not applied, so optOut Forbidden has no meaning",
     },
     Rule {
-        expression: "!has(self.request) || has(self.request.annotation) || has(self.request.label)",
-        message: "request needs an annotation or a label",
+        expression: "!has(self.requestedBy) || has(self.requestedBy.annotation) || has(self.requestedBy.label)",
+        message: "requestedBy needs an annotation or a label",
     },
     Rule {
         expression: "!has(self.extends) || self.extends.name.size() > 0",
@@ -42,8 +42,8 @@ const COMMON_RULES: [Rule; 5] = [
         message: "a parameter needs a type; only a profile that extends another one may leave it out",
     },
     Rule {
-        expression: "has(self.template) || has(self.containers) || has(self.validations) || has(self.extends) || (has(self.activation) && self.activation == 'Never')",
-        message: "a profile needs a template, containers, validations or extends: otherwise it does nothing; one that only others start from says activation Never",
+        expression: "has(self.template) || has(self.containerPatches) || has(self.validations) || has(self.extends) || (has(self.activation) && self.activation == 'Never')",
+        message: "a profile needs a template, containerPatches, validations or extends: otherwise it does nothing; one that only others start from says activation Never",
     },
 ];
 
@@ -138,7 +138,7 @@ fn profile(names: &Value, scope: &str, rules: &[&Rule]) -> Result<CustomResource
     let rules = rules.iter().map(|rule| json!({"rule": rule.expression, "message": rule.message})).collect();
     let spec = validated::<ProfileSpec>(rules);
     let columns = json!([
-        column("Activation", "string", ".spec.activation", 0),
+        column("Activation", "string", ".status.activation", 0),
         column("Extends", "string", ".spec.extends.name", 0),
         column("Order", "integer", ".spec.order", 1),
         column("Accepted", "string", ".status.conditions[?(@.type==\"Accepted\")].status", 0),

@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::names;
-use crate::profile::{ProfileSpec, Rollout};
+use crate::profile::{Activation, ProfileSpec, Rollout};
 use crate::revision::RevisionSpec;
 
 /// Plural names in URLs and roles.
@@ -40,6 +40,9 @@ pub struct ProfileStatus {
     /// The generation that the rest of the status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// Which objects get the profile: `spec.activation`, or its default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Activation>,
     /// The served revision. With a rollout, it is served to a share of the workloads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

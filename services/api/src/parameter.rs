@@ -92,7 +92,7 @@ pub struct Parameter {
     /// Moves a number into its range instead of rejecting it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<bool>,
-    /// What happens on an invalid value. Default: as `onError`.
+    /// What happens on an invalid value. Default: as `failurePolicy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_invalid: Option<OnInvalid>,
     /// The fields of the records of a parameter of type `records`. Each is read from the annotations with one prefix.

@@ -24,13 +24,13 @@ pub struct ProfileSpec {
     /// Which objects the profile applies to. Default: pods on creation. Only cluster profiles can target other objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
-    /// Which objects get the profile without a request. Default: `Requested` in a cluster profile, `Always` in a namespaced one.
+    /// Which objects get the profile. Default: `Requested` if the profile has `requestedBy`, otherwise `Always`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
     /// The label or annotation by which a pod or its namespace requests the profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request: Option<RequestKey>,
-    /// Whether the pod's author can opt out. `Forbidden` in cluster profiles only.
+    pub requested_by: Option<RequestKey>,
+    /// Whether the pod's author can opt out. `Forbidden` in cluster profiles only; it does not hold in `enabled` namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opt_out: Option<OptOut>,
     /// Selects namespaces. Cluster profiles only. Default: all that are opted in.
@@ -39,10 +39,14 @@ pub struct ProfileSpec {
     /// Selects objects by their labels. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_selector: Option<LabelSelector>,
-    /// Expressions that must all be true.
+    /// Expressions that select objects. The profile matches an object if all are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
+    /// Expressions that must be true for a matching object. Each says what happens otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub preconditions: Vec<Precondition>,
     /// Of the matching profiles of one group, only the first in order is applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive_group: Option<String>,
@@ -61,21 +65,21 @@ pub struct ProfileSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     pub variables: Vec<Variable>,
-    /// A partial object that is merged into the object of the request.
+    /// A partial object that is merged into the object of the request. Its containers are added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "partial_object")]
     pub template: Option<Value>,
-    /// Rules for existing containers.
+    /// Changes to existing containers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
-    pub containers: Vec<ContainerRule>,
+    pub container_patches: Vec<ContainerPatch>,
     /// Checks of the final object, evaluated on the validating path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub validations: Vec<Validation>,
-    /// What happens on an error or a name conflict in this profile. Default: `Skip`, or `Deny` if `optOut` is `Forbidden`.
+    /// What happens on an error or a name conflict in this profile. Default: `Ignore`, or `Fail` if `optOut` is `Forbidden`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on_error: Option<OnError>,
+    pub failure_policy: Option<FailurePolicy>,
     /// Which workloads get the newest revision. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
@@ -144,7 +148,7 @@ impl Operation {
     }
 }
 
-/// Which objects get a profile without a request.
+/// Which objects get a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Activation {
     /// All objects that the selectors match.
@@ -202,43 +206,56 @@ pub enum OptOut {
     /// The author can opt out by the pod label `pillion.dev/inject=false`, a falsy request, or `-name` in
     /// `pillion.dev/profiles`.
     Allowed,
-    /// The author cannot opt out.
+    /// The author cannot opt out. In `enabled` namespaces the label `pillion.dev/inject=false` still keeps the API server
+    /// from calling Pillion.
     Forbidden,
 }
 
 /// What happens on an error or a name conflict in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum OnError {
+pub enum FailurePolicy {
     /// The profile is skipped, and the author is warned.
-    Skip,
+    Ignore,
     /// The pod is rejected.
-    Deny,
+    Fail,
 }
 
-/// An expression that must be true.
+/// An expression that selects objects or containers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MatchCondition {
-    /// Name, unique in the profile. A child profile replaces its parent's condition of the same name.
+    /// Name, unique in the list. A child profile replaces its parent's condition of the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// The expression, in CEL.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
-    /// What happens if the expression is not true. Default: `NotMatched`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub otherwise: Option<Otherwise>,
-    /// The message to the author if the expression is not true.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
 }
 
-/// What happens if a condition is not true.
+/// An expression that must be true for a selected object or container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Precondition {
+    /// Name, unique in the list. A child profile replaces its parent's precondition of the same name.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// The expression, in CEL.
+    #[schemars(length(min = 1, max = 1024))]
+    pub expression: String,
+    /// The message to the author if the expression is not true. Default: the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// What happens if the expression is not true. Default: `Skip`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub action: Option<PreconditionAction>,
+}
+
+/// The consequence of a precondition that is not true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Otherwise {
-    /// The profile does not match the object. There is no message.
-    NotMatched,
-    /// The profile is skipped, and the author is warned.
+pub enum PreconditionAction {
+    /// The author is warned. The profile or the container patch is applied.
+    Warn,
+    /// The author is warned. The profile is skipped, or the container patch leaves the container unchanged.
     Skip,
     /// The pod is rejected.
     Deny,
@@ -281,20 +298,24 @@ pub struct Lookup {
     pub selector: Option<LabelSelector>,
 }
 
-/// A rule for existing containers.
+/// Changes to existing containers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ContainerRule {
-    /// Name, unique in the profile. A child profile merges its rule into its parent's rule of the same name.
+pub struct ContainerPatch {
+    /// Name of the patch, unique in the profile. It selects no container; `match` does. A child profile merges its patch into its parent's patch of the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// Selects containers. All given parts must match. Default: all of type `App`.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub match_: Option<ContainerMatch>,
-    /// Expressions that must all be true. Otherwise the rule skips the container, or `otherwise: Deny` rejects the pod.
+    /// Expressions that select containers. The patch changes a container if all are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
+    /// Expressions that must be true for a selected container. Each says what happens otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub preconditions: Vec<Precondition>,
     /// A partial container that is merged into each selected container.
     #[schemars(schema_with = "partial_object")]
     pub template: Value,

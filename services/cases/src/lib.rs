@@ -56,7 +56,7 @@ pub struct Case {
     /// Defaults of parameters that the installer sets, by profile.
     #[serde(default)]
     pub parameters: BTreeMap<String, Map<String, Json>>,
-    /// Values that request a profile, by profile. They replace its `request.values`.
+    /// Values that request a profile, by profile. They replace its `requestedBy.values`.
     #[serde(default)]
     pub values: BTreeMap<String, Vec<String>>,
     /// The platform's facts about the cluster.

@@ -141,7 +141,7 @@ impl SourceProfile {
             self.set_parameter(parameter, value)?;
         }
         if let Some((_, values)) = case.values.iter().find(|(name, _)| self.has_name(name)) {
-            let request = self.spec.request.get_or_insert_default();
+            let request = self.spec.requested_by.get_or_insert_default();
             request.values.clone_from(values);
         }
         Ok(())

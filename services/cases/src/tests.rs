@@ -92,8 +92,8 @@ fn reports_changes_of_second_pass() {
 
 #[test]
 fn denials_of_both_paths_count() {
-    let mutating = profiles(&json!({"p": {"activation": "Always", "onError": "Deny", "matchConditions": [
-        {"name": "c", "expression": "false", "otherwise": "Deny", "message": "not here"}], "template": {"spec": {}}}}));
+    let mutating = profiles(&json!({"p": {"activation": "Always", "failurePolicy": "Fail", "preconditions": [
+        {"name": "c", "expression": "false", "action": "Deny", "message": "not here"}], "template": {"spec": {}}}}));
     assert_eq!(differences(&mutating, json!({"denied": "not here"})), Vec::<String>::new());
     let unexpected = differences(&mutating, json!({"unchanged": true}));
     assert!(unexpected[0].starts_with("refusal\n  expected  (nothing)\n  found     \""), "{unexpected:?}");
@@ -153,7 +153,7 @@ fn opted_out_objects_are_unchanged() {
 #[test]
 fn case_selects_profiles_and_request_values() {
     let two = profiles(&json!({
-        "a": {"request": {"annotation": "example.com/ask"}, "template": {"metadata": {"labels": {"a": "1"}}}},
+        "a": {"requestedBy": {"annotation": "example.com/ask"}, "template": {"metadata": {"labels": {"a": "1"}}}},
         "b": {"activation": "Always", "template": {"metadata": {"labels": {"b": "1"}}}},
     }));
     let object = json!({"metadata": {"annotations": {"example.com/ask": "please"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}});

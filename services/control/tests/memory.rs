@@ -65,7 +65,7 @@ fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
 fn profile(number: usize, generation: i64) -> StoredProfile {
     let spec: Value = json!({
         "order": 100,
-        "request": {"annotation": format!("sidecars.example.com/agent-{number:04}")},
+        "requestedBy": {"annotation": format!("sidecars.example.com/agent-{number:04}")},
         "namespaceSelector": {"matchLabels": {"platform.example.com/team": format!("team-{:03}", number % 400)}},
         "matchConditions": [{"name": "not-a-job", "expression":
             "!object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Job')"}],

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use pillion_api::names::INJECTED_ANNOTATION;
+use pillion_api::profile::FailurePolicy;
 
 use crate::profile::CompiledProfile;
 use crate::profile::parts::Validation;
@@ -64,6 +65,14 @@ pub enum ProfileOutcome {
 }
 
 impl ProfileOutcome {
+    /// Returns the outcome of a profile that cannot be applied.
+    pub(crate) const fn of_failure(policy: FailurePolicy) -> Self {
+        match policy {
+            FailurePolicy::Ignore => Self::Skipped,
+            FailurePolicy::Fail => Self::Denied,
+        }
+    }
+
     /// Returns the outcome as the value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -169,11 +178,11 @@ pub enum Notice {
         /// The label or annotation that holds the value.
         key: Box<str>,
     },
-    /// A part that an applied profile left out.
+    /// A message of an applied profile: a part that it left out, or a precondition that only warns.
     OfProfile {
         /// The display name of the profile.
         profile: Box<str>,
-        /// What was left out, where and why.
+        /// The message, with the place if it is about a part of the object.
         text: Box<str>,
     },
     /// A parameter value that was replaced by the default, or moved into its range.

@@ -68,8 +68,10 @@ reasons! {
     Ambiguous => "ambiguous", "more than one profile is asked for by this key; say which one by its name";
     /// A requested profile does not exist.
     UnknownProfile => "unknown_profile", "a profile is asked for that is not there";
-    /// A condition of the profile is false.
-    MatchCondition => "match_condition", "a condition of the profile's does not hold";
+    /// A match condition of the profile is false.
+    MatchCondition => "match_condition", "a match condition of the profile is false";
+    /// A precondition of the profile or of a container patch is not met.
+    Precondition => "precondition", "a precondition of the profile is not met";
     /// A parameter was set to a value that the profile does not allow.
     InvalidParameter => "invalid_parameter", "a parameter was set to a value that the profile does not allow";
     /// An expression of the profile could not be evaluated.

@@ -300,8 +300,8 @@ fn large_profiles() -> Vec<(&'static str, Json)> {
             "template": {"metadata": {"annotations": {"a/b": "${params.p1}"}}}}),
         ),
         (
-            "rules",
-            json!({"containers": (0..64).map(|number| json!({
+            "container patches",
+            json!({"containerPatches": (0..64).map(|number| json!({
                 "name": format!("r{number}"), "matchConditions": [{"name": "c", "expression": "container.name == 'a'"}],
                 "template": {"env": [{"name": "A", "value": "${container.name}"}]}})).collect::<Vec<_>>()}),
         ),

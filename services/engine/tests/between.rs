@@ -19,7 +19,7 @@ fn realistic() -> Snapshot {
     let own = json!({"profiles": {"otel": {
         "activation": "Always",
         "template": {"spec": {"volumes": [{"name": "agent", "emptyDir": {}}]}},
-        "containers": [{
+        "containerPatches": [{
             "name": "apps", "match": {"types": ["App"]},
             "template": {
                 "env": [

@@ -298,11 +298,10 @@ fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     documents.collect()
 }
 
-/// Expands a document with a `profile` to a file with one test case. The profile is always active unless it sets
-/// `activation`. Also adds missing metadata to the objects of all test cases.
+/// Expands a document with a `profile` to a file with one test case. Also adds missing metadata to the objects of all
+/// test cases.
 fn whole(mut document: Json) -> Json {
-    if let Some(mut profile) = document.as_object_mut().unwrap().remove("profile") {
-        profile.as_object_mut().unwrap().entry("activation").or_insert_with(|| "Always".into());
+    if let Some(profile) = document.as_object_mut().unwrap().remove("profile") {
         let cluster = document.as_object_mut().unwrap().remove("cluster");
         document = json!({"profiles": {"p": profile}, "cases": [document], "cluster": cluster});
     }
@@ -383,10 +382,6 @@ impl Example {
             Some(spec) => (profile["metadata"]["name"].as_str().unwrap(), spec.clone()),
             None => ("p", profile.clone()),
         };
-        let mut spec = spec;
-        if profile.get("spec").is_none() {
-            spec.as_object_mut().unwrap().entry("activation").or_insert_with(|| "Always".into());
-        }
         assert!(self.profiles.insert(name.to_owned(), spec).is_none(), "two profiles {name}");
     }
 

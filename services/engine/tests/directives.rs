@@ -158,7 +158,7 @@ fn env() -> impl Strategy<Value = Json> {
 prop_compose! {
     fn profile()(
         sidecar in prop::option::of((env(), any::<bool>(), any::<bool>())),
-        rule in prop::option::of((env(), prop::sample::subsequence(vec!["App", "Init", "Sidecar", "Injected"], 1..4))),
+        patch in prop::option::of((env(), prop::sample::subsequence(vec!["App", "Init", "Sidecar", "Injected"], 1..4))),
         probes in any::<bool>(),
         tolerations in any::<bool>(),
         prune in any::<bool>(),
@@ -179,8 +179,8 @@ prop_compose! {
             container["$conflict"] = if merge { json!("Merge") } else { json!("Fail") };
             spec["template"]["spec"]["initContainers"] = json!([container]);
         }
-        if let Some((env, types)) = rule {
-            // A rule would contradict the template if it set the same variables of the profile's own container.
+        if let Some((env, types)) = patch {
+            // A patch would contradict the template if it set the same variables of the profile's own container.
             let env = if types.contains(&"Injected") {
                 serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
             } else {
@@ -190,7 +190,7 @@ prop_compose! {
             if probes {
                 template["livenessProbe"] = json!({"$when": "existing.?httpGet.hasValue()", "$conflict": "Replace", "httpGet": {"port": 15020}});
             }
-            spec["containers"] = json!([{"name": "r", "match": {"types": types}, "template": template}]);
+            spec["containerPatches"] = json!([{"name": "r", "match": {"types": types}, "template": template}]);
         }
         if tolerations {
             spec["template"]["spec"]["tolerations"] =

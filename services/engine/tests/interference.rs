@@ -291,8 +291,9 @@ fn generator_reaches_every_directive_and_outcome() {
         "$join valueFrom",
         "$join",
     ];
-    const OUTCOMES: [&str; 13] = [
+    const OUTCOMES: [&str; 15] = [
         "own injected",
+        "own precondition",
         "own limit_exceeded",
         "own name_taken",
         "own exclusive_group",
@@ -303,6 +304,7 @@ fn generator_reaches_every_directive_and_outcome() {
         "platform name_taken",
         "platform exclusive_group",
         "platform match_condition",
+        "platform precondition",
         "moved",
         "updated",
     ];

@@ -89,7 +89,7 @@ prop_compose! {
         let spec = object(vec![("initContainers", init), ("containers", containers), ("volumes", volumes)]);
         json!({
             "activation": "Always",
-            "onError": if deny { "Deny" } else { "Skip" },
+            "failurePolicy": if deny { "Fail" } else { "Ignore" },
             "template": {"metadata": metadata, "spec": spec},
         })
     }

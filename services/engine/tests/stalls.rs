@@ -68,7 +68,7 @@ fn template(template: Json) -> Json {
 
 /// Returns a profile that sets environment variables of all app containers.
 fn env(env: Json) -> Json {
-    rule(json!({"types": ["App"]}), json!({"env": env}))
+    container_patch(json!({"types": ["App"]}), json!({"env": env}))
 }
 
 /// Returns a profile that adds a container with environment variables. The injection record lists the container as one
@@ -77,8 +77,8 @@ fn added(env: Json) -> Json {
     template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "env": env}]}}))
 }
 
-fn rule(matching: Json, template: Json) -> Json {
-    json!({"activation": "Always", "containers": [{"name": "r", "match": matching, "template": template}]})
+fn container_patch(matching: Json, template: Json) -> Json {
+    json!({"activation": "Always", "containerPatches": [{"name": "r", "match": matching, "template": template}]})
 }
 
 fn with_variables(mut profile: Json, variables: &[(&str, &str)]) -> Json {
@@ -145,8 +145,8 @@ fn long_argument_lists_are_within_budget() {
     };
     let prunes: Vec<_> =
         (0..3).map(|n| json!({"$prune": format!("item.startsWith('--argument-00000{n}=')")})).collect();
-    let prunes = rule(json!({"types": ["App"]}), json!({"args": prunes}));
-    let joins = rule(json!({"types": ["App"]}), json!({"args": {"$value": texts(1_000, 400), "$join": {}}}));
+    let prunes = container_patch(json!({"types": ["App"]}), json!({"args": prunes}));
+    let joins = container_patch(json!({"types": ["App"]}), json!({"args": {"$value": texts(1_000, 400), "$join": {}}}));
     for (name, profile, count) in [("three that prune", prunes, 200), ("a join", joins, 240)] {
         let snapshot = snapshot(&[("bomb", profile)]);
         let mut pod = small();

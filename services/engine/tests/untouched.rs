@@ -192,7 +192,7 @@ fn profile(conflict: &str) -> Json {
                 "volumes": [{"name": "ours", "emptyDir": {}, "$position": "First"}],
             },
         },
-        "containers": [{
+        "containerPatches": [{
             "name": "r", "match": {"types": ["App", "Init"]},
             "template": {
                 "env": [
@@ -227,7 +227,7 @@ fn dynamic() -> Vec<(&'static str, Json)> {
                 "name": name, "image": "i", "$position": position,
                 "env": [{"name": "N", "value": "${containers.map(c, c.name).join(',')}"}],
             }]}},
-            "containers": [{
+            "containerPatches": [{
                 "name": "r", "match": {"types": ["App", "Injected"], "where": "container.name != 'none'"},
                 "template": {"env": [
                     {"name": "SHARED", "value": name, "$join": {"separator": ","}, "$position": "First"},

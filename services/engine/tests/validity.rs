@@ -100,7 +100,7 @@ fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
 
 /// Returns a profile that changes the pod's own containers.
 fn changing(template: &Json) -> Json {
-    json!({"activation": "Always", "containers": [{"name": "all", "template": template}]})
+    json!({"activation": "Always", "containerPatches": [{"name": "all", "template": template}]})
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn check_of_many_containers_is_charged() {
     let profile = json!({
         "activation": "Always",
         "template": {"metadata": {"labels": {"a": "b"}}},
-        "containers": [{"name": "all", "template": {"resources": {"requests": {"memory": "1Gi"}}}}],
+        "containerPatches": [{"name": "all", "template": {"resources": {"requests": {"memory": "1Gi"}}}}],
     });
     let began = std::time::Instant::now();
     let (reason, detail, object) = applied(profile, &pod);

@@ -63,7 +63,7 @@ fn loop_with_references_is_not_quadratic() {
 }
 
 #[test]
-fn rule_on_ten_thousand_containers_is_quick() {
+fn patch_of_ten_thousand_containers_is_quick() {
     let body = review(|object| {
         let container = json!({"name": "c", "image": "i"});
         let containers = (0..10_000).map(|number| {
@@ -74,9 +74,9 @@ fn rule_on_ten_thousand_containers_is_quick() {
         object["spec"]["containers"] = containers.collect();
     });
     let env: Vec<_> = (0..5).map(|number| json!({"name": format!("V{number}"), "value": "x"})).collect();
-    let profile = json!({"activation": "Always", "containers": [{"name": "r", "template": {"env": env}}]});
+    let profile = json!({"activation": "Always", "containerPatches": [{"name": "r", "template": {"env": env}}]});
     let snapshot = snapshot(&[("p", profile)]);
-    within_limit("a rule on 10,000 containers", || respond(&body, &snapshot));
+    within_limit("a container patch on 10,000 containers", || respond(&body, &snapshot));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn hundred_thousand_annotations_are_quick() {
         object["metadata"]["labels"] = object["metadata"]["annotations"].clone();
     });
     let mut profile = sidecar("logger");
-    profile["request"] = json!({"annotation": "key-99999", "label": "key-1"});
+    profile["requestedBy"] = json!({"annotation": "key-99999", "label": "key-1"});
     let snapshot = snapshot(&[("logger", profile)]);
     within_limit("a pod with 200,000 labels and annotations", || respond(&body, &snapshot));
 }
@@ -140,7 +140,7 @@ fn variable_moves_among_six_hundred() {
         {"name": "OPTS", "value": " -Dip=$(POD_IP)", "$join": {"separator": ""}},
         {"name": "OTHER", "value": "x"},
     ]);
-    let profile = json!({"activation": "Always", "containers": [{"name": "all", "template": {"env": env}}]});
+    let profile = json!({"activation": "Always", "containerPatches": [{"name": "all", "template": {"env": env}}]});
     let snapshot = snapshot(&[("joiner", profile)]);
     let (decided, _) = within_limit("a joined variable", || respond(&body, &snapshot));
     assert_eq!(decided.decision.outcome, Outcome::Injected, "{:?}", decided.decision);

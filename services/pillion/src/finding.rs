@@ -92,8 +92,10 @@ codes! {
     NamespaceSelector => "namespace_selector", Error, "label the namespace as the profile's namespaceSelector asks, or use another profile";
     /// The pod's labels do not match the profile's `objectSelector`.
     ObjectSelector => "object_selector", Error, "label the pod template as the profile's objectSelector asks, or use another profile";
-    /// A condition of the profile is false.
+    /// A match condition of the profile is false.
     MatchCondition => "match_condition", Error, "change the pod so that the condition holds, or the condition in the profile";
+    /// A precondition of the profile is not met.
+    Precondition => "precondition", Error, "change the pod so that the precondition is met, or the precondition in the profile";
     /// The profile excludes pods on the host's network.
     HostNetwork => "host_network", Error, "do without hostNetwork: true in the pod template, or opt the pod out";
     /// An expression of the profile could not be evaluated.

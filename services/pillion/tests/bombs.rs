@@ -31,6 +31,10 @@ fn condition(expression: &str) -> String {
     profile(&format!("  matchConditions:\n  - name: c\n    expression: \"{expression}\"\n"), "")
 }
 
+fn precondition(expression: &str) -> String {
+    profile(&format!("  preconditions:\n  - name: c\n    expression: \"{expression}\"\n"), "")
+}
+
 fn variable(expression: &str) -> String {
     profile(&format!("  variables:\n  - name: v\n    expression: \"{expression}\"\n"), "")
 }
@@ -71,6 +75,7 @@ fn bombs() -> Vec<Bomb> {
         bomb("parentheses in a variable", variable(&short_parentheses), "spec.variables[0].expression"),
         bomb("brackets that are never closed", condition(&"[".repeat(1_000)), "spec.matchConditions[0].expression"),
         bomb("signs in front", condition(&"!-".repeat(500)), "spec.matchConditions[0].expression"),
+        bomb("terms in a precondition", precondition(&terms), "spec.preconditions[0].expression"),
         bomb("loops in loops", condition(&loops), "spec.matchConditions[0].expression"),
         bomb("deep template", profile("", &format!("        x: {nested}\n")), "levels deep"),
         bomb("deeper template", profile("", &format!("        x: {deeper}\n")), "more than 128 levels deep"),

@@ -96,7 +96,7 @@ fn config_map_keys_inherit_from_each_other() {
     assert_eq!(profiles.len(), 3);
     let child = &named(&profiles, "child-v2")["spec"];
     assert_eq!(child["request"], json!({"annotation": "injector.tumblr.com/request", "values": ["child:v2"]}));
-    let env = &child["containers"][0]["template"]["env"];
+    let env = &child["containerPatches"][0]["template"]["env"];
     assert_eq!(env, &json!([{"name": "A", "value": "a"}, {"name": "B", "value": "b"}]));
     assert!(child.get("parameters").is_none());
     named(&profiles, "one");
@@ -113,7 +113,7 @@ fn numbers_become_strings_where_expected() {
     assert_eq!((&container["name"], &container["args"]), (&json!("7"), &json!(["--port", "8125"])));
     assert_eq!(container["env"], json!([{"name": "A", "value": "1.5"}]));
     assert_eq!(container["ports"], json!([{"containerPort": 8125}]));
-    let everywhere = &profile["containers"][0]["template"]["env"];
+    let everywhere = &profile["containerPatches"][0]["template"]["env"];
     assert_eq!(everywhere, &json!([{"name": "PORT", "value": "8125"}, {"name": "ON_HOST", "value": "true"}]));
 }
 

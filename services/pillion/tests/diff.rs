@@ -12,7 +12,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: logger}
 spec:
-  request: {annotation: logs.example.com/ship}
+  requestedBy: {annotation: logs.example.com/ship}
   template: {spec: {containers: [{name: logger, image: \"logger:1\"}]}}
 ";
 
@@ -22,7 +22,7 @@ kind: ClusterInjectionProfile
 metadata: {name: child}
 spec:
   extends: {name: logger}
-  request: {annotation: logs.example.com/child}
+  requestedBy: {annotation: logs.example.com/child}
 ";
 
 const MANIFESTS: &str = "\
@@ -99,8 +99,8 @@ fn equal_result_succeeds_and_rejection_is_reported() {
     let (code, stdout, stderr) = diff(folder(PROFILE).path(), &[]);
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "", "0 of 3 workloads would be different\n"));
 
-    let conditions = "matchConditions: [{name: c, expression: 'false', otherwise: Deny, message: not here}]";
-    let refusing = PROFILE.replace("  template:", &format!("  onError: Deny\n  {conditions}\n  template:"));
+    let conditions = "preconditions: [{name: c, expression: 'false', action: Deny, message: not here}]";
+    let refusing = PROFILE.replace("  template:", &format!("  failurePolicy: Fail\n  {conditions}\n  template:"));
     let (code, stdout, _) = diff(folder(&refusing).path(), &[]);
     assert_eq!(code, Some(1));
     assert!(stdout.contains("Deployment shop/asks (1 pod)\n  logger: denied"), "{stdout}");

@@ -65,7 +65,7 @@ fn validation_becomes_policy_with_binding() {
 #[test]
 fn condition_on_variables_or_namespace_becomes_variable() {
     let (objects, stderr, code) = export(
-        "{request: {annotation: example.com/a}, variables: [{name: title, expression: object.metadata.name}], \
+        "{requestedBy: {annotation: example.com/a}, variables: [{name: title, expression: object.metadata.name}], \
           matchConditions: [{name: by.variable, expression: \"variables.title != 'x'\"}, {name: plain, expression: 'true'}], \
           validations: [{expression: 'false'}]}",
     );
@@ -122,8 +122,8 @@ fn profile_with_unsupported_dependency_is_dropped() {
     let with = |more: &str| format!("{{activation: Always, {more}, validations: [{{expression: 'true'}}]}}");
     for (spec, why) in [
         (with("exclusiveGroup: g"), "spec.exclusiveGroup"),
-        (with("matchConditions: [{name: a, expression: 'true', otherwise: Deny}]"), "otherwise: Deny"),
-        (with("matchConditions: [{name: a, expression: 'true', otherwise: Skip}]"), "otherwise: Skip"),
+        (with("preconditions: [{name: a, expression: 'true', action: Deny}]"), "spec.preconditions[0]"),
+        (with("preconditions: [{name: a, expression: 'true'}]"), "it warns"),
         (with("matchConditions: [{name: a, expression: 'containers.size() == 1'}]"), "spec.matchConditions[0]"),
         (
             with("parameters: [{name: a, type: string, default: x, annotation: example.com/a, sources: [Pod]}]"),
@@ -131,8 +131,9 @@ fn profile_with_unsupported_dependency_is_dropped() {
         ),
         ("{activation: Never, validations: [{expression: 'true'}]}".to_owned(), "spec.activation"),
         (
-            "{request: {annotation: example.com/a, onUnknown: Deny}, validations: [{expression: 'true'}]}".to_owned(),
-            "spec.request.onUnknown",
+            "{requestedBy: {annotation: example.com/a, onUnknown: Deny}, validations: [{expression: 'true'}]}"
+                .to_owned(),
+            "spec.requestedBy.onUnknown",
         ),
     ] {
         let (objects, stderr, code) = export(&spec);
@@ -142,7 +143,7 @@ fn profile_with_unsupported_dependency_is_dropped() {
     let profile = |name: &str| {
         format!(
             "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: {name}}}\n\
-             spec: {{request: {{annotation: example.com/a}}, validations: [{{expression: 'true'}}]}}\n---\n"
+             spec: {{requestedBy: {{annotation: example.com/a}}, validations: [{{expression: 'true'}}]}}\n---\n"
         )
     };
     let (_, stderr, code) = export_file(&(profile("a") + &profile("b")));

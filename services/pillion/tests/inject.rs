@@ -260,7 +260,7 @@ fn rejected_pod_prints_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let profile = fs::read_to_string(format!("{PROFILES}/nginx/profile.yaml")).unwrap();
     let path = folder.path().join("strict.yaml").display().to_string();
-    fs::write(&path, profile.replace("activation: Requested", "activation: Always\n  onError: Deny")).unwrap();
+    fs::write(&path, profile.replace("activation: Requested", "activation: Always\n  failurePolicy: Fail")).unwrap();
     let input = format!("{CONFIG_MAP}---\n{}", POD.replace("name: app", "name: sidecar-nginx"));
     let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(["inject", "-q", "-f", "-", "--profile", &path])

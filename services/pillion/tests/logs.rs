@@ -73,7 +73,7 @@ kind: ClusterInjectionProfile
 metadata: {name: refusing}
 spec:
   activation: Requested
-  onError: Deny
+  failurePolicy: Fail
   template:
     metadata:
       annotations: {example.com/number: "${string(int(object.spec.containers[0].env[0].value))}"}

@@ -75,7 +75,7 @@ fn differences_are_explained() {
 fn number_of_series_is_bounded() {
     let series = |scrape: &str| scrape.lines().filter(|line| !line.starts_with('#')).count();
     let replica = series(&Unconnected::webhook(&[]).scrape());
-    // Each reason occurs with one outcome, except that the reasons for which `onError` decides occur with two.
+    // Each reason occurs with one outcome, except that the reasons for which `failurePolicy` decides occur with two.
     let at_most = replica + Reason::ALL.len() + 10;
     assert!(at_most <= 410, "{replica} series and {} reasons", Reason::ALL.len());
     let with_tenants = at_most + 200 + 4 * 500;

@@ -147,7 +147,8 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: impossible}
 spec:
-  onError: Deny
+  activation: Requested
+  failurePolicy: Fail
   template: {metadata: {annotations: {example.com/number: \"${string(int('none'))}\"}}}
 ";
 

@@ -220,7 +220,7 @@ async fn hanging_object_lookup_fails_profile_after_300_ms() {
     assert!(warning.contains("could not be looked up") && warning.contains("no answer in time"), "{warning}");
     assert_eq!(answer["allowed"], true);
 
-    spec["onError"] = json!("Deny");
+    spec["failurePolicy"] = json!("Fail");
     let app = App::with_profile(&spec, Some(hangs()));
     assert_eq!(review_pod(&app).await["allowed"], false);
     assert_eq!(app.metric(DENIED), Some(1.0));

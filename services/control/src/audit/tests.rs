@@ -538,7 +538,7 @@ fn only_new_profile_text_overrides_injection_record() {
     let mut auditor = listed(first.clone(), &[out]);
     assert!(findings(&auditor, &known(&auditor)).is_empty());
 
-    let asked = profiles(&[("a", json!({"request": {"annotation": "example.com/ask"}}))]);
+    let asked = profiles(&[("a", json!({"requestedBy": {"annotation": "example.com/ask"}}))]);
     auditor.set_snapshot(Arc::new(first.with_profiles(asked)), 2_000);
     auditor.judge(100);
     assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Surplus, Cause::ProfileChanged));

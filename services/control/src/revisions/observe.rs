@@ -341,7 +341,7 @@ impl RevisionStore {
         let accepted = state.good.map(|good| {
             let alias = self.aliases.get(name).filter(|(now, _)| **now == *good.revision());
             let revision = alias.map_or_else(|| good.revision().into(), |(_, stored)| stored.clone());
-            Accepted { revision, rollout: good.rollout().cloned() }
+            Accepted { revision, activation: good.activation(), rollout: good.rollout().cloned() }
         });
         let rollback = profile.rollback_to.as_deref().map(|to| Rollback { to, from: profile.rollback_from.as_deref() });
         let bounds = self.bounds.get(name).copied();

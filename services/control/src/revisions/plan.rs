@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
-use pillion_api::profile::Rollout;
+use pillion_api::profile::{Activation, Rollout};
 use pillion_api::revision::RevisionBounds;
 use pillion_engine::profile::Diagnostic;
 
@@ -45,6 +45,7 @@ const PENDING: &str = "Pending";
 pub(super) struct Accepted {
     /// The revision of the generation.
     pub(super) revision: Box<str>,
+    pub(super) activation: Activation,
     pub(super) rollout: Option<Rollout>,
 }
 
@@ -135,6 +136,10 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     let mut wanted = ProfileStatus {
         conditions: Vec::new(),
         observed_generation: observed.generation,
+        activation: match accepted {
+            Some(accepted) => Some(accepted.activation),
+            None => status.activation.filter(|_| accepted_revision.is_some()),
+        },
         revision: publication.newest.map(str::to_owned),
         promoted_revision: publication.promoted.map(str::to_owned),
         accepted_revision: accepted_revision.map(str::to_owned),

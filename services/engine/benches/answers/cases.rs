@@ -159,7 +159,7 @@ fn compiled(texts: &[&str]) -> Vec<Arc<CompiledProfile>> {
 fn others(count: usize) -> impl Iterator<Item = Arc<CompiledProfile>> {
     (0..count).map(|number| {
         let spec = json!({
-            "request": {"annotation": format!("example.com/inject-{number}")},
+            "requestedBy": {"annotation": format!("example.com/inject-{number}")},
             "template": {"metadata": {"labels": {"injected": "yes"}}},
         });
         profile(&format!("other-{number}"), &spec)

@@ -60,7 +60,7 @@ fn injected(snapshot: &Snapshot, pod: &Json) -> Json {
 fn metadata_decides_without_expressions() {
     let snapshot = snapshot(&[
         ("always", json!({"activation": "Always"})),
-        ("asked", json!({"request": {"annotation": "example.com/ask"}})),
+        ("asked", json!({"requestedBy": {"annotation": "example.com/ask"}})),
         ("blue", json!({"activation": "Always", "objectSelector": {"matchLabels": {"color": "blue"}}})),
         ("forced", json!({"activation": "Always", "optOut": "Forbidden"})),
         (
@@ -146,7 +146,7 @@ fn metadata_and_object_agree_on_known_profiles() {
             "matchConditions": condition("few", "object.spec.containers.size() < 2")}),
         ),
         ("b", json!({"activation": "Always", "exclusiveGroup": "g", "order": 2})),
-        ("c", json!({"request": {"label": "example.com/c", "annotation": "example.com/c"}})),
+        ("c", json!({"requestedBy": {"label": "example.com/c", "annotation": "example.com/c"}})),
         (
             "d",
             json!({"activation": "Always", "optOut": "Forbidden",

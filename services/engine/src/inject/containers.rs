@@ -1,15 +1,15 @@
-//! Applies the container rules of a profile, and checks changed containers.
+//! Applies the container patches of a profile, and checks changed containers.
 //!
-//! A rule merges its template into each container that it matches. After a profile, its containers must fulfil the API
+//! A patch merges its template into each container that it selects. After a profile, its containers must fulfil the API
 //! server's rules about several fields together.
 
 use std::borrow::Cow;
 
-use pillion_api::profile::{ContainerType, Otherwise};
+use pillion_api::profile::{ContainerType, PreconditionAction};
 
 use crate::decision::Reason;
 use crate::json::{Content, Document, OwnedTape, SlotId, State, Value};
-use crate::profile::parts::ContainerRule;
+use crate::profile::parts::ContainerPatch;
 use crate::profile::pod_schema::{Completeness, RULED_FIELDS, violation};
 use crate::{context, schema};
 
@@ -17,7 +17,7 @@ use super::elements::ITEM_COST;
 use super::keys::push_token;
 use super::merge::{Conflict, Merge, MergeError};
 
-/// The lists of a pod's containers to which rules apply, in the order in which containers start.
+/// The lists of a pod's containers to which patches apply, in the order in which containers start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
 /// The initial capacity for the containers of a list.
@@ -37,7 +37,7 @@ pub(super) enum ContainerOrigin {
     Author,
 }
 
-/// A container to which rules may apply.
+/// A container to which patches may apply.
 struct Target<'a> {
     slot: SlotId,
     /// The list that contains the container.
@@ -50,24 +50,24 @@ struct Target<'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the rules in order, each to all containers in order. `origin` returns the origin of the container at a
+    /// Applies the patches in order, each to all containers in order. `origin` returns the origin of the container at a
     /// pointer.
-    pub(super) fn rules(
+    pub(super) fn patch_containers(
         &mut self,
-        rules: &'a [ContainerRule],
+        patches: &'a [ContainerPatch],
         author: Value<'a>,
         origin: &dyn Fn(&str) -> ContainerOrigin,
     ) -> Result<(), MergeError> {
-        if rules.is_empty() {
+        if patches.is_empty() {
             return Ok(());
         }
-        let wants_injected = rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected));
+        let wants_injected = patches.iter().any(|patch| patch.types.contains(&ContainerType::Injected));
         let targets = self.targets(author, origin, wants_injected)?;
-        for rule in rules {
-            for target in targets.iter().filter(|target| rule.types.contains(&target.kind)) {
+        for patch in patches {
+            for target in targets.iter().filter(|target| patch.types.contains(&target.kind)) {
                 self.charge(ITEM_COST)?;
                 let known = self.bindings.known();
-                let result = self.rule(rule, target);
+                let result = self.patch_container(patch, target);
                 self.bindings.forget(known);
                 self.pointer.clear();
                 result?;
@@ -105,7 +105,7 @@ impl<'a> Merge<'_, 'a> {
                 let has_name = |container: &Value<'_>| container.get("name").is_some_and(|other| other.is(&name));
                 let (kind, value) = match origin {
                     ContainerOrigin::Injected if wants_injected => (ContainerType::Injected, self.current(slot)?),
-                    // The container is hidden, or no rule applies to injected containers.
+                    // The container is hidden, or no patch applies to injected containers.
                     ContainerOrigin::Hidden | ContainerOrigin::Injected => continue,
                     ContainerOrigin::Author => {
                         let found = match in_order.next_if(has_name) {
@@ -152,9 +152,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(found)
     }
 
-    fn rule(&mut self, rule: &'a ContainerRule, target: &Target<'a>) -> Result<(), MergeError> {
+    fn patch_container(&mut self, patch: &'a ContainerPatch, target: &Target<'a>) -> Result<(), MergeError> {
         let image = target.value.get("image").and_then(Value::as_str).unwrap_or_default();
-        if !rule.names_match(&target.name, &image) {
+        if !patch.names_match(&target.name, &image) {
             return Ok(());
         }
         push_token(&mut self.pointer, "spec");
@@ -168,29 +168,34 @@ impl<'a> Merge<'_, 'a> {
         };
         let container = context::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
         self.bindings.know("container", container);
-        if let Some(condition) = &rule.condition
-            && !self.truth(condition)?
-        {
-            return Ok(());
+        let match_conditions = patch.match_conditions.iter().map(|condition| &condition.expression);
+        for condition in patch.where_.iter().chain(match_conditions) {
+            if !self.truth(condition)? {
+                return Ok(());
+            }
         }
-        for condition in &rule.conditions {
-            if self.truth(&condition.expression)? {
+        for precondition in &patch.preconditions {
+            if self.truth(&precondition.expression)? {
                 continue;
             }
-            let message = condition.failure_message(self.bindings, &mut self.meter);
-            let place = format!("{}: rule {}: {message}", self.pointer, rule.name);
-            match condition.otherwise {
-                Otherwise::NotMatched => {}
-                Otherwise::Skip => self.notes.push(place.into()),
-                Otherwise::Deny => return Err(MergeError::Denied(Conflict::new(Reason::MatchCondition, &place))),
+            let message = precondition.failure_message(self.bindings, &mut self.meter);
+            let place = format!("{}: container patch {}: {message}", self.pointer, patch.name);
+            match precondition.action {
+                PreconditionAction::Warn => self.notes.push(place.into()),
+                PreconditionAction::Skip => {
+                    self.notes.push(place.into());
+                    return Ok(());
+                }
+                PreconditionAction::Deny => {
+                    return Err(MergeError::Denied(Conflict::new(Reason::Precondition, &place)));
+                }
             }
-            return Ok(());
         }
         let known = self.bindings.known();
-        self.bind_existing(&rule.template, Some(target.slot))?;
+        self.bind_existing(&patch.template, Some(target.slot))?;
         let part =
-            if self.is_wanted(&rule.template)? { self.resolve(&rule.template, &schema::CONTAINER)? } else { None };
-        let directives = self.directives(&rule.template)?;
+            if self.is_wanted(&patch.template)? { self.resolve(&patch.template, &schema::CONTAINER)? } else { None };
+        let directives = self.directives(&patch.template)?;
         self.bindings.forget(known);
         let around = self.mode;
         self.apply_directives(directives);

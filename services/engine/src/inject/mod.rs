@@ -18,7 +18,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use pillion_api::names::INJECTED_ANNOTATION;
-use pillion_api::profile::{ContainerType, OnError};
+use pillion_api::profile::{ContainerType, FailurePolicy};
 
 use crate::context::{Arena, EvalContext};
 use crate::decision::{ProfileOutcome, Reason};
@@ -96,12 +96,9 @@ pub(crate) struct Applied<'a> {
 }
 
 impl Verdict {
-    /// Returns the result of a profile that is not applied: skipped or denied, as `on_error` sets.
-    fn left_out(on_error: OnError, reason: Reason, detail: Box<str>) -> Self {
-        let outcome = match on_error {
-            OnError::Skip => ProfileOutcome::Skipped,
-            OnError::Deny => ProfileOutcome::Denied,
-        };
+    /// Returns the result of a profile that is not applied: skipped or denied, as `policy` sets.
+    fn left_out(policy: FailurePolicy, reason: Reason, detail: Box<str>) -> Self {
+        let outcome = ProfileOutcome::of_failure(policy);
         Self { outcome, reason, detail: Some(detail), notes: Vec::new() }
     }
 
@@ -163,12 +160,12 @@ pub(crate) fn apply<'a>(
             None
         } else if selected.stands_in && is_too_late(selected.profile, earlier) {
             let detail = "the cluster profile that it extends was applied to the object before it";
-            Some(Verdict::left_out(OnError::Skip, Reason::LimitExceeded, detail.into()))
+            Some(Verdict::left_out(FailurePolicy::Ignore, Reason::LimitExceeded, detail.into()))
         } else if let Some(why) = exclusions.reason(selected) {
             pass.record.keep_of(earlier, name);
             // If a stand-in is left out, the cluster profile is applied instead.
-            let on_error = if selected.stands_in { OnError::Skip } else { selected.profile.on_error };
-            Some(Verdict::left_out(on_error, Reason::LimitExceeded, why.into()))
+            let policy = if selected.stands_in { FailurePolicy::Ignore } else { selected.profile.failure_policy };
+            Some(Verdict::left_out(policy, Reason::LimitExceeded, why.into()))
         } else {
             Some(pass.apply_or_roll_back(&mut document, selected)?)
         };
@@ -251,7 +248,7 @@ impl<'a> Pass<'a> {
             // The object still has the changes of an earlier pass, at the revision of that pass.
             self.record.keep(mark, self.earlier, name);
         }
-        let (Conflict { reason, place }, on_error) = match output {
+        let (Conflict { reason, place }, policy) = match output {
             Ok(ApplyOutput { changes, notes, containers }) => {
                 self.is_touched = true;
                 if self.injected.is_wanted {
@@ -263,14 +260,14 @@ impl<'a> Pass<'a> {
                 };
                 return Ok(Verdict { outcome, reason, detail: None, notes });
             }
-            Err(MergeError::Conflict(conflict)) => (conflict, profile.on_error),
-            Err(MergeError::Denied(conflict)) => (conflict, OnError::Deny),
+            Err(MergeError::Conflict(conflict)) => (conflict, profile.failure_policy),
+            Err(MergeError::Denied(conflict)) => (conflict, FailurePolicy::Fail),
             Err(MergeError::Malformed(malformed)) => return Err(malformed),
         };
         document.go_back();
         self.insert_counts = insert_counts;
         self.confirmed.truncate(confirmed);
-        Ok(Verdict::left_out(on_error, reason, place))
+        Ok(Verdict::left_out(policy, reason, place))
     }
 
     /// Applies a profile, and checks the result against `protected`, which is set for a namespaced profile.
@@ -346,7 +343,7 @@ impl<'a> Pass<'a> {
         Err(Excess::new(Limit::Patch, "/", message))
     }
 
-    /// Merges the template and the container rules of one profile into the document.
+    /// Merges the template and the container patches of one profile into the document.
     fn apply_profile(
         &mut self,
         document: &mut Document<'a>,
@@ -375,7 +372,7 @@ impl<'a> Pass<'a> {
             managed_fields: ManagedFields::of(target.object),
             type_: profile.object_type(),
             collects_containers: injected.is_wanted || refuses_containers,
-            changes_own: profile.rules.iter().any(|rule| rule.types.contains(&ContainerType::Injected)),
+            changes_own: profile.container_patches.iter().any(|patch| patch.types.contains(&ContainerType::Injected)),
             profile_origin: match protected {
                 Some(protected) => ProfileOrigin::Namespace(protected),
                 None if *is_watched => ProfileOrigin::Watched(confirmed),
@@ -390,7 +387,7 @@ impl<'a> Pass<'a> {
         if refuses_containers && !merge.containers.is_empty() {
             return Err(MergeError::conflict(Reason::OperatingSystem, "/spec/os/name"));
         }
-        if !profile.rules.is_empty() {
+        if !profile.container_patches.is_empty() {
             let own = std::mem::take(&mut merge.containers);
             let is_later =
                 |change: &Change<'_>, pointer: &str| matches!(change, Change::Added(added) if added == pointer);
@@ -401,7 +398,7 @@ impl<'a> Pass<'a> {
                 }
                 origin => origin,
             };
-            merge.rules(&profile.rules, target.context.object, &origin)?;
+            merge.patch_containers(&profile.container_patches, target.context.object, &origin)?;
             merge.containers = own;
         }
         if merge.changes > 0 && target.type_.is_pod() {
@@ -418,7 +415,7 @@ impl<'a> Pass<'a> {
 /// The containers that profiles have added so far.
 #[derive(Default)]
 struct Injected {
-    /// Whether any profile has container rules, which depend on the injected containers.
+    /// Whether any profile has container patches, which depend on the injected containers.
     is_wanted: bool,
     /// The pointers of added containers, and whether the platform's profiles added them.
     places: Vec<(Box<str>, bool)>,
@@ -428,7 +425,10 @@ struct Injected {
 
 impl Injected {
     fn wanted_by(profiles: &[Selected<'_>]) -> Self {
-        Self { is_wanted: profiles.iter().any(|selected| !selected.profile.rules.is_empty()), ..Self::default() }
+        Self {
+            is_wanted: profiles.iter().any(|selected| !selected.profile.container_patches.is_empty()),
+            ..Self::default()
+        }
     }
 
     fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_platform: bool) {

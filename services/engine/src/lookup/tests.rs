@@ -32,14 +32,14 @@ fn tape(value: &Json) -> Arc<OwnedTape> {
     Arc::new(OwnedTape::parse(value.to_string()).unwrap())
 }
 
-/// Returns the spec of a profile with one condition.
+/// Returns the spec of a profile with one precondition.
 fn condition(expression: &str) -> Json {
-    json!({"matchConditions": [{"name": "c", "otherwise": "Skip", "expression": expression}]})
+    json!({"preconditions": [{"name": "c", "expression": expression}]})
 }
 
-/// Replaces the conditions in the spec of a profile with one condition.
+/// Replaces the preconditions in the spec of a profile with one precondition.
 fn with_condition(mut spec: Json, expression: &str) -> Json {
-    spec["matchConditions"] = condition(expression)["matchConditions"].clone();
+    spec["preconditions"] = condition(expression)["preconditions"].clone();
     spec
 }
 
@@ -100,7 +100,7 @@ fn decided(spec: Json, object: &Json, looked_up: LookedUp) -> ProfileDecision {
 fn holds(expression: &str, object: &Json, looked_up: LookedUp) -> bool {
     let decision = decided(condition(expression), object, looked_up);
     assert!(
-        matches!(decision.reason, Reason::Injected | Reason::AlreadyInjected | Reason::MatchCondition),
+        matches!(decision.reason, Reason::Injected | Reason::AlreadyInjected | Reason::Precondition),
         "{expression}: {} {:?}",
         decision.reason,
         decision.detail
@@ -285,10 +285,10 @@ fn service_account_is_found_missing_or_failed() {
     assert_eq!((decision.reason, decision.outcome), (Reason::LookupFailed, ProfileOutcome::Skipped));
     assert!(decision.detail.unwrap().contains("no answer in time"));
     let mut strict = condition(expression);
-    strict["onError"] = json!("Deny");
+    strict["failurePolicy"] = json!("Fail");
     assert_eq!(decided(strict, &bare(), failed()).outcome, ProfileOutcome::Denied);
     let unread = condition("object.metadata.generateName == 'x' && serviceAccount.hasValue()");
-    assert_eq!(decided(unread, &bare(), failed()).reason, Reason::MatchCondition, "no expression reads it");
+    assert_eq!(decided(unread, &bare(), failed()).reason, Reason::Precondition, "no expression reads it");
     assert_eq!(decided(condition(expression), &bare(), LookedUp::default()).reason, Reason::LookupFailed);
 }
 

@@ -61,8 +61,8 @@ pub(super) fn check_template(template: &Json, parameters: &[Parameter], diagnost
     true
 }
 
-/// Checks the template of a container rule, a partial container, at `spec.containers[i].template`. Returns false if it
-/// is nested too deeply for further checks.
+/// Checks the template of a container patch, a partial container. Returns false if it is nested too deeply for further
+/// checks.
 pub(super) fn check_container_template(
     path: &str,
     template: &Json,
@@ -78,8 +78,9 @@ pub(super) fn check_container_template(
     };
     check_types(path, template, Root::Container, parameters, diagnostics);
     if fields.contains_key("name") {
-        let diagnostic = Diagnostic::new(format!("{path}.name"), "a rule cannot give a container another name");
-        diagnostics.push(diagnostic.with_help("say under match for which containers it is").of_name());
+        let diagnostic =
+            Diagnostic::new(format!("{path}.name"), "a container patch cannot give a container another name");
+        diagnostics.push(diagnostic.with_help("select containers by match.names of the patch").of_name());
     }
     check_lists(path, fields, diagnostics);
     true
@@ -332,24 +333,42 @@ fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) ->
     object
 }
 
-/// Returns warnings about a valid profile: mounts of volumes that the profile does not add.
+/// Returns warnings about a valid profile: mounts of volumes that the profile does not add, and container patches that
+/// are named like a container of the template but do not select it.
 #[must_use]
 pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     let mut advice = Vec::new();
     let template = spec.template.as_ref().map(value_of).and_then(|template| template.get("spec"));
     let pod = template.map(value_of).and_then(Json::as_object);
+    check_patch_names(spec, pod, &mut advice);
     let Some(volumes) = added_volumes(pod) else { return advice };
-    for list in ["initContainers", "containers"] {
+    for list in CONTAINER_LISTS {
         for container in pod.into_iter().flat_map(|pod| elements("spec.template.spec", pod, list)) {
             check_mounts(&container.path, container.fields, &volumes, &mut advice);
         }
     }
-    for (index, rule) in spec.containers.iter().enumerate() {
-        if let Some(container) = value_of(&rule.template).as_object() {
-            check_mounts(&format!("spec.containers[{index}].template"), container, &volumes, &mut advice);
+    for (index, patch) in spec.container_patches.iter().enumerate() {
+        if let Some(container) = value_of(&patch.template).as_object() {
+            check_mounts(&format!("spec.containerPatches[{index}].template"), container, &volumes, &mut advice);
         }
     }
     advice
+}
+
+/// Warns of container patches without `match` that have the name of an added container. The name selects nothing: such
+/// a patch changes the containers of the pod's author.
+fn check_patch_names(spec: &ProfileSpec, pod: Option<&Map<String, Json>>, advice: &mut Vec<Diagnostic>) {
+    let added =
+        CONTAINER_LISTS.into_iter().flat_map(|list| pod.into_iter().flat_map(move |pod| elements("", pod, list)));
+    let names: HashSet<_> =
+        added.filter_map(|container| container.fields.get("name").map(value_of).and_then(literal)).collect();
+    for (index, patch) in spec.container_patches.iter().enumerate() {
+        if patch.match_.is_none() && names.contains(&patch.name) {
+            let message = format!("{:?} only names the patch, which changes all containers of type App", patch.name);
+            let help = "select containers by match; fields of an added container belong in spec.template.spec";
+            advice.push(Diagnostic::new(format!("spec.containerPatches[{index}].name"), message).with_help(help));
+        }
+    }
 }
 
 /// Returns the names of the volumes that a template adds; `None` if some names come from expressions.
@@ -463,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_template_of_container_rule() {
+    fn checks_template_of_container_patch() {
         let diagnostics = |template: &Json| {
             let mut diagnostics = Vec::new();
             check_container_template("t", template, &[], &mut diagnostics);
@@ -471,7 +490,7 @@ mod tests {
         };
         assert_eq!(diagnostics(&json!({"env": [{"$when": "x", "name": "A", "value": "b"}]})), Vec::<String>::new());
         for (template, expected) in [
-            (json!({"name": "x"}), "t.name: a rule cannot give a container another name"),
+            (json!({"name": "x"}), "t.name: a container patch cannot give a container another name"),
             (json!({"env": [{"value": "b"}]}), "t.env[0]: an element of env needs name"),
             (json!({"volumeMounts": [{"name": "v"}]}), "t.volumeMounts[0]: an element of volumeMounts needs mountPath"),
             (json!({"imge": "x"}), "t.imge: Kubernetes has no field"),
@@ -539,10 +558,23 @@ mod tests {
         );
         assert!(warnings[0].ends_with("(help: did you mean cahce?)"), "{warnings:?}");
         assert!(advice(&mounting("cache", &json!([])))[0].contains("unless the pods have it"));
-        let rule =
-            json!({"containers": [{"name": "r", "template": {"volumeMounts": [{"name": "x", "mountPath": "/x"}]}}]});
-        let warnings = advise(&serde_json::from_value(rule).unwrap());
-        assert_eq!(warnings[0].path, "spec.containers[0].template.volumeMounts[0].name");
+        let patch = json!({"name": "r", "template": {"volumeMounts": [{"name": "x", "mountPath": "/x"}]}});
+        let spec = serde_json::from_value(json!({"containerPatches": [patch]})).unwrap();
+        let warnings = advise(&spec);
+        assert_eq!(warnings[0].path, "spec.containerPatches[0].template.volumeMounts[0].name");
+    }
+
+    #[test]
+    fn warns_of_patch_named_like_added_container() {
+        let warnings = |patch: &Json| {
+            let template = json!({"spec": {"containers": [{"name": "agent", "image": "i"}]}});
+            let spec = serde_json::from_value(json!({"template": template, "containerPatches": [patch]})).unwrap();
+            advise(&spec).into_iter().map(|diagnostic| diagnostic.path).collect::<Vec<_>>()
+        };
+        assert_eq!(warnings(&json!({"name": "agent", "template": {}})), ["spec.containerPatches[0].name"]);
+        assert!(warnings(&json!({"name": "apps", "template": {}})).is_empty());
+        let injected = json!({"name": "agent", "match": {"types": ["Injected"]}, "template": {}});
+        assert!(warnings(&injected).is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! All mistakes are reported, not only the first. A field that this build does not support is a mistake too: a profile
 //! must never take effect in part.
 
-use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec};
+use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
 
@@ -53,7 +53,7 @@ fn compile(name: &ProfileName, flattened: &FlattenedProfile) -> Result<CompiledP
     {
         check_selector(path, selector.as_ref(), &mut diagnostics);
     }
-    let request = spec.request.as_ref().map(|request| request::compile(request, &mut diagnostics));
+    let request = spec.requested_by.as_ref().map(|request| request::compile(request, &mut diagnostics));
     let target = target::compile(name, spec, &mut diagnostics);
     let lookups = compile_lookups(*limits, spec, &mut diagnostics);
 
@@ -64,12 +64,13 @@ fn compile(name: &ProfileName, flattened: &FlattenedProfile) -> Result<CompiledP
     }
     let mut compiler = Compiler::new(scope.clone(), &mut diagnostics);
     let variables = parts::compile_variables(spec, &mut compiler);
-    let conditions = parts::compile_conditions("spec.matchConditions", &spec.match_conditions, &mut compiler);
+    let match_conditions = parts::compile_match_conditions("spec", &spec.match_conditions, &mut compiler);
+    let preconditions = parts::compile_preconditions("spec", &spec.preconditions, &mut compiler);
     let validations = parts::compile_validations(spec, &mut compiler);
     check_has_effect(spec, compiler.diagnostics);
     let template = compile_template(spec, *limits, &target, &mut compiler);
-    check_rules_target(spec, &target, compiler.diagnostics);
-    let rules = parts::compile_rules(spec, &mut compiler);
+    check_patches_target(spec, &target, compiler.diagnostics);
+    let container_patches = parts::compile_container_patches(spec, &mut compiler);
     if !diagnostics.is_empty() {
         return Err(diagnostics);
     }
@@ -83,9 +84,9 @@ fn compile(name: &ProfileName, flattened: &FlattenedProfile) -> Result<CompiledP
         memory: memory(spec) + scope.memory(),
         limits: *limits,
         ancestors: ancestors.as_slice().into(),
-        activation: spec.activation.unwrap_or(match name.namespace {
-            Some(_) => Activation::Always,
-            None => Activation::Requested,
+        activation: spec.activation.unwrap_or(match request {
+            Some(_) => Activation::Requested,
+            None => Activation::Always,
         }),
         request,
         opt_out,
@@ -94,20 +95,21 @@ fn compile(name: &ProfileName, flattened: &FlattenedProfile) -> Result<CompiledP
         object_selector: spec.object_selector.clone(),
         exclusive_group: spec.exclusive_group.as_deref().map(Box::from),
         order: spec.order.unwrap_or(DEFAULT_ORDER),
-        on_error: spec.on_error.unwrap_or(match opt_out {
-            OptOut::Allowed => OnError::Skip,
-            OptOut::Forbidden => OnError::Deny,
+        failure_policy: spec.failure_policy.unwrap_or(match opt_out {
+            OptOut::Allowed => FailurePolicy::Ignore,
+            OptOut::Forbidden => FailurePolicy::Fail,
         }),
         adds_linux_containers: adds_linux_containers(&plain),
         foreign_volumes: foreign_volumes(&plain),
         own_containers: own_containers(&plain),
-        has_template: spec.template.is_some() || !spec.containers.is_empty(),
-        rules,
+        has_template: spec.template.is_some() || !spec.container_patches.is_empty(),
+        container_patches,
         validations,
         target,
         parameters,
         variables,
-        conditions,
+        match_conditions,
+        preconditions,
         lookups,
         needs: Needs::default(),
         template,
@@ -133,9 +135,10 @@ fn needs(profile: &CompiledProfile) -> Needs {
     }
     let mut add = |expression: &Expression| needs.add(expression);
     profile.variables.iter().for_each(|variable| add(&variable.expression));
-    profile.conditions.iter().for_each(|condition| condition.each_expression(&mut add));
+    profile.match_conditions.iter().for_each(|condition| add(&condition.expression));
+    profile.preconditions.iter().for_each(|precondition| precondition.each_expression(&mut add));
     profile.template.iter().for_each(|template| template.each_expression(&mut add));
-    profile.rules.iter().for_each(|rule| rule.each_expression(&mut add));
+    profile.container_patches.iter().for_each(|patch| patch.each_expression(&mut add));
     profile.validations.iter().for_each(|validation| validation.each_expression(&mut add));
     needs
 }
@@ -179,18 +182,18 @@ fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Dia
     lookup::compile(&spec.lookups, diagnostics)
 }
 
-/// Checks that a profile with container rules targets pods.
-fn check_rules_target(spec: &ProfileSpec, target: &Target, diagnostics: &mut Vec<Diagnostic>) {
-    if !target.is_pods() && !spec.containers.is_empty() {
-        let message = "rules for containers are for pods, and the target is not pods";
-        diagnostics.push(Diagnostic::new("spec.containers", message).with_help("leave them out, or the target"));
+/// Checks that a profile with container patches targets pods.
+fn check_patches_target(spec: &ProfileSpec, target: &Target, diagnostics: &mut Vec<Diagnostic>) {
+    if !target.is_pods() && !spec.container_patches.is_empty() {
+        let message = "container patches are for pods, and the target is not pods";
+        diagnostics.push(Diagnostic::new("spec.containerPatches", message).with_help("leave them out, or the target"));
     }
 }
 
 /// Checks that a profile does something, or exists to be extended.
 fn check_has_effect(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
-    let says_nothing = spec.template.is_none() && spec.containers.is_empty() && spec.validations.is_empty();
+    let says_nothing = spec.template.is_none() && spec.container_patches.is_empty() && spec.validations.is_empty();
     let does_nothing = says_nothing && spec.activation != Some(Activation::Never);
     if does_nothing || spec.template.as_ref().is_some_and(is_empty) {
         let diagnostic = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");

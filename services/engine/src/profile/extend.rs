@@ -1,7 +1,7 @@
 //! Profiles that extend others: merges a chain of profiles into one.
 //!
-//! * `merge` merges a child into its parent. Parameters, variables, lookups, conditions, container rules and
-//!   validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
+//! * `merge` merges a child into its parent. Parameters, variables, lookups, conditions,
+//!   preconditions, container patches and validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
 //!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of the
 //!   parent's parameter, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never
 //!   inherited.
@@ -205,7 +205,8 @@ fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
         ("parameters", spec.parameters.len(), MAX_NAMES),
         ("variables", spec.variables.len(), MAX_NAMES),
         ("matchConditions", spec.match_conditions.len(), MAX_PARTS),
-        ("containers", spec.containers.len(), MAX_PARTS),
+        ("preconditions", spec.preconditions.len(), MAX_PARTS),
+        ("containerPatches", spec.container_patches.len(), MAX_PARTS),
         ("validations", spec.validations.len(), MAX_PARTS),
         ("lookups", spec.lookups.len(), MAX_LOOKUPS),
     ] {

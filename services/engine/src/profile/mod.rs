@@ -24,7 +24,7 @@ mod review;
 
 use std::fmt;
 
-use pillion_api::profile::{Activation, OnError, OptOut, ProfileSpec, Rollout};
+use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec, Rollout};
 use pillion_api::revision::RevisionSpec;
 use pillion_api::selector::LabelSelector;
 
@@ -177,19 +177,20 @@ pub struct CompiledProfile {
     pub(crate) object_selector: Option<LabelSelector>,
     pub(crate) exclusive_group: Option<Box<str>>,
     pub(crate) order: i32,
-    pub(crate) on_error: OnError,
+    pub(crate) failure_policy: FailurePolicy,
     pub(crate) parameters: Box<[Parameter]>,
     pub(crate) variables: Box<[Variable]>,
-    pub(crate) conditions: Box<[parts::Condition]>,
+    pub(crate) match_conditions: Box<[parts::MatchCondition]>,
+    pub(crate) preconditions: Box<[parts::Precondition]>,
     pub(crate) template: Option<template::Node>,
-    pub(crate) rules: Box<[parts::ContainerRule]>,
+    pub(crate) container_patches: Box<[parts::ContainerPatch]>,
     /// The literal names of the containers that the profile adds.
     pub(crate) own_containers: Box<[Box<str>]>,
     pub(crate) lookups: Box<[Declared]>,
     pub(crate) needs: Needs,
     pub(crate) validations: Box<[parts::Validation]>,
     pub(crate) target: target::Target,
-    /// Whether the profile has a template or container rules, and not only validations.
+    /// Whether the profile has a template or container patches, and not only validations.
     pub(crate) has_template: bool,
     /// Whether the profile adds containers that are not declared for Windows.
     pub(crate) adds_linux_containers: bool,
@@ -299,7 +300,7 @@ impl CompiledProfile {
         &self.needs
     }
 
-    /// Returns which objects get the profile without a request.
+    /// Returns which objects get the profile.
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation

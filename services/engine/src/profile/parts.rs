@@ -1,10 +1,10 @@
-//! Compiles the named parts of a profile: parameters, variables, conditions, validations, and rules for containers.
+//! Compiles the named parts of a profile: parameters, variables, conditions, validations, and container patches.
 
 use std::collections::HashMap;
 
 use pillion_api::profile::{
-    ContainerRule as RuleText, ContainerType, MatchCondition, Otherwise, ProfileSpec, Validation as ValidationText,
-    ValidationAction,
+    ContainerPatch as PatchText, ContainerType, MatchCondition as MatchConditionText, Precondition as PreconditionText,
+    PreconditionAction, ProfileSpec, Validation as ValidationText, ValidationAction,
 };
 
 use super::Diagnostic;
@@ -34,16 +34,23 @@ const STATUS_REASONS: [(u16, &str); 6] = [
     (409, "Conflict"),
 ];
 
-/// The name under which the expressions of a container rule read the container.
+/// The name under which the expressions of a container patch read the container.
 const CONTAINER: &str = "container";
 
-/// A compiled condition.
+/// A compiled condition that selects objects or containers.
 #[derive(Debug)]
-pub(crate) struct Condition {
+pub(crate) struct MatchCondition {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
-    pub(crate) otherwise: Otherwise,
-    /// The message; if it is `None`, the name of the condition is shown.
+}
+
+/// A compiled precondition.
+#[derive(Debug)]
+pub(crate) struct Precondition {
+    pub(crate) name: Box<str>,
+    pub(crate) expression: Expression,
+    pub(crate) action: PreconditionAction,
+    /// The message; if it is `None`, the name of the precondition is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
 }
 
@@ -62,21 +69,23 @@ pub(crate) struct Validation {
     pub(crate) action: ValidationAction,
 }
 
-/// A compiled rule for existing containers: which containers it matches, and the template that it merges into them.
+/// A compiled container patch: which existing containers it selects, and the template that it merges into them.
 #[derive(Debug)]
-pub(crate) struct ContainerRule {
+pub(crate) struct ContainerPatch {
     pub(crate) name: Box<str>,
     pub(crate) types: Box<[ContainerType]>,
     pub(crate) names: Box<[Box<str>]>,
     /// Image patterns, in which `*` matches any string.
     pub(crate) images: Box<[Box<str>]>,
-    pub(crate) condition: Option<Expression>,
-    pub(crate) conditions: Box<[Condition]>,
+    /// The expression `match.where`.
+    pub(crate) where_: Option<Expression>,
+    pub(crate) match_conditions: Box<[MatchCondition]>,
+    pub(crate) preconditions: Box<[Precondition]>,
     pub(crate) template: Node,
 }
 
-impl Condition {
-    /// Returns the message for a failed condition. If the message is missing, blank or cannot be evaluated, returns the
+impl Precondition {
+    /// Returns the message for a failed precondition. If the message is missing, blank or cannot be evaluated, returns the
     /// name.
     pub(crate) fn failure_message<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
@@ -89,7 +98,7 @@ impl Condition {
         }
     }
 
-    /// Visits all expressions of the condition.
+    /// Visits all expressions of the precondition.
     pub(super) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         see(&self.expression);
         self.message.iter().for_each(|message| message.each_expression(see));
@@ -104,18 +113,19 @@ impl Validation {
     }
 }
 
-impl ContainerRule {
-    /// Whether the rule matches the name and the image of a container.
+impl ContainerPatch {
+    /// Whether the patch matches the name and the image of a container.
     pub(crate) fn names_match(&self, name: &str, image: &str) -> bool {
         (self.names.is_empty() || self.names.iter().any(|wanted| glob(wanted, name)))
             && (self.images.is_empty() || self.images.iter().any(|wanted| glob(wanted, image)))
     }
 
-    /// Visits all expressions of the rule.
+    /// Visits all expressions of the patch.
     pub(super) fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         self.template.each_expression(see);
-        self.conditions.iter().for_each(|condition| condition.each_expression(see));
-        self.condition.iter().for_each(see);
+        self.preconditions.iter().for_each(|precondition| precondition.each_expression(see));
+        self.match_conditions.iter().for_each(|condition| see(&condition.expression));
+        self.where_.iter().for_each(see);
     }
 }
 
@@ -214,23 +224,41 @@ fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Compiles a list of conditions at a field path.
-pub(super) fn compile_conditions(
+/// Compiles the match conditions of the part at `path`.
+pub(super) fn compile_match_conditions(
     path: &str,
-    conditions: &[MatchCondition],
+    conditions: &[MatchConditionText],
     compiler: &mut Compiler<'_>,
-) -> Box<[Condition]> {
+) -> Box<[MatchCondition]> {
     let mut names = HashMap::new();
     let mut result = Vec::with_capacity(conditions.len());
     for (index, condition) in conditions.iter().enumerate() {
-        let path = format!("{path}[{index}]");
+        let path = format!("{path}.matchConditions[{index}]");
         check_name(&path, &condition.name, &mut names, compiler.diagnostics);
-        let message = compile_message(&format!("{path}.message"), condition.message.as_deref(), compiler);
-        let expression = compiler.expression_at(&format!("{path}.expression"), &condition.expression);
+        if let Some(expression) = compiler.expression_at(&format!("{path}.expression"), &condition.expression) {
+            result.push(MatchCondition { name: condition.name.as_str().into(), expression });
+        }
+    }
+    result.into()
+}
+
+/// Compiles the preconditions of the part at `path`.
+pub(super) fn compile_preconditions(
+    path: &str,
+    preconditions: &[PreconditionText],
+    compiler: &mut Compiler<'_>,
+) -> Box<[Precondition]> {
+    let mut names = HashMap::new();
+    let mut result = Vec::with_capacity(preconditions.len());
+    for (index, precondition) in preconditions.iter().enumerate() {
+        let path = format!("{path}.preconditions[{index}]");
+        check_name(&path, &precondition.name, &mut names, compiler.diagnostics);
+        let message = compile_message(&format!("{path}.message"), precondition.message.as_deref(), compiler);
+        let expression = compiler.expression_at(&format!("{path}.expression"), &precondition.expression);
         if let (Some(expression), Ok(message)) = (expression, message) {
-            let name = condition.name.as_str().into();
-            let otherwise = condition.otherwise.unwrap_or(Otherwise::NotMatched);
-            result.push(Condition { name, expression, otherwise, message });
+            let name = precondition.name.as_str().into();
+            let action = precondition.action.unwrap_or(PreconditionAction::Skip);
+            result.push(Precondition { name, expression, action, message });
         }
     }
     result.into()
@@ -317,40 +345,49 @@ fn is_reason(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Compiles the rules of `spec.containers`.
-pub(super) fn compile_rules(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[ContainerRule]> {
+/// Compiles the container patches.
+pub(super) fn compile_container_patches(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[ContainerPatch]> {
     let mut names = HashMap::new();
-    let mut rules = Vec::with_capacity(spec.containers.len());
-    for (index, rule) in spec.containers.iter().enumerate() {
-        let path = format!("spec.containers[{index}]");
-        check_name(&path, &rule.name, &mut names, compiler.diagnostics);
-        rules.extend(compiler.with_locals(&[CONTAINER], |compiler| compile_rule(&path, rule, spec, compiler)));
+    let mut patches = Vec::with_capacity(spec.container_patches.len());
+    for (index, text) in spec.container_patches.iter().enumerate() {
+        let path = format!("spec.containerPatches[{index}]");
+        check_name(&path, &text.name, &mut names, compiler.diagnostics);
+        patches.extend(
+            compiler.with_locals(&[CONTAINER], |compiler| compile_container_patch(&path, text, spec, compiler)),
+        );
     }
-    rules.into()
+    patches.into()
 }
 
-fn compile_rule(path: &str, rule: &RuleText, spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Option<ContainerRule> {
+fn compile_container_patch(
+    path: &str,
+    text: &PatchText,
+    spec: &ProfileSpec,
+    compiler: &mut Compiler<'_>,
+) -> Option<ContainerPatch> {
     let before = compiler.diagnostics.len();
-    let matched = rule.match_.clone().unwrap_or_default();
+    let matched = text.match_.clone().unwrap_or_default();
     let types = if matched.types.is_empty() { vec![ContainerType::App] } else { matched.types };
-    let conditions = compile_conditions(&format!("{path}.matchConditions"), &rule.match_conditions, compiler);
+    let match_conditions = compile_match_conditions(path, &text.match_conditions, compiler);
+    let preconditions = compile_preconditions(path, &text.preconditions, compiler);
     let template_path = format!("{path}.template");
-    let is_usable = is_small(&template_path, &rule.template, compiler.diagnostics)
-        && check_container_template(&template_path, &rule.template, &spec.parameters, compiler.diagnostics);
+    let is_usable = is_small(&template_path, &text.template, compiler.diagnostics)
+        && check_container_template(&template_path, &text.template, &spec.parameters, compiler.diagnostics);
     let where_ = matched.where_.as_deref();
-    let condition = where_.and_then(|source| compiler.expression_at(&format!("{path}.match.where"), source));
+    let where_ = where_.and_then(|source| compiler.expression_at(&format!("{path}.match.where"), source));
     if !is_usable {
         return None;
     }
-    let template = compiler.template(&template_path, &rule.template, Kind::Object("Container"))?;
+    let template = compiler.template(&template_path, &text.template, Kind::Object("Container"))?;
     let boxed = |texts: &[String]| texts.iter().map(|text| Box::from(text.as_str())).collect();
-    (compiler.diagnostics.len() == before).then(|| ContainerRule {
-        name: rule.name.as_str().into(),
+    (compiler.diagnostics.len() == before).then(|| ContainerPatch {
+        name: text.name.as_str().into(),
         types: types.into(),
         names: boxed(&matched.names),
         images: boxed(&matched.images),
-        condition,
-        conditions,
+        where_,
+        match_conditions,
+        preconditions,
         template,
     })
 }

@@ -41,11 +41,11 @@ impl Request {
 /// Compiles a request key. Mistakes go to `diagnostics`.
 pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -> Request {
     if request.annotation.is_none() && request.label.is_none() {
-        diagnostics.push(Diagnostic::new("spec.request", "request needs an annotation or a label"));
+        diagnostics.push(Diagnostic::new("spec.requestedBy", "requestedBy needs an annotation or a label"));
     }
     for (field, key) in [("annotation", &request.annotation), ("label", &request.label)] {
         if let Some(sentence) = key.as_deref().and_then(check_key) {
-            diagnostics.push(Diagnostic::new(format!("spec.request.{field}"), sentence));
+            diagnostics.push(Diagnostic::new(format!("spec.requestedBy.{field}"), sentence));
         }
     }
     let lower = |words: &[String]| words.iter().map(|word| word.trim().to_lowercase().into()).collect();
@@ -65,13 +65,13 @@ pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -
     for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
         for (index, _) in words.iter().enumerate().filter(|(_, word)| word.is_empty() || word.contains(',')) {
             diagnostics.push(
-                Diagnostic::new(format!("spec.request.{field}[{index}]"), "a word is not empty and has no comma")
+                Diagnostic::new(format!("spec.requestedBy.{field}[{index}]"), "a word is not empty and has no comma")
                     .with_help("a comma separates the words of a request"),
             );
         }
     }
     if let Some(word) = compiled.truthy.iter().find(|word| compiled.falsy.contains(word)) {
-        diagnostics.push(Diagnostic::new("spec.request", format!("the word {word:?} is both truthy and falsy")));
+        diagnostics.push(Diagnostic::new("spec.requestedBy", format!("the word {word:?} is both truthy and falsy")));
     }
     compiled
 }
@@ -126,7 +126,7 @@ mod tests {
     use crate::profile::{ProfileName, compile};
 
     fn profile(name: &ProfileName, changes: &Value) -> CompiledProfile {
-        let mut spec = json!({"request": {"annotation": "example.com/inject"},
+        let mut spec = json!({"requestedBy": {"annotation": "example.com/inject"},
                               "template": {"metadata": {"labels": {"a": "b"}}}});
         json_patch::merge(&mut spec, changes);
         compile(name, &serde_json::from_value(spec).unwrap()).unwrap()
@@ -140,12 +140,12 @@ mod tests {
         for (changes, expected) in [
             (json!({}), Some("example.com/inject")),
             (selector("red"), Some("example.com/inject")),
-            (json!({"request": {"annotation": "example.com/other"}}), None),
-            (json!({"request": {"annotation": null, "label": "example.com/inject"}}), None),
-            (json!({"request": {"truthy": ["please"]}}), None),
-            (json!({"request": null}), None),
+            (json!({"requestedBy": {"annotation": "example.com/other"}}), None),
+            (json!({"requestedBy": {"annotation": null, "label": "example.com/inject"}}), None),
+            (json!({"requestedBy": {"truthy": ["please"]}}), None),
+            (json!({"requestedBy": null}), None),
             (json!({"activation": "Never"}), None),
-            (json!({"optOut": "Forbidden", "onError": "Deny"}), None),
+            (json!({"optOut": "Forbidden", "failurePolicy": "Fail"}), None),
         ] {
             assert_eq!(one.contends_with(&profile(&b, &changes)), expected, "{changes}");
             assert_eq!(profile(&b, &changes).contends_with(&one), expected, "{changes}");

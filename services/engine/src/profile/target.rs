@@ -146,7 +146,7 @@ pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut 
         operations: operations.into(),
     };
     if diagnostics.len() == before
-        && (spec.template.is_some() || !spec.containers.is_empty())
+        && (spec.template.is_some() || !spec.container_patches.is_empty())
         && !can_take_template(&target)
     {
         let message = if target.is_pods() {

@@ -129,7 +129,7 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
         description: _,
         extends: _,
         activation: _,
-        request: _,
+        requested_by: _,
         object_selector: _,
         order: _,
         parameters: _,
@@ -138,21 +138,23 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
         opt_out: None,
         namespace_selector: None,
         match_conditions,
+        preconditions,
         exclusive_group: None,
         lookups,
         variables,
         template: None,
-        containers,
+        container_patches,
         validations,
-        on_error: None,
+        failure_policy: None,
     } = spec
     else {
         return false;
     };
     match_conditions.is_empty()
+        && preconditions.is_empty()
         && lookups.is_empty()
         && variables.is_empty()
-        && containers.is_empty()
+        && container_patches.is_empty()
         && validations.is_empty()
 }
 
@@ -168,13 +170,10 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
             None => {}
         }
     }
-    for (index, condition) in own.match_conditions.iter().enumerate() {
-        if inherited.match_conditions.iter().any(|other| other.name == condition.name) {
-            let message = format!("the condition {:?} is the cluster profile's", condition.name);
-            let diagnostic = Diagnostic::new(format!("spec.matchConditions[{index}].name"), message);
-            diagnostics.push(diagnostic.with_help("a namespaced profile adds conditions; give it another name"));
-        }
-    }
+    let conditions = |spec: &ProfileSpec| spec.match_conditions.iter().map(|one| one.name.clone()).collect::<Vec<_>>();
+    check_added("matchConditions", conditions(own), &conditions(inherited), diagnostics);
+    let preconditions = |spec: &ProfileSpec| spec.preconditions.iter().map(|one| one.name.clone()).collect::<Vec<_>>();
+    check_added("preconditions", preconditions(own), &preconditions(inherited), diagnostics);
     if own.opt_out == Some(OptOut::Allowed) && inherited.opt_out == Some(OptOut::Forbidden) {
         let message = "the cluster profile cannot be dropped, and one that extends it neither";
         diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("leave optOut out"));
@@ -183,7 +182,7 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
         let not_inheritable = |what: &str| {
             let message =
                 format!("a namespaced profile that says more than values cannot have the cluster profile's {what}");
-            let help = "leave out what is not extends, parameters, request, activation, objectSelector or order";
+            let help = "leave out what is not extends, parameters, requestedBy, activation, objectSelector or order";
             Diagnostic::new("spec.extends.name", message).with_help(help)
         };
         if !inherited.lookups.is_empty() {
@@ -192,6 +191,15 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
         if inherited.target.is_some() && own.target.is_none() {
             diagnostics.push(not_inheritable("target"));
         }
+    }
+}
+
+/// Checks that the conditions of a namespaced profile, given by name, replace none of the cluster profile's.
+fn check_added(field: &str, own: Vec<String>, inherited: &[String], diagnostics: &mut Vec<Diagnostic>) {
+    for (index, name) in own.into_iter().enumerate().filter(|(_, name)| inherited.contains(name)) {
+        let message = format!("the condition {name:?} is the cluster profile's");
+        let diagnostic = Diagnostic::new(format!("spec.{field}[{index}].name"), message);
+        diagnostics.push(diagnostic.with_help("a namespaced profile adds conditions; give it another name"));
     }
 }
 

@@ -20,7 +20,7 @@ fn container(more: &Json) -> Json {
 #[test]
 fn reports_every_mistake_with_field_path() {
     let spec = json!({
-        "request": {"truthy": ["a,b", "no"]},
+        "requestedBy": {"truthy": ["a,b", "no"]},
         "objectSelector": {"matchExpressions": [{"key": "k", "operator": "In"}]},
         "template": {
             "metadata": {"labels": {"bad key": "x", "n": 1, "pillion.dev/x": "y"}, "name": "x"},
@@ -34,9 +34,9 @@ fn reports_every_mistake_with_field_path() {
     });
     let diagnostics = diagnostics(&ProfileName::cluster("p"), &spec);
     for expected in [
-        "spec.request: request needs an annotation or a label",
-        "spec.request.truthy[0]: a word",
-        "spec.request: the word \"no\" is both",
+        "spec.requestedBy: requestedBy needs an annotation or a label",
+        "spec.requestedBy.truthy[0]: a word",
+        "spec.requestedBy: the word \"no\" is both",
         "spec.objectSelector.matchExpressions[0].values: ",
         "spec.template.metadata.labels[\"bad key\"]: ",
         "spec.template.metadata.labels[\"n\"]: expected a string",

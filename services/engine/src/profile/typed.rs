@@ -20,6 +20,9 @@ const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 pub(super) const DIRECTIVES: [&str; 10] =
     ["$value", "$when", "$forEach", "$as", "$conflict", "$join", "$position", "$each", "$prune", "$sidecar"];
 
+/// Fields of a container patch that are no fields of a container.
+const PATCH_FIELDS: [&str; 4] = ["match", "matchConditions", "preconditions", "template"];
+
 /// The maximum number of fields to list when no field resembles the unknown one.
 const LISTED_FIELDS: usize = 12;
 
@@ -28,7 +31,7 @@ const LISTED_FIELDS: usize = 12;
 pub(super) enum Root {
     /// A pod: the template has metadata and spec.
     Pod,
-    /// An existing container, in `spec.containers[i].template`.
+    /// An existing container, in `spec.containerPatches[i].template`.
     Container,
 }
 
@@ -197,6 +200,11 @@ impl Walk<'_, '_> {
 
     /// Returns help for an unknown field: the field that was probably meant.
     fn meant(&self, of: &'static str, name: &str) -> String {
+        if of == "Container" && PATCH_FIELDS.contains(&name) {
+            let is_patch = self.path.starts_with("spec.containerPatches");
+            let place = if is_patch { "beside template in the container patch" } else { "in spec.containerPatches" };
+            return format!("it belongs {place}, which changes existing containers");
+        }
         let fields = || self.schema.fields(of).map(|(field, _)| field);
         if let Some(same) = fields().find(|field| field.eq_ignore_ascii_case(name)) {
             return format!("did you mean {same}?");

@@ -2,14 +2,14 @@
 //!
 //! A policy of the API server adds a scheduling gate to every pod that is created in a `held` namespace. The gate marks
 //! pods without a decision. So every decision removes the gate in its patch, even if nothing is injected, or a profile
-//! is left out because of its `onError`. The gate stays if there is no response, and on denied pods. Other gates keep
+//! is left out because of its `failurePolicy`. The gate stays if there is no response, and on denied pods. Other gates keep
 //! their place and order.
 //!
 //! Another policy rejects pods of `required` namespaces that have no injection record. If the guardrails set
 //! `recordDecisions`, every decision that allows such a pod writes a record, which is empty if nothing is injected.
 
 use pillion_api::names::{INJECTION_GATE, InjectionLevel};
-use pillion_api::profile::OnError;
+use pillion_api::profile::FailurePolicy;
 
 use super::context::{FoundRecord, ReviewContext, malformed_object};
 use super::{Decided, Endpoint, Facts, InternalError, Observer, Review, Step, validate};
@@ -261,7 +261,7 @@ fn conclude(
     let refusing = profiles.iter().find(|decision| decision.outcome == ProfileOutcome::Denied);
     let too_large = patch.as_ref().and_then(|patch| too_large(object, patch.len()));
     let is_sent = too_large.is_none();
-    let strict = || profiles.iter().any(|decision| decision.profile.on_error == OnError::Deny);
+    let strict = || profiles.iter().any(|decision| decision.profile.failure_policy == FailurePolicy::Fail);
     let has = |outcome| profiles.iter().any(|decision| decision.outcome == outcome);
     let (outcome, reason, detail) = if let Some(decision) = refusing {
         let place = decision.detail.as_deref().unwrap_or_default();

@@ -117,10 +117,10 @@ fn v1beta1_review_gets_v1beta1_response() {
 }
 
 #[test]
-fn denial_by_condition_has_its_message() {
+fn denial_by_precondition_has_its_message() {
     let mut profile = sidecar();
-    profile["matchConditions"] =
-        json!([{"name": "c", "expression": "false", "otherwise": "Deny", "message": "ask the platform team"}]);
+    profile["preconditions"] =
+        json!([{"name": "c", "expression": "false", "action": "Deny", "message": "ask the platform team"}]);
     let refused = inject(&pod(), &[("p", profile)]);
     assert_eq!(refused.answer["response"]["allowed"], false);
     assert!(refused.answer["response"]["status"]["message"].as_str().unwrap().contains("ask the platform team"));
@@ -401,9 +401,9 @@ fn held(object: &Json, profiles: &[(&str, Json)]) -> Result {
     answer(&review_of(object), HELD, &snapshot(profiles), &Facts::default())
 }
 
-fn refusing(on_error: &str) -> Json {
+fn refusing(policy: &str) -> Json {
     let mut spec = sidecar();
-    spec["onError"] = json!(on_error);
+    spec["failurePolicy"] = json!(policy);
     spec["template"]["spec"]["containers"][0]["$conflict"] = json!("Fail");
     spec
 }
@@ -460,12 +460,12 @@ fn removes_gate_without_injection() {
 
 #[test]
 fn skip_removes_gate_and_denial_keeps_it() {
-    let left_out = held(&conflicting(), &[("nginx", refusing("Skip"))]);
+    let left_out = held(&conflicting(), &[("nginx", refusing("Ignore"))]);
     assert_eq!(left_out.decided.decision.outcome, Outcome::Skipped);
     assert_eq!(left_out.object["spec"].get("schedulingGates"), None);
     assert!(left_out.answer["response"]["warnings"][0].as_str().unwrap().contains("was not applied"));
 
-    let refused = held(&conflicting(), &[("nginx", refusing("Deny"))]);
+    let refused = held(&conflicting(), &[("nginx", refusing("Fail"))]);
     assert_eq!(refused.answer["response"]["allowed"], false);
     assert_eq!(refused.answer["response"].get("patch"), None);
 }
@@ -576,7 +576,7 @@ fn only_required_namespaces_get_empty_record() {
     let result = answer(&review_of(&bare), REQUIRED, &snapshot(&[("nginx", optional())]), &Facts::default());
     assert_eq!(result.decided.patch, None, "guardrails do not request records");
     let mut refusing = sidecar();
-    refusing["onError"] = json!("Deny");
+    refusing["failurePolicy"] = json!("Fail");
     refusing["template"]["spec"]["containers"][0]["$conflict"] = json!("Fail");
     let mut conflicting = bare;
     conflicting["spec"]["containers"][0] = json!({"name": "sidecar", "image": "mine:1"});

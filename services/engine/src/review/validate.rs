@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::profile::{OnError, Operation, ValidationAction};
+use pillion_api::profile::{FailurePolicy, Operation, ValidationAction};
 
 use super::context::{ReviewContext, malformed_object};
 use super::{Observer, Step};
@@ -121,7 +121,7 @@ fn check_profile(
                 (outcome_of(validation.action), Reason::ValidationFailed, message)
             }
             Err(error) => (
-                on_error(profile.on_error, validation.action),
+                failure(profile.failure_policy, validation.action),
                 Reason::ExpressionFailed,
                 could_not_evaluate(index, &error),
             ),
@@ -145,10 +145,10 @@ const fn outcome_of(action: ValidationAction) -> ValidationOutcome {
 }
 
 /// Returns the outcome of a validation that cannot be evaluated. The object is denied only if the validation's action
-/// and the profile's `onError` are `Deny`.
-const fn on_error(on_error: OnError, action: ValidationAction) -> ValidationOutcome {
-    match (on_error, action) {
-        (OnError::Deny, ValidationAction::Deny) => ValidationOutcome::Denied,
+/// is `Deny` and the profile's `failurePolicy` is `Fail`.
+const fn failure(policy: FailurePolicy, action: ValidationAction) -> ValidationOutcome {
+    match (policy, action) {
+        (FailurePolicy::Fail, ValidationAction::Deny) => ValidationOutcome::Denied,
         (_, ValidationAction::Audit) => ValidationOutcome::Audited,
         _ => ValidationOutcome::Warned,
     }

@@ -176,7 +176,9 @@ pub(crate) struct Expected {
 /// Whether a profile is open: metadata is not enough to decide whether it matches.
 pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
     let refuses = |on_invalid: Option<OnInvalid>| on_invalid != Some(OnInvalid::Default);
-    !profile.conditions.is_empty() || profile.parameters.iter().any(|parameter| refuses(parameter.on_invalid))
+    !profile.match_conditions.is_empty()
+        || !profile.preconditions.is_empty()
+        || profile.parameters.iter().any(|parameter| refuses(parameter.on_invalid))
 }
 
 /// Selects like [`super::select`], as far as metadata allows. `known` returns whether an open profile matches the

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use pillion_api::names::{INJECT_LABEL, InjectionLevel};
 use pillion_api::parameter::OnInvalid;
-use pillion_api::profile::{Activation, OnError, OptOut, Otherwise};
+use pillion_api::profile::{Activation, FailurePolicy, OptOut, PreconditionAction};
 
 use crate::context::{Arena, EvalContext, Parameters, ProfileBindings};
 use crate::decision::{Notice, ProfileDecision, ProfileOutcome, Reason};
@@ -99,6 +99,7 @@ pub(crate) fn select<'v>(
     let RequestedProfiles { places, dropped, mut notices, denied } =
         request::requested_profiles(candidates, action, level, pod);
     notices.extend(candidates.choice.notices.iter().cloned());
+    let mut earlier = notices.len();
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut profiles: Vec<Selected<'v>> = Vec::with_capacity(places.len());
     for place in places {
@@ -110,9 +111,13 @@ pub(crate) fn select<'v>(
         } else if !object_matches(profile, pod) {
             not_matched(Reason::ObjectSelector)
         } else {
+            let noticed = notices.len();
             match check_conditions(profile, context, arena, &mut notices) {
                 Err(refusal) => Some(refusal),
-                Ok(_) if group_is_taken(profile, &profiles) => not_matched(Reason::ExclusiveGroup),
+                Ok(_) if group_is_taken(profile, &profiles) => {
+                    notices.truncate(noticed);
+                    not_matched(Reason::ExclusiveGroup)
+                }
                 Ok(computed) => {
                     bindings = Some(computed);
                     None
@@ -129,6 +134,16 @@ pub(crate) fn select<'v>(
     }
     give_way(&mut profiles);
     put_in_place(&mut profiles);
+    // A stand-in has the preconditions of its cluster profile, and warns in its stead.
+    let is_extended = |name: &str| {
+        let mut extended = profiles.iter().filter(|selected| selected.decision.reason == Reason::Extended);
+        extended.any(|selected| selected.profile.display_name() == name)
+    };
+    notices.retain(|notice| {
+        let is_earlier = earlier > 0;
+        earlier = earlier.saturating_sub(1);
+        is_earlier || !matches!(notice, Notice::OfProfile { profile, .. } if is_extended(profile))
+    });
     let reason = if opted_out { Reason::OptedOut } else { Reason::NotRequested };
     Selection { profiles, notices, denied, reason }
 }
@@ -214,8 +229,10 @@ fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
         && ancestors.any(|ancestor| *ancestor == *parent.name().name)
 }
 
-/// Returns the bindings of a profile if its conditions hold, otherwise a refusal. The gravest outcome counts, with the
-/// details of all refusals that have it.
+/// Returns the bindings of a profile if its conditions hold, otherwise a refusal.
+///
+/// If any match condition is false, the profile does not match, and nothing else is reported. Otherwise the gravest of
+/// errors, invalid parameters and failed preconditions counts, with the details of all that are as grave.
 fn check_conditions<'v>(
     profile: &'v CompiledProfile,
     context: EvalContext<'v>,
@@ -231,53 +248,55 @@ fn check_conditions<'v>(
     };
     let bindings = ProfileBindings::new(context, parameters, profile.definitions());
     let mut meter = bindings.meter(Purpose::Decide, Meter::EXPRESSION);
+    let failed = |name: &str, error: &EvaluationError| Refusal {
+        outcome: ProfileOutcome::of_failure(profile.failure_policy),
+        reason: lookup::reason_of(error),
+        detail: Some(format!("{name}: {}", error.message()).into()),
+    };
+    let mut unmatched: Vec<&str> = Vec::new();
     let mut refusals: Vec<Refusal> = Vec::new();
-    for condition in &profile.conditions {
-        let refusal = match condition.expression.evaluate_bool(&bindings, &mut meter) {
-            Ok(true) => continue,
-            Ok(false) => Refusal {
-                outcome: match condition.otherwise {
-                    Otherwise::NotMatched => ProfileOutcome::NotMatched,
-                    Otherwise::Skip => ProfileOutcome::Skipped,
-                    Otherwise::Deny => ProfileOutcome::Denied,
-                },
-                reason: Reason::MatchCondition,
-                detail: Some(condition.failure_message(&bindings, &mut meter)),
-            },
+    for condition in &profile.match_conditions {
+        match condition.expression.evaluate_bool(&bindings, &mut meter) {
+            Ok(true) => {}
+            Ok(false) => unmatched.push(&condition.name),
             // The condition reads an invalid parameter, which is reported separately.
-            Err(_) if invalid.is_some() => continue,
-            Err(error) => Refusal {
-                outcome: match profile.on_error {
-                    OnError::Skip => ProfileOutcome::Skipped,
-                    OnError::Deny => ProfileOutcome::Denied,
-                },
-                reason: lookup::reason_of(&error),
-                detail: Some(format!("{}: {}", condition.name, error.message()).into()),
-            },
+            Err(_) if invalid.is_some() => {}
+            Err(error) => refusals.push(failed(&condition.name, &error)),
+        }
+    }
+    if !unmatched.is_empty() {
+        let detail = Some(unmatched.join("; ").into());
+        return Err(Refusal { outcome: ProfileOutcome::NotMatched, reason: Reason::MatchCondition, detail });
+    }
+    notices.append(&mut parameter_notices);
+    // Preconditions are for objects that match, which is unknown if a match condition failed.
+    let preconditions = if refusals.is_empty() { &*profile.preconditions } else { &[] };
+    let mut warnings = Vec::new();
+    for precondition in preconditions {
+        let outcome = match (precondition.expression.evaluate_bool(&bindings, &mut meter), precondition.action) {
+            (Ok(true), _) => continue,
+            (Ok(false), PreconditionAction::Warn) => {
+                let text = precondition.failure_message(&bindings, &mut meter);
+                warnings.push(Notice::OfProfile { profile: profile.display_name().into(), text });
+                continue;
+            }
+            (Ok(false), PreconditionAction::Skip) => ProfileOutcome::Skipped,
+            (Ok(false), PreconditionAction::Deny) => ProfileOutcome::Denied,
+            (Err(_), _) if invalid.is_some() => continue,
+            (Err(error), _) => {
+                refusals.push(failed(&precondition.name, &error));
+                continue;
+            }
         };
-        refusals.push(refusal);
+        let detail = Some(precondition.failure_message(&bindings, &mut meter));
+        refusals.push(Refusal { outcome, reason: Reason::Precondition, detail });
     }
-    if !refusals.iter().any(|refusal| refusal.outcome == ProfileOutcome::NotMatched) {
-        notices.extend(parameter_notices);
-        refusals.extend(invalid);
+    refusals.extend(invalid);
+    if let Some(refusal) = refusals.into_iter().reduce(graver) {
+        return Err(refusal);
     }
-    let gravest = refusals.iter().map(|refusal| gravity(refusal.outcome)).max();
-    refusals.retain(|refusal| Some(gravity(refusal.outcome)) == gravest);
-    let refusal = refusals.into_iter().reduce(|first, next| Refusal {
-        detail: first.detail.zip(next.detail).map(|(first, next)| format!("{first}; {next}").into()),
-        ..first
-    });
-    refusal.map_or(Ok(bindings), Err)
-}
-
-const fn gravity(outcome: ProfileOutcome) -> u8 {
-    match outcome {
-        ProfileOutcome::Applied | ProfileOutcome::Unchanged | ProfileOutcome::Validated => 0,
-        ProfileOutcome::Skipped => 1,
-        // If a profile does not match, other mistakes are not reported.
-        ProfileOutcome::NotMatched => 2,
-        ProfileOutcome::Denied => 3,
-    }
+    notices.append(&mut warnings);
+    Ok(bindings)
 }
 
 /// Resolves the parameters of a profile. Adds warnings about replaced values to `notices`. Also returns a refusal that
@@ -317,7 +336,7 @@ fn resolve_parameters(
             Err(Invalid { message, consequence }) => {
                 let denies = match consequence {
                     Some(consequence) => consequence == OnInvalid::Deny,
-                    None => profile.on_error == OnError::Deny,
+                    None => profile.failure_policy == FailurePolicy::Fail,
                 };
                 let outcome = if denies { ProfileOutcome::Denied } else { ProfileOutcome::Skipped };
                 let reason = Reason::InvalidParameter;

@@ -87,14 +87,14 @@ impl Case {
 }
 
 fn by_key() -> Json {
-    json!({"request": {"annotation": KEY, "label": KEY}})
+    json!({"requestedBy": {"annotation": KEY, "label": KEY}})
 }
 
 #[test]
 fn value_is_truthy_falsy_or_name() {
     let case = Case::new([
-        profile("java", json!({"request": {"annotation": KEY, "values": ["JVM"]}})),
-        profile("python", json!({"request": {"annotation": KEY, "truthy": ["serpent"]}})),
+        profile("java", json!({"requestedBy": {"annotation": KEY, "values": ["JVM"]}})),
+        profile("python", json!({"requestedBy": {"annotation": KEY, "truthy": ["serpent"]}})),
     ]);
     for (value, applied) in [
         ("true", &["java"][..]),
@@ -124,18 +124,18 @@ fn empty_value_declines_or_counts_as_absent() {
         (json!("Absent"), "Always", "", true),
         (json!("Absent"), "Always", "no", false),
     ] {
-        let more = json!({"activation": activation, "request": {"annotation": KEY, "empty": empty}});
+        let more = json!({"activation": activation, "requestedBy": {"annotation": KEY, "empty": empty}});
         let case = Case::new([profile("java", more)]);
         let expected: &[&str] = if applied { &["java"] } else { &[] };
         // If the pod has no value, the namespace requests the profile.
         let case = case.namespace(&[(KEY, "true")]);
         assert_eq!(case.applied(&json!({}), &json!({KEY: value})), expected, "{empty} {activation} {value:?}");
     }
-    let nobody = Case::new([profile("java", json!({"request": {"annotation": KEY, "empty": "Absent"}}))]);
+    let nobody = Case::new([profile("java", json!({"requestedBy": {"annotation": KEY, "empty": "Absent"}}))]);
     assert!(nobody.applied(&json!({}), &json!({KEY: ""})).is_empty());
     // With `empty: Absent`, an empty label is skipped and the pod's annotation decides.
     for (empty, applied) in [("Absent", &["java"][..]), ("Counts", &[])] {
-        let both = json!({"request": {"label": KEY, "annotation": KEY, "empty": empty}});
+        let both = json!({"requestedBy": {"label": KEY, "annotation": KEY, "empty": empty}});
         let case = Case::new([profile("java", both)]);
         assert_eq!(case.applied(&json!({KEY: ""}), &json!({KEY: "true"})), applied, "{empty}");
     }
@@ -148,9 +148,9 @@ fn first_present_key_decides_request() {
         let profile = compile(&name, &serde_json::from_value(spec).unwrap()).unwrap();
         profile.is_asked_for(values.iter().copied())
     };
-    let counts = json!({"request": {"annotation": KEY, "falsy": ["never"]}});
-    let absent = json!({"request": {"annotation": KEY, "empty": "Absent"}});
-    let forced = json!({"request": {"annotation": KEY}, "optOut": "Forbidden"});
+    let counts = json!({"requestedBy": {"annotation": KEY, "falsy": ["never"]}});
+    let absent = json!({"requestedBy": {"annotation": KEY, "empty": "Absent"}});
+    let forced = json!({"requestedBy": {"annotation": KEY}, "optOut": "Forbidden"});
     for (spec, values, expected) in [
         (&counts, &[][..], false),
         (&counts, &["true"], true),
@@ -177,7 +177,7 @@ fn unknown_value_warns_or_denies() {
     assert_eq!(ask(&mild, "ruby").notices, [Notice::UnknownWord { key: KEY.into(), word: "ruby".into() }]);
     assert_eq!(ask(&mild, "false").notices, []);
 
-    let strict = Case::new([profile("java", json!({"request": {"annotation": KEY, "onUnknown": "Deny"}}))]);
+    let strict = Case::new([profile("java", json!({"requestedBy": {"annotation": KEY, "onUnknown": "Deny"}}))]);
     assert_eq!(ask(&strict, "ruby").denied.map(|(reason, _)| reason), Some(Reason::UnknownProfile));
     let required = Case { level: InjectionLevel::Required, ..mild };
     assert_eq!(ask(&required, "ruby").denied.map(|(reason, _)| reason), Some(Reason::UnknownProfile));
@@ -217,12 +217,13 @@ fn label_before_annotation_and_pod_before_namespace() {
 #[test]
 fn names_request_profiles_and_pod_drops_them() {
     const NAMES: &str = "pillion.dev/profiles";
+    let requested = || json!({"activation": "Requested"});
     let case = Case::new([
-        profile("a", json!({})),
-        profile("b", json!({})),
-        profile("forced", json!({"optOut": "Forbidden"})),
-        profile("team-a/own", json!({"activation": "Requested"})),
-        profile("team-b/foreign", json!({})),
+        profile("a", requested()),
+        profile("b", requested()),
+        profile("forced", json!({"activation": "Requested", "optOut": "Forbidden"})),
+        profile("team-a/own", requested()),
+        profile("team-b/foreign", requested()),
     ])
     .namespace(&[(NAMES, "a,forced")]);
     assert_eq!(case.applied(&json!({}), &json!({})), ["a", "forced"]);
@@ -234,14 +235,14 @@ fn names_request_profiles_and_pod_drops_them() {
 
 #[test]
 fn forbidden_opt_out_cannot_be_bypassed() {
-    let forced = || profile("agent", json!({"optOut": "Forbidden", "request": {"annotation": KEY}}));
+    let forced = || profile("agent", json!({"optOut": "Forbidden", "requestedBy": {"annotation": KEY}}));
     // The namespace requests the profile by its key. The pod's value of the key is irrelevant.
     let case = Case::new([forced()]).namespace(&[(KEY, "true")]);
     for value in ["true", "false", "", "bogus"] {
         assert_eq!(case.applied(&json!({}), &json!({KEY: value})), ["agent"], "{value:?}");
     }
     // A tenant cannot replace the profile by one with the same name or the same key.
-    let shadow = || profile("team-a/agent", json!({"activation": "Requested", "request": {"annotation": KEY}}));
+    let shadow = || profile("team-a/agent", json!({"activation": "Requested", "requestedBy": {"annotation": KEY}}));
     for asks in [(KEY, "true"), (KEY, "agent"), ("pillion.dev/profiles", "agent")] {
         let case = Case::new([forced(), shadow()]).namespace(&[asks]);
         assert_eq!(case.applied(&json!({}), &json!({})), ["agent", "team-a/agent"], "{asks:?}");
@@ -262,7 +263,7 @@ fn opt_out_label_drops_optional_profiles() {
 
 #[test]
 fn falsy_value_drops_always_active_profile() {
-    let spec = |opt_out: &str| json!({"activation": "Always", "optOut": opt_out, "request": {"annotation": KEY, "label": KEY}});
+    let spec = |opt_out: &str| json!({"activation": "Always", "optOut": opt_out, "requestedBy": {"annotation": KEY, "label": KEY}});
     let droppable = Case::new([profile("a", spec("Allowed"))]);
     assert_eq!(droppable.applied(&json!({}), &json!({})), ["a"]);
     assert_eq!(droppable.applied(&json!({}), &json!({KEY: "true"})), ["a"]);
@@ -301,21 +302,37 @@ fn exclusive_group_applies_first_matching_profile() {
 }
 
 #[test]
+fn default_activation_depends_on_requested_by() {
+    for scope in ["", "team-a/"] {
+        let always = Case::new([profile(&format!("{scope}p"), json!({}))]);
+        assert_eq!(always.applied(&json!({}), &json!({})), [format!("{scope}p")]);
+        let requested = Case::new([profile(&format!("{scope}p"), by_key())]);
+        assert!(requested.applied(&json!({}), &json!({})).is_empty());
+        assert_eq!(requested.applied(&json!({}), &json!({KEY: "p"})), [format!("{scope}p")]);
+    }
+}
+
+#[test]
 fn never_active_profile_is_not_applied() {
-    let case = Case::new([profile("base", json!({"activation": "Never", "request": {"annotation": KEY}}))]);
+    let case = Case::new([profile("base", json!({"activation": "Never", "requestedBy": {"annotation": KEY}}))]);
     assert_eq!(case.select(&json!({}), &json!({KEY: "base"})).reason, Reason::NoProfile);
 }
 
-/// Returns the outcome of a profile with these conditions.
+/// Returns the outcome of a profile with these match conditions.
 fn conditional(conditions: &Json, labels: &Json) -> (ProfileOutcome, Reason, Option<String>) {
-    let spec = json!({
+    decided(&json!({"matchConditions": conditions}), labels)
+}
+
+/// Returns the outcome of a profile with these fields.
+fn decided(fields: &Json, labels: &Json) -> (ProfileOutcome, Reason, Option<String>) {
+    let mut spec = json!({
         "activation": "Always",
         "variables": [
             {"name": "team", "expression": "object.metadata.labels[?'team'].orValue('nobody')"},
             {"name": "known", "expression": "variables.team in ['red', 'blue']"},
         ],
-        "matchConditions": conditions,
     });
+    json_patch::merge(&mut spec, fields);
     let case = Case::new([profile("p", spec)]).namespace(&[("tier", "gold")]);
     let decision = case.select(labels, &json!({})).profiles.remove(0);
     (decision.outcome, decision.reason, decision.detail.map(Into::into))
@@ -337,25 +354,68 @@ fn conditions_read_object_namespace_and_variables() {
 }
 
 #[test]
-fn failed_condition_returns_its_message() {
-    let labels = json!({});
-    let known = |otherwise: &str| json!({"name": "known", "expression": "variables.known", "otherwise": otherwise, "message": "which team?"});
-    let skip = json!([known("Skip")]);
-    let expected = (ProfileOutcome::Skipped, Reason::MatchCondition, Some("which team?".to_owned()));
-    assert_eq!(conditional(&skip, &labels), expected);
-    let both = json!([known("Skip"), {"name": "second", "expression": "false", "otherwise": "Skip"}]);
-    assert_eq!(conditional(&both, &labels).2.as_deref(), Some("which team?; second"));
-    let silent = json!([known("Skip"), {"name": "second", "expression": "false"}]);
-    assert_eq!(conditional(&silent, &labels).0, ProfileOutcome::NotMatched);
-    let refused = json!([{"name": "second", "expression": "false"}, known("Deny")]);
-    assert_eq!(conditional(&refused, &labels).0, ProfileOutcome::Denied);
+fn failed_precondition_returns_its_message() {
+    let known = |action: &str| json!({"name": "known", "expression": "variables.known", "action": action, "message": "which team?"});
+    let second = || json!({"name": "second", "expression": "false"});
+    let decide = |preconditions: Json| decided(&json!({"preconditions": preconditions}), &json!({}));
+    let reasons = |decision: &(ProfileOutcome, Reason, Option<String>)| (decision.0, decision.1);
+    let skipped = decide(json!([known("Skip")]));
+    assert_eq!(skipped, (ProfileOutcome::Skipped, Reason::Precondition, Some("which team?".to_owned())));
+    let both = decide(json!([known("Skip"), second()]));
+    assert_eq!(both.2.as_deref(), Some("which team?; second"), "the default is Skip");
+    let denied = decide(json!([second(), known("Deny")]));
+    assert_eq!(denied, (ProfileOutcome::Denied, Reason::Precondition, Some("which team?".to_owned())));
+    let error = json!({"name": "wrong", "expression": "object.spec.nothing.here == 1", "action": "Warn"});
+    assert_eq!(reasons(&decide(json!([error]))), (ProfileOutcome::Skipped, Reason::ExpressionFailed));
+    let first = json!([second(), {"name": "wrong", "expression": "object.spec.nothing.here == 1"}]);
+    assert!(decide(first).2.unwrap().starts_with("second; wrong: "));
 }
 
 #[test]
-fn condition_message_may_be_computed() {
+fn preconditions_are_for_matching_objects_only() {
+    let deny = json!([{"name": "never", "expression": "false", "action": "Deny"}]);
+    let decide = |expression: &str| {
+        let conditions = json!([{"name": "c", "expression": expression}]);
+        decided(&json!({"matchConditions": conditions, "preconditions": deny}), &json!({}))
+    };
+    assert_eq!(decide("true").0, ProfileOutcome::Denied);
+    assert_eq!(decide("false"), (ProfileOutcome::NotMatched, Reason::MatchCondition, Some("c".to_owned())));
+    let (outcome, reason, detail) = decide("object.spec.nothing.here == 1");
+    assert_eq!((outcome, reason), (ProfileOutcome::Skipped, Reason::ExpressionFailed));
+    assert!(!detail.unwrap().contains("never"), "it is unknown whether the profile matches");
+    let several = json!([
+        {"name": "wrong", "expression": "object.spec.nothing.here == 1"},
+        {"name": "a", "expression": "false"},
+        {"name": "b", "expression": "false"},
+    ]);
+    let unmatched = (ProfileOutcome::NotMatched, Reason::MatchCondition, Some("a; b".to_owned()));
+    assert_eq!(conditional(&several, &json!({})), unmatched, "an error does not count if another condition is false");
+}
+
+#[test]
+fn warning_precondition_applies_profile() {
+    let spec = |group: &str, order: i32| {
+        let warn = json!([{"name": "w", "expression": "false", "action": "Warn", "message": "${object.metadata.labels.team} is old"}]);
+        json!({"activation": "Always", "order": order, "exclusiveGroup": group, "preconditions": warn})
+    };
+    let select = |groups: [&str; 2]| {
+        let [a, b] = groups;
+        let selection = Case::new([profile("a", spec(a, 1)), profile("b", spec(b, 2))]);
+        let selection = selection.select(&json!({"team": "red"}), &json!({}));
+        let outcomes: Vec<_> = selection.profiles.iter().map(|decision| decision.outcome).collect();
+        (outcomes, selection.notices.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let (applied, left_out) = (ProfileOutcome::Unchanged, ProfileOutcome::NotMatched);
+    let warning = |name: &str| format!("profile {name}: red is old");
+    assert_eq!(select(["one", "two"]), (vec![applied, applied], vec![warning("a"), warning("b")]));
+    assert_eq!(select(["one", "one"]), (vec![applied, left_out], vec![warning("a")]), "only applied profiles warn");
+}
+
+#[test]
+fn precondition_message_may_be_computed() {
     let failure_message = |message: &str, team: &str| {
-        let condition = json!([{"name": "known", "expression": "false", "otherwise": "Deny", "message": message}]);
-        conditional(&condition, &json!({"team": team})).2.unwrap()
+        let precondition = json!([{"name": "known", "expression": "false", "action": "Deny", "message": message}]);
+        decided(&json!({"preconditions": precondition}), &json!({"team": team})).2.unwrap()
     };
     assert_eq!(failure_message("${variables.team} is no team", "green"), "green is no team");
     assert_eq!(failure_message("${variables.team} is no team", "a\nb"), "a b is no team");
@@ -370,7 +430,7 @@ fn condition_message_may_be_computed() {
 fn invalid_parameter_counts_only_for_matching_profile() {
     let spec = json!({
         "activation": "Always",
-        "onError": "Deny",
+        "failurePolicy": "Fail",
         "parameters": [
             {"name": "level", "type": "integer", "default": 5, "annotation": "example.com/level", "sources": ["Pod"]},
             {"name": "port", "type": "integer", "default": 5, "annotation": "example.com/port", "sources": ["Pod"]},
@@ -378,8 +438,10 @@ fn invalid_parameter_counts_only_for_matching_profile() {
         ],
         "matchConditions": [
             {"name": "red", "expression": "object.metadata.labels.team == 'red'"},
-            {"name": "loud", "expression": "params.level > 3", "otherwise": "Skip"},
-            {"name": "small", "expression": "params.size < 9", "otherwise": "Deny", "message": "too large"},
+        ],
+        "preconditions": [
+            {"name": "loud", "expression": "params.level > 3"},
+            {"name": "small", "expression": "params.size < 9", "action": "Deny", "message": "too large"},
         ],
     });
     let select = |team: &str, annotations: &Json| {

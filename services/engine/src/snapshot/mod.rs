@@ -489,7 +489,7 @@ mod tests {
     #[test]
     fn unused_candidates_are_dropped() {
         let keyed =
-            serde_json::json!({"request": {"annotation": "a"}, "template": {"metadata": {"labels": {"x": "y"}}}});
+            serde_json::json!({"requestedBy": {"annotation": "a"}, "template": {"metadata": {"labels": {"x": "y"}}}});
         let name = ProfileName::cluster("keyed");
         let keyed = crate::profile::compile(&name, &serde_json::from_value(keyed).unwrap()).unwrap();
         let mut snapshot = Snapshot::new(ProfileSet::new([Arc::new(keyed)]));

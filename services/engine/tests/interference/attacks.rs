@@ -20,7 +20,7 @@ fn guard() -> Json {
                 "name": "guard", "image": "registry.example.com/guard:1.0", "env": [{"name": "MODE", "value": "enforce"}],
             }]},
         },
-        "containers": [{"name": "proxy", "match": {"types": ["App"]}, "template": {
+        "containerPatches": [{"name": "proxy", "match": {"types": ["App"]}, "template": {
             "env": [{"name": "HTTPS_PROXY", "value": "http://egress-guard:3128", "$conflict": "Replace"}],
         }}],
     })
@@ -77,7 +77,7 @@ fn replacing() -> Json {
                 "env": [{"name": "MODE", "value": "off"}],
             }]},
         },
-        "containers": [{"name": "x", "match": {"types": ["App"]}, "template": {"env": [{"$prune": "item.name == 'HTTPS_PROXY'"}]}}],
+        "containerPatches": [{"name": "x", "match": {"types": ["App"]}, "template": {"env": [{"$prune": "item.name == 'HTTPS_PROXY'"}]}}],
     })
 }
 
@@ -95,7 +95,7 @@ fn child_keeps_protection_of_parent() {
 /// A child is applied in the order of its parent, regardless of its own `order`.
 #[test]
 fn child_is_applied_in_order_of_parent() {
-    let second = json!({"activation": "Always", "order": 200, "containers": [{
+    let second = json!({"activation": "Always", "order": 200, "containerPatches": [{
         "name": "traced", "match": {"types": ["Injected"]}, "template": {"env": [{"name": "TRACE", "value": "on"}]},
     }]});
     let child = json!({"extends": {"name": "guard"}, "order": 900});
@@ -109,7 +109,7 @@ fn child_is_applied_in_order_of_parent() {
 #[test]
 fn skipped_child_lets_parent_apply() {
     let mut named = guard();
-    named["onError"] = json!("Skip");
+    named["failurePolicy"] = json!("Ignore");
     named["parameters"] = json!([{"name": "name", "type": "string", "default": "guard", "annotation": "x/name", "sources": ["Namespace"]}]);
     named["template"]["spec"]["containers"][0]["name"] = json!("${params.name}");
     let child = json!({"extends": {"name": "guard"}, "parameters": [{"name": "name", "default": "web"}]});
@@ -133,8 +133,7 @@ fn child_of_unrequested_profile_changes_nothing_of_others() {
 #[test]
 fn join_adds_no_second_variable_of_a_name() {
     let value = json!({"name": "HTTPS_PROXY", "value": "http://evil:1"});
-    let rule =
-        |template: Json| json!({"containers": [{"name": "o", "match": {"types": ["App"]}, "template": template}]});
+    let rule = |template: Json| json!({"containerPatches": [{"name": "o", "match": {"types": ["App"]}, "template": template}]});
     let mut with_variable = pod();
     with_variable["spec"]["containers"][0]["env"] = json!([{"name": "OWN", "value": "http://evil:1"}]);
     for (object, template, expected) in [
@@ -195,7 +194,7 @@ fn platform_elements_stay_first() {
 #[test]
 fn large_namespaced_profiles_displace_no_platform_profiles() {
     let mut guard = guard();
-    guard["onError"] = json!("Skip");
+    guard["failurePolicy"] = json!("Ignore");
     let fat = |number: usize| {
         let container =
             json!({"name": format!("c{number}"), "image": "registry.example.com/x:1", "args": ["a".repeat(60_000)]});
@@ -218,7 +217,7 @@ fn large_namespaced_profiles_displace_no_platform_profiles() {
 #[test]
 fn child_with_large_value_is_skipped() {
     let mut sized = guard();
-    sized["onError"] = json!("Skip");
+    sized["failurePolicy"] = json!("Ignore");
     sized["parameters"] =
         json!([{"name": "text", "type": "string", "default": "", "annotation": "x/text", "sources": ["Namespace"]}]);
     sized["variables"] =
@@ -238,7 +237,7 @@ fn agent() -> Json {
     json!({
         "activation": "Always", "order": 1, "parameters": [parameter("name", "agent"), parameter("cpu", "4")],
         "template": {"spec": {"containers": [{"name": "${params.name}", "image": "registry.example.com/agent:1"}]}},
-        "containers": [{"name": "limits", "match": {"types": ["App"]}, "template": {
+        "containerPatches": [{"name": "limits", "match": {"types": ["App"]}, "template": {
             "resources": {"limits": {"cpu": "${params.cpu}"}},
         }}],
     })
@@ -249,21 +248,21 @@ fn agent() -> Json {
 #[test]
 fn child_displaces_no_later_cluster_profile() {
     let requests = json!([{"name": "requests", "match": {"types": ["App"]}, "template": {"resources": {"requests": {"cpu": "2"}}}}]);
-    for (on_error, name, value) in
-        [("Skip", "name", "guard"), ("Deny", "name", "guard"), ("Skip", "cpu", "1"), ("Deny", "cpu", "1")]
+    for (policy, name, value) in
+        [("Ignore", "name", "guard"), ("Fail", "name", "guard"), ("Ignore", "cpu", "1"), ("Fail", "cpu", "1")]
     {
         let mut guard = guard();
         guard["order"] = json!(200);
-        guard["onError"] = json!(on_error);
+        guard["failurePolicy"] = json!(policy);
         let more = requests.as_array().unwrap().clone();
-        guard["containers"].as_array_mut().unwrap().extend(more);
+        guard["containerPatches"].as_array_mut().unwrap().extend(more);
         let child = json!({"extends": {"name": "agent"}, "parameters": [{"name": name, "default": value}]});
         let (pod, own) = injected(&pod(), [("agent", agent()), ("guard", guard)], [("a", child)]);
         assert_guarded(&pod);
-        assert_eq!(own, [LEFT_OUT], "{on_error} {name}");
-        assert_eq!(pod["spec"]["containers"][1]["name"], "agent", "{on_error} {name}: {pod}");
+        assert_eq!(own, [LEFT_OUT], "{policy} {name}");
+        assert_eq!(pod["spec"]["containers"][1]["name"], "agent", "{policy} {name}: {pod}");
         let resources = json!({"limits": {"cpu": "4"}, "requests": {"cpu": "2"}});
-        assert_eq!(pod["spec"]["containers"][0]["resources"], resources, "{on_error} {name}");
+        assert_eq!(pod["spec"]["containers"][0]["resources"], resources, "{policy} {name}");
     }
 }
 
@@ -277,7 +276,7 @@ fn confirmed_values_are_protected() {
     containers.push(guard()["template"]["spec"]["containers"][0].clone());
     copied["spec"]["containers"] = json!(containers);
     let label = json!({"template": {"metadata": {"labels": {"guard.example.com/on": {"$value": "false", "$conflict": "Replace"}}}}});
-    let variable = json!({"containers": [{"name": "o", "match": {"types": ["App"]}, "template": {
+    let variable = json!({"containerPatches": [{"name": "o", "match": {"types": ["App"]}, "template": {
         "env": [{"name": "HTTPS_PROXY", "value": "http://evil:1", "$conflict": "Replace"}],
     }}]});
     let container = json!({"template": {"spec": {"containers": [{"name": "guard", "$conflict": "Replace", "image": "registry.example.com/evil:1"}]}}});
@@ -396,7 +395,7 @@ fn platform_mounts_are_not_hidden() {
         json!({
             "activation": "Always",
             "template": {"spec": {"volumes": [{"name": "certs", "configMap": {"name": "certs"}}]}},
-            "containers": [{"name": "m", "match": {"types": ["App"]}, "template": {
+            "containerPatches": [{"name": "m", "match": {"types": ["App"]}, "template": {
                 "volumeMounts": [{"name": "certs", "mountPath": folder}],
             }}],
         })
@@ -406,7 +405,7 @@ fn platform_mounts_are_not_hidden() {
     {
         let mut own = mount(folder);
         own["template"]["spec"]["volumes"][0]["name"] = json!("own");
-        own["containers"][0]["template"]["volumeMounts"][0]["name"] = json!("own");
+        own["containerPatches"][0]["template"]["volumeMounts"][0]["name"] = json!("own");
         let (_, became) = injected(&pod(), [("certs", mount("/etc/certs"))], [("own", own)]);
         assert_eq!(became, [expected], "{folder}");
     }
@@ -417,7 +416,7 @@ fn platform_mounts_are_not_hidden() {
 fn profiles_of_same_name_are_both_requested() {
     let asked = |image: &str| {
         let container = json!({"name": "logger", "image": image});
-        json!({"template": {"spec": {"containers": [container]}}, "request": {"label": "log", "truthy": ["yes"]}})
+        json!({"template": {"spec": {"containers": [container]}}, "requestedBy": {"label": "log", "truthy": ["yes"]}})
     };
     let platform = asked("registry.example.com/logger:1");
     for word in ["yes", "logger"] {
@@ -446,7 +445,7 @@ fn parent_keeps_changes_of_former_child() {
     let mut more = replacing();
     more["extends"] = json!({"name": "guard"});
     more["parameters"] = child["parameters"].clone();
-    more["onError"] = json!("Skip");
+    more["failurePolicy"] = json!("Ignore");
     let unmatched = json!({"extends": {"name": "guard"}, "objectSelector": {"matchLabels": {"go": "n"}}});
     let profiles = |own: Option<&Json>| -> Vec<Arc<CompiledProfile>> {
         let own: Vec<_> = own.map(|own| ("a".to_owned(), own.clone())).into_iter().collect();

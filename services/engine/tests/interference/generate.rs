@@ -206,7 +206,7 @@ impl Maker<'_, '_> {
     }
 
     fn profile(&mut self, name: &str) -> Json {
-        let mut profile = json!({"activation": "Always", "onError": "Skip"});
+        let mut profile = json!({"activation": "Always", "failurePolicy": "Ignore"});
         match self.kind {
             Kind::Pod => self.text(&mut profile),
             Kind::ConfigMap => {
@@ -228,6 +228,9 @@ impl Maker<'_, '_> {
             let condition = format!("!object.metadata.labels.exists(l, l == '{}')", self.choices.pick(&KEYS));
             profile["matchConditions"] = json!([{"name": "c", "expression": condition}]);
         }
+        if self.choices.one_in(8) {
+            profile["preconditions"] = self.preconditions();
+        }
         let value = json!({"name": "value", "type": "string", "default": "platform", "annotation": parameter_key(name), "sources": ["Namespace"]});
         profile["parameters"] = json!([value]);
         profile["order"] = json!([100, 1, 200][self.choices.below(3)]);
@@ -239,12 +242,18 @@ impl Maker<'_, '_> {
             6 => {
                 profile["activation"] = json!("Requested");
                 profile["optOut"] = json!("Forbidden");
-                profile["request"] = json!({"label": "go", "truthy": ["yes"], "values": ["y"]});
+                profile["requestedBy"] = json!({"label": "go", "truthy": ["yes"], "values": ["y"]});
             }
             7 => profile["optOut"] = json!("Forbidden"),
             _ => {}
         }
         profile
+    }
+
+    fn preconditions(&mut self) -> Json {
+        let expression = format!("!object.metadata.labels.exists(l, l == '{}')", self.choices.pick(&KEYS));
+        let action = self.choices.pick(&["Skip", "Warn"]);
+        json!([{"name": "p", "expression": expression, "action": action}])
     }
 
     fn namespaced(&mut self) -> Json {
@@ -262,20 +271,23 @@ impl Maker<'_, '_> {
             }
         }
         if !extends || self.kind == Kind::Pod && self.choices.one_in(3) {
-            profile["onError"] = json!("Skip");
+            profile["failurePolicy"] = json!("Ignore");
             self.text(&mut profile);
             if self.choices.one_in(6) {
                 profile["exclusiveGroup"] = json!("g");
             }
             if self.choices.one_in(8) {
-                profile["request"] = json!({"label": "go", "truthy": ["y"]});
+                profile["requestedBy"] = json!({"label": "go", "truthy": ["y"]});
+            }
+            if self.choices.one_in(8) {
+                profile["preconditions"] = self.preconditions();
             }
         }
         profile["order"] = json!([100, -5, 300][self.choices.below(3)]);
         profile
     }
 
-    /// Generates the template and the container rules of a profile.
+    /// Generates the template and the container patches of a profile.
     fn text(&mut self, profile: &mut Json) {
         let mut template = json!({});
         for map in ["labels", "annotations"] {
@@ -295,10 +307,15 @@ impl Maker<'_, '_> {
             let mut container = json!({});
             self.fill(&mut container);
             let types = self.choices.pick(&["App", "Init", "Injected"]);
-            let name = self.choices.pick(&["rule", "other"]);
-            profile["containers"] = json!([{"name": name, "match": {"types": [types]}, "template": container}]);
+            let name = self.choices.pick(&["patch", "other"]);
+            profile["containerPatches"] = json!([{"name": name, "match": {"types": [types]}, "template": container}]);
+            if self.choices.one_in(8) {
+                let condition = json!([{"name": "c", "expression": "container.name != 'app'"}]);
+                let field = self.choices.pick(&["matchConditions", "preconditions"]);
+                profile["containerPatches"][0][field] = condition;
+            }
         }
-        if template == json!({}) && profile.get("containers").is_none() {
+        if template == json!({}) && profile.get("containerPatches").is_none() {
             template = json!({"metadata": {"labels": self.entries()}});
         }
         if template != json!({}) {

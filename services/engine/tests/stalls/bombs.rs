@@ -4,8 +4,8 @@
 use serde_json::{Value as Json, json};
 
 use crate::stalls::{
-    Bomb, DONE, EITHER, TOO_LARGE, TOO_MUCH, added, annotated, env, many, numbers, pod, rule, small, template,
-    variables, with_list, with_variables,
+    Bomb, DONE, EITHER, TOO_LARGE, TOO_MUCH, added, annotated, container_patch, env, many, numbers, pod, small,
+    template, variables, with_list, with_variables,
 };
 
 #[expect(clippy::too_many_lines, reason = "a table")]
@@ -162,13 +162,13 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
         ),
         bomb(
             "JSON of the pod in each of 100 containers",
-            rule(json!({"types": ["App"]}), json!({"env": [{"name": "POD", "value": "${toJson(object)}"}]})),
+            container_patch(json!({"types": ["App"]}), json!({"env": [{"name": "POD", "value": "${toJson(object)}"}]})),
             many(100),
             EITHER,
         ),
         bomb(
             "regular expressions over long strings",
-            rule(
+            container_patch(
                 json!({"types": ["App"], "where": "object.metadata.annotations['example.com/x'].matches('(x+x+)+y')"}),
                 json!({"tty": true}),
             ),
@@ -181,7 +181,7 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
         ),
         bomb(
             "a thousand computed regular expressions",
-            rule(
+            container_patch(
                 json!({"types": ["App"], "where": "container.name.matches('(' + container.name + '{1,50}){1,50}')"}),
                 json!({"tty": true}),
             ),
@@ -233,7 +233,10 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
         ),
         bomb(
             "a join of two long lists of arguments",
-            with_list(rule(json!({"types": ["App"]}), json!({"args": {"$value": "${params.list}", "$join": {}}}))),
+            with_list(container_patch(
+                json!({"types": ["App"]}),
+                json!({"args": {"$value": "${params.list}", "$join": {}}}),
+            )),
             annotated(
                 pod(
                     json!({"containers": [{"name": "app", "args": (0..100_000).map(|n| n.to_string()).collect::<Vec<_>>()}]}),
@@ -273,21 +276,21 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
             EITHER,
         ),
         bomb(
-            "5,000 containers and a rule that reads all of them",
-            rule(json!({"types": ["App"], "where": "containers.size() > 0"}), json!({"tty": true})),
+            "5,000 containers and a container patch that reads all of them",
+            container_patch(json!({"types": ["App"], "where": "containers.size() > 0"}), json!({"tty": true})),
             many(5_000),
             EITHER,
         ),
         bomb(
-            "10,000 containers and a rule",
-            rule(json!({"types": ["App"]}), json!({"env": [{"name": "B", "value": "x"}]})),
+            "10,000 containers and a container patch",
+            container_patch(json!({"types": ["App"]}), json!({"env": [{"name": "B", "value": "x"}]})),
             many(10_000),
             EITHER,
         ),
         bomb(
-            "10,000 containers and a rule that reads the primary container, the overlays and the namespace",
+            "10,000 containers and a container patch that reads the primary container, the overlays and the namespace",
             with_variables(
-                rule(
+                container_patch(
                     json!({"types": ["App"], "where": "primary.name != '' && overlays.size() == 0 && variables.local"}),
                     json!({"tty": true}),
                 ),

@@ -340,7 +340,8 @@ impl Judging<'_> {
                 continue;
             }
             let mut code = profiles::code(decision.reason);
-            if decision.reason == Reason::MatchCondition && self.is_for_want_of_a_network(&decision.profile) {
+            let is_condition = matches!(decision.reason, Reason::MatchCondition | Reason::Precondition);
+            if is_condition && self.is_for_want_of_a_network(&decision.profile) {
                 code = Some(Code::HostNetwork);
             }
             let Some(code) = code.filter(|code| *code != Code::OptedOut || !self.has(Code::OptedOut)) else { continue };

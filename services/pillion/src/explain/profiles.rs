@@ -191,6 +191,7 @@ pub(crate) fn code(reason: Reason) -> Option<Code> {
         Reason::Ambiguous => Code::AmbiguousRequest,
         Reason::UnknownProfile => Code::UnknownProfile,
         Reason::MatchCondition => Code::MatchCondition,
+        Reason::Precondition => Code::Precondition,
         Reason::InvalidParameter => Code::InvalidParameter,
         Reason::ExpressionFailed => Code::ExpressionFailed,
         Reason::LookupFailed => Code::LookupFailed,
@@ -330,7 +331,7 @@ fn is_named(name: &str, pod: &Value, namespace: &NamespaceFacts) -> bool {
 pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let spec = stored.spec();
     let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
-    let keys: Vec<_> = ["/request/label", "/request/annotation"].into_iter().filter_map(text).collect();
+    let keys: Vec<_> = ["/requestedBy/label", "/requestedBy/annotation"].into_iter().filter_map(text).collect();
     // Only a compiled profile tells which values are requests, so any value counts.
     applies_to_all(spec, pod, namespace)
         || !values_of(&keys, pod, namespace).is_empty()
@@ -341,9 +342,12 @@ pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts)
 fn applies_to_all(spec: &Value, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let of_pod = |key: &str| pod.pointer("/metadata/labels")?.get(key)?.as_str();
     let of_namespace = |key: &str| namespace.labels.get(key).map(String::as_str);
-    spec.get("activation").and_then(Value::as_str) == Some("Always")
-        && selects(spec.get("namespaceSelector"), of_namespace)
-        && selects(spec.get("objectSelector"), of_pod)
+    let is_always = match spec.get("activation").and_then(Value::as_str) {
+        Some(activation) => activation == "Always",
+        // The default is Requested for a profile with `requestedBy`, which may be inherited.
+        None => spec.get("requestedBy").is_none() && spec.get("extends").is_none(),
+    };
+    is_always && selects(spec.get("namespaceSelector"), of_namespace) && selects(spec.get("objectSelector"), of_pod)
 }
 
 /// Whether a selector, as JSON, matches these labels. A missing or invalid selector matches.
@@ -405,7 +409,7 @@ mod tests {
     fn empty_or_falsy_value_requests_no_profile() {
         const KEY: &str = "example.com/inject";
         let excluded = |empty: &str, on_pod: &str, on_namespace: &str| {
-            let spec = json!({"request": {"annotation": KEY, "empty": empty}, "template": {"metadata": {"labels": {"a": "b"}}}});
+            let spec = json!({"requestedBy": {"annotation": KEY, "empty": empty}, "template": {"metadata": {"labels": {"a": "b"}}}});
             let spec = serde_json::from_value(spec).unwrap();
             let profile = Arc::new(compile(&ProfileName::cluster("agent"), &spec).unwrap());
             let considered = Considered { profile, standing: Standing::NamespaceSelector, parameters: Vec::new() };
@@ -436,7 +440,8 @@ mod tests {
         ));
         assert!(!is_for(json!({"activation": "Always", "namespaceSelector": env("dev")})));
         assert!(!is_for(json!({"activation": "Always", "objectSelector": tier("db")})));
-        assert!(!is_for(json!({"activation": "Requested"})) && !is_for(json!({})));
+        assert!(!is_for(json!({"activation": "Requested"})) && is_for(json!({})));
+        assert!(!is_for(json!({"requestedBy": {"label": "a"}})) && !is_for(json!({"extends": {"name": "a"}})));
         // An invalid selector counts as matching.
         assert!(is_for(json!({"activation": "Always", "objectSelector": {"matchLabels": 7}})));
     }

@@ -60,11 +60,11 @@ fn logger() -> (&'static str, Value) {
 }
 
 fn guarded() -> (&'static str, Value) {
-    let condition = json!({"name": "host-network", "otherwise": "Skip", "message": "no host network",
+    let condition = json!({"name": "host-network", "message": "no host network",
         "expression": "!object.spec.?hostNetwork.orValue(false)"});
     (
         "guarded",
-        json!({"activation": "Always", "matchConditions": [condition],
+        json!({"activation": "Always", "preconditions": [condition],
         "template": {"metadata": {"annotations": {"example.com/a": "1"}}}}),
     )
 }

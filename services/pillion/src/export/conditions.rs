@@ -56,12 +56,12 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
             return Err(LeftOut::new("spec.activation", "it is Never: the profile is only there to be extended"));
         }
         Activation::Always => {
-            if let Some(key) = spec.request.as_ref().filter(|_| !is_forced) {
+            if let Some(key) = spec.requested_by.as_ref().filter(|_| !is_forced) {
                 add("not-declined", not_declined(key, place));
             }
         }
         Activation::Requested => {
-            if let Some(key) = &spec.request {
+            if let Some(key) = &spec.requested_by {
                 check_key(key, rival)?;
                 ways.extend(by_key(key, place, &names, is_forced));
             }
@@ -74,14 +74,14 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
 fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), LeftOut> {
     if let Some(rival) = rival {
         let why = format!("{rival} has the same key, and which of the two a truthy word means is for both to say");
-        return Err(LeftOut::new("spec.request", why));
+        return Err(LeftOut::new("spec.requestedBy", why));
     }
     if key.on_unknown == Some(OnUnknown::Deny) {
-        return Err(LeftOut::new("spec.request.onUnknown", "which words are unknown depends on all profiles"));
+        return Err(LeftOut::new("spec.requestedBy.onUnknown", "which words are unknown depends on all profiles"));
     }
     let words = key.values.iter().chain(key.truthy.iter().flatten()).chain(key.falsy.iter().flatten());
     if let Some(word) = words.into_iter().find(|word| !word.is_ascii()) {
-        return Err(LeftOut::new("spec.request", format!("the API server compares {word:?} by its capitals")));
+        return Err(LeftOut::new("spec.requestedBy", format!("the API server compares {word:?} by its capitals")));
     }
     Ok(())
 }

@@ -3,7 +3,9 @@
 
 use pillion_api::ProfileSpec;
 use pillion_api::names::GROUP;
-use pillion_api::profile::{OnError, Operation, OptOut, Otherwise, Target, Validation, ValidationAction};
+use pillion_api::profile::{
+    FailurePolicy, Operation, OptOut, PreconditionAction, Target, Validation, ValidationAction,
+};
 use serde_json::{Map, Value, json};
 
 use super::conditions::{self, Condition, Expressions, Message, Used, quoted};
@@ -54,8 +56,9 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
             None
         }
     };
-    if !profile.spec.containers.is_empty() {
-        left_out.push(LeftOut::new("spec.containers", "Kubernetes' own policies have no rules for each container"));
+    if !profile.spec.container_patches.is_empty() {
+        let why = "Kubernetes' own policies have no patches for each container";
+        left_out.push(LeftOut::new("spec.containerPatches", why));
     }
     if profile.spec.validations.is_empty() && additions.is_none() {
         return Exported { objects: Vec::new(), left_out };
@@ -121,17 +124,19 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
         let why = "the API server reads no annotations as parameters, and a wrong value is to be told";
         return Err(LeftOut::new(format!("spec.parameters[{index}]"), why));
     }
+    if let Some(precondition) = spec.preconditions.first() {
+        let why = match precondition.action.unwrap_or(PreconditionAction::Skip) {
+            PreconditionAction::Warn | PreconditionAction::Skip => "it warns, and a condition of a policy cannot",
+            PreconditionAction::Deny => "it rejects objects, and a condition of a policy cannot; a validation can",
+        };
+        return Err(LeftOut::new("spec.preconditions[0]", why));
+    }
     let (mut guards, mut conditions): (Vec<_>, Vec<_>) = conditions::conditions(profile)?
         .into_iter()
         .partition(|condition| condition.expression.contains("namespaceObject"));
     let mut used = Used::new();
     for (index, condition) in spec.match_conditions.iter().enumerate() {
         let path = format!("spec.matchConditions[{index}]");
-        match condition.otherwise.unwrap_or(Otherwise::NotMatched) {
-            Otherwise::NotMatched => {}
-            Otherwise::Skip => return Err(LeftOut::new(path, "otherwise: Skip warns, and a condition there cannot")),
-            Otherwise::Deny => return Err(LeftOut::new(path, "otherwise: Deny refuses, and a condition there cannot")),
-        }
         let needed = expressions.check(&condition.expression).map_err(|why| LeftOut::new(&path, why))?;
         let name = if is_name(&condition.name) { condition.name.clone() } else { format!("condition-{index}") };
         let own = Condition { name, expression: condition.expression.trim().to_owned() };
@@ -302,7 +307,7 @@ fn base(
         set(&mut constraints, "objectSelector", serde_json::to_value(selector)?);
     }
     let mut policy = json!({
-        "failurePolicy": if denies_on_error(spec) { "Fail" } else { "Ignore" },
+        "failurePolicy": if fails_on_error(spec) { "Fail" } else { "Ignore" },
         "matchConstraints": constraints,
     });
     if !common.conditions.is_empty() {
@@ -322,9 +327,9 @@ fn base(
     Ok(policy)
 }
 
-fn denies_on_error(spec: &ProfileSpec) -> bool {
-    match spec.on_error {
-        Some(on_error) => on_error == OnError::Deny,
+fn fails_on_error(spec: &ProfileSpec) -> bool {
+    match spec.failure_policy {
+        Some(policy) => policy == FailurePolicy::Fail,
         None => spec.opt_out == Some(OptOut::Forbidden),
     }
 }

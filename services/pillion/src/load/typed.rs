@@ -92,7 +92,9 @@ impl Complaint {
             _ => (None, path.to_owned()),
         };
         let span = span.unwrap_or_else(|| root.place(&path));
-        Problem::at(source, span, self.message()).of_field(joined(above, &path)).with_help(self.help())
+        let path = joined(above, &path);
+        let help = misplaced(&path).or_else(|| self.help());
+        Problem::at(source, span, self.message()).of_field(path).with_help(help)
     }
 
     fn message(&self) -> String {
@@ -131,6 +133,33 @@ impl Complaint {
         }
     }
 }
+
+/// Returns where an unknown field of a profile belongs; `None` if the field is misspelled or unknown everywhere.
+fn misplaced(path: &str) -> Option<String> {
+    let (parent, name) = path.rsplit_once('.')?;
+    let list = parent.strip_suffix(']').and_then(|parent| parent.rsplit_once('[')).map(|(list, _)| list);
+    Some(match (list.unwrap_or(parent), name) {
+        ("spec", "containers") => "did you mean `containerPatches` (changes existing containers) or \
+                                   `template.spec.containers` (adds containers)?"
+            .to_owned(),
+        ("spec", "initContainers" | "volumes") => format!("did you mean `template.spec.{name}`?"),
+        ("spec", "request") => "did you mean `requestedBy`?".to_owned(),
+        ("spec", "onError") => "did you mean `failurePolicy`, `Ignore` or `Fail`?".to_owned(),
+        (list, "otherwise" | "message" | "action") if list.ends_with(".matchConditions") => {
+            "a match condition only selects: what warns, skips or denies belongs in `preconditions`".to_owned()
+        }
+        ("spec.containerPatches", "types" | "names" | "images" | "where") => format!("did you mean `match.{name}`?"),
+        ("spec.containerPatches", name) if meant(name, PATCH_FIELDS).is_none() => {
+            format!(
+                "`{name}` belongs in `template` of the patch, or, to add a container, in spec.template.spec.containers"
+            )
+        }
+        _ => return None,
+    })
+}
+
+/// The fields of a container patch.
+const PATCH_FIELDS: [&str; 5] = ["name", "match", "matchConditions", "preconditions", "template"];
 
 /// Returns serde's description of an expected type in words for authors of profiles.
 fn plain(expected: &str) -> &str {
@@ -238,15 +267,40 @@ mod tests {
         for (text, line) in [
             ("order: 1\ntempalte: {}\n", "p.yaml:2:1: unknown field `tempalte` (did you mean `template`?)"),
             ("matchcondition: []\n", "p.yaml:1:1: unknown field `matchcondition` (did you mean `matchConditions`?)"),
-            ("request:\n  anotation: x\n", "p.yaml:2:3: unknown field `anotation` (did you mean `annotation`?)"),
+            ("requestedBy:\n  anotation: x\n", "p.yaml:2:3: unknown field `anotation` (did you mean `annotation`?)"),
             ("ordr: 1\n", "p.yaml:1:1: unknown field `ordr` (did you mean `order`?)"),
             ("extends: {nam: x}\n", "p.yaml:1:11: unknown field `nam` (did you mean `name`?)"),
             (
-                "containers:\n- name: a\n  template: {}\n- name: b\n  tmplate: {}\n",
+                "containerPatches:\n- name: a\n  template: {}\n- name: b\n  tmplate: {}\n",
                 "p.yaml:5:3: unknown field `tmplate` (did you mean `template`?)",
             ),
         ] {
             assert_eq!(problem(text).to_string(), line);
+        }
+    }
+
+    #[test]
+    fn misplaced_fields_get_their_place() {
+        let template =
+            "`env` belongs in `template` of the patch, or, to add a container, in spec.template.spec.containers";
+        for (text, help) in [
+            (
+                "containers: []\n",
+                "did you mean `containerPatches` (changes existing containers) or `template.spec.containers` (adds containers)?",
+            ),
+            ("volumes: []\n", "did you mean `template.spec.volumes`?"),
+            ("containerPatches:\n- name: a\n  env: []\n", template),
+            ("containerPatches:\n- name: a\n  names: [a]\n", "did you mean `match.names`?"),
+            ("containerPatches:\n- name: a\n  mtach: {}\n", "did you mean `match`?"),
+            ("request: {annotation: a}\n", "did you mean `requestedBy`?"),
+            ("onError: Deny\n", "did you mean `failurePolicy`, `Ignore` or `Fail`?"),
+            (
+                "matchConditions:\n- {name: a, expression: 'true', otherwise: Deny}\n",
+                "a match condition only selects: what warns, skips or denies belongs in `preconditions`",
+            ),
+        ] {
+            let found = problem(text).to_string();
+            assert!(found.contains("unknown field") && found.ends_with(&format!("({help})")), "{text}: {found}");
         }
     }
 
@@ -267,8 +321,8 @@ mod tests {
             ("order: 5000000000\n", "p.yaml:1:8: spec.order: expected a whole number, found integer `5000000000`"),
             ("extends: {}\n", "p.yaml:1:1: spec.extends: the field `name` is missing"),
             (
-                "request:\n  truthy: [yes, \"on\"]\n",
-                "p.yaml:2:12: spec.request.truthy[0]: expected a string, found boolean `true` \
+                "requestedBy:\n  truthy: [yes, \"on\"]\n",
+                "p.yaml:2:12: spec.requestedBy.truthy[0]: expected a string, found boolean `true` \
                  (put it in quotes, so that YAML takes it for text)",
             ),
         ] {

@@ -190,8 +190,9 @@ mod tests {
 
     #[test]
     fn sample_pod_requests_first_available_profile() {
-        let other = json!({"objectSelector": {"matchLabels": {"app": "other"}}});
-        let snapshot = snapshot([profile(None, "a", &other), profile(None, "b", &json!({}))]);
+        let other = json!({"activation": "Requested", "objectSelector": {"matchLabels": {"app": "other"}}});
+        let requested = json!({"activation": "Requested"});
+        let snapshot = snapshot([profile(None, "a", &other), profile(None, "b", &requested)]);
         let sample = Sample::find(&snapshot, &["out", "shop"].into_iter());
         assert!(sample.injected);
         assert_eq!(&*sample.namespace, "shop");

@@ -62,7 +62,7 @@ fn profile(number: usize) -> Json {
     json!({
         "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": name},
         "spec": {
-            "request": {"annotation": format!("sidecars.example.com/{name}")},
+            "requestedBy": {"annotation": format!("sidecars.example.com/{name}")},
             "namespaceSelector": {"matchLabels": {"platform.example.com/team": format!("team-{:03}", number % 400)}},
             "matchConditions": [{"name": "not-a-job", "expression":
                 "!object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Job')"}],

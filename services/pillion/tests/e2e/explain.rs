@@ -24,14 +24,16 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: guarded}
 spec:
-  matchConditions:
-  - {name: host-network, otherwise: Skip, message: uses the host's network, expression: "!object.spec.?hostNetwork.orValue(false)"}
+  activation: Requested
+  preconditions:
+  - {name: host-network, message: uses the host's network, expression: "!object.spec.?hostNetwork.orValue(false)"}
   template: {metadata: {annotations: {example.com/guarded: "1"}}}
 ---
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: single}
 spec:
+  activation: Requested
   matchConditions: [{name: one-container, expression: "object.spec.containers.size() == 1"}]
   template: {metadata: {annotations: {example.com/single: "1"}}}
 ---
@@ -39,6 +41,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: failing}
 spec:
+  activation: Requested
   matchConditions: [{name: team, expression: "object.metadata.labels['team'] == 'a'"}]
   template: {metadata: {annotations: {example.com/failing: "1"}}}
 ---
@@ -46,6 +49,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: limited}
 spec:
+  activation: Requested
   parameters:
   - {name: port, type: integer, minimum: 1024, default: 9000, annotation: example.com/port, sources: [Pod]}
   template: {metadata: {annotations: {example.com/limited: "${string(params.port)}"}}}
@@ -54,6 +58,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: selective}
 spec:
+  activation: Requested
   objectSelector: {matchLabels: {tier: web}}
   template: {metadata: {annotations: {example.com/selective: "1"}}}
 ---
@@ -61,6 +66,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: regional}
 spec:
+  activation: Requested
   namespaceSelector: {matchLabels: {region: eu}}
   template: {metadata: {annotations: {example.com/regional: "1"}}}
 "#;
@@ -71,6 +77,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: broken}
 spec:
+  activation: Requested
   matchConditions: [{name: wrong, expression: "object.spec.containers.size( == 1"}]
   template: {metadata: {annotations: {example.com/broken: "1"}}}
 "#;

@@ -238,7 +238,7 @@ fn additions() -> Vec<(&'static str, Json)> {
         (
             "asked",
             json!({
-                "target": maps, "request": {"annotation": "example.com/add", "label": "example.com/add"},
+                "target": maps, "requestedBy": {"annotation": "example.com/add", "label": "example.com/add"},
                 "template": {"metadata": {"annotations": {"asked": "yes"}}},
                 "matchConditions": [{"name": "c", "expression": "object.metadata.name != 'never'"}],
             }),

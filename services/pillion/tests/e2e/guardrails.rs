@@ -108,7 +108,7 @@ fn secrets() -> Vec<(Json, &'static str)> {
             "the variable harmless",
         ),
         (
-            json!({"containers": [{"name": "all", "template": {"env": [{"name": "VAULT_TOKEN", "value": "s.abcdef"}]}}]}),
+            json!({"containerPatches": [{"name": "all", "template": {"env": [{"name": "VAULT_TOKEN", "value": "s.abcdef"}]}}]}),
             "VAULT_TOKEN",
         ),
         (json!({"template": {"metadata": {"annotations": {"a": pem}}}}), "stands in the annotations"),

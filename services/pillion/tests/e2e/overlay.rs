@@ -29,7 +29,7 @@ spec:
         env:
         - {name: APPS, value: \"${containers.map(c, c.name).join(',')}\", $join: {separator: ','}}
         resources: {limits: {cpu: '2', memory: 1Gi}, requests: {cpu: 100m, memory: 64Mi}}
-  containers:
+  containerPatches:
   - name: probes
     match: {types: [App]}
     template:

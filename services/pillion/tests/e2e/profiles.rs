@@ -83,11 +83,11 @@ fn crds_describe_fields_and_reject_invalid_ones() {
         // Discovery and the schema follow a moment after the CRDs.
         eventually(PATIENCE, "kubectl shows and explains the CRDs", async || {
             let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
-            ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
+            ensure!(table.contains("ACTIVATION"), "{table}");
             let all = rig.control_plane.kubectl_ok(&["get", "pillion", "-A"]).await?;
             ensure!(all.contains("clusterinjectionprofile.pillion.dev/nginx"), "{all}");
             ensure!(rig.control_plane.kubectl_ok(&["get", "iprof", "-A"]).await?.is_empty());
-            let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.request.truthy"]).await?;
+            let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.requestedBy.truthy"]).await?;
             ensure!(explained.contains("Words that request the default profile"), "{explained}");
             Ok(())
         })
@@ -110,7 +110,7 @@ fn crds_describe_fields_and_reject_invalid_ones() {
             (tenant, format!("{{namespaceSelector: {{}}, {template}}}"), "its own namespace only"),
             (tenant, format!("{{optOut: Forbidden, {template}}}"), "optOut Forbidden is for"),
             (tenant, "{order: 1}".to_owned(), "otherwise it does nothing"),
-            (tenant, format!("{{request: {{values: [a]}}, {template}}}"), "needs an annotation or a label"),
+            (tenant, format!("{{requestedBy: {{values: [a]}}, {template}}}"), "needs an annotation or a label"),
             (tenant, format!("{{activation: Sometimes, {template}}}"), "Sometimes"),
             (tenant, format!("{{ordr: 1, {template}}}"), "ordr"),
         ] {

@@ -319,7 +319,7 @@ kind: ClusterInjectionProfile
 metadata: {name: curious}
 spec:
   activation: Always
-  onError: Deny
+  failurePolicy: Fail
   variables:
   - {name: seen, expression: \"serviceAccount.?metadata.?name.orValue('none') + ' ' + owner.?name.orValue('none')\"}
   matchConditions: [{name: looks, expression: \"variables.seen != ''\"}]

@@ -220,6 +220,8 @@ fn status_and_events_inform_profile_owner() {
         .await?;
         let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
         ensure!(table.contains("ACCEPTED") && table.contains("True"), "{table}");
+        // The profile does not set its activation.
+        ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
 
         // Another profile with the same key causes a conflict while it exists.
         let conflicted = async |expected: &str| {
@@ -526,6 +528,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: good}
 spec:
+  activation: Requested
   namespaceSelector: {matchLabels: {stage: prod}}
   objectSelector: {matchExpressions: [{key: app, operator: Exists}]}
   template: {spec: {containers: [{name: good, image: 'good:1'}]}}
@@ -539,6 +542,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: picky}
 spec:
+  activation: Requested
   matchConditions: [{name: two, expression: object.spec.containers.size() > 1}]
   template: {metadata: {labels: {a: b}}}
 ";
@@ -549,7 +553,7 @@ const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["iprof", "hungry", "-n", "team-a"], "False", "would reject a pod with revision"),
     (&["ciprof", "good"], "True", "the API server accepts a pod with revision"),
     (&["iprof", "good", "-n", "team-a"], "True", "the API server accepts a pod with revision"),
-    (&["ciprof", "picky"], "Unknown", "a condition of the profile's does not hold"),
+    (&["ciprof", "picky"], "Unknown", "a match condition of the profile is false"),
 ];
 
 async fn json_of(control_plane: &ControlPlane, what: &[&str]) -> Result<Json> {

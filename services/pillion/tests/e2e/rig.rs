@@ -34,6 +34,7 @@ apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
 metadata: {name: rejected}
 spec:
+  activation: Requested
   parameters: [{name: threshold, type: integer, default: 2}]
   template:
     spec:

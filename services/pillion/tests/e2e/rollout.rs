@@ -34,7 +34,7 @@ metadata: {name: derived}
 spec:
   extends: {name: marked}
   activation: Requested
-  request: {annotation: example.com/derived}
+  requestedBy: {annotation: example.com/derived}
   template: {metadata: {annotations: {example.com/derived-too: 'x'}}}
 ";
 

@@ -94,7 +94,7 @@ fn mirror(pod: &mut Json) {
 }
 
 fn denies(profile: &mut Json) {
-    profile["onError"] = json!("Deny");
+    profile["failurePolicy"] = json!("Fail");
 }
 
 /// Returns managed fields of about this size, as server-side apply leaves them.
@@ -142,7 +142,7 @@ fn rows() -> Vec<Row> {
         good(33, "everything is already present").pod(with_sidecar).is(SKIP),
         good(34, "a container of the same name with another image").pod(|pod| add_container(pod, "sidecar")).is(WARNED),
         // 403 and not 409: a controller that gets a conflict retries at once, and would retry forever.
-        good(34, "a container name conflict with onError: Deny")
+        good(34, "a container name conflict with failurePolicy: Fail")
             .pod(|pod| add_container(pod, "sidecar"))
             .profile(denies)
             .is(Expected::Deny(403, "sidecar")),
@@ -168,7 +168,7 @@ fn rows() -> Vec<Row> {
             .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
             .is(WARNED),
         // Every denial has code 403. To a client, 413 would mean that its own request is too large.
-        good(40, "the size limit with onError: Deny")
+        good(40, "the size limit with failurePolicy: Fail")
             .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
             .profile(denies)
             .is(Expected::Deny(403, "would exceed a limit")),
@@ -356,7 +356,7 @@ fn ten_thousand_profiles_in_namespace_are_served() {
     let profiles = (0..COUNT).map(|number| {
         let mut spec = sidecar();
         spec["activation"] = json!("Requested");
-        spec["request"] = json!({"annotation": format!("profile-{number}.example/inject")});
+        spec["requestedBy"] = json!({"annotation": format!("profile-{number}.example/inject")});
         compiled(&ProfileName::namespaced(KNOWN, format!("profile-{number}")), &spec)
     });
     let snapshot = Snapshot::new(ProfileSet::new(profiles)).with_namespace(KNOWN, Some(opted_in()));

@@ -84,7 +84,7 @@ fn read(
     // Only requested profiles are added. The API server would reject some of the others, such as one with two
     // containers of the same name, and so the check of the profile rejects them.
     let is_requested = |profile: &&Json| {
-        let values = profile["spec"]["request"]["values"].as_array();
+        let values = profile["spec"]["requestedBy"]["values"].as_array();
         values.is_some_and(|values| values.contains(&requested))
     };
     let (mut profiles, mut names) = (shipped.all(), shipped.names("tumblr"));

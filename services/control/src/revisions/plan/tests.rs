@@ -23,7 +23,11 @@ impl Case {
     fn new(accepted: Option<&str>, existing: &[&str]) -> Self {
         let created = |number: usize| Timestamp::from_second(i64::try_from(number).unwrap()).unwrap();
         Self {
-            accepted: accepted.map(|revision| Accepted { revision: revision.into(), rollout: None }),
+            accepted: accepted.map(|revision| Accepted {
+                revision: revision.into(),
+                activation: Activation::Requested,
+                rollout: None,
+            }),
             diagnostics: None,
             bounds: None,
             status: ProfileStatus::default(),
@@ -38,6 +42,7 @@ impl Case {
     fn published(mut self, revision: &str, promoted: Option<&str>) -> Self {
         self.status.revision = Some(revision.to_owned());
         self.status.accepted_revision = Some(revision.to_owned());
+        self.status.activation = Some(Activation::Requested);
         self.status.promoted_revision = promoted.map(str::to_owned);
         self
     }
@@ -110,6 +115,7 @@ fn desired_status_is_not_written_again() {
     let first = Case::new(Some("a"), &["a"]).plan();
     let status = first.status.clone().unwrap();
     assert_eq!((status.observed_generation, status.namespaces_matched), (Some(7), Some(3)));
+    assert_eq!(status.activation, Some(Activation::Requested));
     assert_eq!(status.revisions, ["a"]);
     let case = Case::new(Some("a"), &["a"]).after(&first);
     assert_eq!(
@@ -159,6 +165,7 @@ fn broken_generation_changes_no_publication() {
             ]
         );
         assert_eq!(status.conditions[0].message, "spec.x: is wrong");
+        assert_eq!(status.activation, Some(Activation::Requested), "that of the accepted revision stays");
         assert!(
             matches!(plan.events.as_slice(), [ProfileEvent::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
         );

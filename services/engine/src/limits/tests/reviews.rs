@@ -99,11 +99,11 @@ fn finds_violation_in_computed_values() {
 }
 
 #[test]
-fn excess_denies_pod_with_on_error_deny() {
+fn excess_denies_pod_with_failure_policy_fail() {
     let mut privileged = always(
         &json!({"spec": {"containers": [{"name": "s", "image": "a", "securityContext": {"privileged": true}}]}}),
     );
-    privileged["onError"] = json!("Deny");
+    privileged["failurePolicy"] = json!("Fail");
     let (decided, _) = decide(&pod(), &snapshot([tenants_unseen("p", &privileged)]), Some("privileged"));
     assert_eq!((decided.decision.outcome, decided.decision.reason), (Outcome::Denied, Reason::LimitExceeded));
     let message = decided.decision.denial_message();

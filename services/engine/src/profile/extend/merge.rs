@@ -49,8 +49,10 @@ pub(super) fn merge_spec(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |name, parent, child| match name {
         "template" => merge_values(parent, child, Shape::Object(template), 0),
         "parameters" => keyed(parent, child, name_of, merge_parameter),
-        "containers" => keyed(parent, child, name_of, merge_rule),
-        "matchConditions" | "variables" | "lookups" | "validations" => keyed(parent, child, name_of, |_, child| child),
+        "containerPatches" => keyed(parent, child, name_of, merge_container_patch),
+        "matchConditions" | "preconditions" | "variables" | "lookups" | "validations" => {
+            keyed(parent, child, name_of, |_, child| child)
+        }
         _ => child,
     })
 }
@@ -70,10 +72,10 @@ fn merge_parameter(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |_, _, child| child)
 }
 
-/// Merges the conditions and the template of a container rule, and replaces its matchers.
-fn merge_rule(parent: Part, child: Part) -> Part {
+/// Merges the conditions and the template of a container patch, and replaces its matchers.
+fn merge_container_patch(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |name, parent, child| match name {
-        "matchConditions" => keyed(parent, child, name_of, |_, child| child),
+        "matchConditions" | "preconditions" => keyed(parent, child, name_of, |_, child| child),
         "template" => merge_values(parent, child, Shape::Object(&CONTAINER), 0),
         _ => child,
     })

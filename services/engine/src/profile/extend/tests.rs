@@ -92,8 +92,8 @@ fn labels(value: &str) -> Json {
 #[test]
 fn child_replaces_scalars_and_inherits_the_rest() {
     let parent = json!({
-        "description": "the parent's", "activation": "Never", "request": {"annotation": "a/parent", "label": "a/parent"},
-        "optOut": "Forbidden", "exclusiveGroup": "g", "order": 7, "onError": "Skip", "rollout": {"percent": 10},
+        "description": "the parent's", "activation": "Never", "requestedBy": {"annotation": "a/parent", "label": "a/parent"},
+        "optOut": "Forbidden", "exclusiveGroup": "g", "order": 7, "failurePolicy": "Ignore", "rollout": {"percent": 10},
         "namespaceSelector": {"matchLabels": {"a": "1"}}, "objectSelector": {"matchLabels": {"a": "1"}},
         "target": {"group": "", "version": "v1", "resources": ["pods"]},
     });
@@ -103,8 +103,8 @@ fn child_replaces_scalars_and_inherits_the_rest() {
     }
     assert_eq!(merged(parent.clone(), json!({})), inherited);
     let child = json!({
-        "description": "the child's", "activation": "Always", "request": {"annotation": "a/child"},
-        "optOut": "Allowed", "exclusiveGroup": "h", "order": 8, "onError": "Deny", "rollout": {"percent": 20},
+        "description": "the child's", "activation": "Always", "requestedBy": {"annotation": "a/child"},
+        "optOut": "Allowed", "exclusiveGroup": "h", "order": 8, "failurePolicy": "Fail", "rollout": {"percent": 20},
         "namespaceSelector": {"matchLabels": {"b": "1"}}, "objectSelector": {},
         "target": {"group": "", "version": "v1", "resources": ["pods/ephemeralcontainers"]},
     });
@@ -115,7 +115,8 @@ fn child_replaces_scalars_and_inherits_the_rest() {
 fn named_parts_merge_by_name() {
     let cases = [
         ("variables", json!({"expression": "1"}), json!({"expression": "2"})),
-        ("matchConditions", json!({"expression": "true", "message": "m"}), json!({"expression": "false"})),
+        ("matchConditions", json!({"expression": "true"}), json!({"expression": "false"})),
+        ("preconditions", json!({"expression": "true", "message": "m"}), json!({"expression": "false"})),
         (
             "lookups",
             json!({"group": "", "version": "v1", "resource": "r"}),
@@ -184,26 +185,29 @@ fn parameter_keeps_fields_without_child_value() {
 }
 
 #[test]
-fn container_rules_merge_conditions_and_templates() {
-    let parent = json!({"containers": [
+fn container_patches_merge_conditions_and_templates() {
+    let parent = json!({"containerPatches": [
         {"name": "r", "match": {"types": ["App"], "names": ["x"]}, "matchConditions": [{"name": "c", "expression": "1"}],
+         "preconditions": [{"name": "c", "expression": "1", "action": "Deny"}],
          "template": {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]}},
         {"name": "s", "template": {"tty": true}},
     ]});
-    let child = json!({"containers": [
+    let child = json!({"containerPatches": [
         {"name": "t", "template": {"stdin": true}},
         {"name": "r", "match": {"types": ["Init"]},
          "matchConditions": [{"name": "d", "expression": "2"}, {"name": "c", "expression": "3"}],
+         "preconditions": [{"name": "c", "expression": "2"}],
          "template": {"env": [{"name": "C", "value": "2"}, {"name": "B", "value": "2"}]}},
     ]});
     let expected = json!([
         {"name": "r", "match": {"types": ["Init"]},
          "matchConditions": [{"name": "c", "expression": "3"}, {"name": "d", "expression": "2"}],
+         "preconditions": [{"name": "c", "expression": "2"}],
          "template": {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "C", "value": "2"}]}},
         {"name": "s", "template": {"tty": true}},
         {"name": "t", "template": {"stdin": true}},
     ]);
-    assert_eq!(merged(parent, child)["containers"], expected);
+    assert_eq!(merged(parent, child)["containerPatches"], expected);
 }
 
 #[test]
@@ -479,7 +483,7 @@ fn own() -> ProfileName {
 /// Returns a cluster profile that exceeds the limits for tenants.
 fn platform() -> Json {
     json!({
-        "request": {"annotation": "example.com/agent"},
+        "requestedBy": {"annotation": "example.com/agent"},
         "optOut": "Forbidden",
         "namespaceSelector": {"matchLabels": {"env": "prod"}},
         "objectSelector": {"matchLabels": {"tier": "web"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]},
@@ -492,6 +496,7 @@ fn platform() -> Json {
             {"name": "by-pod", "type": "string", "default": "x", "annotation": "a/p", "sources": ["Pod"]},
         ],
         "matchConditions": [{"name": "level", "expression": "params.level > 2"}],
+        "preconditions": [{"name": "network", "expression": "!has(object.spec.hostNetwork)", "action": "Deny"}],
         "template": {"spec": {"hostNetwork": true, "containers": [
             {"name": "agent", "image": "agent:1", "securityContext": {"privileged": true}},
         ]}},
@@ -511,7 +516,7 @@ fn library() -> Library {
 #[test]
 fn extending_only_keeps_limits_of_parent() {
     let text = child(json!({
-        "description": "ours", "activation": "Requested", "request": {"annotation": "team-a/agent"}, "order": 3,
+        "description": "ours", "activation": "Requested", "requestedBy": {"annotation": "team-a/agent"}, "order": 3,
         "objectSelector": {"matchLabels": {"tier": "db", "x": "y"}},
         "parameters": [{"name": "level", "default": 3}, {"name": "mode", "type": "string", "default": "b"}],
     }));
@@ -525,7 +530,7 @@ fn extending_only_keeps_limits_of_parent() {
     assert!(!selects(&[("tier", "web"), ("team", "a")]) && !selects(&[("tier", "db"), ("x", "y"), ("team", "a")]));
     assert_eq!(profile.namespace_selector, spec(platform()).namespace_selector);
     let bare = compiled(&own(), child(json!({})), &library()).unwrap();
-    assert_eq!(bare.activation, Activation::Always);
+    assert_eq!(bare.activation, Activation::Requested, "it inherits requestedBy");
     assert_eq!(bare.request_keys().collect::<Vec<_>>(), ["example.com/agent"]);
 }
 
@@ -595,6 +600,10 @@ fn namespace_cannot_widen_inherited_fields() {
             json!({"matchConditions": [{"name": "level", "expression": "true"}]}),
             "spec.matchConditions[0].name: the condition \"level\" is the cluster profile's",
         ),
+        (
+            json!({"preconditions": [{"name": "network", "expression": "true", "action": "Warn"}]}),
+            "spec.preconditions[0].name: the condition \"network\" is the cluster profile's",
+        ),
     ] {
         let diagnostics = diagnostics(&own(), child(more.clone()), &library());
         assert!(diagnostics.iter().any(|diagnostic| diagnostic.starts_with(expected)), "{more}: {diagnostics:#?}");
@@ -609,8 +618,9 @@ fn child_with_own_fields_has_tenant_limits() {
         json!({"template": {"metadata": {"labels": {"a": "b"}}}}),
         json!({"variables": [{"name": "v", "expression": "1"}]}),
         json!({"matchConditions": [{"name": "more", "expression": "true"}]}),
+        json!({"preconditions": [{"name": "more", "expression": "true"}]}),
         json!({"exclusiveGroup": "g"}),
-        json!({"onError": "Skip"}),
+        json!({"failurePolicy": "Ignore"}),
     ] {
         let mut text = child(more.clone());
         let privileged = diagnostics(&own(), text.clone(), &library);

@@ -250,7 +250,7 @@ impl<'d> Compiler<'d> {
         if let Some((variable, missing)) = missing {
             let message = format!("variables.{variable} is computed from `{missing}`, which is not known here");
             let help = match missing {
-                "container" => "`container` is known in the rules of spec.containers",
+                "container" => "`container` is known in spec.containerPatches",
                 _ => "`item`, `index` and `key` are known where $forEach, $each or $prune stands",
             };
             self.report(&message, help);

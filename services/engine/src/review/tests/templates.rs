@@ -18,7 +18,7 @@ fn taken_name_leaves_out_whole_profile() {
         assert!(skipped.answer["response"]["warnings"][0].as_str().unwrap().contains("nginx"), "{field}");
 
         let mut strict = sidecar();
-        strict["onError"] = json!("Deny");
+        strict["failurePolicy"] = json!("Fail");
         let denied = inject(&object, &[("nginx", strict)]);
         assert_eq!(denied.answer["response"]["allowed"], false, "{field}");
         assert_eq!(denied.answer["response"]["status"]["code"], 403, "{field}");

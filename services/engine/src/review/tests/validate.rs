@@ -171,23 +171,23 @@ fn failing_message_does_not_allow_object() {
 }
 
 #[test]
-fn failing_expression_follows_on_error() {
-    let failing = |on_error: &str, action: &str| {
+fn failing_expression_follows_failure_policy() {
+    let failing = |policy: &str, action: &str| {
         let validation = json!({"expression": "object.spec.nothing.here == 1", "action": action});
         let mut spec = profile_with(&validation);
-        spec["onError"] = json!(on_error);
+        spec["failurePolicy"] = json!(policy);
         let (decided, response) = validate(&pod(), &[("p", spec)]);
         assert_eq!(decided.decision.validations[0].reason, Reason::ExpressionFailed);
         (decided.decision.validations[0].outcome, response["allowed"] == true)
     };
-    assert_eq!(failing("Deny", "Deny"), (ValidationOutcome::Denied, false));
-    assert_eq!(failing("Skip", "Deny"), (ValidationOutcome::Warned, true));
-    assert_eq!(failing("Deny", "Warn"), (ValidationOutcome::Warned, true));
-    assert_eq!(failing("Skip", "Audit"), (ValidationOutcome::Audited, true));
+    assert_eq!(failing("Fail", "Deny"), (ValidationOutcome::Denied, false));
+    assert_eq!(failing("Ignore", "Deny"), (ValidationOutcome::Warned, true));
+    assert_eq!(failing("Fail", "Warn"), (ValidationOutcome::Warned, true));
+    assert_eq!(failing("Ignore", "Audit"), (ValidationOutcome::Audited, true));
     let mut costly =
         profile_with(&json!({"expression": "[1,2,3].all(a, object.list.all(b, object.list.exists(c, c > a + b)))"}));
     costly["validations"][0]["expression"] = json!("object.list.all(b, object.list.all(c, c + b < 1000000))");
-    costly["onError"] = json!("Deny");
+    costly["failurePolicy"] = json!("Fail");
     let mut object = pod();
     object["list"] = json!((0..2_000).collect::<Vec<_>>());
     let (decided, _) = validate(&object, &[("p", costly)]);
@@ -297,7 +297,7 @@ fn validation_requests_and_opt_outs_match_mutation() {
         validate(&object, &[("p", spec.clone())]).1["allowed"] == false
     };
     let none = || json!({});
-    let requested = spec(json!({"request": {"annotation": "example.com/p"}}));
+    let requested = spec(json!({"requestedBy": {"annotation": "example.com/p"}}));
     assert!(!refused(&requested, none(), none()));
     assert!(refused(&requested, json!({"example.com/p": "true"}), none()));
     assert!(refused(&requested, json!({"pillion.dev/profiles": "p"}), none()));
@@ -340,7 +340,7 @@ fn ignores_namespaces_without_opt_in() {
 fn name_of_mutating_profile_is_known() {
     let asks = json!({"pillion.dev/profiles": "check,add", "example.com/p": "check"});
     let by_key = |mut spec: Json| {
-        spec["request"] = json!({"annotation": "example.com/p"});
+        spec["requestedBy"] = json!({"annotation": "example.com/p"});
         spec["activation"] = json!("Requested");
         spec
     };

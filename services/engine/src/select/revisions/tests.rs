@@ -171,7 +171,7 @@ fn each_revision_has_its_own_request_keys() {
     let text = |key: &str, label: &str| {
         let mut spec = labelled(label);
         spec["activation"] = json!("Requested");
-        spec["request"] = json!({"annotation": key});
+        spec["requestedBy"] = json!({"annotation": key});
         profile(&name, &spec)
     };
     let served = |percent| {

@@ -39,7 +39,7 @@ pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Conve
     }
     if documents.len() > 1 {
         let message = "there is more than one configuration, and pods ask for all of them by the same annotation";
-        let help = "give each a `request.values` of its own, or keep one";
+        let help = "give each a `requestedBy.values` of its own, or keep one";
         converted.notes.push(Remark::new(1, "", message).with_help(help));
     }
     if faults.is_empty() { Ok(converted) } else { Err(faults) }
@@ -92,9 +92,9 @@ fn profile(
         "spec": {
             "description": "What the sidecar injector added",
             "activation": "Requested",
-            "request": {"annotation": format!("{prefix}/inject"), "truthy": ["y", "yes", "true", "on"]},
-            "matchConditions": [
-                {"name": "not-yet", "expression": not_yet, "otherwise": "Skip", "message": "is injected already"},
+            "requestedBy": {"annotation": format!("{prefix}/inject"), "truthy": ["y", "yes", "true", "on"]},
+            "preconditions": [
+                {"name": "not-yet", "expression": not_yet, "message": "is injected already"},
             ],
             "template": {
                 "metadata": {"annotations": {status: {"$value": "injected", "$conflict": "Replace"}}},

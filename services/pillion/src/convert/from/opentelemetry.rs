@@ -201,8 +201,8 @@ impl<'d> Resource<'d> {
                 "spec": {
                     "description": escaped(&format!("Instrumentation {full} for {}", language.name)),
                     "extends": {"name": format!("otel-{}", language.name)},
-                    // A child profile inherits `request` only as a whole.
-                    "request": {"annotation": annotation, "values": [full], "truthy": [], "empty": "Absent"},
+                    // A child profile inherits `requestedBy` only as a whole.
+                    "requestedBy": {"annotation": annotation, "values": [full], "truthy": [], "empty": "Absent"},
                     "parameters": self.parameters(language, notes)?,
                 },
             }));
@@ -213,7 +213,7 @@ impl<'d> Resource<'d> {
                 "spec": {
                     "extends": {"name": name},
                     "activation": "Requested",
-                    "request": {"annotation": annotation, "values": [self.name], "empty": "Absent"},
+                    "requestedBy": {"annotation": annotation, "values": [self.name], "empty": "Absent"},
                 },
             }));
         }

@@ -11,7 +11,7 @@ use super::{Converted, Document, Remark, escaped, literal, object_name, quoted};
 /// The profile that all others extend.
 const BASE: &str = "sidecar-config";
 
-/// The rule of [`BASE`] for all containers.
+/// The container patch of [`BASE`] for all containers.
 const EVERYWHERE: &str = "everywhere";
 
 /// The version of a configuration that sets none.
@@ -247,7 +247,7 @@ impl Reader<'_> {
         let mut spec = json!({
             "description": escaped(&format!("{full} of k8s-sidecar-injector")),
             "extends": {"name": BASE},
-            "request": {"annotation": format!("{prefix}/request"), "values": words(configuration)},
+            "requestedBy": {"annotation": format!("{prefix}/request"), "values": words(configuration)},
         });
         let mut parameters = Vec::new();
         if let Some(account) = fields.get("serviceAccountName").filter(|account| *account != "") {
@@ -263,7 +263,7 @@ impl Reader<'_> {
         }
         let everywhere = everywhere(&fields);
         if !everywhere.is_empty() {
-            set(&mut spec, "containers", json!([{"name": EVERYWHERE, "template": everywhere}]));
+            set(&mut spec, "containerPatches", json!([{"name": EVERYWHERE, "template": everywhere}]));
         }
         Some(json!({
             "apiVersion": "pillion.dev/v1alpha1",

@@ -375,7 +375,7 @@ mod tests {
     fn own_file_comes_first_with_requesting_pod() {
         let folder = tempfile::tempdir().unwrap();
         let profile = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: own}\n\
-                       spec: {template: {metadata: {labels: {a: b}}}}\n";
+                       spec: {activation: Requested, template: {metadata: {labels: {a: b}}}}\n";
         fs::write(folder.path().join("one.yaml"), profile).unwrap();
         fs::write(folder.path().join("other.yaml"), "kind: ConfigMap\napiVersion: v1\n").unwrap();
         fs::write(folder.path().join("broken.yaml"), "kind: [").unwrap();

@@ -69,7 +69,7 @@ pub(super) fn profiles() -> Vec<(&'static str, Json)> {
             "strict",
             with(
                 "strict",
-                json!({"onError": "Deny", "validations": [{"expression": "object == null || object.data.a.startsWith('a')"}]}),
+                json!({"failurePolicy": "Fail", "validations": [{"expression": "object == null || object.data.a.startsWith('a')"}]}),
             ),
         ),
         (
@@ -95,7 +95,7 @@ pub(super) fn profiles() -> Vec<(&'static str, Json)> {
             with(
                 "asked",
                 json!({
-                    "activation": "Requested", "request": {"annotation": "example.com/check", "label": "example.com/check", "values": ["Deep"]},
+                    "activation": "Requested", "requestedBy": {"annotation": "example.com/check", "label": "example.com/check", "values": ["Deep"]},
                     "validations": no_data,
                 }),
             ),
@@ -104,14 +104,14 @@ pub(super) fn profiles() -> Vec<(&'static str, Json)> {
             "declined",
             with(
                 "declined",
-                json!({"onError": "Deny", "request": {"annotation": "example.com/decline"}, "validations": no_data}),
+                json!({"failurePolicy": "Fail", "requestedBy": {"annotation": "example.com/decline"}, "validations": no_data}),
             ),
         ),
         (
             "lenient",
             with(
                 "lenient",
-                json!({"onError": "Deny", "request": {"annotation": "example.com/lenient", "empty": "Absent"}, "validations": no_data}),
+                json!({"failurePolicy": "Fail", "requestedBy": {"annotation": "example.com/lenient", "empty": "Absent"}, "validations": no_data}),
             ),
         ),
         (
@@ -119,7 +119,7 @@ pub(super) fn profiles() -> Vec<(&'static str, Json)> {
             with(
                 "forced",
                 json!({
-                    "activation": "Requested", "optOut": "Forbidden", "request": {"annotation": "example.com/forced"}, "validations": no_data,
+                    "activation": "Requested", "optOut": "Forbidden", "requestedBy": {"annotation": "example.com/forced"}, "validations": no_data,
                 }),
             ),
         ),

@@ -72,8 +72,8 @@ fn tenants_profile(number: u32) -> Value {
         "metadata": {"name": "proxy", "namespace": Full::namespace(number)},
         "spec": {
             "description": format!("The proxy of tenant {number}, in front of every pod of its own"),
-            "matchConditions": [
-                {"name": "pod-network", "expression": "!object.spec.?hostNetwork.orValue(false)", "otherwise": "Skip"},
+            "preconditions": [
+                {"name": "pod-network", "expression": "!object.spec.?hostNetwork.orValue(false)"},
             ],
             "template": {
                 "metadata": {"annotations": {"proxy.example.com/status": "injected into ${primary.name}"}},

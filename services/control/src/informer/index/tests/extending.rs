@@ -77,7 +77,7 @@ fn children_stay_active_without_valid_parent() {
     assert_eq!(apply(&mut index, profile("proxy", 2, json!({"unknown": 1}))).len(), 1, "only the parent is broken");
     assert!(index.publish().is_none());
     // A changed child is compiled with the last accepted spec of its parent.
-    let changed = json!({"extends": {"name": "middle"}, "onError": "Skip"});
+    let changed = json!({"extends": {"name": "middle"}, "failurePolicy": "Ignore"});
     assert_eq!(apply(&mut index, namespaced("own", 2, changed)).len(), 0);
     assert_eq!(revisions(&index.publish().unwrap()).len(), 3);
 
