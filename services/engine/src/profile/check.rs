@@ -14,6 +14,7 @@ use super::elements::{Element, elements, entries, is_computed, literal, value_of
 use super::pod_schema::{Kind, RESTART_POLICIES, is_one_of};
 use super::template::without_directives;
 use super::typed::{Root, called, check_types};
+use super::unmarked::warn_of_unmarked_expressions;
 use crate::expression::closest;
 
 /// The maximum size of a template as JSON, in bytes. The largest template in use, a service mesh proxy, needs a tenth
@@ -332,11 +333,12 @@ fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) ->
     object
 }
 
-/// Returns warnings about a valid profile: mounts of volumes that the profile does not add, and values that older
-/// versions of Kubernetes reject.
+/// Returns warnings about a valid profile: mounts of volumes that the profile does not add, values that older versions
+/// of Kubernetes reject, and strings that look like expressions.
 #[must_use]
 pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     let mut advice = Vec::new();
+    warn_of_unmarked_expressions(spec, &mut advice);
     let template = spec.template.as_ref().map(value_of).and_then(|template| template.get("spec"));
     let pod = template.map(value_of).and_then(Json::as_object);
     for container in pod.into_iter().flat_map(|pod| elements("spec.template.spec", pod, "initContainers")) {
