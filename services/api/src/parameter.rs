@@ -36,7 +36,7 @@ pub struct Parameter {
     /// parameter.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ParameterType>,
-    /// The value if no source sets one. It may contain expressions.
+    /// The value if no source sets one. Its strings may contain expressions in `${}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub default: Option<Value>,

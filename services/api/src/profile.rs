@@ -65,7 +65,8 @@ pub struct ProfileSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     pub variables: Vec<Variable>,
-    /// A partial object that is merged into the object of the request. Its containers are added.
+    /// A partial object that is merged into the object of the request. Its containers are added. Its strings may contain
+    /// expressions in `${}`, but the texts of `$when`, `$forEach` and `$prune` are expressions without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "partial_object")]
     pub template: Option<Value>,
@@ -227,7 +228,7 @@ pub struct MatchCondition {
     /// Name, unique in the list. A child profile replaces its parent's condition of the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// The expression, in CEL.
+    /// The CEL expression, without `${}`.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
 }
@@ -239,7 +240,7 @@ pub struct Precondition {
     /// Name, unique in the list. A child profile replaces its parent's precondition of the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// The expression, in CEL.
+    /// The CEL expression, without `${}`.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
     /// The message to the author if the expression is not true. Default: the name.
@@ -268,7 +269,7 @@ pub struct Variable {
     /// Name in expressions: `variables.name`.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// The expression, in CEL.
+    /// The CEL expression, without `${}`.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
 }
@@ -337,7 +338,7 @@ pub struct ContainerMatch {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub images: Vec<String>,
-    /// A CEL expression over `container` that must be true.
+    /// A CEL expression over `container` that must be true, without `${}`.
     #[serde(default, rename = "where", skip_serializing_if = "Option::is_none")]
     pub where_: Option<String>,
 }
@@ -363,7 +364,7 @@ pub struct Validation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
-    /// The expression that must be true, in CEL.
+    /// The CEL expression that must be true, without `${}`.
     #[schemars(length(min = 1, max = 1024))]
     pub expression: String,
     /// The message if the expression is not true.

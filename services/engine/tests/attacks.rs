@@ -292,7 +292,7 @@ fn large_profiles() -> Vec<(&'static str, Json)> {
             "args": {"$value": ["a"], "$join": {"separator": ","}}}),
             ),
         ),
-        ("loops", containers(300, &json!({"$forEach": "[1]", "$as": "x"}))),
+        ("loops", containers(300, &json!({"$forEach": "[1]"}))),
         (
             "parameters",
             json!({"parameters": (0..128).map(|number| json!({

@@ -135,7 +135,9 @@ fn env() -> impl Strategy<Value = Json> {
         prop::collection::vec(templated(), 1..3).prop_map(|entries| json!({"$value": entries, "$when": "params.hold"}));
     let removal = prop_oneof![
         Just(json!({"$prune": "item.name == 'Z'"})),
-        Just(json!({"$each": "has(item.value) && item.name == 'Y'", "$conflict": "Replace", "value": "each"})),
+        Just(
+            json!({"$forEach": "existing", "$when": "has(item.value) && item.name == 'Y'", "$conflict": "Replace", "value": "each"})
+        ),
         Just(json!("${[{'name': 'B', 'value': 'computed'}]}")),
     ];
     // Two variables of the same name would be rejected or contradict each other.
@@ -174,7 +176,7 @@ prop_compose! {
                 "image": {"$value": "proxy:1", "$conflict": "${existing.orValue('') == 'auto' ? 'Replace' : 'Keep'}"},
             });
             if native {
-                container["$sidecar"] = json!("params.hold");
+                container["restartPolicy"] = json!("${params.hold ? 'Always' : null}");
             }
             container["$conflict"] = if merge { json!("Merge") } else { json!("Fail") };
             spec["template"]["spec"]["initContainers"] = json!([container]);
@@ -194,7 +196,7 @@ prop_compose! {
         }
         if tolerations {
             spec["template"]["spec"]["tolerations"] =
-                json!([{"$each": "item.key == 'a'", "$conflict": "Replace", "effect": "NoExecute"}, {"$prune": "item.key == 'b'"}]);
+                json!([{"$forEach": "existing", "$when": "item.key == 'a'", "$conflict": "Replace", "effect": "NoExecute"}, {"$prune": "item.key == 'b'"}]);
         }
         if prune {
             spec["template"]["metadata"]["annotations"] = json!({"$prune": "key.startsWith('old/')", "example.com/new": "n"});

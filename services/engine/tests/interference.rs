@@ -243,8 +243,8 @@ proptest! {
     }
 }
 
-/// Adds the number of each directive in a profile's spec to `seen`, and of each kind of position, conflict and join.
-/// `whose` is the prefix of the keys.
+/// Adds the number of each directive in a profile's spec to `seen`, of each kind of position, conflict and join, and of
+/// computed restart policies. `whose` is the prefix of the keys.
 fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
     let fields = text.as_object().into_iter().flatten();
     for (key, value) in fields {
@@ -252,6 +252,7 @@ fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
             *seen.entry(format!("{whose} {key}")).or_default() += 1;
             let said = match value {
                 Json::String(word) if ["$position", "$conflict"].contains(&key.as_str()) => vec![word.as_str()],
+                Json::String(word) if key == "$forEach" && word == "existing" => vec![word.as_str()],
                 Json::Object(fields) if ["$position", "$join"].contains(&key.as_str()) => {
                     fields.keys().map(String::as_str).collect()
                 }
@@ -261,6 +262,9 @@ fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
                 *seen.entry(format!("{whose} {key} {said}")).or_default() += 1;
             }
         }
+        if key == "restartPolicy" && value.as_str().is_some_and(|policy| policy.starts_with("${")) {
+            *seen.entry(format!("{whose} restartPolicy computed")).or_default() += 1;
+        }
         directives(whose, value, seen);
     }
     text.as_array().into_iter().flatten().for_each(|item| directives(whose, item, seen));
@@ -269,12 +273,10 @@ fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
 /// Checks that the generator creates valid profiles that are applied. Without them, the property would prove nothing.
 #[test]
 fn generator_reaches_every_directive_and_outcome() {
-    const DIRECTIVES: [&str; 20] = [
-        "$as",
-        "$each",
+    const DIRECTIVES: [&str; 19] = [
         "$forEach",
+        "$forEach existing",
         "$prune",
-        "$sidecar",
         "$value",
         "$when",
         "$conflict Merge",
@@ -290,6 +292,7 @@ fn generator_reaches_every_directive_and_outcome() {
         "$join format",
         "$join valueFrom",
         "$join",
+        "restartPolicy computed",
     ];
     const OUTCOMES: [&str; 15] = [
         "own injected",

@@ -185,7 +185,7 @@ fn profile(conflict: &str) -> Json {
             "metadata": {"labels": {"example.com/l": "${string(containers.size())}"}},
             "spec": {
                 "initContainers": [{
-                    "name": "proxy", "image": "p", "$sidecar": "params.native", "$conflict": "Merge", "$position": "First",
+                    "name": "proxy", "image": "p", "restartPolicy": "${params.native ? 'Always' : null}", "$conflict": "Merge", "$position": "First",
                     "env": [{"name": "A", "value": "y", "$join": {"separator": ","}}, {"name": "Z", "value": "$(A)", "$position": "First"}],
                     "securityContext": {"runAsUser": 1},
                 }],

@@ -194,6 +194,24 @@ fn offline_commands_in_documents_succeed() {
 }
 
 #[test]
+fn page_shows_profiles_to_copy() {
+    let mut shown: Vec<_> = blocks(&root().join("docs/profiles-to-copy.md"))
+        .into_iter()
+        .filter(|block| block.language == "yaml")
+        .map(|block| block.text)
+        .collect();
+    let folders = fs::read_dir(root().join("profiles/minimal")).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = folders.map(|path| fs::read_to_string(path.join("profile.yaml")).unwrap()).collect();
+    for file in &files {
+        assert!(file.lines().count() <= 20, "more than 20 lines: {file}");
+    }
+    assert_eq!(files.len(), 10);
+    shown.sort();
+    files.sort();
+    assert_eq!(shown, files);
+}
+
+#[test]
 fn shell_commands_name_existing_files() {
     for (document, line) in shell_lines() {
         for word in line.split([' ', '=', '(', ')', '<', '\'']) {

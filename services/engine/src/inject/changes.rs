@@ -1,4 +1,4 @@
-//! Changes and removes existing elements and entries: `$each` and `$prune`.
+//! Changes and removes existing elements and entries: `$forEach: existing` and `$prune`.
 //!
 //! Items of lists without keys are compared by value, to recognize the items that an earlier pass of the same profile
 //! kept or added.
@@ -19,24 +19,18 @@ use super::merge::{Merge, MergeError, MergeMode, OriginalValue, Part, ProfileOri
 /// The charge for each byte of an item that is searched or stored, in bytes.
 const ITEM_BYTE_COST: usize = 4;
 
-/// A `$each` or `$prune` element of a template's list.
+/// An element of a template's list that changes or removes existing elements.
 #[derive(Clone, Copy)]
 struct Rule<'a> {
     node: &'a Node,
-    condition: &'a Expression,
-    /// Whether matching elements are removed; else they are changed.
-    prunes: bool,
+    /// The condition of `$prune`, for elements to remove. `None` for `$forEach: existing`, which changes elements.
+    prune: Option<&'a Expression>,
 }
 
 impl<'a> Rule<'a> {
     fn of(node: &'a Node) -> Option<Self> {
-        let rules = node.rules.as_deref()?;
-        let (condition, prunes) = match (&rules.each, &rules.prune) {
-            (Some(each), _) => (each, false),
-            (None, Some(prune)) => (prune, true),
-            (None, None) => return None,
-        };
-        Some(Self { node, condition, prunes })
+        let rules = node.rules.as_deref().filter(|rules| rules.change_elements())?;
+        Some(Self { node, prune: rules.prune.as_ref() })
     }
 }
 
@@ -51,7 +45,7 @@ enum Recording<'s, 'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the `$each` and `$prune` elements of a template's list to the existing elements of a list with keys.
+    /// Changes and removes existing elements of a list with keys, by the elements of a template's list that do so.
     pub(super) fn change_elements(
         &mut self,
         list: SlotId,
@@ -62,7 +56,7 @@ impl<'a> Merge<'_, 'a> {
         let mut settled = None;
         for (place, node) in nodes.iter().enumerate() {
             let Some(rule) = Rule::of(node) else { continue };
-            if rule.prunes || !gives_keys(node, keyed) {
+            if rule.prune.is_some() || !gives_keys(node, keyed) {
                 self.change_matching(list, rule, element, Recording::ByKeys(keyed))?;
                 continue;
             }
@@ -117,7 +111,7 @@ impl<'a> Merge<'_, 'a> {
             let item = if keyed.is_some() { self.element_before(slot, element)? } else { item };
             self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
             self.bind_item(item)?;
-            let result = if rule.prunes {
+            let result = if rule.prune.is_some() {
                 self.prune_element(list, slot, rule, keyed.map(|keyed| (keyed, previous)))
             } else {
                 self.change_element(slot, rule, element)
@@ -133,9 +127,11 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a rule applies to an element: its condition and its `$when` are true.
+    /// Whether a rule applies to an element: the condition of its `$prune` and its `$when` are true.
     fn rule_matches(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, MergeError> {
-        if !self.truth(rule.condition)? {
+        if let Some(condition) = rule.prune
+            && !self.truth(condition)?
+        {
             return Ok(false);
         }
         self.bind_existing(rule.node, Some(slot))?;
@@ -175,8 +171,8 @@ impl<'a> Merge<'_, 'a> {
         self.object(slot, Part::Node(rule.node), element, None)
     }
 
-    /// Applies `$each` and `$prune` to a list without keys. The record holds the whole original list. Other elements of
-    /// the template are added if the list lacks them.
+    /// Changes and removes existing items of a list without keys. The record holds the whole original list. Other
+    /// elements of the template are added if the list lacks them.
     pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), MergeError> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
@@ -351,7 +347,7 @@ impl<'a> Merge<'_, 'a> {
 /// a second pass the platform's profiles would miss elements that other webhooks added in between.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields by which elements of a list are told apart; leave them out of \
-                   $each, or remove the element and add another one";
+                   $forEach: existing, or remove the element and add another one";
     Excess::new(Limit::Removal, list, message)
 }
 

@@ -1,7 +1,8 @@
 //! Merges elements of lists: finds them in the object, creates, inserts and moves them.
 //!
-//! `$sidecar` selects the list of a container. An author's container with the same name moves to that list. Within a
-//! list, `$position` selects the place. Environment variables are placed after the variables that they refer to.
+//! The computed `restartPolicy` of an init container selects the list of the container: `containers` if it has no value.
+//! An author's container with the same name moves to that list. Within a list, `$position` selects the place.
+//! Environment variables are placed after the variables that they refer to.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -9,7 +10,8 @@ use std::collections::HashSet;
 use crate::decision::Reason;
 use crate::expression::{EvaluationError, Meter, Value as Computed};
 use crate::json::{Content, Document, Key, Kind as JsonKind, SlotId, State, Value, has_byte};
-use crate::profile::template::{ConflictRule, Kind, Node};
+use crate::profile::Expected;
+use crate::profile::template::{ConflictRule, ForEach, Kind, Node, Rules};
 use crate::schema::{self, KeyedList};
 
 use super::keys::{Keys, is_key, key_of, push_token, same_key, text_of};
@@ -21,8 +23,21 @@ pub(super) const ITEM_COST: usize = 256;
 
 const CONTAINERS: &str = "containers";
 
+const RESTART_POLICY: &str = "restartPolicy";
+
 /// The initial capacity for variables.
 const ENTRIES: usize = 32;
+
+/// The list of a container that the template has in `initContainers`.
+#[derive(Clone, Copy)]
+enum ContainerList<'a> {
+    /// The list in which the template has it. Also for elements of other lists.
+    AsWritten,
+    /// `initContainers`, with this computed `restartPolicy`.
+    Init(Value<'a>),
+    /// `containers`, because the computed `restartPolicy` has no value.
+    Main,
+}
 
 impl<'a> Merge<'_, 'a> {
     /// Finds the element of a list with the same keys. Of several such elements it returns the last, because Kubernetes
@@ -55,7 +70,8 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Calls `sink` with each element of a template's list: opens groups, repeats `$forEach`, and leaves out elements
-    /// that `$when` excludes. Skips `$each` and `$prune` elements. `group` is the group that contains the nodes.
+    /// that `$when` excludes. Skips elements that change or remove existing ones. `group` is the group that contains the
+    /// nodes.
     pub(super) fn expand(
         &mut self,
         nodes: &'a [Node],
@@ -65,15 +81,15 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<(), MergeError> {
         for node in nodes {
             let rules = node.rules.as_deref();
-            if rules.is_some_and(|rules| rules.each.is_some() || rules.prune.is_some()) {
+            if rules.is_some_and(Rules::change_elements) {
                 continue;
             }
-            let Some(for_each) = rules.and_then(|rules| rules.for_each.as_ref()) else {
+            let Some(ForEach::Items(list)) = rules.and_then(|rules| rules.for_each.as_ref()) else {
                 self.expand_one(node, group, type_, sink)?;
                 continue;
             };
             let known = self.bindings.known();
-            let list = self.evaluate(&for_each.list)?;
+            let list = self.evaluate(list)?;
             if list.is_absent() {
                 continue;
             }
@@ -85,7 +101,7 @@ impl<'a> Merge<'_, 'a> {
                 self.charge(ITEM_COST)?;
                 self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
                 self.bindings.know("key", key);
-                self.bindings.know(&for_each.item, item);
+                self.bindings.know("item", item);
                 let result = self.expand_one(node, group, type_, sink);
                 self.bindings.forget(known);
                 result?;
@@ -227,7 +243,8 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<(), MergeError> {
         let keys = self.keys_of(element.part, keyed)?;
         keys.push(&mut self.pointer);
-        let (list, list_pointer) = self.list_of(parent, list, element, list_pointer)?;
+        let container_list = self.container_list(element)?;
+        let (list, list_pointer) = self.list_of(parent, list, container_list, list_pointer)?;
         let existing = self.find(list, &keys, keyed)?;
         for node in element.pending_conditions() {
             self.bind_existing(node, existing)?;
@@ -246,9 +263,8 @@ impl<'a> Merge<'_, 'a> {
             if self.mode.settled && join.is_none() {
                 return Ok(());
             }
-            return self.add_element(list, element, &keys, keyed, list_pointer);
+            return self.add_element(list, element, &keys, keyed, list_pointer, container_list);
         };
-        let is_sidecar = self.sidecar(element)? == Some(true);
         let edits = self.edits;
         self.note_in_front(list, element, keyed);
         match rule {
@@ -270,8 +286,8 @@ impl<'a> Merge<'_, 'a> {
                     keyed.names && rule == ConflictRule::Merge && !self.mode.within_added && self.is_author_written();
                 self.mode.overlay |= is_overlay;
                 self.object(existing, element.part, keyed.element, Some(&keys))?;
-                if is_sidecar {
-                    self.make_sidecar(existing)?;
+                if let ContainerList::Init(policy) = container_list {
+                    self.add_restart_policy(existing, policy)?;
                 }
                 if is_overlay && is_here {
                     self.put_in_place(list, existing, element, keyed, list_pointer)?;
@@ -302,6 +318,7 @@ impl<'a> Merge<'_, 'a> {
         keys: &Keys<'a>,
         keyed: &'static KeyedList,
         list_pointer: usize,
+        container_list: ContainerList<'a>,
     ) -> Result<(), MergeError> {
         let content = match element.part {
             Part::Plain(value) => Content::Value(value),
@@ -317,9 +334,9 @@ impl<'a> Merge<'_, 'a> {
             self.mode = around;
             result?;
         }
-        if self.sidecar(element)? == Some(true) {
+        if let ContainerList::Init(policy) = container_list {
             let around = self.enter_added();
-            let result = self.make_sidecar(slot);
+            let result = self.add_restart_policy(slot, policy);
             self.mode = around;
             result?;
         }
@@ -444,16 +461,16 @@ impl<'a> Merge<'_, 'a> {
         Ok(index)
     }
 
-    /// Returns the list for an element, and the length of the list's pointer. For a container with a false `$sidecar`,
-    /// returns `containers` and changes the current pointer accordingly.
-    pub(super) fn list_of(
+    /// Returns the list for an element, and the length of the list's pointer. If the list is `containers` although the
+    /// template has the element in `initContainers`, changes the current pointer accordingly.
+    fn list_of(
         &mut self,
         parent: SlotId,
         list: SlotId,
-        element: Element<'a>,
+        container_list: ContainerList<'a>,
         list_pointer: usize,
     ) -> Result<(SlotId, usize), MergeError> {
-        if self.sidecar(element)? != Some(false) {
+        if !matches!(container_list, ContainerList::Main) {
             return Ok((list, list_pointer));
         }
         let other = match self.document.member(parent, CONTAINERS)? {
@@ -472,19 +489,25 @@ impl<'a> Merge<'_, 'a> {
         self.pointer.get(field..) == Some(INIT_CONTAINERS)
     }
 
-    pub(super) fn sidecar(&mut self, element: Element<'a>) -> Result<Option<bool>, MergeError> {
-        match element.rules.and_then(|rules| rules.sidecar.as_ref()) {
-            Some(expression) => self.truth(expression).map(Some),
-            None => Ok(None),
-        }
+    /// Evaluates the computed `restartPolicy` of an init container.
+    fn container_list(&mut self, element: Element<'a>) -> Result<ContainerList<'a>, MergeError> {
+        let Some(policy) = element.rules.and_then(|rules| rules.restart_policy.as_ref()) else {
+            return Ok(ContainerList::AsWritten);
+        };
+        let length = self.pointer.len();
+        push_token(&mut self.pointer, RESTART_POLICY);
+        let policy = self.text(policy, Expected::RESTART_POLICY)?;
+        self.pointer.truncate(length);
+        Ok(policy.map_or(ContainerList::Main, ContainerList::Init))
     }
 
-    pub(super) fn make_sidecar(&mut self, container: SlotId) -> Result<(), MergeError> {
-        let existing = self.document.member(container, "restartPolicy")?;
+    /// Adds the computed `restartPolicy`, unless the container has one.
+    fn add_restart_policy(&mut self, container: SlotId, policy: Value<'a>) -> Result<(), MergeError> {
+        let existing = self.document.member(container, RESTART_POLICY)?;
         let length = self.pointer.len();
-        push_token(&mut self.pointer, "restartPolicy");
+        push_token(&mut self.pointer, RESTART_POLICY);
         if existing.is_none() {
-            self.document.add_member(container, Key::new("restartPolicy"), Content::Scalar("\"Always\""));
+            self.document.add_member(container, Key::new(RESTART_POLICY), Content::Value(policy));
             self.note_added();
         } else {
             self.confirm();
@@ -542,10 +565,10 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Finds a container with the same name in a sibling list, because the lists of containers share their names. With
-    /// `$sidecar`, moves it to `list`, and returns its new slot. Otherwise such a container is a conflict. `None` if no
-    /// sibling list has one.
-    pub(super) fn find_elsewhere(
+    /// Finds a container with the same name in a sibling list, because the lists of containers share their names. If the
+    /// template computes its `restartPolicy`, moves it to `list`, and returns its new slot. Otherwise such a container is
+    /// a conflict. `None` if no sibling list has one.
+    fn find_elsewhere(
         &mut self,
         parent: SlotId,
         list: SlotId,
@@ -560,7 +583,7 @@ impl<'a> Merge<'_, 'a> {
             };
             self.document.open(sibling)?;
             let Some(found) = self.find(sibling, keys, keyed)? else { continue };
-            let moves = element.rules.is_some_and(|rules| rules.sidecar.is_some())
+            let moves = element.rules.is_some_and(|rules| rules.restart_policy.is_some())
                 && matches!(*name, INIT_CONTAINERS | CONTAINERS)
                 && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
             if !moves {

@@ -272,11 +272,10 @@ impl Part<'_> {
         }
     }
 
-    /// Whether the part is a list with `$each` or `$prune`, which change or remove existing elements.
+    /// Whether the part is a list with elements that change or remove existing elements.
     pub(super) fn changes_elements(self) -> bool {
         let Self::Node(Node { kind: Kind::List(nodes), .. }) = self else { return false };
-        let mut rules = nodes.iter().filter_map(|node| node.rules.as_ref());
-        rules.any(|rules| rules.each.is_some() || rules.prune.is_some())
+        nodes.iter().filter_map(|node| node.rules.as_ref()).any(|rules| rules.change_elements())
     }
 
     /// Whether the part also changes values that an earlier pass added.

@@ -51,7 +51,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Evaluates a string with expressions, and checks the value against the type that the API server accepts. `None`
     /// if the string is one expression without a value.
-    fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, MergeError> {
+    pub(super) fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, MergeError> {
         let value = self.any_text(text)?;
         if let Some(value) = value
             && (expected.has_rule() || matches!(text, Text::Whole(_)))

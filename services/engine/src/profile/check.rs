@@ -11,9 +11,10 @@ use serde_json::{Map, Value as Json};
 
 use super::Diagnostic;
 use super::elements::{Element, elements, entries, is_computed, literal, value_of};
-use super::pod_schema::Kind;
+use super::pod_schema::{Kind, RESTART_POLICIES, is_one_of};
 use super::template::without_directives;
 use super::typed::{Root, called, check_types};
+use super::unmarked::warn_of_unmarked_expressions;
 use crate::expression::closest;
 
 /// The maximum size of a template as JSON, in bytes. The largest template in use, a service mesh proxy, needs a tenth
@@ -178,16 +179,16 @@ fn check_image(container: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Checks the restart policy. `Always` makes an init container a native sidecar; nothing else is allowed on a
-/// container.
+/// Checks the restart policy, which only init containers may have.
 fn check_restart_policy(list: &str, container: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let Some(policy) = container.fields.get("restartPolicy").map(value_of) else { return };
     let path = format!("{}.restartPolicy", container.path);
     if list == "containers" {
         let diagnostic = Diagnostic::new(path, "a container of the pod's main list has no restartPolicy of its own");
         diagnostics.push(diagnostic.with_help("a native sidecar stands in initContainers").of_name());
-    } else if policy != "Always" && !is_computed(policy) {
-        diagnostics.push(Diagnostic::new(path, "expected Always, which makes it a native sidecar"));
+    } else if let Some(other) = literal(policy).filter(|text| !is_one_of(RESTART_POLICIES, text)) {
+        let message = format!("expected {}, found {other:?}", Kind::Word(RESTART_POLICIES).expected());
+        diagnostics.push(Diagnostic::new(path, message).with_help("Always makes it a native sidecar"));
     }
 }
 
@@ -333,14 +334,25 @@ fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) ->
     object
 }
 
-/// Returns warnings about a valid profile: mounts of volumes that the profile does not add, and container patches that
-/// are named like a container of the template but do not select it.
+/// Returns warnings about a valid profile: mounts of volumes that the profile does not add, container patches that
+/// are named like a container of the template but do not select it, values that older versions of Kubernetes reject, and
+/// strings that look like expressions.
 #[must_use]
 pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     let mut advice = Vec::new();
+    warn_of_unmarked_expressions(spec, &mut advice);
     let template = spec.template.as_ref().map(value_of).and_then(|template| template.get("spec"));
     let pod = template.map(value_of).and_then(Json::as_object);
     check_patch_names(spec, pod, &mut advice);
+    for container in pod.into_iter().flat_map(|pod| elements("spec.template.spec", pod, "initContainers")) {
+        if let Some(policy) = container.fields.get("restartPolicy").map(value_of).and_then(literal)
+            && policy != "Always"
+        {
+            let path = format!("{}.restartPolicy", container.path);
+            let message = format!("API servers before 1.35 reject pods with {policy} on an init container");
+            advice.push(Diagnostic::new(path, message));
+        }
+    }
     let Some(volumes) = added_volumes(pod) else { return advice };
     for list in CONTAINER_LISTS {
         for container in pod.into_iter().flat_map(|pod| elements("spec.template.spec", pod, list)) {
@@ -428,7 +440,7 @@ mod tests {
                 {"name": "c", "image": {"$value": "i", "$conflict": "Keep"}, "env": [
                     {"$when": "a", "$value": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]},
                     {"name": "A", "value": "2"},
-                    {"$each": "true", "value": "3"},
+                    {"$forEach": "existing", "value": "3"},
                 ]},
             ],
         });
@@ -469,8 +481,8 @@ mod tests {
                 "s.containers[0].volumeMounts[1].mountPath: the mountPath \"/a\" stands at",
             ),
             (
-                json!({"initContainers": [{"name": "a", "image": "i", "restartPolicy": "Never"}]}),
-                "s.initContainers[0].restartPolicy: expected Always",
+                json!({"initContainers": [{"name": "a", "image": "i", "restartPolicy": "always"}]}),
+                "s.initContainers[0].restartPolicy: expected Always, Never or OnFailure, found \"always\"",
             ),
         ] {
             let diagnostics = spec(&wrong);

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value as Json};
 
+use crate::context::EXISTING;
 use crate::expression::Text;
 
 /// An element of a list of objects.
@@ -65,7 +66,8 @@ fn collect<'t>(path: &str, value: &'t Json, is_conditional: bool, found: &mut Ve
             }
         }
         Json::Object(fields) => {
-            let is_whole = !["$value", "$each", "$prune"].iter().any(|directive| fields.contains_key(*directive));
+            let is_whole = !["$value", "$prune"].iter().any(|directive| fields.contains_key(*directive));
+            let is_whole = is_whole && !changes_existing(value);
             found.push(Element { path: path.to_owned(), fields, is_conditional, is_whole });
         }
         _ => {}
@@ -78,7 +80,12 @@ fn placed(path: String, value: &Json) -> (String, &Json) {
 }
 
 fn is_conditional(value: &Json) -> bool {
-    value.get("$when").is_some() || value.get("$forEach").is_some()
+    value.get("$when").is_some() || (value.get("$forEach").is_some() && !changes_existing(value))
+}
+
+/// Whether an element changes existing elements, and adds none.
+fn changes_existing(value: &Json) -> bool {
+    value.get("$forEach").is_some_and(|list| list == EXISTING)
 }
 
 #[cfg(test)]
@@ -96,7 +103,7 @@ mod tests {
             [{"name": "E"}],
             "${list}",
             {"$value": "${entry}", "name": "F"},
-            {"$each": "true", "value": "1"},
+            {"$forEach": "existing", "value": "1"},
             {"$conflict": "Keep", "$value": {"name": "G"}},
         ]});
         let elements = elements("c", spec.as_object().unwrap(), "env");

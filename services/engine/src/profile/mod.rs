@@ -12,6 +12,7 @@ mod elements;
 mod flattened;
 pub(crate) mod pod_schema;
 mod typed;
+mod unmarked;
 pub(crate) mod template;
 mod check;
 mod tenant;

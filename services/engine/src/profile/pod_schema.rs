@@ -15,6 +15,10 @@ use crate::schema::{HOOK_HANDLERS, PROBE_HANDLERS};
 /// Lines of `Type field:kind field:kind`, sorted by type.
 const TABLE: &str = include_str!("pod_schema.txt");
 
+/// The values that Kubernetes accepts as the `restartPolicy` of an init container. `Always` makes it a native sidecar.
+/// API servers before 1.35 accept no other value.
+pub(super) const RESTART_POLICIES: &str = "Always|Never|OnFailure";
+
 /// The parsed table, kept only while a profile is checked.
 #[derive(Debug)]
 pub(super) struct PodSchema {
@@ -244,6 +248,9 @@ pub(crate) enum InvalidValue {
 }
 
 impl Expected {
+    /// The computed `restartPolicy` of an init container.
+    pub(crate) const RESTART_POLICY: Self = Self { kind: Kind::Word(RESTART_POLICIES), is_element: false };
+
     /// Checks a computed value: the API server rejects every pod whose patch has a value of the wrong type.
     ///
     /// # Errors

@@ -100,21 +100,53 @@ fn checks_rollout() {
 }
 
 #[test]
-fn loop_names_cannot_shadow() {
+fn loop_directives_have_rules() {
     let element = |directives: &Json| {
         let mut entry = json!({"name": "A_${string(index)}", "value": "x"});
         entry.as_object_mut().unwrap().extend(directives.as_object().unwrap().clone());
         diagnostics(&ProfileName::cluster("p"), &container(&json!({"env": [entry]})))
     };
-    for right in ["path", "item", "entry"] {
-        assert_eq!(element(&json!({"$forEach": "['a']", "$as": right})), Vec::<String>::new(), "{right}");
+    for right in [
+        json!({"$forEach": "['a']"}),
+        json!({"$forEach": "existing"}),
+        json!({"$forEach": "existing", "$when": "existing.hasValue()"}),
+    ] {
+        assert_eq!(element(&right), Vec::<String>::new(), "{right}");
     }
-    for taken in ["object", "containers", "primary", "request", "params", "existing", "owner"] {
-        let found = element(&json!({"$forEach": "['a']", "$as": taken}));
-        assert!(found.iter().any(|diagnostic| diagnostic.contains("meaning of its own")), "{taken}: {found:?}");
+    for (wrong, expected) in [
+        (json!({"$forEach": "existing.orValue([])"}), "`existing` is not known here"),
+        (json!({"$forEach": " existing"}), "`existing` is not known here"),
+        (json!({"$forEach": "existing", "$prune": "true"}), "$forEach: existing and $prune exclude one another"),
+        (json!({"$forEach": "['a']", "$as": "x"}), "there is no directive $as"),
+        (json!({"$each": "true"}), "there is no directive $each"),
+    ] {
+        let found = element(&wrong);
+        assert!(found.iter().any(|diagnostic| diagnostic.contains(expected)), "{wrong}: {found:?}");
     }
-    let found = element(&json!({"$forEach": "existing.orValue([])"}));
-    assert!(found.iter().any(|diagnostic| diagnostic.contains("`existing` is not known here")), "{found:?}");
+}
+
+#[test]
+fn computed_restart_policy_is_one_expression() {
+    let container = |policy: &Json| {
+        let container = json!({"name": "a", "image": "i", "restartPolicy": policy});
+        diagnostics(&ProfileName::cluster("p"), &json!({"template": {"spec": {"initContainers": [container]}}}))
+    };
+    for right in [json!("Always"), json!("${true ? 'Always' : null}"), json!({"$value": "Always", "$conflict": "Keep"})]
+    {
+        assert_eq!(container(&right), Vec::<String>::new(), "{right}");
+    }
+    for (wrong, expected) in [
+        (json!("Al${'ways'}"), "is one expression"),
+        (json!({"$value": "Always", "$when": "true"}), "is one expression"),
+        (json!({"$value": "${'Always'}", "$conflict": "Replace"}), "is one expression"),
+        (json!("${existing.orValue('Always')}"), "`existing` is not known here"),
+        (json!("${nosuch}"), "nosuch"),
+        (json!("Sometimes"), "expected Always, Never or OnFailure"),
+    ] {
+        let found = container(&wrong);
+        let start = "spec.template.spec.initContainers[0].restartPolicy: ";
+        assert!(found.iter().any(|one| one.starts_with(start) && one.contains(expected)), "{wrong}: {found:?}");
+    }
 }
 
 #[test]

@@ -17,8 +17,7 @@ use crate::expression::{Quantity, Source, Text, closest};
 const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 
 /// The names of all directives.
-pub(super) const DIRECTIVES: [&str; 10] =
-    ["$value", "$when", "$forEach", "$as", "$conflict", "$join", "$position", "$each", "$prune", "$sidecar"];
+pub(super) const DIRECTIVES: [&str; 7] = ["$value", "$when", "$forEach", "$conflict", "$join", "$position", "$prune"];
 
 /// Fields of a container patch that are no fields of a container.
 const PATCH_FIELDS: [&str; 4] = ["match", "matchConditions", "preconditions", "template"];
@@ -577,7 +576,7 @@ mod tests {
         let spec = json!({
             "hostNetwork": "${params.host}",
             "volumes": [
-                {"$forEach": "variables.mounts", "$as": "m", "name": "v-${index}", "emptyDir": {"medium": "${params.medium}"}},
+                {"$forEach": "variables.mounts", "name": "v-${index}", "emptyDir": {"medium": "${params.medium}"}},
                 {"name": "t", "$position": "First", "projected": {"sources": [
                     {"serviceAccountToken": {"expirationSeconds": "${params.expiration}", "path": "token"}},
                     "${variables.more}",
@@ -589,13 +588,13 @@ mod tests {
                 "${variables.container}",
                 {"$value": "${primary}", "name": "copy", "tty": "${true}"},
                 {
-                    "name": "a", "$sidecar": "params.native", "$conflict": "Merge",
+                    "name": "a", "$conflict": "Merge",
                     "image": {"$value": "${params.image}", "$conflict": "${existing.orValue('') == 'auto' ? 'Replace' : 'Keep'}"},
                     "args": ["x", "-${variables.y}", {"$when": "z", "$value": "w"}, ["v"]],
                     "env": [
                         {"$when": "x", "$value": [{"name": "A", "value": "${b}"}]},
                         {"name": "C", "value": "c", "$join": {"separator": ","}},
-                        {"$each": "true", "value": "v"},
+                        {"$forEach": "existing", "value": "v"},
                         {"$prune": "item.name == 'D'"},
                     ],
                     "startupProbe": {"$when": "params.native", "httpGet": {"port": "${params.port}"}},

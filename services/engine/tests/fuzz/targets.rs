@@ -79,19 +79,10 @@ pub fn profile_and_pod(bytes: &[u8]) {
     let (Ok(mut spec), Ok(pod)) = (serde_json::from_str::<Json>(spec), serde_json::from_str::<Json>(pod)) else {
         return;
     };
-    let may_contradict_itself = [
-        "$prune",
-        "$each",
-        "$forEach",
-        "$value",
-        "jitter",
-        "Injected",
-        "existing",
-        "${",
-        "\"containers\":[{\"name\":\"r\"",
-    ]
-    .iter()
-    .any(|word| spec.to_string().contains(word));
+    let may_contradict_itself =
+        ["$prune", "$forEach", "$value", "jitter", "Injected", "existing", "${", "\"containers\":[{\"name\":\"r\""]
+            .iter()
+            .any(|word| spec.to_string().contains(word));
     if let Some(spec) = spec.as_object_mut() {
         spec.insert("activation".into(), json!("Always"));
     }

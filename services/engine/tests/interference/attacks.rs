@@ -141,7 +141,7 @@ fn join_adds_no_second_variable_of_a_name() {
         (pod(), json!({"env": {"$value": [value, {"name": "NEW", "value": "1"}], "$join": {}}}), APPLIED),
         (
             with_variable,
-            json!({"env": [{"$each": "item.name == 'OWN'", "$conflict": "Replace", "name": "HTTPS_PROXY"}]}),
+            json!({"env": [{"$forEach": "existing", "$when": "item.name == 'OWN'", "$conflict": "Replace", "name": "HTTPS_PROXY"}]}),
             LEFT_OUT,
         ),
     ] {

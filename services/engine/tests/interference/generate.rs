@@ -397,9 +397,12 @@ impl Maker<'_, '_> {
         let condition = format!("item.?name.orValue('') == '{name}'");
         match self.choices.below(4) {
             0 => json!({"$prune": condition}),
-            1 => json!({"$each": condition, "$conflict": "Replace", field: value}),
-            2 => json!({"$each": condition, "$conflict": "Replace", "name": self.choices.pick(&["MODE", "A", "C"])}),
-            _ => json!({"$each": "true", "$conflict": "Replace", field: value}),
+            1 => json!({"$forEach": "existing", "$when": condition, "$conflict": "Replace", field: value}),
+            2 => {
+                let name = self.choices.pick(&["MODE", "A", "C"]);
+                json!({"$forEach": "existing", "$when": condition, "$conflict": "Replace", "name": name})
+            }
+            _ => json!({"$forEach": "existing", "$conflict": "Replace", field: value}),
         }
     }
 
@@ -413,7 +416,7 @@ impl Maker<'_, '_> {
             11 => {
                 let names = [self.choices.pick(names), self.choices.pick(names)];
                 let list = format!("['{}', '{}']", names[0], names[1]);
-                return json!({"$forEach": list, "$as": "n", "name": "${n}", "image": self.image(), "$conflict": self.conflict()});
+                return json!({"$forEach": list, "name": "${item}", "image": self.image(), "$conflict": self.conflict()});
             }
             _ => {}
         }
@@ -425,7 +428,7 @@ impl Maker<'_, '_> {
             container["$position"] = self.position();
         }
         if names == INIT && self.choices.one_in(6) {
-            container["$sidecar"] = json!(self.choices.pick(&["true", "false"]));
+            container["restartPolicy"] = json!(self.choices.pick(&["${'Always'}", "${null}"]));
         }
         if self.choices.one_in(6) {
             let conditions = [
@@ -476,7 +479,9 @@ impl Maker<'_, '_> {
                 0 => args,
                 1 => json!({"$value": args, "$join": {}}),
                 2 => json!({"$value": args, "$conflict": "Replace"}),
-                _ => json!([{"$each": "item == '--x'", "$value": "--y"}, format!("--{}", self.value())]),
+                _ => {
+                    json!([{"$forEach": "existing", "$when": "item == '--x'", "$value": "--y"}, format!("--{}", self.value())])
+                }
             };
         }
         if self.choices.one_in(5) {

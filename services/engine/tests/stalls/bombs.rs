@@ -83,8 +83,8 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             "a million elements of a nested $forEach",
             with_variables(
                 added(json!([{
-                    "$forEach": "variables.thousand", "$as": "outer",
-                    "$value": [{"$forEach": "variables.thousand", "name": "E${outer}_${item}", "value": "x"}],
+                    "$forEach": "variables.thousand",
+                    "$value": [{"$forEach": "variables.thousand.map(n, [item, n])", "name": "E${item[0]}_${item[1]}", "value": "x"}],
                 }])),
                 thousand,
             ),
@@ -95,8 +95,8 @@ pub(crate) fn profile_bombs() -> Vec<Bomb> {
             "a million items of a list without keys",
             with_variables(
                 template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "args": [{
-                    "$forEach": "variables.thousand", "$as": "outer",
-                    "$value": [{"$forEach": "variables.thousand", "$value": "${outer}.${item}"}],
+                    "$forEach": "variables.thousand",
+                    "$value": [{"$forEach": "variables.thousand.map(n, [item, n])", "$value": "${item[0]}.${item[1]}"}],
                 }]}]}})),
                 thousand,
             ),
@@ -301,7 +301,7 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
         ),
         bomb(
             "20,000 variables, each changed",
-            env(json!([{"$each": "true", "value": "y", "$conflict": "Replace"}])),
+            env(json!([{"$forEach": "existing", "value": "y", "$conflict": "Replace"}])),
             variables(20_000, |_| "x".to_owned()),
             EITHER,
         ),

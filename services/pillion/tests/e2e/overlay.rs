@@ -21,7 +21,7 @@ spec:
     spec:
       initContainers:
       - name: proxy
-        $sidecar: params.native
+        restartPolicy: \"${params.native ? 'Always' : null}\"
         $position: First
         $conflict: Merge
         image: {$value: 'proxy:1', $conflict: \"${existing.orValue('') == 'auto' ? 'Replace' : 'Keep'}\"}

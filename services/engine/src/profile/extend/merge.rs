@@ -15,7 +15,7 @@ use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
 const MAX_DEPTH: usize = 64;
 
 /// Directives of elements that cannot be matched by key, because such an element represents other elements.
-const GROUPS: [&str; 4] = ["$value", "$forEach", "$each", "$prune"];
+const GROUPS: [&str; 3] = ["$value", "$forEach", "$prune"];
 
 /// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are
 /// applied. Their revisions have rollouts of their own.

@@ -18,11 +18,11 @@ use crate::profile::typed::unknown_directive;
 /// The local names, `container` or `item`, that each variable reads. They exist only in some parts of a profile.
 pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
 
-/// The default name of an item of `$forEach`, which `$as` overrides.
-const ITEM: &str = "item";
+/// The names that are in scope beside `$forEach` and `$prune`.
+const ITEM_NAMES: [&str; 3] = ["item", "index", "key"];
 
-/// Names that come into scope together with an item.
-const BESIDE_ITEM: [&str; 2] = ["index", "key"];
+/// The field that makes an init container a native sidecar.
+const RESTART_POLICY: &str = "restartPolicy";
 
 /// The position of a part of a template, which decides which directives are valid.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -112,7 +112,11 @@ impl<'d> Compiler<'d> {
         match template {
             Json::String(text) => self.string(text, place),
             Json::Array(items) => {
-                let is_init = self.path.ends_with(".initContainers") || self.path.ends_with(".initContainers.$value");
+                let is_list = self.path.ends_with(".initContainers") || self.path.ends_with(".initContainers.$value");
+                // Other objects than pods have lists of this name too.
+                let is_init = is_list && self.expected == FieldKind::List("Container");
+                // A list within a list is a group of its elements.
+                let is_init = is_init || place == Place::InitContainer;
                 let place = if is_init { Place::InitContainer } else { Place::Element };
                 let items = items.iter().enumerate();
                 let kind = self.expected.element();
@@ -135,10 +139,19 @@ impl<'d> Compiler<'d> {
         let locals = self.locals.len();
         // The directives come first, because the list of `$forEach` is computed outside of the scope that `$forEach`
         // opens.
-        let rules = self.rules(fields, place);
+        let mut rules = self.rules(fields, place);
+        let adds = rules.as_ref().is_some_and(|rules| !rules.change_elements());
         let mut nodes = Vec::new();
         let mut complete = true;
         for (name, value) in fields.iter().filter(|(name, _)| !name.starts_with('$')) {
+            if let Some(rules) = rules.as_mut().filter(|_| adds && place == Place::InitContainer)
+                && name == RESTART_POLICY
+                && !is_constant(value)
+            {
+                rules.restart_policy = self.below(".restartPolicy", |compiler| compiler.restart_policy(value));
+                complete &= rules.restart_policy.is_some();
+                continue;
+            }
             let kind = match self.expected {
                 FieldKind::Object(of) => self.schema.field(of, name).unwrap_or(FieldKind::Any),
                 FieldKind::Map(value) => FieldKind::of(value),
@@ -167,6 +180,12 @@ impl<'d> Compiler<'d> {
                 let value = value?;
                 if nodes.is_empty() {
                     let uses_existing = uses_existing || value.uses_existing;
+                    let (mut value, mut rules) = (value, rules);
+                    // A computed `restartPolicy` is not a directive, so it may stand in `$value` beside directives.
+                    if let (Some(rules), Some(inner)) = (&mut rules, &mut value.rules) {
+                        rules.restart_policy = rules.restart_policy.take().or_else(|| inner.restart_policy.take());
+                        value.rules = value.rules.filter(|inner| !inner.is_empty());
+                    }
                     // One map cannot hold both sets of directives.
                     if value.rules.is_some() && rules.is_some() {
                         let help = "write all of them into one of the two";
@@ -251,7 +270,7 @@ impl<'d> Compiler<'d> {
             let message = format!("variables.{variable} is computed from `{missing}`, which is not known here");
             let help = match missing {
                 "container" => "`container` is known in spec.containerPatches",
-                _ => "`item`, `index` and `key` are known where $forEach, $each or $prune stands",
+                _ => "`item`, `index` and `key` are known where $forEach or $prune stands",
             };
             self.report(&message, help);
             return None;
@@ -297,100 +316,82 @@ impl<'d> Compiler<'d> {
         let before = self.diagnostics.len();
         let mut rules = Rules::default();
         if let Some(list) = fields.get("$forEach") {
-            rules.for_each = self.below(".$forEach", |compiler| compiler.for_each(list, fields.get("$as"), place));
+            rules.for_each = self.below(".$forEach", |compiler| compiler.for_each(list, place));
         }
-        for name in ["$each", "$prune"] {
-            if fields.contains_key(name) {
-                self.bind_item(ITEM);
+        if fields.contains_key("$forEach") || fields.contains_key("$prune") {
+            for name in ITEM_NAMES {
+                self.bind(name);
             }
         }
         for (name, value) in fields.iter().filter(|(name, _)| name.starts_with('$')) {
-            self.below(&format!(".{name}"), |compiler| compiler.rule(&mut rules, name, value, fields, place));
+            self.below(&format!(".{name}"), |compiler| compiler.rule(&mut rules, name, value, place));
         }
         if rules.join.is_some() && rules.conflict.is_some() {
             self.report("$join and $conflict exclude one another", "$join keeps the object's value and adds to it");
         }
-        if rules.each.is_some() && (rules.for_each.is_some() || rules.prune.is_some()) {
-            let help = "$each changes elements that are there, $forEach adds new ones, $prune removes some";
-            self.report("$each stands alone, without $forEach and $prune", help);
+        if matches!(rules.for_each, Some(ForEach::Existing)) && rules.prune.is_some() {
+            let help = "$forEach: existing changes existing elements, and $prune removes some: write two elements";
+            self.report("$forEach: existing and $prune exclude one another", help);
         }
         (self.diagnostics.len() == before).then_some(rules)
     }
 
-    fn rule(&mut self, rules: &mut Rules, name: &str, value: &Json, fields: &Map<String, Json>, place: Place) {
+    fn rule(&mut self, rules: &mut Rules, name: &str, value: &Json, place: Place) {
         match name {
             "$value" | "$forEach" => {}
             "$when" => rules.when = self.source(value),
-            "$as" => {
-                if !fields.contains_key("$forEach") {
-                    self.report("$as names the item of $forEach, and there is none", "add $forEach, or leave $as out");
-                }
-            }
             "$conflict" => rules.conflict = self.choice(value, ConflictRule::from_word, ConflictRule::WORDS),
             "$position" if place == Place::Field => {
                 self.report("$position stands on an element of a list", "move it there");
             }
             "$position" => rules.position = self.position(value),
             "$join" => rules.join = self.join(value),
-            "$each" if place == Place::Field => {
-                self.report("$each stands in an element of a list", "write it as [{$each: \"...\", ...}]");
-            }
-            "$each" => rules.each = self.source(value).and_then(|each| self.without_existing(each)),
             "$prune" => rules.prune = self.source(value).and_then(|prune| self.without_existing(prune)),
-            "$sidecar" if place == Place::InitContainer => rules.sidecar = self.source(value),
-            "$sidecar" => {
-                self.report("$sidecar stands on a container in initContainers", "move the container there");
-            }
             _ => self.diagnostics.push(unknown_directive(&self.path, name)),
         }
     }
 
-    fn for_each(&mut self, list: &Json, name: Option<&Json>, place: Place) -> Option<ForEach> {
+    fn for_each(&mut self, list: &Json, place: Place) -> Option<ForEach> {
         if place == Place::Field {
-            self.report("$forEach stands on an element of a list", "move it there");
+            self.report("$forEach stands on an element of a list", "write it as [{$forEach: ..., ...}]");
             return None;
         }
+        if list == EXISTING {
+            return Some(ForEach::Existing);
+        }
         let list = self.source(list).and_then(|list| self.without_existing(list));
-        let item = match name {
-            Some(Json::String(name)) if self.is_taken(name) => {
-                let message = format!("{name} has a meaning of its own, so it cannot be the name of the item");
-                self.report(&message, "take another word");
-                return None;
-            }
-            None => ITEM,
-            Some(Json::String(name)) if is_name(name) => name,
-            Some(other) => {
-                let message = format!("$as is the name of the item, not {other}");
-                self.report(&message, "write a word of letters, digits and '_'");
-                return None;
-            }
-        };
-        self.bind_item(item);
-        list.map(|list| ForEach { list, item: item.into() })
+        list.map(ForEach::Items)
     }
 
-    /// Whether a name already has a meaning in expressions, so that it cannot name an item.
-    fn is_taken(&self, name: &str) -> bool {
-        let is_namespace = matches!(name, "params" | "variables" | "lookups" | "cluster" | EXISTING);
-        let is_local = self.locals.iter().any(|local| local == name);
-        is_namespace || (!is_local && Expression::compile(name, &self.scope).is_ok())
+    /// Compiles the computed `restartPolicy` of an init container.
+    fn restart_policy(&mut self, value: &Json) -> Option<Text> {
+        let parsed = value.as_str().map(expression::Text::parse);
+        if let (Json::String(whole), Some(Ok(parsed @ expression::Text::Whole(_)))) = (value, parsed) {
+            let text = self.text(whole, parsed)?;
+            if text.uses(EXISTING) {
+                self.report("`existing` is not known here", "`overlays` has the containers of the pod's author");
+                return None;
+            }
+            return Some(text);
+        }
+        let message = "a computed restartPolicy of an init container is one expression";
+        self.report(
+            message,
+            "for instance \"${params.native ? 'Always' : null}\"; with null it is an ordinary container",
+        );
+        None
     }
 
     /// Returns an expression if it does not read `existing`, and otherwise reports it. The expression is evaluated for
     /// several elements, not at one path.
     fn without_existing(&mut self, expression: Expression) -> Option<Expression> {
         if expression.uses(EXISTING) {
-            self.report("`existing` is not known here", "`item` is the element at hand, `object` the object as it was");
+            let help = "`item` is the current element, `object` the original object; \
+                        $forEach: existing merges the fields into the existing elements";
+            self.report("`existing` is not known here", help);
             return None;
         }
         Some(expression)
-    }
-
-    /// Adds the name of an item, and the names in [`BESIDE_ITEM`], to the scope.
-    fn bind_item(&mut self, item: &str) {
-        for name in BESIDE_ITEM.into_iter().chain([item]) {
-            self.bind(name);
-        }
     }
 
     fn bind(&mut self, name: &str) {
@@ -401,12 +402,8 @@ impl<'d> Compiler<'d> {
     /// Compiles a directive whose value is an expression; `None` if it has a mistake, which is reported.
     fn source(&mut self, value: &Json) -> Option<Expression> {
         match value {
-            Json::String(source) if !source.contains("${") => self.expression(source),
+            Json::String(source) => self.expression(source),
             Json::Bool(value) => self.expression(if *value { "true" } else { "false" }),
-            Json::String(_) => {
-                self.report("the text of this directive is an expression itself", "write it without ${ and }");
-                None
-            }
             _ => {
                 self.report(&format!("expected an expression, found {value}"), "quote it");
                 None
@@ -522,15 +519,16 @@ fn is_plain(value: &Json) -> bool {
     }
 }
 
+/// Whether a value is certainly present and contains no expression.
+fn is_constant(value: &Json) -> bool {
+    match value {
+        Json::Object(fields) => !fields.contains_key("$when") && fields.get("$value").is_none_or(is_constant),
+        value => is_plain(value),
+    }
+}
+
 fn escaped(name: &str) -> Box<str> {
     let mut out = String::with_capacity(name.len());
     write_escaped(&mut out, name);
     out.into()
-}
-
-fn is_name(text: &str) -> bool {
-    let mut bytes = text.bytes();
-    bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
-        && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        && text.len() <= 63
 }

@@ -21,7 +21,7 @@ pub(crate) struct Node {
     /// Whether an expression of this part itself, not of a nested one, reads `existing`.
     pub(crate) uses_existing: bool,
     /// Whether the part can change what an earlier pass added, by a directive on the part or on a nested one: `$join`,
-    /// `$each`, `$prune`, or `$conflict` with `Replace` or an expression.
+    /// `$forEach: existing`, `$prune`, or `$conflict` with `Replace` or an expression.
     pub(crate) acts_again: bool,
 }
 
@@ -74,16 +74,19 @@ pub(crate) struct Rules {
     pub(crate) conflict: Option<Choice<ConflictRule>>,
     pub(crate) position: Option<Position>,
     pub(crate) join: Option<Join>,
-    pub(crate) each: Option<Expression>,
     pub(crate) prune: Option<Expression>,
-    pub(crate) sidecar: Option<Expression>,
+    /// The computed `restartPolicy` of a container in `initContainers`. If it has no value, the container goes to
+    /// `containers`.
+    pub(crate) restart_policy: Option<Text>,
 }
 
-/// `$forEach`, and the name of its item.
+/// The value of `$forEach`.
 #[derive(Debug)]
-pub(crate) struct ForEach {
-    pub(crate) list: Expression,
-    pub(crate) item: Box<str>,
+pub(crate) enum ForEach {
+    /// The element is added for each item of this list, or for each entry of this map.
+    Items(Expression),
+    /// The fields are merged into each existing element of the object's list.
+    Existing,
 }
 
 /// A constant, or a value that an expression computes.
@@ -229,10 +232,13 @@ impl<T> Choice<T> {
 
 impl Rules {
     fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
-        let Self { when, for_each, conflict, position, join, each, prune, sidecar } = self;
-        [when, each, prune, sidecar].into_iter().flatten().for_each(&mut *see);
-        if let Some(for_each) = for_each {
-            see(&for_each.list);
+        let Self { when, for_each, conflict, position, join, prune, restart_policy } = self;
+        [when, prune].into_iter().flatten().for_each(&mut *see);
+        if let Some(ForEach::Items(list)) = for_each {
+            see(list);
+        }
+        if let Some(policy) = restart_policy {
+            policy.each_expression(see);
         }
         if let Some(conflict) = conflict {
             conflict.each_expression(see);
@@ -261,11 +267,12 @@ impl Rules {
         };
         let in_join = self.join.as_ref().and_then(|join| join.prepend.as_ref());
         let in_join = matches!(in_join, Some(Choice::Computed(text)) if found(text));
-        let expressions = [&self.when, &self.sidecar];
-        in_conflict
-            || in_position
-            || in_join
-            || expressions.into_iter().flatten().any(|expression| expression.uses(EXISTING))
+        in_conflict || in_position || in_join || self.when.as_ref().is_some_and(|when| when.uses(EXISTING))
+    }
+
+    /// Whether the element changes or removes existing elements, and adds none.
+    pub(crate) const fn change_elements(&self) -> bool {
+        matches!(self.for_each, Some(ForEach::Existing)) || self.prune.is_some()
     }
 
     /// Whether the directives can change or remove what an earlier pass added.
@@ -275,17 +282,18 @@ impl Rules {
             Some(Choice::Computed(_)) => true,
             None => false,
         };
-        replaces || self.join.is_some() || self.each.is_some() || self.prune.is_some()
+        replaces || self.join.is_some() || self.change_elements()
     }
 
     fn is_empty(&self) -> bool {
-        let Self { when, for_each, conflict, position, join, each, prune, sidecar } = self;
-        let expressions = [when, each, prune, sidecar];
-        expressions.iter().all(|expression| expression.is_none())
+        let Self { when, for_each, conflict, position, join, prune, restart_policy } = self;
+        when.is_none()
             && for_each.is_none()
             && conflict.is_none()
             && position.is_none()
             && join.is_none()
+            && prune.is_none()
+            && restart_policy.is_none()
     }
 }
 
