@@ -222,6 +222,7 @@ publish registry: released
     PATH=$(services/testkit/tools/build.sh helm):$PATH
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
+    services/testkit/tools/krew.sh dist
     # Archives from other machines were added after `just dist` wrote the checksums.
     (cd dist && find . -type f ! -name 'SHA256SUMS*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >"$work/sums")
     mv "$work/sums" dist/SHA256SUMS

@@ -4,7 +4,7 @@
 #
 #   namespaces.sh [COUNT]                              COUNT is 50 by default
 #   namespaces.sh | kubectl apply -f -                 in a cluster
-#   pillion dev --namespaces-file <(namespaces.sh)     without a cluster
+#   pillion dev --namespace-file <(namespaces.sh)     without a cluster
 set -euo pipefail
 
 count=${1:-50}

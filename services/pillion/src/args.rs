@@ -1,5 +1,5 @@
-//! Arguments that several commands share: the release and the API server. [`block_on`] runs the future of a short
-//! command.
+//! Arguments that several commands share: the API server and the release, as flags of kubectl where kubectl has them.
+//! [`block_on`] runs the future of a short command.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -7,7 +7,10 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use pillion_control::client;
+use pillion_control::client::ConnectOptions;
 use pillion_control::release::{DEFAULT_CLUSTER_DOMAIN, Release};
+
+use crate::config::Time;
 
 /// Arguments that select the release.
 #[derive(Clone, Debug, Args)]
@@ -30,24 +33,47 @@ impl ReleaseArgs {
     }
 }
 
-/// Arguments of interactive commands that select the API server.
+/// The heading of the flags for the connection, in the help of each command.
+pub(crate) const CONNECTION: &str = "Connection";
+
+/// Arguments of all commands that talk to an API server.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ApiServerArgs {
-    /// Kubeconfig file for the API server. Default: like kubectl.
-    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
+    /// The kubeconfig file. Default: $KUBECONFIG, else ~/.kube/config, else the service account of this pod.
+    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG", help_heading = CONNECTION)]
     kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig. Default: its current context.
+    #[arg(long, value_name = "NAME", help_heading = CONNECTION)]
+    context: Option<String>,
+    /// Act as this user, by impersonation.
+    #[arg(long = "as", value_name = "USER", help_heading = CONNECTION)]
+    user: Option<String>,
+    /// Act as a member of this group, by impersonation. May be given several times.
+    #[arg(long = "as-group", value_name = "GROUP", requires = "user", help_heading = CONNECTION)]
+    groups: Vec<String>,
+    /// Fail if the API server sends nothing for this time during a request, as in 30s. Default: 55s.
+    #[arg(long, value_name = "DURATION", help_heading = CONNECTION)]
+    request_timeout: Option<Time>,
 }
 
 impl ApiServerArgs {
+    /// Creates a client, without a request.
+    ///
+    /// # Errors
+    /// There is no valid configuration.
+    pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
+        let Self { kubeconfig, context, user, groups, request_timeout } = self.clone();
+        // As for kubectl, a timeout of zero is none.
+        let request_timeout = request_timeout.map(|Time(limit)| limit).filter(|limit| !limit.is_zero());
+        Ok(client::connect_with(&ConnectOptions { kubeconfig, context, user, groups, request_timeout }).await?)
+    }
+
     /// Connects to the API server, and checks that it responds.
     ///
     /// # Errors
     /// There is no valid configuration, or the API server does not respond.
     pub(crate) async fn connect(&self) -> anyhow::Result<kube::Client> {
-        let client = match &self.kubeconfig {
-            Some(file) => client::connect(Some(file)).await?,
-            None => client::inferred().await?,
-        };
+        let client = self.client().await?;
         // Fails here if the API server is unavailable. Otherwise, each request of the command would wait and fail.
         match client.apiserver_version().await {
             Ok(_) => Ok(client),
@@ -83,6 +109,30 @@ impl ClusterArgs {
     pub(crate) async fn connect(&self) -> anyhow::Result<(kube::Client, Release)> {
         let release = self.release.release()?;
         Ok((self.api_server.connect().await?, release))
+    }
+}
+
+/// Arguments that select namespaced objects, as for `kubectl get`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NamespaceArgs {
+    /// The namespace. Default: that of the kubeconfig's context, else "default".
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// All namespaces.
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+}
+
+impl NamespaceArgs {
+    /// Returns the selected namespace; `None` for all.
+    pub(crate) fn selected(&self, client: &kube::Client) -> Option<String> {
+        let default = || client.default_namespace().to_owned();
+        (!self.all_namespaces).then(|| self.namespace.clone().unwrap_or_else(default))
+    }
+
+    /// Returns the namespace of the arguments, if they name one.
+    pub(crate) fn named(&self) -> Option<&str> {
+        self.namespace.as_deref()
     }
 }
 

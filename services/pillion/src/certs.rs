@@ -1,9 +1,8 @@
-//! `pillion certs`: shows the state of the certificates' rotation, or requests a rotation.
+//! `pillion certs`: requests a rotation of the certificates. [`Seen`] is their state, which `pillion status` shows.
 //!
-//! Both subcommands use only the API server, so they also work without a running controller.
+//! Both use only the API server, so they also work without a running controller.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -25,7 +24,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::args::ClusterArgs;
 use crate::args::block_on;
-use crate::output::{self, Form};
+use crate::config::Time;
+use crate::exit::Exit;
+use crate::output::{self, Progress};
 
 /// Arguments of `pillion certs`.
 #[derive(Clone, Debug, Args)]
@@ -38,26 +39,13 @@ pub(crate) struct CertsArgs {
 enum CertsCommand {
     /// Ask the controller for a new CA. No admission request fails during the rotation.
     Rotate(RotateArgs),
-    /// Show the progress of the rotation, and when certificates expire.
-    Status(StatusArgs),
 }
 
 /// Runs the subcommand.
-pub(crate) fn run(args: CertsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: CertsArgs) -> anyhow::Result<Exit> {
     match args.command {
         CertsCommand::Rotate(args) => block_on(rotate(args)),
-        CertsCommand::Status(args) => block_on(show(args)),
     }
-}
-
-/// Arguments of `pillion certs status`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct StatusArgs {
-    #[command(flatten)]
-    at: ClusterArgs,
-    /// The output format.
-    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
-    output: Form,
 }
 
 /// The observed state of the certificates, of their rotation, and of the webhook configuration.
@@ -69,13 +57,6 @@ pub(crate) struct Seen {
     leaf: Option<Result<ValidCertificate, InvalidPair>>,
     signer: Option<u32>,
     entries: Vec<(String, BundleContents)>,
-}
-
-async fn show(args: StatusArgs) -> anyhow::Result<ExitCode> {
-    let (client, release) = args.at.connect().await?;
-    let seen = Seen::read(&client, &release).await?;
-    args.output.print(|| Ok(seen.text(Timestamp::now())), || Ok(seen.value()))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 impl Seen {
@@ -114,7 +95,7 @@ impl Seen {
     }
 
     /// Returns the state as JSON.
-    fn value(&self) -> Value {
+    pub(crate) fn value(&self) -> Value {
         let record = match &self.record {
             Stored::Missing => json!({"state": "missing"}),
             Stored::Corrupt => json!({"state": "damaged", "fault": self.fault}),
@@ -150,6 +131,15 @@ impl Seen {
             _ = writeln!(text, "{what:<14}{said}");
         }
         text
+    }
+
+    /// Returns why the API server cannot call replicas, as far as the lines with this label show it.
+    pub(crate) fn problem(&self, what: &str) -> Option<&'static str> {
+        match what {
+            "certificate" if !matches!(self.leaf, Some(Ok(_))) => Some("there is no valid serving certificate"),
+            "webhook" if self.entries.is_empty() => Some("the API server has no webhook configuration"),
+            _ => None,
+        }
     }
 
     /// Returns the state as lines, each a label and a description.
@@ -252,12 +242,12 @@ pub(crate) struct RotateArgs {
     /// The CA's key is compromised: the old CA is removed without an overlap.
     #[arg(long)]
     compromised: bool,
-    /// Wait until the rotation is done, for at most this many seconds. Exit code 1: it was not done in time.
-    #[arg(long, value_name = "SECONDS")]
-    wait: Option<u64>,
+    /// Wait until the rotation is done, for at most this time, as in 10m.
+    #[arg(long, value_name = "DURATION")]
+    wait: Option<Time>,
 }
 
-async fn rotate(args: RotateArgs) -> anyhow::Result<ExitCode> {
+async fn rotate(args: RotateArgs) -> anyhow::Result<Exit> {
     let (client, release) = args.at.connect().await?;
     let request = RotationRequest { identity: Timestamp::now().to_string(), compromised: args.compromised };
     let leases: Api<Lease> = Api::namespaced(client.clone(), release.namespace());
@@ -272,18 +262,23 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<ExitCode> {
         ),
         Err(error) => return Err(error).context("the Lease cannot be written: that takes the right to patch it"),
     }
-    output::print(&format!("asked for a new certificate authority ({request}); see: pillion certs status\n"))?;
-    let Some(seconds) = args.wait else { return Ok(ExitCode::SUCCESS) };
-    let end = Instant::now() + Duration::from_secs(seconds);
+    output::print(&format!("asked for a new certificate authority ({request}); see: pillion status\n"))?;
+    let Some(limit) = args.wait else { return Ok(Exit::Success) };
+    let end = Instant::now() + limit.0;
+    let mut progress = Progress::new();
     loop {
         let seen = Seen::read(&client, &release).await?;
         if seen.has_fulfilled(&request) {
+            drop(progress);
             output::print(&seen.text(Timestamp::now()))?;
-            return Ok(ExitCode::SUCCESS);
+            return Ok(Exit::Success);
         }
         if Instant::now() >= end {
-            output::report(&format!("error: not done within {seconds} s\n{}", seen.text(Timestamp::now())))?;
-            return Ok(ExitCode::FAILURE);
+            progress.report(&format!("error: not done within {limit}\n{}", seen.text(Timestamp::now())))?;
+            return Ok(Exit::Findings);
+        }
+        if let Some((what, said)) = seen.lines(Timestamp::now()).first() {
+            progress.show(&format!("{what}: {said}"));
         }
         sleep(LOOK).await;
     }

@@ -1,21 +1,23 @@
 //! The command line: all commands with their arguments and exit codes. Generates the help, the manual pages, the
 //! completions, and the tables of flags and keys in the documentation.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use clap::{Arg, ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::args::CONNECTION;
 use crate::certs::CertsArgs;
 use crate::config::{ControllerPolicy, PolicyFile, WebhookPolicy, settings};
 use crate::convert::ConvertArgs;
 use crate::crds::CrdsArgs;
 use crate::diff::DiffArgs;
 use crate::doctor::DoctorArgs;
+use crate::exit::Exit;
 use crate::explain::ExplainArgs;
 use crate::export::ExportArgs;
 use crate::inject::InjectArgs;
@@ -31,6 +33,7 @@ use crate::telemetry::logs::LogArgs;
 use crate::test::TestArgs;
 use crate::uninject::UninjectArgs;
 use crate::uninstall::UninstallArgs;
+use crate::version::VersionArgs;
 
 /// One sidecar injector for a whole Kubernetes cluster.
 ///
@@ -55,25 +58,25 @@ pub(crate) enum Command {
     Webhook(WebhookArgs),
     /// Rotate certificates, and reconcile webhook configurations, revisions and profile status. Several run, one leads.
     Controller(ControllerArgs),
-    /// Show the progress of the certificate rotation, or request one.
+    /// Request a rotation of the certificates; pillion status shows its progress.
     Certs(CertsArgs),
     /// Serve profiles from files, without a cluster, and reload them when they change.
     Dev(DevArgs),
     /// Inject into the pods of manifests on this machine, without a cluster.
     Inject(InjectArgs),
-    /// Explain why a pod is injected or not: pillion explain pod/web -n shop
+    /// Explain what Pillion did or would do to an object, and why: pillion explain pod/web -n shop
     Explain(ExplainArgs),
-    /// Find problems of Pillion in a cluster, and suggest remedies.
+    /// Find what is configured wrongly in a cluster, and say how to correct it.
     Doctor(DoctorArgs),
     /// Remove injected parts from manifests, by the injection record of their pods.
     Uninject(UninjectArgs),
     /// Show what changed profiles would do to running pods or to manifests, without doing it.
     Diff(DiffArgs),
-    /// Check profiles.
+    /// Find mistakes in profiles, and show them at their place in the file.
     Lint(LintArgs),
     /// Run the test cases of profiles: pillion test profiles
     Test(TestArgs),
-    /// Show the accepted revisions of a profile in a cluster, and roll back to one.
+    /// List the profiles of a cluster, show the revisions of one, and roll back to one of them.
     Profiles(ProfilesArgs),
     /// Export profiles as Kubernetes' own admission policies, as far as these can express them.
     Export(ExportArgs),
@@ -83,8 +86,10 @@ pub(crate) enum Command {
     ///
     /// No pod is injected from then on. To undo it: set webhooks: armed in the release's ConfigMap.
     Uninstall(UninstallArgs),
-    /// Summarize the installation, and list pods that differ from their profiles, with reasons.
-    /// It reads from the API server, so no part of Pillion has to run.
+    /// Show whether the installation works now, and which pods differ from their profiles.
+    ///
+    /// It reads from the API server, so no part of Pillion has to run. It shows the replicas, the controller that leads,
+    /// the kill switch, the certificates with their rotation, and the profiles.
     Status(StatusArgs),
     /// List workloads whose pods lack a profile or carry an older revision, and restart them.
     ///
@@ -94,60 +99,76 @@ pub(crate) enum Command {
     Crds(CrdsArgs),
     /// Write manual pages: pillion man /usr/local/share/man/man1
     Man(ManArgs),
-    /// Print the tables of docs/configuration.md.
+    /// Print the generated parts of a page of the documentation.
     #[command(hide = true)]
-    Reference,
-    /// Print completions for a shell: pillion completions bash > /etc/bash_completion.d/pillion
-    Completions {
+    Reference {
+        /// The page.
+        #[arg(value_name = "PAGE")]
+        page: Page,
+    },
+    /// Print the versions of this program and of the installation.
+    Version(VersionArgs),
+    /// Print completions for a shell: pillion completion bash > /etc/bash_completion.d/pillion
+    Completion {
         /// The shell.
+        #[arg(value_name = "SHELL")]
         shell: Shell,
     },
 }
 
-/// The exit codes of a command besides success. 2 is also the code of a command line that cannot be parsed.
-type Exits = &'static [(u8, &'static str)];
-
-const WRONG: (u8, &str) = (1, "something is wrong, and standard error says what");
-const LEFT_OUT: (u8, &str) = (3, "something was left out, and standard error says what");
-const CONVERT: Exits = &[WRONG, LEFT_OUT];
-
-/// All commands without subcommands, with their exit codes.
-const COMMANDS: &[(&str, Exits)] = &[
-    ("certs rotate", &[(1, "something is wrong, or the rotation is not done after --wait")]),
-    ("certs status", &[WRONG]),
-    ("completions", &[]),
-    ("controller", &[WRONG]),
-    ("convert morvencao", CONVERT),
-    ("convert opentelemetry", CONVERT),
-    ("convert sidecarset", CONVERT),
-    ("convert tumblr", CONVERT),
-    ("crds", &[WRONG]),
-    ("dev", &[WRONG]),
-    ("diff", &[(1, "something would be different"), (2, "it cannot be said what would be different")]),
-    ("doctor", &[(1, "something keeps it from working"), (2, "it could not be looked for")]),
-    ("explain", &[(1, "it is not, or would not be, as its profiles say"), (2, "the question could not be answered")]),
-    ("export", &[WRONG, LEFT_OUT]),
-    ("inject", &[(1, "something is wrong, or a pod is refused; nothing is printed")]),
-    ("lint", &[(1, "a profile is wrong")]),
-    ("man", &[WRONG]),
-    ("profiles history", &[WRONG]),
-    ("profiles rollback", &[(1, "something is wrong, or it is not published after --wait")]),
-    ("rollout", &[(1, "a workload is stale still, or something is wrong")]),
-    ("status", &[(1, "a pod is not as its profiles say, or something is wrong")]),
-    ("test", &[(1, "a case is not as it says, or cannot be read"), (2, "there is nothing to test")]),
-    ("uninject", &[WRONG, (3, "something could not be undone, and standard error says what")]),
-    ("uninstall", &[WRONG]),
-    ("webhook", &[WRONG]),
+/// All commands without subcommands, with what exit code 1 means. `None`: the command has no findings.
+const COMMANDS: &[(&str, Option<&str>)] = &[
+    ("certs rotate", Some("the rotation is not done after --wait")),
+    ("completion", None),
+    ("controller", Some("--check-config has found a mistake")),
+    ("convert morvencao", Some(LEFT_OUT)),
+    ("convert opentelemetry", Some(LEFT_OUT)),
+    ("convert sidecarset", Some(LEFT_OUT)),
+    ("convert tumblr", Some(LEFT_OUT)),
+    ("crds", None),
+    ("dev", None),
+    ("diff", Some("a pod would be different")),
+    ("doctor", Some("a check has found a problem")),
+    ("explain", Some("the object is not, or would not be, as its profiles say")),
+    ("export", Some(LEFT_OUT)),
+    ("inject", Some("a pod is rejected, or a profile or manifest is invalid; nothing is printed")),
+    ("lint", Some("a profile is invalid")),
+    ("man", None),
+    ("profiles history", None),
+    ("profiles list", None),
+    ("profiles rollback", Some("the revision is not published after --wait")),
+    ("rollout", Some("a workload is still stale")),
+    ("status", Some("the installation does not work, or a pod differs from its profiles")),
+    ("test", Some("a test case fails or is invalid")),
+    ("uninject", Some("a part could not be removed; the rest is printed")),
+    ("uninstall", None),
+    ("version", None),
+    ("webhook", Some("--check-config has found a mistake")),
 ];
+
+const LEFT_OUT: &str = "a part was left out; the rest is printed";
+
+/// What exit code 2 means, for all commands. It is also the code of a command line that cannot be parsed.
+const FAILURE: &str = "the command failed; standard error says why";
 
 /// Returns the command line, with exit codes in the help of each command.
 pub(crate) fn command() -> clap::Command {
     with_exit_codes(Arguments::command(), "")
 }
 
+/// Returns the command line as [`command`] does. Usage lines name the program as the user has called it: as a plugin of
+/// kubectl, it is the executable `kubectl-pillion`.
+pub(crate) fn command_as_called(program: Option<&OsStr>) -> clap::Command {
+    let name = program.and_then(|program| Path::new(program).file_stem()).and_then(OsStr::to_str);
+    match name.and_then(|name| name.strip_prefix("kubectl-")) {
+        Some(plugin) => command().bin_name(format!("kubectl {plugin}")),
+        None => command(),
+    }
+}
+
 fn with_exit_codes(command: clap::Command, path: &str) -> clap::Command {
     let command = match COMMANDS.iter().find(|(known, _)| *known == path) {
-        Some((_, exits)) => command.after_long_help(exit_codes(exits)),
+        Some((_, findings)) => command.after_long_help(exit_codes(*findings)),
         None => command,
     };
     command.mut_subcommands(|below| {
@@ -157,9 +178,15 @@ fn with_exit_codes(command: clap::Command, path: &str) -> clap::Command {
     })
 }
 
-fn exit_codes(exits: Exits) -> String {
-    let mut text = "Exit codes:\n  0  success".to_owned();
-    for (code, meaning) in exits {
+/// Returns the exit codes with their meanings.
+fn exits(findings: Option<&str>) -> impl Iterator<Item = (u8, &str)> {
+    let findings = findings.map(|meaning| (Exit::Findings.code(), meaning));
+    [(Exit::Success.code(), "success")].into_iter().chain(findings).chain([(Exit::Failure.code(), FAILURE)])
+}
+
+fn exit_codes(findings: Option<&str>) -> String {
+    let mut text = "Exit codes:".to_owned();
+    for (code, meaning) in exits(findings) {
         // Writing to a string never fails.
         let _ = write!(text, "\n  {code}  {meaning}");
     }
@@ -176,44 +203,160 @@ pub(crate) struct ManArgs {
 }
 
 /// `pillion man`: writes all pages, or prints the page of `pillion` itself.
-pub(crate) fn write_manual(args: ManArgs, command: clap::Command) -> anyhow::Result<ExitCode> {
+pub(crate) fn write_manual(args: ManArgs, command: clap::Command) -> anyhow::Result<Exit> {
     let Some(folder) = args.folder else {
         let mut page = Vec::new();
         clap_mangen::Man::new(command).render(&mut page).context("the page cannot be made")?;
         output::print(&String::from_utf8(page).context("the page is no text")?)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Exit::Success);
     };
     fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     clap_mangen::generate_to(command, &folder)
         .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Success)
 }
 
-/// `pillion completions`: prints the completions for a shell.
-pub(crate) fn print_completions(shell: Shell) -> anyhow::Result<ExitCode> {
+/// `pillion completion`: prints the completions for a shell.
+pub(crate) fn print_completion(shell: Shell) -> anyhow::Result<Exit> {
     // Generated into a buffer: clap's writer panics if the output is closed.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "pillion", &mut script);
     output::print(&String::from_utf8(script)?)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Success)
 }
 
-/// `pillion reference` (hidden): prints the tables of flags and keys in `docs/configuration.md`, between the comments
-/// that mark their positions.
-pub(crate) fn print_reference() -> anyhow::Result<ExitCode> {
+/// A page of the documentation with generated parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Page {
+    /// `docs/configuration.md`: flags of the services, and keys of the policy files.
+    Configuration,
+    /// `docs/cli.md`: all commands.
+    Cli,
+}
+
+/// `pillion reference` (hidden): prints the generated parts of a page, between the comments that mark their positions.
+pub(crate) fn print_reference(page: Page) -> anyhow::Result<Exit> {
+    output::print(&reference(page)?)?;
+    Ok(Exit::Success)
+}
+
+fn reference(page: Page) -> anyhow::Result<String> {
     let mut program = command();
     program.build();
+    let sections = match page {
+        Page::Configuration => vec![
+            ("flags", flags(&program, "webhook")?),
+            ("keys", settings::table(WebhookPolicy::settings())),
+            ("controller flags", flags(&program, "controller")?),
+            ("controller keys", settings::table(ControllerPolicy::settings())),
+        ],
+        Page::Cli => vec![
+            ("commands", commands(&program)?),
+            ("connection flags", connection_flags(&program)?),
+            ("reference", command_reference(&program)?),
+        ],
+    };
     let mut text = String::new();
-    for (name, table) in [
-        ("flags", flags(&program, "webhook")?),
-        ("keys", settings::table(WebhookPolicy::settings())),
-        ("controller flags", flags(&program, "controller")?),
-        ("controller keys", settings::table(ControllerPolicy::settings())),
-    ] {
+    for (name, table) in sections {
         write!(text, "<!-- {name} -->\n\n{table}\n<!-- end of {name} -->\n")?;
     }
-    output::print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(text)
+}
+
+/// Returns the command with this path, such as `profiles list`.
+fn find<'p>(program: &'p clap::Command, path: &str) -> anyhow::Result<&'p clap::Command> {
+    let found = path.split(' ').try_fold(program, |command, name| command.find_subcommand(name));
+    found.with_context(|| format!("there is no command {path}"))
+}
+
+/// Returns the first sentence of a command's help, without a full stop.
+fn about(command: &clap::Command) -> String {
+    command.get_about().map(ToString::to_string).unwrap_or_default()
+}
+
+/// Returns the table of all commands with their exit codes.
+fn commands(program: &clap::Command) -> anyhow::Result<String> {
+    let mut table = "| command | purpose | exit code 1 |\n|---|---|---|\n".to_owned();
+    for (path, findings) in COMMANDS {
+        let about = about(find(program, path)?).replace('|', "\\|");
+        writeln!(
+            table,
+            "| [`pillion {path}`](#pillion-{}) | {about} | {} |",
+            path.replace(' ', "-"),
+            findings.unwrap_or("-")
+        )?;
+    }
+    Ok(table)
+}
+
+/// Returns the table of the flags that all commands have that talk to an API server.
+fn connection_flags(program: &clap::Command) -> anyhow::Result<String> {
+    let flags = find(program, "status")?.get_arguments().filter(|flag| flag.get_help_heading() == Some(CONNECTION));
+    argument_table(flags)
+}
+
+/// Returns a section for each command: its help, its usage, and its arguments except the common ones.
+fn command_reference(program: &clap::Command) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for (path, _) in COMMANDS {
+        let command = find(program, path)?;
+        let usage = command.clone().render_usage().to_string();
+        let usage = usage.trim_start_matches("Usage: ").split_whitespace().collect::<Vec<_>>().join(" ");
+        let help = command.get_long_about().map_or_else(|| about(command), ToString::to_string);
+        let help = help.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
+        let help = help.collect::<Vec<_>>().join("\n\n");
+        writeln!(text, "### `pillion {path}`\n\n{help}\n\n```text\n{usage}\n```\n")?;
+        if ["webhook", "controller"].contains(path) {
+            writeln!(text, "The flags are in [configuration](configuration.md).\n")?;
+            continue;
+        }
+        let is_common = |flag: &&Arg| flag.is_global_set() || flag.get_help_heading() == Some(CONNECTION);
+        let is_builtin = |flag: &&Arg| ["help", "version"].contains(&flag.get_id().as_str());
+        let mut own = command.get_arguments().filter(|flag| !is_common(flag) && !is_builtin(flag)).peekable();
+        if own.peek().is_some() {
+            writeln!(text, "{}", argument_table(own)?)?;
+        }
+        if command.get_arguments().any(|flag| flag.get_help_heading() == Some(CONNECTION)) {
+            writeln!(text, "It also has the [connection flags](#connection-flags).\n")?;
+        }
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    Ok(text)
+}
+
+/// Returns the table of arguments and flags.
+fn argument_table<'a>(arguments: impl Iterator<Item = &'a Arg>) -> anyhow::Result<String> {
+    let mut table = "| flag | default | meaning |\n|---|---|---|\n".to_owned();
+    for argument in arguments {
+        let value = match (argument.get_action(), argument.get_value_names()) {
+            (ArgAction::SetTrue, _) | (_, None) => String::new(),
+            (_, Some(names)) => names.join(" "),
+        };
+        let short = argument.get_short().map(|short| format!("-{short}, ")).unwrap_or_default();
+        let name = match argument.get_long() {
+            Some(long) => format!("{short}--{long} {value}"),
+            None => value,
+        };
+        let default = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect::<Vec<_>>();
+        let is_switch = matches!(argument.get_action(), ArgAction::SetTrue);
+        let default = if is_switch || default.is_empty() { String::new() } else { format!("`{}`", default.join(" ")) };
+        let help = argument.get_long_help().or_else(|| argument.get_help()).map(ToString::to_string);
+        let help = help.with_context(|| format!("{} has no help", argument.get_id()))?;
+        // clap removes the full stop of a single sentence.
+        let mut help = help.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.').replace('|', "\\|");
+        help.push('.');
+        let values: Vec<_> =
+            argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
+        if !is_switch && !values.is_empty() {
+            write!(help, " One of {}.", values.join(", "))?;
+        }
+        if let Some(variable) = argument.get_env() {
+            write!(help, " Environment: `{}`.", variable.to_string_lossy())?;
+        }
+        writeln!(table, "| `{}` | {default} | {help} |", name.trim_end())?;
+    }
+    Ok(table)
 }
 
 /// Returns the table of a command's flags with their environment variables.
@@ -305,7 +448,7 @@ mod tests {
         assert_eq!(args.listen.to_string(), "127.0.0.1:8443");
         assert!(args.profiles.is_empty() && args.namespaces.is_empty());
 
-        let line = "pillion dev --profiles a --profiles b --namespace shop=required --namespace till=held";
+        let line = "pillion dev -p a --profile b --namespace shop=required --namespace till=held";
         let Command::Dev(args) = parse(line).unwrap().command else { panic!("another command") };
         assert_eq!(args.profiles, [PathBuf::from("a"), PathBuf::from("b")]);
         let levels: Vec<_> = args.namespaces.iter().map(|namespace| (&*namespace.name, namespace.level)).collect();
@@ -323,6 +466,11 @@ mod tests {
             ("pillion dev --otlp-endpoint https://", "http://"),
             ("pillion dev --trace-ratio 2", "from 0 to 1"),
             ("pillion --log-format xml crds", "text, json"),
+            ("pillion rollout --timeout 600", "expected a duration with a unit, such as 30s"),
+            ("pillion certs rotate --wait 10", "expected a duration with a unit"),
+            ("pillion status -n shop -A", "cannot be used with"),
+            ("pillion status --as-group mesh", "--as <USER>"),
+            ("pillion lint -f github profiles", "-f"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
@@ -384,34 +532,93 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_are_in_help_and_documentation() {
+    fn every_command_has_exit_codes() {
         let mut found = BTreeSet::new();
         leaves(&Arguments::command(), "", &mut found);
         let known: BTreeSet<_> = COMMANDS.iter().map(|(path, _)| (*path).to_owned()).collect();
         assert_eq!(found, known);
+    }
 
-        // A row: `| `pillion diff` | purpose | 1: meaning; 2: meaning |`
-        let rows = CLI_PAGE.lines().filter_map(|line| {
-            let cells: Vec<_> = line.strip_prefix("| `pillion ")?.trim_end_matches(" |").split(" | ").collect();
-            let [path, _, exits] = cells.as_slice() else { panic!("three columns: {line}") };
-            Some((path.trim_end_matches('`').to_owned(), (*exits).to_owned()))
-        });
-        let rows: Vec<_> = rows.collect();
-        let expected = COMMANDS.iter().map(|(path, exits)| {
-            let codes = exits.iter().map(|(code, meaning)| format!("{code}: {meaning}"));
-            ((*path).to_owned(), codes.collect::<Vec<_>>().join("; "))
-        });
-        assert_eq!(rows, expected.collect::<Vec<_>>());
+    #[test]
+    fn page_has_generated_reference() {
+        for section in reference(Page::Cli).unwrap().split_inclusive("<!-- end of ") {
+            let (section, _) = section.split_once("\n<!-- end of ").unwrap_or((section, ""));
+            let section = section.split_once("<!-- ").map_or(section, |(_, section)| section);
+            assert!(CLI_PAGE.contains(section), "run `just generate`: docs/cli.md has not\n{section}");
+        }
     }
 
     #[test]
     fn help_lists_exit_codes() {
         let mut command = command();
         let diff = command.find_subcommand_mut("diff").unwrap().render_long_help().to_string();
-        assert!(diff.contains("Exit codes:\n  0  success\n  1  something would be different\n  2  "), "{diff}");
+        let codes = "Exit codes:\n  0  success\n  1  a pod would be different\n  2  the command failed; standard error";
+        assert!(diff.contains(codes), "{diff}");
         let convert = command.find_subcommand_mut("convert").unwrap();
         let tumblr = convert.find_subcommand_mut("tumblr").unwrap().render_long_help().to_string();
-        assert!(tumblr.contains("  3  something was left out"), "{tumblr}");
+        assert!(tumblr.contains("  1  a part was left out"), "{tumblr}");
+        let crds = command.find_subcommand_mut("crds").unwrap().render_long_help().to_string();
+        assert!(crds.contains("  0  success\n  2  the command failed"), "{crds}");
+    }
+
+    #[test]
+    fn cluster_commands_have_connection_flags_of_kubectl() {
+        let mut program = command();
+        program.build();
+        for path in [
+            "certs rotate",
+            "crds",
+            "diff",
+            "doctor",
+            "explain",
+            "profiles history",
+            "profiles list",
+            "profiles rollback",
+            "rollout",
+            "status",
+            "uninstall",
+            "version",
+        ] {
+            let flags: BTreeSet<_> = find(&program, path).unwrap().get_arguments().filter_map(Arg::get_long).collect();
+            for flag in ["kubeconfig", "context", "as", "as-group", "request-timeout"] {
+                assert!(flags.contains(flag), "pillion {path} has no --{flag}");
+            }
+        }
+    }
+
+    #[test]
+    fn short_flags_have_one_meaning() {
+        fn check(command: &clap::Command) {
+            for flag in command.get_arguments() {
+                let (Some(short), Some(long)) = (flag.get_short(), flag.get_long()) else { continue };
+                let expected = match short {
+                    'A' => "all-namespaces",
+                    'f' => "filename",
+                    'h' => "help",
+                    'l' => "selector",
+                    'n' => "namespace",
+                    'o' => "output",
+                    'p' => "profile",
+                    'q' => "quiet",
+                    'V' => "version",
+                    other => panic!("{}: -{other} is not listed here", command.get_name()),
+                };
+                assert_eq!(long, expected, "-{short} of {}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Arguments::command());
+    }
+
+    #[test]
+    fn plugin_of_kubectl_has_its_own_usage() {
+        let usage = |program: &str| {
+            let mut command = command_as_called(Some(OsStr::new(program)));
+            command.build();
+            find(&command, "profiles list").unwrap().clone().render_usage().to_string()
+        };
+        assert!(usage("/usr/bin/kubectl-pillion").starts_with("Usage: kubectl pillion profiles list"));
+        assert!(usage("pillion").starts_with("Usage: pillion profiles list"));
     }
 
     #[test]

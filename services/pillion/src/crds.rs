@@ -1,9 +1,6 @@
 //! `pillion crds`: prints the custom resource definitions for `kubectl apply -f -`. With `--apply`, applies them
 //! without kubectl, such as in a Job before an upgrade.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
-
 use anyhow::Context;
 use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -11,7 +8,8 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::Value;
 
-use crate::args::block_on;
+use crate::args::{ApiServerArgs, block_on};
+use crate::exit::Exit;
 use crate::output::{self, Format};
 
 /// The field manager for server-side apply.
@@ -27,14 +25,13 @@ pub(crate) struct CrdsArgs {
     /// overwritten.
     #[arg(long, conflicts_with = "output")]
     apply: bool,
-    /// Kubeconfig file for the API server. Default: the service account of this pod.
-    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG", requires = "apply")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    api_server: ApiServerArgs,
 }
 
 /// Prints or applies all CRDs.
-pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<ExitCode> {
-    let CrdsArgs { output, apply, kubeconfig } = args;
+pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<Exit> {
+    let CrdsArgs { output, apply, api_server } = args;
     let definitions = pillion_api::crd::definitions().context("the definitions cannot be made")?;
     let objects = definitions
         .iter()
@@ -42,16 +39,16 @@ pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<ExitCode> {
         .collect::<Result<Vec<_>, _>>()
         .context("the definitions cannot be written")?;
     if apply {
-        return block_on(applied(objects, kubeconfig));
+        return block_on(applied(objects, api_server));
     }
     output::print(&output::objects(&objects, output)?)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Success)
 }
 
 /// Applies the CRDs in order, and stops at the first that the API server rejects. The CRDs applied before stay, which
 /// is safe: they are compatible with the versions that the API server serves.
-async fn applied(objects: Vec<Value>, kubeconfig: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    let client = pillion_control::client::connect(kubeconfig.as_deref()).await?;
+async fn applied(objects: Vec<Value>, api_server: ApiServerArgs) -> anyhow::Result<Exit> {
+    let client = api_server.client().await?;
     let definitions: Api<CustomResourceDefinition> = Api::all(client);
     for object in objects {
         let name = object.pointer("/metadata/name").and_then(Value::as_str).context("a definition without a name")?;
@@ -59,7 +56,7 @@ async fn applied(objects: Vec<Value>, kubeconfig: Option<PathBuf>) -> anyhow::Re
         applied.with_context(|| format!("the API server does not take the definition {name}"))?;
         output::print(&format!("{name}\n"))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Success)
 }
 
 /// Removes nulls: the API server would store them as explicit values.

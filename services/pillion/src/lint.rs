@@ -1,10 +1,10 @@
 //! `pillion lint`: reads profiles as the cluster would, and shows mistakes in their source text.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
+use crate::exit::Exit;
 use crate::load::{self, Loaded, Problem};
 use crate::output;
 
@@ -15,8 +15,8 @@ pub(crate) struct LintArgs {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// The output format.
-    #[arg(short, long, visible_short_alias = 'o', visible_alias = "output", value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
-    format: Format,
+    #[arg(short, long, value_enum, default_value_t = Format::Text, value_name = "FORMAT")]
+    output: Format,
 }
 
 /// The output format.
@@ -31,9 +31,10 @@ enum Format {
     Github,
 }
 
-/// Prints all problems. Succeeds if there are only warnings.
-pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
-    let LintArgs { paths, format } = args;
+/// Prints all problems, which are findings. Warnings are not. A path that does not exist is a failure.
+pub(crate) fn run(args: LintArgs) -> anyhow::Result<Exit> {
+    let LintArgs { paths, output: format } = args;
+    let is_missing = paths.iter().any(|path| !path.exists());
     let Loaded { profiles, problems, warnings, .. } = load::profiles(&paths);
     match format {
         Format::Text => {
@@ -55,7 +56,7 @@ pub(crate) fn run(args: LintArgs) -> anyhow::Result<ExitCode> {
         }
         Format::Github => output::print(&output::github_annotations(problems.iter().chain(&warnings)))?,
     }
-    Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_missing { Exit::Failure } else { Exit::findings(!problems.is_empty()) })
 }
 
 /// Formats a count; `None` for zero.

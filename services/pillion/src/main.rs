@@ -4,7 +4,7 @@
 //! the commands are shared by them.
 
 // Shared by the commands.
-mod args;
+mod exit;
 mod finding;
 mod load;
 mod output;
@@ -13,6 +13,7 @@ mod workload;
 mod trial;
 mod telemetry;
 mod config;
+mod args;
 mod installation;
 
 // The commands.
@@ -31,35 +32,35 @@ mod diff;
 mod profiles;
 mod rollout;
 mod uninstall;
+mod version;
 mod serve;
 
 // The command line.
 mod cli;
 
-use std::process::ExitCode;
-
 use clap::FromArgMatches;
 
 use crate::cli::{Arguments, Command};
+use crate::exit::Exit;
 use crate::telemetry::Telemetry;
 
-fn main() -> ExitCode {
+fn main() -> Exit {
     // Must run first: without exactly one provider, the first connection would panic. Err: a provider is installed
     // already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 
-    let matches = cli::command().get_matches();
+    let matches = cli::command_as_called(std::env::args_os().next().as_deref()).get_matches();
     match Arguments::from_arg_matches(&matches).map_err(anyhow::Error::from).and_then(run) {
         Ok(code) => code,
         Err(error) => {
             // Err: standard error is closed.
             let _ = output::error(&error);
-            ExitCode::FAILURE
+            Exit::Failure
         }
     }
 }
 
-fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+fn run(arguments: Arguments) -> anyhow::Result<Exit> {
     let Arguments { logs, command } = arguments;
     match command {
         Command::Webhook(args) => serve::webhook::run(args, &logs),
@@ -81,7 +82,8 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Rollout(args) => Telemetry::logs(&logs.for_people()).and_then(|()| rollout::run(args)),
         Command::Crds(args) => crds::run(args),
         Command::Man(args) => cli::write_manual(args, cli::command()),
-        Command::Reference => cli::print_reference(),
-        Command::Completions { shell } => cli::print_completions(shell),
+        Command::Reference { page } => cli::print_reference(page),
+        Command::Version(args) => Telemetry::logs(&logs.for_people()).and_then(|()| version::run(args)),
+        Command::Completion { shell } => cli::print_completion(shell),
     }
 }

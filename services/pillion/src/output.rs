@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -48,6 +49,36 @@ impl Form {
             Self::Json => print(&json(&value()?)?),
             Self::Yaml => print(&yaml(&value()?)?),
         }
+    }
+}
+
+/// The output format of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ListForm {
+    /// For people: a table.
+    Text,
+    /// For people: a table with more columns.
+    Wide,
+    /// For programs: one object.
+    Json,
+    /// For programs: one object, as YAML.
+    Yaml,
+}
+
+impl ListForm {
+    /// Prints a table for people, or `value` for programs. `table` gets whether the table is wide.
+    pub(crate) fn print(self, table: impl FnOnce(bool) -> String, value: impl FnOnce() -> Value) -> anyhow::Result<()> {
+        match self {
+            Self::Text => show(&table(false)),
+            Self::Wide => show(&table(true)),
+            Self::Json => print(&json(&value())?),
+            Self::Yaml => print(&yaml(&value())?),
+        }
+    }
+
+    /// Whether the output is for people.
+    pub(crate) const fn is_text(self) -> bool {
+        matches!(self, Self::Text | Self::Wide)
     }
 }
 
@@ -235,45 +266,73 @@ fn property(text: &str) -> String {
 /// The width of the progress line, in characters.
 const WIDTH: usize = 78;
 
-/// The progress of long work in a known number of steps, shown on one line of standard error if that is a terminal.
+/// The time between two lines of progress if standard error is no terminal.
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// The progress of long work, on standard error. A terminal has one line, which is overwritten. Otherwise, a line is
+/// printed every few seconds, so a short command prints none.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    what: &'static str,
-    done: usize,
-    of: usize,
-    is_seen: bool,
+    is_terminal: bool,
+    /// When the next line is printed, if standard error is no terminal.
+    next: Instant,
+    is_shown: bool,
 }
 
 impl Progress {
-    /// Creates the progress display. `what` names the steps, in the plural, and `of` is their number.
-    pub(crate) fn new(what: &'static str, of: usize) -> Self {
-        Self { what, done: 0, of, is_seen: io::stderr().is_terminal() }
+    /// Creates the progress display, and shows nothing yet.
+    pub(crate) fn new() -> Self {
+        Self { is_terminal: io::stderr().is_terminal(), next: Instant::now() + PROGRESS_EVERY, is_shown: false }
     }
 
-    /// Begins the next step.
-    pub(crate) fn step(&mut self, name: &str) {
-        self.done += 1;
-        if self.is_seen {
-            overwrite_line(&progress_line(self.what, self.done, self.of, name));
+    /// Shows the current step.
+    pub(crate) fn show(&mut self, step: &str) {
+        let step = harmless(step);
+        if self.is_terminal {
+            overwrite_line(&step.chars().take(WIDTH).collect::<String>());
+            self.is_shown = true;
+        } else if self.is_due(Instant::now()) {
+            // Err: standard error is closed.
+            let _ = report(&step);
+        }
+    }
+
+    /// Shows the current step among a known number of steps. `what` names the steps, in the plural.
+    pub(crate) fn show_step(&mut self, what: &str, number: usize, of: usize, name: &str) {
+        self.show(&format!("{what}: {number} of {of}, {name}"));
+    }
+
+    /// Prints a message that stays.
+    pub(crate) fn report(&mut self, text: &str) -> anyhow::Result<()> {
+        self.clear();
+        report(text)
+    }
+
+    /// Whether a line is due. If so, the next one is due after a pause.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = now >= self.next;
+        if is_due {
+            self.next = now + PROGRESS_EVERY;
+        }
+        is_due
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.is_shown) {
+            overwrite_line("");
         }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.is_seen && self.done > 0 {
-            overwrite_line("");
-        }
+        self.clear();
     }
 }
 
 fn overwrite_line(text: &str) {
     // Err: standard error is closed.
     let _ = write!(io::stderr().lock(), "\r{text:<WIDTH$}\r");
-}
-
-fn progress_line(what: &str, done: usize, of: usize, name: &str) -> String {
-    format!("{what}: {done} of {of}, {name}").chars().take(WIDTH).collect()
 }
 
 #[cfg(test)]
@@ -462,8 +521,14 @@ spec:
     }
 
     #[test]
-    fn progress_line_fits_terminal() {
-        assert_eq!(progress_line("namespaces", 3, 40, "shop"), "namespaces: 3 of 40, shop");
-        assert_eq!(progress_line("namespaces", 3, 40, &"é".repeat(200)).chars().count(), WIDTH);
+    fn progress_without_terminal_is_due_after_each_pause() {
+        let mut progress = Progress { is_terminal: false, ..Progress::new() };
+        let start = Instant::now();
+        progress.next = start + PROGRESS_EVERY;
+        let due: Vec<_> = [0, 4, 5, 6, 9, 10, 30, 34, 35]
+            .into_iter()
+            .filter(|seconds| progress.is_due(start + Duration::from_secs(*seconds)))
+            .collect();
+        assert_eq!(due, [5, 10, 30, 35]);
     }
 }

@@ -1,8 +1,7 @@
-//! `pillion status`: summarises the installation, and lists pods that differ from their profiles, with reasons. It
-//! reads lists from the API server, so it works without a running controller.
+//! `pillion status`: shows whether the installation works now, and lists pods that differ from their profiles, with
+//! reasons. It reads lists from the API server, so it works without a running controller.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
@@ -12,7 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::{Client, Error};
 use pillion_api::ClusterInjectionProfile;
-use pillion_control::audit::{self, AuditSettings, Finding, Reads, Report};
+use pillion_control::audit::{self, AuditSettings, Finding, PodScope, Reads, Report};
 use pillion_control::informer::cluster_listing;
 use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use pillion_control::{Lookups, Release};
@@ -23,85 +22,102 @@ use serde_json::{Value, json};
 use crate::args::ClusterArgs;
 use crate::args::block_on;
 use crate::certs::Seen;
+use crate::exit::Exit;
 use crate::explain::profiles::readiness;
 use crate::installation::{Unread, endpoints, slices};
-use crate::output::{self, Form};
+use crate::output::{self, ListForm, Progress};
 
 /// Arguments of `pillion status`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The namespace of the pods. Default: all opted-in namespaces.
-    #[arg(short, long, value_name = "NAMESPACE")]
+    /// Show only the pods of this namespace. Default: all opted-in namespaces.
+    #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// Show only the pods, without replicas, certificates and profiles. Implied by --namespace.
+    /// Show the pods of all opted-in namespaces. This is the default.
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    /// Show only pods with these labels, as in app=web,tier!=cache.
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<String>,
+    /// Show only the pods, and not the installation. Implied by --namespace and --selector.
     #[arg(long)]
     pods: bool,
     /// The output format.
-    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
-    output: Form,
+    #[arg(short, long, value_enum, default_value_t = ListForm::Text, value_name = "FORMAT")]
+    output: ListForm,
     #[command(flatten)]
     at: ClusterArgs,
 }
 
-/// Prints the overview and the findings. Exit code 1: there are findings.
-pub(crate) fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
+/// Prints the state of the installation, and the pods that differ from their profiles. An installation that does not
+/// work is a finding, and so is each pod.
+pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let format = args.output;
-    let (lines, report) = block_on(report(args))?;
-    format.print(|| Ok(at_a_glance(&lines) + &table(&report.findings)), || Ok(document(&lines, &report)))?;
-    if format == Form::Text {
+    let (overview, report) = block_on(report(args))?;
+    let report = match report {
+        Ok(report) => report,
+        Err(error) => {
+            // The state of the installation is worth more if the rest is missing.
+            if format.is_text() {
+                output::show(&overview.map(|overview| overview.text()).unwrap_or_default())?;
+            }
+            return Err(error);
+        }
+    };
+    let text = |is_wide| overview.as_ref().map(Overview::text).unwrap_or_default() + &table(&report.findings, is_wide);
+    format.print(text, || document(overview.as_ref(), &report))?;
+    if format.is_text() {
         output::report(&summary(&report))?;
     }
-    Ok(if report.total() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Exit::findings(report.total() > 0 || overview.is_some_and(|overview| !overview.works())))
 }
 
-async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
-    let StatusArgs { namespace, pods, at, output: _ } = args;
+async fn report(args: StatusArgs) -> anyhow::Result<(Option<Overview>, anyhow::Result<Report>)> {
+    let StatusArgs { namespace, all_namespaces: _, selector, pods, at, output: _ } = args;
     let (client, release) = at.connect().await?;
-    let is_whole = namespace.is_none() && !pods;
-    let lines = if is_whole { overview(&client, &release).await } else { Vec::new() };
-    may_be_asked(&client).await?;
+    let is_whole = namespace.is_none() && selector.is_none() && !pods;
+    let overview = if is_whole { Some(Overview::read(&client, &release).await) } else { None };
+    let scope = PodScope { namespace: namespace.as_deref(), selector: selector.as_deref() };
+    Ok((overview, audited(&client, &release, scope).await))
+}
+
+async fn audited(client: &Client, release: &Release, scope: PodScope<'_>) -> anyhow::Result<Report> {
+    may_be_asked(client).await?;
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
-    let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;
-    Ok((lines, report))
+    let mut progress = Progress::new();
+    let report = audit::once(client, release, scope, &reads, &settings, |name, number, of| {
+        progress.show_step("namespaces", number, of, name);
+    });
+    Ok(report.await?)
 }
 
-/// Fails at once if the user may not list profiles or namespaces. The audit would retry instead.
+/// Fails at once if the user may not list profiles or namespaces, or if the CRDs are missing. The audit would retry
+/// instead.
 async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
     let profiles = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
     let namespaces = Api::<Namespace>::all(client.clone());
     let profiles = profiles.list_metadata(&one).await.map(drop);
     for asked in [profiles, namespaces.list_metadata(&one).await.map(drop)] {
-        if let Err(Error::Api(status)) = asked
-            && status.code == 403
-        {
-            bail!(
+        match asked {
+            Err(Error::Api(status)) if status.code == 403 => bail!(
                 "{}; the audit reads all namespaces and profiles. Who may not asks about their own: pillion explain namespace/NAME",
                 status.message
-            );
+            ),
+            Err(Error::Api(status)) if status.code == 404 => {
+                bail!("the custom resource definitions are not installed: pillion crds | kubectl apply -f -")
+            }
+            _ => {}
         }
     }
     Ok(())
 }
 
-/// Formats the overview in columns, followed by an empty line.
-fn at_a_glance(lines: &[Line]) -> String {
-    let mut text = String::new();
-    for line in lines {
-        // Writing to a string never fails.
-        let _ = writeln!(text, "{:<14}{}", line.what, line.said);
-    }
-    if !lines.is_empty() {
-        text.push('\n');
-    }
-    text
-}
-
-/// Returns the output for programs.
-fn document(lines: &[Line], report: &Report) -> Value {
+/// Returns the output for programs. Without an overview, `works`, `installation` and `certificates` are null.
+fn document(overview: Option<&Overview>, report: &Report) -> Value {
     let findings = report.findings.iter().map(|finding| {
         json!({
             "namespace": *finding.namespace,
@@ -116,7 +132,9 @@ fn document(lines: &[Line], report: &Report) -> Value {
     });
     let pods = &report.pods;
     json!({
-        "installation": lines,
+        "works": overview.map(Overview::works),
+        "installation": overview.map(|overview| &overview.lines),
+        "certificates": overview.and_then(|overview| overview.certificates.as_ref()),
         "pods": {
             "missing": pods.missing, "outdated": pods.outdated, "surplus": pods.surplus, "pending": pods.pending,
             "undecided": pods.undecided, "injected": pods.injected, "optedOut": pods.opted_out, "notAsked": pods.not_asked,
@@ -125,8 +143,21 @@ fn document(lines: &[Line], report: &Report) -> Value {
     })
 }
 
-/// Formats a table like kubectl. Returns an empty string if there are no findings.
-fn table(findings: &[Finding]) -> String {
+/// Formats a table like kubectl. Returns an empty string if there are no findings. A wide table has owners and
+/// revisions.
+fn table(findings: &[Finding], is_wide: bool) -> String {
+    if !is_wide {
+        let rows = findings.iter().map(|finding| {
+            [
+                finding.namespace.to_string(),
+                finding.pod.to_string(),
+                finding.profile.to_string(),
+                finding.state.to_string(),
+                finding.cause.to_string(),
+            ]
+        });
+        return output::columns(["NAMESPACE", "POD", "PROFILE", "STATE", "CAUSE"], rows);
+    }
     let head = ["NAMESPACE", "POD", "OWNER", "PROFILE", "STATE", "WANT", "HAS", "CAUSE"];
     let text = |text: Option<&str>| text.unwrap_or("-").to_owned();
     let rows = findings.iter().map(|finding| {
@@ -171,30 +202,75 @@ fn summary(report: &Report) -> String {
 struct Line {
     what: &'static str,
     said: String,
+    /// Why no pod is injected, or no change takes effect; `None` if this part works or could not be read.
+    problem: Option<&'static str>,
 }
 
-/// Returns all lines of the overview. If an object cannot be read, its line contains the error.
-async fn overview(client: &Client, release: &Release) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let mut line = |what, said: String| lines.push(Line { what, said });
-    let mut unread = Vec::new();
-    let replicas = slices(client, release, &mut unread).await.map(|slices| endpoints(&slices));
-    line("replicas", replicas.map_or_else(|| describe_unread(&mut unread), |found| describe_replicas(&found)));
-    let lease = Api::<Lease>::namespaced(client.clone(), release.namespace()).get_opt(&release.lease()).await;
-    line("leader", lease.map_or_else(cannot, |lease| describe_leader(lease.as_ref(), Timestamp::now())));
-    let map = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await;
-    line("switch", map.map_or_else(cannot, |map| describe_switch(map.as_ref())));
-    match Seen::read(client, release).await {
-        Ok(seen) => {
-            for (what, said) in seen.lines(Timestamp::now()) {
-                line(what, said);
-            }
+/// The state of the installation.
+#[derive(Clone, Debug, PartialEq)]
+struct Overview {
+    lines: Vec<Line>,
+    /// The state of the certificates; `None` if it could not be read.
+    certificates: Option<Value>,
+}
+
+impl Overview {
+    /// Reads all parts. If an object cannot be read, its line contains the error.
+    async fn read(client: &Client, release: &Release) -> Self {
+        let now = Timestamp::now();
+        let mut lines = Vec::new();
+        let mut line = |what, said: String, problem| lines.push(Line { what, said, problem });
+        let mut unread = Vec::new();
+        match slices(client, release, &mut unread).await.map(|slices| endpoints(&slices)) {
+            Some(found) => line("replicas", describe_replicas(&found), problem_of_replicas(&found)),
+            None => line("replicas", describe_unread(&mut unread), None),
         }
-        Err(error) => line("certificate", format!("cannot be read: {}", output::causes(&error))),
+        match Api::<Lease>::namespaced(client.clone(), release.namespace()).get_opt(&release.lease()).await {
+            Ok(lease) => line("leader", describe_leader(lease.as_ref(), now), problem_of_leader(lease.as_ref(), now)),
+            Err(error) => line("leader", cannot(error), None),
+        }
+        match Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await {
+            Ok(map) => line("switch", describe_switch(map.as_ref()), problem_of_switch(map.as_ref())),
+            Err(error) => line("switch", cannot(error), None),
+        }
+        let mut certificates = None;
+        match Seen::read(client, release).await {
+            Ok(seen) => {
+                for (what, said) in seen.lines(now) {
+                    line(what, said, seen.problem(what));
+                }
+                certificates = Some(seen.value());
+            }
+            Err(error) => line("certificate", format!("cannot be read: {}", output::causes(&error)), None),
+        }
+        let found = cluster_listing::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
+        line("profiles", describe_profiles(&found), None);
+        Self { lines, certificates }
     }
-    let found = cluster_listing::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
-    line("profiles", describe_profiles(&found));
-    lines
+
+    /// Whether no part has a problem.
+    fn works(&self) -> bool {
+        self.lines.iter().all(|line| line.problem.is_none())
+    }
+
+    /// Formats the verdict and a line for each part, followed by an empty line.
+    fn text(&self) -> String {
+        let problems: Vec<_> = self.lines.iter().filter_map(|line| line.problem).collect();
+        let mut text = match problems.as_slice() {
+            [] => "\u{1b}[32mPillion works.\u{1b}[0m\n\n".to_owned(),
+            problems => format!(
+                "\u{1b}[31mPillion does not work\u{1b}[0m: {}. Remedies: pillion doctor\n\n",
+                problems.join("; ")
+            ),
+        };
+        for Line { what, said, problem } in &self.lines {
+            let (begin, end) = if problem.is_some() { ("\u{1b}[31m", "\u{1b}[0m") } else { ("", "") };
+            // Writing to a string never fails.
+            let _ = writeln!(text, "{begin}{what:<14}{said}{end}");
+        }
+        text.push('\n');
+        text
+    }
 }
 
 fn cannot(error: Error) -> String {
@@ -203,6 +279,29 @@ fn cannot(error: Error) -> String {
 
 fn describe_unread(unread: &mut Unread) -> String {
     format!("cannot be read: {}", unread.pop().map(|(_, why)| why).unwrap_or_default())
+}
+
+fn problem_of_replicas(endpoints: &[(String, bool)]) -> Option<&'static str> {
+    (!endpoints.iter().any(|(_, is_ready)| *is_ready)).then_some("no webhook replica is ready")
+}
+
+fn problem_of_leader(lease: Option<&Lease>, now: Timestamp) -> Option<&'static str> {
+    let spec = lease.and_then(|lease| lease.spec.as_ref());
+    let leads = spec.is_some_and(|spec| {
+        let is_held = spec.holder_identity.as_deref().is_some_and(|holder| !holder.is_empty());
+        let seconds = i64::from(spec.lease_duration_seconds.unwrap_or(15));
+        // Twice the duration, as in `doctor`: this machine's clock may be ahead.
+        let is_recent = |renewed: Timestamp| now.duration_since(renewed).as_secs() <= 2 * seconds;
+        is_held && spec.renew_time.as_ref().is_some_and(|renewed| is_recent(renewed.0))
+    });
+    (!leads).then_some("no controller leads")
+}
+
+fn problem_of_switch(map: Option<&ConfigMap>) -> Option<&'static str> {
+    if switch::injection(map) == Position::Off {
+        return Some("injection is disabled");
+    }
+    (switch::webhooks(map) == Position::Off).then_some("the webhooks are disarmed")
 }
 
 fn describe_replicas(endpoints: &[(String, bool)]) -> String {
@@ -271,11 +370,16 @@ mod tests {
             has: None,
         };
         assert_eq!(
-            table(std::slice::from_ref(&finding)),
+            table(std::slice::from_ref(&finding), true),
             "NAMESPACE   POD               OWNER                      PROFILE   STATE     WANT     HAS   CAUSE\n\
              shop        web-7c9d6f5b8-x   ReplicaSet/web-7c9d6f5b8   nginx     missing   1a2b3c   -     created while the webhook was away\n"
         );
-        assert_eq!(table(&[]), "");
+        assert_eq!(
+            table(std::slice::from_ref(&finding), false),
+            "NAMESPACE   POD               PROFILE   STATE     CAUSE\n\
+             shop        web-7c9d6f5b8-x   nginx     missing   created while the webhook was away\n"
+        );
+        assert_eq!(table(&[], false), "");
         let mut report = Report {
             pods: Standings { missing: 1, injected: 2, ..Standings::default() },
             findings: vec![finding],
@@ -297,9 +401,52 @@ mod tests {
         let lease: Lease = serde_json::from_value(lease).unwrap();
         assert_eq!(describe_leader(Some(&lease), now), "a, renewed 5 s ago");
         assert_eq!(describe_leader(None, now), "nobody");
-        let map: ConfigMap =
-            serde_json::from_value(json!({"data": {"injection": "disabled", "webhooks": "no"}})).unwrap();
+        let map = map(&json!({"injection": "disabled", "webhooks": "no"}));
         assert_eq!(describe_switch(None), "injection enabled, webhooks armed");
         assert_eq!(describe_switch(Some(&map)), "injection disabled, webhooks is \"no\", which nobody understands");
+    }
+
+    fn map(data: &Value) -> ConfigMap {
+        serde_json::from_value(json!({"data": data})).unwrap()
+    }
+
+    #[test]
+    fn missing_replicas_leader_or_switch_is_problem() {
+        let ready = ("a".to_owned(), true);
+        let down = ("b".to_owned(), false);
+        assert_eq!(problem_of_replicas(&[ready, down.clone()]), None);
+        for none in [&[][..], &[down]] {
+            assert_eq!(problem_of_replicas(none), Some("no webhook replica is ready"));
+        }
+
+        let lease = |holder: &str, renewed: &str| -> Lease {
+            let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed});
+            serde_json::from_value(json!({"spec": spec})).unwrap()
+        };
+        let now: Timestamp = "2026-11-22T00:00:35Z".parse().unwrap();
+        let fresh = "2026-11-22T00:00:05.000000Z";
+        assert_eq!(problem_of_leader(Some(&lease("a", fresh)), now), None);
+        for lease in [None, Some(&lease("", fresh)), Some(&lease("a", "2026-11-22T00:00:04.000000Z"))] {
+            assert_eq!(problem_of_leader(lease, now), Some("no controller leads"));
+        }
+
+        assert_eq!(problem_of_switch(None), None);
+        let problem = |key: &str, value: &str| problem_of_switch(Some(&map(&json!({key: value}))));
+        assert_eq!(problem("injection", "disabled"), Some("injection is disabled"));
+        assert_eq!(problem("webhooks", "disarmed"), Some("the webhooks are disarmed"));
+        assert_eq!(problem("webhooks", "armed"), None);
+    }
+
+    #[test]
+    fn overview_begins_with_verdict() {
+        let line = |problem| Line { what: "replicas", said: "0 of 2 ready".to_owned(), problem };
+        let overview = |problem| Overview { lines: vec![line(problem), line(None)], certificates: None };
+        let fine = overview(None);
+        assert!(fine.works() && fine.text().contains("Pillion works."), "{}", fine.text());
+        let down = overview(Some("no webhook replica is ready"));
+        assert!(!down.works());
+        assert!(down.text().starts_with("\u{1b}[31mPillion does not work\u{1b}[0m: no webhook replica is ready. "));
+        let document = document(Some(&down), &Report::default());
+        assert_eq!((&document["works"], &document["installation"][0]["said"]), (&json!(false), &json!("0 of 2 ready")));
     }
 }

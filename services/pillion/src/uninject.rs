@@ -2,18 +2,15 @@
 //! profile, because the record holds the previous state.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
 use pillion_engine::inject::{UndoError, Undone, undo};
 use serde_json::Value;
 
+use crate::exit::Exit;
 use crate::inject::objects::{self, Changed, Output, Place};
 use crate::{inject, output};
-
-/// The exit code if a change could not be undone.
-const EXIT_INCOMPLETE: u8 = 3;
 
 /// Arguments of `pillion uninject`.
 #[derive(Clone, Debug, Args)]
@@ -31,13 +28,13 @@ pub(crate) struct UninjectArgs {
 }
 
 /// Prints the manifests without the injected parts. Prints nothing on standard output if there are errors.
-pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<Exit> {
     let UninjectArgs { files, output, quiet } = args;
     let documents = match inject::documents(&files) {
         Ok(documents) => documents,
         Err(problems) => {
             output::problems(&problems)?;
-            return Ok(ExitCode::FAILURE);
+            return Ok(Exit::Failure);
         }
     };
     let mut changed = Vec::with_capacity(documents.len());
@@ -62,7 +59,7 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<ExitCode> {
         changed.push(Changed { before, after, patch });
     }
     objects::print(changed, output, "uninjected", "default")?;
-    Ok(if left { ExitCode::from(EXIT_INCOMPLETE) } else { ExitCode::SUCCESS })
+    Ok(Exit::findings(left))
 }
 
 /// Undoes the injection in one pod of a document. `None` if the pod has no injection record.

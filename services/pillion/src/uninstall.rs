@@ -3,9 +3,6 @@
 //! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. A
 //! configuration that is left behind rejects every pod of `required` namespaces.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
-
 use anyhow::Context;
 use clap::Args;
 use pillion_api::held;
@@ -15,7 +12,8 @@ use pillion_control::webhook_config;
 use pillion_control::webhook_config::switch;
 
 use crate::args;
-use crate::args::block_on;
+use crate::args::{ApiServerArgs, block_on};
+use crate::exit::Exit;
 use crate::output;
 
 /// Arguments of `pillion uninstall`.
@@ -24,17 +22,16 @@ pub(crate) struct UninstallArgs {
     /// The release: its namespace and its name.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     release: Release,
-    /// Kubeconfig file for the API server. Default: the service account of this pod.
-    #[arg(long, value_name = "FILE", env = "PILLION_KUBECONFIG")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    api_server: ApiServerArgs,
 }
 
 /// Sets `webhooks: disarmed` in the release's ConfigMap, so that no controller recreates the webhook configurations.
 /// Then deletes these, and the policies of held namespaces.
-pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
     block_on(async {
-        let UninstallArgs { release, kubeconfig } = args;
-        let client = pillion_control::client::connect(kubeconfig.as_deref()).await?;
+        let UninstallArgs { release, api_server } = args;
+        let client = api_server.client().await?;
         let (namespace, name) = (release.namespace(), release.switch());
         let goes = switch::disarm(&client, &release).await.with_context(|| {
             format!("cannot write {}: disarmed to the ConfigMap {namespace}/{name}", switch::WEBHOOKS_KEY)
@@ -58,6 +55,6 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
             release.configuration(),
             switch::WEBHOOKS_KEY
         ))?;
-        Ok(ExitCode::SUCCESS)
+        Ok(Exit::Success)
     })
 }

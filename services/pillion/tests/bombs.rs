@@ -136,7 +136,7 @@ fn replica_survives_bombs() {
     let good = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: helper}\n\
                 spec: {template: {spec: {containers: [{name: helper, image: \"helper:1\"}]}}}\n";
     fs::write(folder.path().join("helper.yaml"), good).unwrap();
-    let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "."];
+    let arguments = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profile", "."];
     let mut dev = Program::start(&arguments, folder.path());
     let ca = dev.word_after("--cacert ");
     let url = format!("https://{}", dev.word_after("https://"));

@@ -1,5 +1,5 @@
-//! Manual pages, completions and CRDs as a process prints them, and how all commands handle a closed output and an
-//! unavailable cluster.
+//! Manual pages, completions, versions and CRDs as a process prints them, and how all commands handle a closed output
+//! and an unavailable cluster.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -22,19 +22,19 @@ fn manual_pages_have_exit_codes() {
         assert!(text.contains(".TH "), "{page}: {text}");
     }
     let diff = fs::read_to_string(pages.join("pillion-diff.1")).unwrap();
-    assert!(diff.contains("Exit codes") && diff.contains("something would be different"), "{diff}");
+    assert!(diff.contains("Exit codes") && diff.contains("a pod would be different"), "{diff}");
     assert!(printed(&["man"]).contains("pillion \\- One sidecar injector"), "{}", printed(&["man"]));
 }
 
 #[test]
-fn completions_have_all_commands() {
+fn completion_has_all_commands() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
-        let completions = printed(&["completions", shell]);
+        let completions = printed(&["completion", shell]);
         for word in ["rollout", "uninject", "opentelemetry"] {
             assert!(completions.contains(word), "no {word} in the completions for {shell}");
         }
     }
-    let script = format!("{}\ncomplete -p pillion", printed(&["completions", "bash"]));
+    let script = format!("{}\ncomplete -p pillion", printed(&["completion", "bash"]));
     let output = Command::new("bash").args(["-c", &script]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -90,7 +90,7 @@ fn unread() -> Stdio {
 
 #[test]
 fn closed_output_is_no_error() {
-    for arguments in [&["completions", "bash"][..], &["crds"], &["man"]] {
+    for arguments in [&["completion", "bash"][..], &["crds"], &["man"]] {
         let Output { status, stderr, .. } = pillion(arguments).stdout(unread()).output().unwrap();
         assert_eq!((status.code(), text(&stderr)), (Some(0), String::new()), "{arguments:?}");
     }
@@ -98,46 +98,103 @@ fn closed_output_is_no_error() {
 
 #[test]
 fn exit_code_survives_closed_standard_error() {
-    for arguments in
-        [&["lint", "nowhere.yaml"][..], &["man", "/dev/null/x"], &["certs", "status", "--kubeconfig", "nowhere"]]
-    {
+    for arguments in [&["lint", "nowhere.yaml"][..], &["man", "/dev/null/x"], &["status", "--kubeconfig", "nowhere"]] {
         let status = pillion(arguments).stdout(Stdio::null()).stderr(unread()).status().unwrap();
-        assert_eq!(status.code(), Some(1), "{arguments:?}");
+        assert_eq!(status.code(), Some(2), "{arguments:?}");
     }
+}
+
+/// Returns a kubeconfig for an API server.
+fn kubeconfig(server: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers: [{{name: a, user: {{}}}}]\n\
+         clusters: [{{name: a, cluster: {{server: \"{server}\"}}}}]\n\
+         contexts: [{{name: a, context: {{cluster: a, user: a}}}}]\n"
+    )
+}
+
+/// Commands that talk to an API server, with the arguments that they need.
+fn cluster_commands() -> [&'static [&'static str]; 11] {
+    const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
+    [
+        &["explain", "pod/web"],
+        &["doctor"],
+        &["diff", "-p", PROFILE],
+        &["status"],
+        &["rollout"],
+        &["certs", "rotate"],
+        &["profiles", "history", "nginx"],
+        &["profiles", "list"],
+        &["profiles", "rollback", "nginx"],
+        &["crds", "--apply"],
+        &["uninstall", "--release", "pillion-system/pillion"],
+    ]
 }
 
 #[test]
 fn unavailable_api_server_is_reported_once() {
     let folder = tempfile::tempdir().unwrap();
-    // No process listens on this port.
-    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers: [{name: a, user: {}}]\n\
-                      clusters: [{name: a, cluster: {server: \"https://127.0.0.1:1\"}}]\n\
-                      contexts: [{name: a, context: {cluster: a, user: a}}]\n";
     let file = folder.path().join("kubeconfig");
-    fs::write(&file, kubeconfig).unwrap();
-    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
-    for (arguments, code) in [
-        (&["explain", "pod/web"][..], 2),
-        (&["doctor"], 2),
-        (&["diff", "-p", profile], 2),
-        (&["status"], 1),
-        (&["rollout"], 1),
-        (&["certs", "status"], 1),
-        (&["profiles", "history", "nginx"], 1),
-    ] {
+    // No process listens on this port.
+    fs::write(&file, kubeconfig("https://127.0.0.1:1")).unwrap();
+    for arguments in cluster_commands() {
         let Output { status, stdout, stderr } = pillion(arguments).env("KUBECONFIG", &file).output().unwrap();
         let stderr_text = text(&stderr);
-        assert_eq!((status.code(), text(&stdout)), (Some(code), String::new()), "{arguments:?}: {stderr_text}");
-        assert!(stderr_text.starts_with("error: the API server cannot be asked"), "{arguments:?}: {stderr_text}");
+        assert_eq!((status.code(), text(&stdout)), (Some(2), String::new()), "{arguments:?}: {stderr_text}");
+        assert!(stderr_text.starts_with("error: "), "{arguments:?}: {stderr_text}");
         assert_eq!(stderr_text.lines().count(), 1, "{arguments:?}: {stderr_text}");
     }
+    let Output { status, stdout, stderr } = pillion(&["version"]).env("KUBECONFIG", &file).output().unwrap();
+    let (stdout, stderr) = (text(&stdout), text(&stderr));
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert!(stdout.contains(env!("CARGO_PKG_VERSION")), "{stdout}");
+    assert!(stderr.contains("the version of the installation is unknown"), "{stderr}");
+}
+
+#[test]
+fn silent_api_server_times_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kubeconfig");
+    // Connections are accepted by the kernel, and no request is read.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    fs::write(&file, kubeconfig(&format!("http://{}", silent.local_addr().unwrap()))).unwrap();
+    let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));
+    command.args(["doctor", "--request-timeout", "200ms", "--kubeconfig"]).arg(&file);
+    let output = command.timeout(std::time::Duration::from_secs(30)).output().unwrap();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.starts_with("error: the API server cannot be asked"), "{stderr}");
+}
+
+#[test]
+fn context_selects_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kubeconfig");
+    let more = "- {name: b, context: {cluster: missing, user: a}}\n";
+    let text_of =
+        kubeconfig("https://127.0.0.1:1").replace("contexts: [{name: a, context: {cluster: a, user: a}}]\n", "");
+    fs::write(&file, format!("{text_of}contexts:\n- {{name: a, context: {{cluster: a, user: a}}}}\n{more}")).unwrap();
+    for (context, expected) in [("a", "the API server cannot be asked"), ("b", "missing"), ("c", "c")] {
+        let output = pillion(&["status", "--context", context]).env("KUBECONFIG", &file).output().unwrap();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(expected), "{context}: {stderr}");
+    }
+}
+
+#[test]
+fn version_of_client_needs_no_cluster() {
+    let versions: Value = serde_json::from_str(&printed(&["version", "--client", "-o", "json"])).unwrap();
+    assert_eq!(versions["client"]["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(versions["server"], Value::Null);
+    assert!(printed(&["version", "--client", "-o", "yaml"]).starts_with("client:\n  version: "));
 }
 
 #[test]
 fn missing_kubeconfig_is_explained() {
     let Output { status, stderr, .. } = pillion(&["status"]).env("HOME", "/nowhere").output().unwrap();
     let stderr_text = text(&stderr);
-    assert_eq!(status.code(), Some(1), "{stderr_text}");
+    assert_eq!(status.code(), Some(2), "{stderr_text}");
     assert!(
         stderr_text.starts_with("error: there is no kubeconfig, and this is no pod; name one by --kubeconfig"),
         "{stderr_text}"

@@ -34,7 +34,7 @@ fn check_prints_effective_policy_without_side_effects() {
     let (listen, endpoint) = (address.to_string(), format!("http://{address}"));
     let all =
         ["--tls-cert", "tls.crt", "--tls-key", "tls.key", "--config", "policy.yaml", "--kubeconfig", "kubeconfig"];
-    let more = ["--listen", &listen, "--otlp-endpoint", &endpoint, "--drain-deadline", "30", "--log-level", "warn"];
+    let more = ["--listen", &listen, "--otlp-endpoint", &endpoint, "--drain-deadline", "30s", "--log-level", "warn"];
     let output = check(folder.path(), &[&all[..], &more].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let printed = text(&output.stdout);
@@ -72,7 +72,7 @@ fn check_reports_all_mistakes() {
     for (arguments, expected) in [
         (&["--tls-cert", "tls.crt"][..], "expected --tls-key"),
         (&["--serving-secret", "a/certificate"], "expected --server-name"),
-        (&["--drain-minimum", "101"], "expected at most connections.drainDeadline (1m40s), found 1m41s"),
+        (&["--drain-minimum", "101s"], "expected at most connections.drainDeadline (1m40s), found 1m41s"),
         (&["--otlp-endpoint", "https://c:4317", "--otlp-ca", "nowhere.pem"], "nowhere.pem"),
         (&["--otlp-endpoint", "https://c:4317", "--otlp-ca", "none.pem"], "none.pem"),
         (&["--log-level", "pillion=loud"], "pillion=loud"),
@@ -115,7 +115,7 @@ impl Dev {
         symlink("..data/policy.yaml", mount.join("policy.yaml")).unwrap();
         write_version(&mount, 1, policy);
         let arguments =
-            ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "profile.yaml"];
+            ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profile", "profile.yaml"];
         let program = Program::start(&[&arguments[..], &["--config", "mount/policy.yaml"]].concat(), folder.path());
         Self { endpoint: DevEndpoint::of(&program), versions: 1, program, folder }
     }

@@ -130,7 +130,7 @@ fn prefix_applies_to_both_annotations() {
 #[test]
 fn unknown_fields_are_dropped_with_warning() {
     let run = convert("name: a\nhostPID: true\nvolumeMount: []\n");
-    assert_eq!(run.code, Some(3));
+    assert_eq!(run.code, Some(1));
     assert_eq!(run.profiles().len(), 1);
     let message = "warning: unknown field `volumeMount`: it is left out\n --> <stdin>:3:1\n";
     assert!(run.stderr.contains(message), "{}", run.stderr);
@@ -181,7 +181,7 @@ fn unconvertible_input_reports_position_and_prints_nothing() {
         ("{apiVersion: v1, kind: ConfigMap, data: {a: 1}}", "1:45", "data.a: expected text"),
     ] {
         let run = convert(text);
-        assert_eq!((run.stdout.as_str(), run.code), ("", Some(1)), "{text}");
+        assert_eq!((run.stdout.as_str(), run.code), ("", Some(2)), "{text}");
         let shown = format!("--> <stdin>:{place}\n");
         assert!(run.stderr.contains(message) && run.stderr.contains(&shown), "{text}\n{}", run.stderr);
     }
@@ -197,13 +197,13 @@ fn config_map_mistakes_point_into_the_key() {
 fn empty_input_is_an_error() {
     for text in ["", "{apiVersion: v1, kind: Service}"] {
         let run = convert(text);
-        assert_eq!(run.code, Some(1));
+        assert_eq!(run.code, Some(2));
         assert!(run.stderr.contains("there is neither a ConfigMap nor a configuration in it"), "{}", run.stderr);
     }
     let run = pillion(&["convert", "tumblr", "-f", "nowhere"], Path::new("."), "");
-    assert!(run.code == Some(1) && run.stderr.contains("cannot be read"), "{}", run.stderr);
+    assert!(run.code == Some(2) && run.stderr.contains("cannot be read"), "{}", run.stderr);
     let run = convert("name: [");
-    assert!(run.code == Some(1) && run.stderr.contains("<stdin>"), "{}", run.stderr);
+    assert!(run.code == Some(2) && run.stderr.contains("<stdin>"), "{}", run.stderr);
 }
 
 #[test]
@@ -213,6 +213,6 @@ fn inheritance_cycle_is_reported() {
         fs::write(folder.path().join(file), text).unwrap();
     }
     let run = pillion(&["convert", "tumblr", "-f", "."], folder.path(), "");
-    assert_eq!(run.code, Some(1));
+    assert_eq!(run.code, Some(2));
     assert!(run.stderr.contains("inherits from this one in turn"), "{}", run.stderr);
 }

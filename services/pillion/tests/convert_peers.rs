@@ -108,7 +108,7 @@ const OTEL: [&str; 8] = [
 #[test]
 fn instrumentation_becomes_one_profile_per_language() {
     let run = convert(&["opentelemetry"], INSTRUMENTATION);
-    assert_eq!(run.code, Some(3), "{}", run.stderr);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
     for message in ["spec.future: there is no parameter for this", "the agent for Go has no volume"] {
         assert!(run.stderr.contains(message), "{}", run.stderr);
     }
@@ -202,7 +202,7 @@ fn invalid_instrumentation_is_reported_and_languages_are_selectable() {
         ("{apiVersion: v1, kind: Service}".to_owned(), "there is no Instrumentation in it"),
     ] {
         let run = convert(&["opentelemetry"], &text);
-        assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
         assert!(run.stderr.contains(message), "{}", run.stderr);
     }
 }
@@ -258,11 +258,11 @@ fn sidecar_configuration_becomes_profile() {
         ("{}", "there are neither containers nor volumes in it"),
     ] {
         let run = convert(&["morvencao"], text);
-        assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{text}");
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{text}");
         assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     let run = convert(&["morvencao"], "{containers: [{name: a, image: a}], other: 1}");
-    assert!(run.code == Some(3) && run.stderr.contains("the injector does not know this"), "{}", run.stderr);
+    assert!(run.code == Some(1) && run.stderr.contains("the injector does not know this"), "{}", run.stderr);
 }
 
 const SIDECAR_SET: &str = r#"
@@ -291,7 +291,7 @@ spec:
 #[test]
 fn sidecar_set_becomes_profile() {
     let run = convert(&["sidecarset"], SIDECAR_SET);
-    assert_eq!(run.code, Some(3), "{}", run.stderr);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("spec.updateStrategy: pods that run keep their sidecars"), "{}", run.stderr);
     assert!(run.stderr.contains("pillion rollout"), "{}", run.stderr);
     let linted = lint(&run.stdout, &[]);

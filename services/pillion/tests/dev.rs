@@ -44,7 +44,7 @@ impl Sample {
 fn changed_profiles_are_reloaded() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
-    let mut dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
+    let mut dev = Program::start(&[&ANY_PORTS[..], &["--profile", "."]].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
     dev.wait_for_output("ask by annotation pillion.dev/profiles: helper");
     assert!(sample.send().unwrap().contains("helper:1"));
@@ -82,7 +82,7 @@ fn checkout_serves_nginx_profile() {
     let dev = Program::start(&ANY_PORTS, &root);
     let sample = Sample::printed_by(&dev);
     dev.wait_for_output("  from profiles/nginx\n");
-    dev.wait_for_output("  others of profiles: --profiles profiles/NAME; all at once: --profiles profiles\n");
+    dev.wait_for_output("  others of profiles: --profile profiles/NAME; all at once: --profile profiles\n");
     let served = dev.stdout();
     let served = served.split("\nProfiles").nth(1).unwrap().split("\nNamespaces").next().unwrap();
     assert_eq!(served.lines().count(), 4, "only the printed file: {served}");
@@ -119,7 +119,7 @@ fn line_with(dev: &Program, text: &str) -> String {
 fn printed_curl_command_shows_patch() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
-    let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "."]].concat(), folder.path());
+    let dev = Program::start(&[&ANY_PORTS[..], &["--profile", "."]].concat(), folder.path());
     let patch: Value = serde_json::from_str(&run_pasted(&line_with(&dev, "curl "), folder.path())).unwrap();
     assert!(patch.is_array() && patch.to_string().contains("helper:1"), "{patch}");
 }
@@ -128,7 +128,7 @@ fn printed_curl_command_shows_patch() {
 fn printed_inject_command_works() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
-    let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", "helper.yaml"]].concat(), folder.path());
+    let dev = Program::start(&[&ANY_PORTS[..], &["--profile", "helper.yaml"]].concat(), folder.path());
     assert!(run_pasted(&line_with(&dev, " inject "), folder.path()).contains("helper:1"));
 }
 
@@ -137,7 +137,7 @@ fn namespaces_come_from_flags_and_files() {
     let folder = tempfile::tempdir().unwrap();
     write_profile(folder.path(), "helper:1");
     fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
-    let more = ["--profiles", ".", "--namespace", "shop=required", "--namespaces-file", "namespaces.yaml"];
+    let more = ["--profile", ".", "--namespace", "shop=required", "--namespace-file", "namespaces.yaml"];
     // The file with the namespaces is in the folder of profiles: `dev` ignores files there that contain no profile.
     let dev = Program::start(&[&ANY_PORTS[..], &more].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
@@ -224,7 +224,7 @@ fn loading_profiles_bounds_memory() {
         assert!((1_400..1_700).contains(&text.len()), "{} bytes", text.len());
         fs::write(folder.path().join(format!("{name}.json")), text).unwrap();
     }
-    let dev = Program::start(&[&ANY_PORTS[..], &["--profiles", ".", "--log-level", "info"]].concat(), folder.path());
+    let dev = Program::start(&[&ANY_PORTS[..], &["--profile", ".", "--log-level", "info"]].concat(), folder.path());
     assert!(Sample::printed_by(&dev).send().is_some());
     dev.wait_for_output("  tenant-599/agent (");
     assert!(dev.memory() < LIMIT_KIB, "{} KiB", dev.memory());
@@ -234,13 +234,13 @@ fn loading_profiles_bounds_memory() {
 fn invalid_flags_fail_at_once() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, expected) in [
-        (&["--profiles", "nowhere"][..], "nowhere"),
-        (&["--namespaces-file", "nowhere.yaml"][..], "nowhere.yaml"),
+        (&["--profile", "nowhere"][..], "nowhere"),
+        (&["--namespace-file", "nowhere.yaml"][..], "nowhere.yaml"),
         (&["--listen", "192.0.2.1:0"][..], "--listen"),
     ] {
         let last = if arguments.contains(&"--listen") { &ANY_PORTS[..1] } else { &ANY_PORTS[..] };
         let mut dev = Program::start(&[last, arguments].concat(), folder.path());
-        assert_eq!(dev.wait_for_exit().code(), Some(1));
+        assert_eq!(dev.wait_for_exit().code(), Some(2));
         dev.wait_for_output(expected);
         assert!(!dev.stdout().contains("Serving"), "{}", dev.stdout());
     }
@@ -265,7 +265,7 @@ fn captured_reviews_are_answered() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("everybody.yaml"), FOR_EVERY_POD).unwrap();
     let arguments =
-        ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", ".", "--folder", "state"];
+        ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profile", ".", "--folder", "state"];
     let program = Program::start(&arguments, folder.path());
     let url = program.word_after("Serving ").replace("/mutate", "/mutate/required");
     let ca = folder.path().join("state/ca.crt");

@@ -89,8 +89,7 @@ impl Dev {
     fn start(more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
-        let ports =
-            ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profiles", "profiles.yaml"];
+        let ports = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--profile", "profiles.yaml"];
         let program = Program::start(&[&ports[..], more].concat(), folder.path());
         Self { endpoint: DevEndpoint::of(&program), program, _folder: folder }
     }

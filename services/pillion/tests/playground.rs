@@ -182,7 +182,7 @@ fn playground_reports_mistakes_as_lint_does() {
     let mut mistakes = 0;
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
-        let linted = pillion(&["lint", "--format", "json", "profile.yaml"], &[("profile.yaml", &text)]);
+        let linted = pillion(&["lint", "-o", "json", "profile.yaml"], &[("profile.yaml", &text)]);
         let linted: Vec<Value> = serde_json::from_str(&linted).unwrap();
         let answer = dev.run(&texts(&text, POD));
         assert_eq!(answer["result"], Value::Null);
@@ -436,7 +436,7 @@ fn examples_are_local_and_shipped_profiles() {
     assert!(injected["result"]["objects"].as_str().unwrap().contains("sidecar-nginx"), "{injected}");
 
     fs::write(folder.path().join("logger.yaml"), PROFILE).unwrap();
-    let own = Dev::start_in(folder.path(), &["--profiles", "logger.yaml"]);
+    let own = Dev::start_in(folder.path(), &["--profile", "logger.yaml"]);
     assert_eq!(names(&own, "here"), ["logger"]);
     assert!(
         own.get("/playground/example?id=logger.yaml", "").json()["object"]

@@ -166,7 +166,7 @@ impl Dev {
         let policy = format!("apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy\n{policy}");
         std::fs::write(folder.path().join("policy.yaml"), policy).unwrap();
         let ports = ["dev", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
-        let files = ["--profiles", "profiles.yaml", "--config", "policy.yaml"];
+        let files = ["--profile", "profiles.yaml", "--config", "policy.yaml"];
         let quiet = [("PILLION_LOG_LEVEL", "info")];
         let program =
             Program::start_with(&[&ports[..], &files, more].concat(), &[&quiet, variables].concat(), folder.path());
@@ -469,12 +469,12 @@ fn missing_collector_is_logged_once_without_delaying_exit() {
 fn missing_system_cas_suggest_collector_ca() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
-    let ports = ["dev", "--profiles", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+    let ports = ["dev", "--profile", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
     let arguments = [&ports[..], &["--otlp-endpoint", "https://127.0.0.1:1"]].concat();
     // Simulate an image without CA certificates.
     let nobody = [("SSL_CERT_FILE", "/dev/null"), ("SSL_CERT_DIR", "/dev/null")];
     let mut program = Program::start_with(&arguments, &nobody, folder.path());
-    assert_eq!(program.wait_for_exit().code(), Some(1));
+    assert_eq!(program.wait_for_exit().code(), Some(2));
     program.wait_for_output("no --otlp-ca says who vouches for it");
 }
 

@@ -125,7 +125,7 @@ fn irreversible_changes_are_reported() {
     let mut object = documents(&injected).remove(0);
     object["spec"]["template"]["spec"]["containers"].as_array_mut().unwrap().retain(|one| one["name"] == "web");
     let run = pillion(&["uninject", "-q", "-f", "-"], &object.to_string());
-    assert_eq!(run.status.code(), Some(3), "{}", text(&run.stderr));
+    assert_eq!(run.status.code(), Some(1), "{}", text(&run.stderr));
     assert!(
         text(&run.stderr).contains("/spec/containers/sidecar-nginx is not there any more: somebody took it away since"),
         "{}",
@@ -139,6 +139,6 @@ fn irreversible_changes_are_reported() {
 
     object["spec"]["template"]["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":7}");
     let run = pillion(&["uninject", "-f", "-"], &object.to_string());
-    assert_eq!((run.status.code(), text(&run.stdout).as_str()), (Some(1), ""));
+    assert_eq!((run.status.code(), text(&run.stdout).as_str()), (Some(2), ""));
     assert!(text(&run.stderr).contains("not in a form that this build understands"), "{}", text(&run.stderr));
 }

@@ -100,7 +100,7 @@ fn each_cause_is_printed_once() {
         (&["--kubeconfig", "kubeconfig", "--listen", "192.0.2.1:0"], "192.0.2.1:0"),
     ] {
         let mut replica = Program::start(&[&certificate[..], more].concat(), folder.path());
-        assert_eq!(replica.wait_for_exit().code(), Some(1), "{more:?}");
+        assert_eq!(replica.wait_for_exit().code(), Some(2), "{more:?}");
         replica.wait_for_output(expected);
         let stderr = replica.stderr();
         let error = stderr.lines().find_map(|line| line.strip_prefix("error: ")).unwrap();
@@ -121,7 +121,7 @@ fn mistakes_are_found_before_ports_are_bound() {
         ("tls.crt", "none.pem", "none.pem"),
     ] {
         let mut replica = start(folder.path(), certificate, key);
-        assert_eq!(replica.wait_for_exit().code(), Some(1));
+        assert_eq!(replica.wait_for_exit().code(), Some(2));
         replica.wait_for_output(expected);
         assert!(!replica.stderr().contains("listening"), "{}", replica.stderr());
     }
@@ -134,13 +134,13 @@ fn mistakes_are_found_before_ports_are_bound() {
     ] {
         let files = ["--tls-cert", "tls.crt", "--tls-key", "tls.key", "--config", file];
         let mut replica = Program::start(&[&ANY_PORTS[..], &files].concat(), folder.path());
-        assert_eq!(replica.wait_for_exit().code(), Some(1));
+        assert_eq!(replica.wait_for_exit().code(), Some(2));
         replica.wait_for_output(expected);
         assert!(!replica.stderr().contains("listening"), "{}", replica.stderr());
     }
     std::fs::write(folder.path().join("kubeconfig"), "current-context: nowhere").unwrap();
     let mut replica = start(folder.path(), "tls.crt", "tls.key");
-    assert_eq!(replica.wait_for_exit().code(), Some(1));
+    assert_eq!(replica.wait_for_exit().code(), Some(2));
     replica.wait_for_output("kubeconfig");
     assert!(!replica.stderr().contains("listening"), "{}", replica.stderr());
 }
@@ -189,7 +189,7 @@ fn check_drain(kubeconfig: &str) {
     let folder = tempfile::tempdir().unwrap();
     let ca = TestCa::new().unwrap();
     ca.serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    let minimum = DRAIN_MINIMUM.as_secs().to_string();
+    let minimum = format!("{}s", DRAIN_MINIMUM.as_secs());
     let arguments = [
         "webhook",
         "--listen",

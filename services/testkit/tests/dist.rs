@@ -137,3 +137,67 @@ fn dist_is_complete_and_reproducible() {
         assert!(containerfile.contains(&format!("{label}=")), "{label} is missing");
     }
 }
+
+/// Returns the text between two parts of a text.
+fn between<'t>(text: &'t str, before: &str, after: &str) -> Vec<&'t str> {
+    text.split(before).skip(1).filter_map(|rest| Some(rest.split_once(after)?.0)).collect()
+}
+
+#[test]
+fn krew_manifest_has_all_archives_of_release() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    // The archives that the release builds: for linux, one for each platform of the workflow; for macOS, one.
+    let (justfile, workflow) = (read("justfile"), read(".github/workflows/release.yaml"));
+    let recipe = workflow.lines().find(|line| line.contains("./justw dist --platform")).unwrap();
+    let linux = recipe.split("--platform ").skip(1).filter_map(|rest| rest.split(' ').next());
+    assert!(read("services/testkit/tools/dist.sh").contains("name=pillion-$version-linux-$architecture\n"));
+    let mut platforms: Vec<String> = linux.map(|architecture| format!("linux-{architecture}")).collect();
+    for name in between(&justfile, "name=pillion-{{ version }}-", "\n") {
+        platforms.push(name.to_owned());
+    }
+    assert_eq!(platforms, ["linux-amd64", "linux-arm64", "darwin-arm64"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let krew = || Command::new(root().join("services/testkit/tools/krew.sh")).arg(folder.path()).output().unwrap();
+    let missing = krew();
+    let error = String::from_utf8_lossy(&missing.stderr);
+    assert!(!missing.status.success() && error.contains(&format!("pillion-{version}-linux-amd64.tar.gz")), "{error}");
+
+    let mut sums = Vec::new();
+    for platform in &platforms {
+        let name = format!("pillion-{version}-{platform}");
+        let tree = folder.path().join(&name);
+        // The archives for linux have a folder of licences, that for macOS has one file.
+        let licence = if platform.starts_with("linux") { tree.join("licences/LICENSE") } else { tree.join("LICENSE") };
+        fs::create_dir_all(licence.parent().unwrap()).unwrap();
+        fs::write(licence, "licence").unwrap();
+        fs::write(tree.join("pillion"), platform).unwrap();
+        run("tar", &["-czf", &format!("{name}.tar.gz"), &name], folder.path());
+        let sum = run("sha256sum", &[&format!("{name}.tar.gz")], folder.path());
+        sums.push(sum.split(' ').next().unwrap().to_owned());
+    }
+    let done = krew();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let manifest = fs::read_to_string(folder.path().join(format!("pillion-{version}-krew.yaml"))).unwrap();
+    assert!(!manifest.contains("{version}") && !manifest.contains("{sha256}"), "{manifest}");
+    let manifest: Value = serde_saphyr::from_str(&manifest).unwrap();
+    assert_eq!(manifest["metadata"]["name"], "pillion");
+    assert_eq!(manifest["spec"]["version"], format!("v{version}"));
+    let found = manifest["spec"]["platforms"].as_array().unwrap();
+    assert_eq!(found.len(), platforms.len());
+    for ((found, platform), sum) in found.iter().zip(&platforms).zip(&sums) {
+        let labels = &found["selector"]["matchLabels"];
+        let name = format!("{}-{}", labels["os"].as_str().unwrap(), labels["arch"].as_str().unwrap());
+        assert_eq!((&name, found["sha256"].as_str()), (platform, Some(sum.as_str())));
+        let archive = found["uri"].as_str().unwrap().rsplit('/').next().unwrap();
+        assert_eq!(archive, format!("pillion-{version}-{platform}.tar.gz"));
+        // Krew unpacks the archive, and moves what `files` name.
+        let listed = run("tar", &["-tf", archive], folder.path());
+        for file in found["files"].as_array().unwrap() {
+            let pattern = file["from"].as_str().unwrap().replace('*', "");
+            assert!(listed.lines().any(|path| path.contains(&pattern) && !path.ends_with('/')), "{pattern}: {listed}");
+        }
+        assert_eq!(found["bin"], "pillion");
+    }
+}

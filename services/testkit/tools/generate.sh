@@ -14,7 +14,7 @@ trap 'rm -rf "$work"' EXIT
 chart=charts/pillion
 mistakes=services/pillion/tests/mistakes
 written=(
-  "$chart/README.md" "$chart/values.schema.json" "$chart/crds" "$chart/files" dashboards deploy/manifests docs/configuration.md docs/metrics.md fuzz/corpus
+  "$chart/README.md" "$chart/values.schema.json" "$chart/crds" "$chart/files" dashboards deploy/manifests docs/cli.md docs/configuration.md docs/metrics.md fuzz/corpus
   services/engine/src/profile/pod_schema.txt "$mistakes"
 )
 sums() { find "${written[@]}" -type f -exec sha256sum {} + | sort; }
@@ -27,12 +27,14 @@ target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 "$target/pillion" crds >"$chart/crds/pillion.dev.yaml"
 cp "$chart/crds/pillion.dev.yaml" deploy/manifests/crds.yaml
 
-"$target/pillion" reference >"$work/reference"
+"$target/pillion" reference configuration >"$work/configuration"
+"$target/pillion" reference cli >"$work/cli"
 # Removes dashboards whose source was deleted.
 rm -f dashboards/*.json
 newest=$(cd "$tools/kubernetes" && printf '%s\n' * | sort -V | tail -1)
 kubernetes=$(cd "$tools/kubernetes/$newest" && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)
-"$target/examples/generate" --openapi "$kubernetes/api/openapi-spec/v3/api__v1_openapi.json" --reference "$work/reference"
+"$target/examples/generate" --openapi "$kubernetes/api/openapi-spec/v3/api__v1_openapi.json" \
+  --configuration "$work/configuration" --cli "$work/cli"
 
 rm -rf "$chart/files"
 mkdir -p "$chart/files/"{profiles,dashboards,rules}

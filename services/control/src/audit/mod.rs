@@ -15,7 +15,7 @@
 //!   If only a profile's template has changed, nothing is read again, because the records name the older revision.
 //!
 //! [`Auditor`] does no I/O: it takes changes, and returns fetches and a [`Report`]. [`run`] is the leader's task.
-//! [`once`] does the same from lists, for `pillion status`, which works without the controller.
+//! [`once`] does the same from lists, for commands, which work without the controller.
 
 mod auditor;
 mod cause;
@@ -32,7 +32,7 @@ pub use auditor::{Auditor, PodFetch};
 pub use cause::{Cause, Circumstances, Silence, State, cause};
 pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
 pub use metrics::AuditMetrics;
-pub use once::{OnceError, Served, once, served};
+pub use once::{OnceError, PodScope, Served, once, served};
 pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
 pub use report::{Finding, ProfileAudit, Report, Standings};
 pub use requests::NOT_ENDED;

@@ -1,4 +1,4 @@
-//! Runs the audit once, from lists, for `pillion status`, which works without a controller.
+//! Runs the audit once, from lists, for commands, which work without a controller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use pillion_engine::snapshot::Snapshot;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::auditor::{Auditor, PodFetch};
+use super::auditor::Auditor;
 use super::facts::ClusterFacts;
 use super::report::Report;
-use super::requests::{AgeRequests, WebhookState, fetch, read_webhook_state, request_ages};
+use super::requests::{AgeRequests, WebhookState, list_pods, read_webhook_state, request_ages};
 use super::task::{AuditSettings, JUDGE_BATCH, Reads, judge_whole, now};
 use crate::informer::watch::Publisher;
 use crate::release::Release;
@@ -47,14 +47,26 @@ pub enum OnceError {
     Excluded(Box<str>),
 }
 
-/// Audits the pods of `namespace`; `None` audits all opted-in namespaces.
+/// The pods that [`once`] audits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PodScope<'s> {
+    /// The namespace; `None` for all opted-in namespaces.
+    pub namespace: Option<&'s str>,
+    /// A label selector, such as `app=web`; `None` for all pods.
+    pub selector: Option<&'s str>,
+}
+
+/// Audits the pods of `scope`. Before each namespace, calls `progress` with the namespace, its number from 1, and the
+/// number of namespaces.
 pub async fn once(
     client: &Client,
     release: &Release,
-    namespace: Option<&str>,
+    scope: PodScope<'_>,
     reads: &Reads,
     settings: &AuditSettings,
+    mut progress: impl FnMut(&str, usize, usize),
 ) -> Result<Report, OnceError> {
+    let PodScope { namespace, selector } = scope;
     let Served { snapshot, excluded, opt_in, webhook_state } = serving(client, release, &settings.opt_in).await?;
     let opted_in: Vec<Box<str>> = snapshot
         .namespaces()
@@ -69,11 +81,13 @@ pub async fn once(
     if let Some(name) = namespace.filter(|name| auditor.excluded().contains(*name)) {
         return Err(OnceError::Excluded(name.into()));
     }
-    for namespace in opted_in.into_iter().filter(|name| !auditor.excluded().contains(name)).collect::<Vec<_>>() {
+    let audited: Vec<_> = opted_in.into_iter().filter(|name| !auditor.excluded().contains(name)).collect();
+    for (index, namespace) in audited.iter().enumerate() {
+        progress(namespace, index + 1, audited.len());
         let mut from = None;
         loop {
-            let pod_fetch = PodFetch::List { namespace: namespace.clone(), from };
-            let fetched = timeout(settings.request_limit, fetch(client, &pod_fetch)).await;
+            let fetched =
+                timeout(settings.request_limit, list_pods(client, namespace, selector, from.as_deref())).await;
             let fetched = fetched.unwrap_or_else(|_| Err(kube::Error::Service("no answer in time".into())));
             let pods = |source| OnceError::Pods { namespace: namespace.clone(), source: Box::new(source) };
             let (pods, next) = fetched.map_err(pods)?;

@@ -71,25 +71,37 @@ pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
 /// Reads the pods that `pod_fetch` names. A pod that does not exist gives an empty page.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
-    // Pods are read as arbitrary JSON, since an expression may read a field that this build does not know.
-    let api = |namespace: &str| Api::<PodAsFound>::namespaced_with(client.clone(), namespace, &pod_resource());
     match pod_fetch {
         PodFetch::Get { namespace, name } => {
-            let found = api(namespace).get_opt(name).await?;
+            let found = pods(client, namespace).get_opt(name).await?;
             Ok((found.as_ref().and_then(whole).into_iter().collect(), None))
         }
-        PodFetch::List { namespace, from } => {
-            let mut parameters = ListParams::default().fields(NOT_ENDED).limit(PODS_PER_PAGE);
-            parameters.continue_token.clone_from(from);
-            let list = api(namespace).list(&parameters).await?;
-            let next = list.metadata.continue_.filter(|token| !token.is_empty());
-            Ok((list.items.iter().filter_map(whole).collect(), next))
-        }
+        PodFetch::List { namespace, from } => list_pods(client, namespace, None, from.as_deref()).await,
     }
 }
 
-fn pod_resource() -> kube::api::ApiResource {
-    kube::api::ApiResource::erase::<Pod>(&())
+/// Reads a page of the pods of a namespace that match the label selector. `from` is the page's continue token; `None`
+/// reads the first page.
+pub(super) async fn list_pods(
+    client: &Client,
+    namespace: &str,
+    selector: Option<&str>,
+    from: Option<&str>,
+) -> kube::Result<Page> {
+    let parameters = ListParams {
+        label_selector: selector.map(str::to_owned),
+        continue_token: from.map(str::to_owned),
+        ..ListParams::default().fields(NOT_ENDED).limit(PODS_PER_PAGE)
+    };
+    let list = pods(client, namespace).list(&parameters).await?;
+    let next = list.metadata.continue_.filter(|token| !token.is_empty());
+    Ok((list.items.iter().filter_map(whole).collect(), next))
+}
+
+/// Returns the API of a namespace's pods. They are read as arbitrary JSON, since an expression may read a field that
+/// this build does not know.
+fn pods(client: &Client, namespace: &str) -> Api<PodAsFound> {
+    Api::namespaced_with(client.clone(), namespace, &kube::api::ApiResource::erase::<Pod>(&()))
 }
 
 fn whole(pod: &PodAsFound) -> Option<OwnedTape> {

@@ -51,6 +51,15 @@ pub enum ClientError {
         #[source]
         source: Box<kube::config::KubeconfigError>,
     },
+    /// The kubeconfig has no such context, or there is no kubeconfig.
+    #[error("the context {name:?} of the kubeconfig cannot be used")]
+    Context {
+        /// The context.
+        name: String,
+        /// The cause.
+        #[source]
+        source: Box<kube::config::KubeconfigError>,
+    },
     /// No kubeconfig was given, and the process does not run in a pod.
     #[error("this is no pod with a service account's token; outside of a cluster, give a kubeconfig")]
     NotInCluster(#[source] Box<kube::config::InClusterError>),
@@ -71,14 +80,47 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
-/// Creates a client as kubectl does: from the kubeconfig in the environment or the home directory, else from the pod's
-/// service account. Sends no request.
+/// How a command connects to the API server. The fields are flags of kubectl.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectOptions {
+    /// The kubeconfig. `None`: `$KUBECONFIG`, else `~/.kube/config`, else the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig. `None`: its current context.
+    pub context: Option<String>,
+    /// The user to impersonate.
+    pub user: Option<String>,
+    /// The groups to impersonate.
+    pub groups: Vec<String>,
+    /// How long the API server may be silent during a request.
+    pub request_timeout: Option<Duration>,
+}
+
+/// Creates a client as kubectl does. Sends no request.
 ///
 /// # Errors
-/// The configuration is missing or invalid.
-pub async fn inferred() -> Result<Client, ClientError> {
-    let config = Config::infer().await.map_err(|source| ClientError::Nowhere(Box::new(source)))?;
-    Client::try_from(with_timeouts(config)).map_err(|source| ClientError::Client(Box::new(source)))
+/// The configuration is missing or invalid, or has no such context.
+pub async fn connect_with(options: &ConnectOptions) -> Result<Client, ClientError> {
+    let ConnectOptions { kubeconfig, context, user, groups, request_timeout } = options;
+    let choice = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
+    let config = match (kubeconfig, context) {
+        (Some(path), _) => from_file(path, &choice)
+            .await
+            .map_err(|source| ClientError::Kubeconfig { path: path.clone(), source: Box::new(source) })?,
+        (None, Some(name)) => Config::from_kubeconfig(&choice)
+            .await
+            .map_err(|source| ClientError::Context { name: name.clone(), source: Box::new(source) })?,
+        (None, None) => Config::infer().await.map_err(|source| ClientError::Nowhere(Box::new(source)))?,
+    };
+    let mut config = with_timeouts(config);
+    if let Some(user) = user {
+        config.auth_info.impersonate = Some(user.clone());
+        config.auth_info.impersonate_groups = Some(groups.clone());
+    }
+    if let Some(timeout) = request_timeout {
+        config.connect_timeout = Some(CONNECT_LIMIT.min(*timeout));
+        config.read_timeout = Some(*timeout);
+    }
+    Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
 /// Returns the configuration that [`connect`] uses, for callers that create several clients.
@@ -87,7 +129,7 @@ pub async fn inferred() -> Result<Client, ClientError> {
 /// See [`connect`].
 pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let config = match kubeconfig {
-        Some(path) => from_file(path)
+        Some(path) => from_file(path, &KubeConfigOptions::default())
             .await
             .map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) })?,
         None => Config::incluster().map_err(|source| ClientError::NotInCluster(Box::new(source)))?,
@@ -117,8 +159,8 @@ pub(crate) fn bounded(client: Client, bytes: usize) -> Client {
     Client::new(service, namespace)
 }
 
-async fn from_file(path: &Path) -> Result<Config, kube::config::KubeconfigError> {
-    Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
+async fn from_file(path: &Path, choice: &KubeConfigOptions) -> Result<Config, kube::config::KubeconfigError> {
+    Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, choice).await
 }
 
 /// Returns the configuration of a watch that lists `page_size` objects per page. Bookmarks are enabled by default.

@@ -18,6 +18,7 @@ mod webhook;
 
 pub(crate) use self::controller::ControllerPolicy;
 pub(crate) use self::read::{ConfigArg, Overrides, PolicyFile};
+pub(crate) use self::units::Time;
 pub(crate) use self::webhook::WebhookPolicy;
 
 #[cfg(test)]

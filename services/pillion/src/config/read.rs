@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::settings::{Setting, plain};
+use super::units::Time;
 use crate::load::{Problem, Source, typed, yaml};
 
 /// The maximum size of the file in bytes, which is that of a ConfigMap.
@@ -113,10 +114,8 @@ pub(crate) struct ConfigArg {
 pub(crate) struct Overrides {
     pub(crate) log_level: Option<String>,
     pub(crate) trace_ratio: Option<f64>,
-    /// Seconds.
-    pub(crate) drain_minimum: Option<u64>,
-    /// Seconds.
-    pub(crate) drain_deadline: Option<u64>,
+    pub(crate) drain_minimum: Option<Time>,
+    pub(crate) drain_deadline: Option<Time>,
 }
 
 impl ConfigArg {

@@ -44,14 +44,14 @@ fn printed_policy_can_be_read() {
 
 #[test]
 fn flags_win_and_are_named_in_errors() {
-    let overrides = Overrides { drain_deadline: Some(5), ..Overrides::default() };
+    let overrides = Overrides { drain_deadline: Time::parse("5s"), ..Overrides::default() };
     let error = read_with(&format!("{HEAD}connections: {{drainMinimum: 20s}}\n"), &overrides).unwrap_err();
     assert_eq!(
         error,
         "p.yaml:3:29: connections.drainMinimum: expected at most connections.drainDeadline (5s), found 20s \
          (make the minimum shorter or the deadline longer)"
     );
-    let overrides = Overrides { drain_deadline: Some(20), log_level: Some("warn".to_owned()), ..overrides };
+    let overrides = Overrides { drain_deadline: Time::parse("20s"), log_level: Some("warn".to_owned()), ..overrides };
     let policy = read_with(&format!("{HEAD}logs: {{level: trace}}\n"), &overrides).unwrap();
     assert_eq!((policy.logs.level.as_str(), policy.server_settings().drain_deadline.as_secs()), ("warn", 20));
     let overrides = Overrides { log_level: Some("pillion=loud".to_owned()), ..Overrides::default() };

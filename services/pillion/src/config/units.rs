@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
@@ -47,6 +48,14 @@ impl Time {
             return None;
         }
         text.parse::<kube::core::Duration>().ok().map(|duration| Self(duration.into()))
+    }
+}
+
+impl FromStr for Time {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text).ok_or("expected a duration with a unit, such as 30s, 5m or 1h30m")
     }
 }
 

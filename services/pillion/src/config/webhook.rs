@@ -3,7 +3,6 @@
 //! The types are the reference: [`super::settings`] reads ranges and meanings from them.
 
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_control::informer::lookups::LookupSettings;
@@ -401,11 +400,11 @@ impl PolicyFile for WebhookPolicy {
         if let Some(ratio) = trace_ratio {
             self.traces.ratio = *ratio;
         }
-        if let Some(seconds) = drain_minimum {
-            self.connections.drain_minimum = Time(Duration::from_secs(*seconds));
+        if let Some(minimum) = drain_minimum {
+            self.connections.drain_minimum = *minimum;
         }
-        if let Some(seconds) = drain_deadline {
-            self.connections.drain_deadline = Time(Duration::from_secs(*seconds));
+        if let Some(deadline) = drain_deadline {
+            self.connections.drain_deadline = *deadline;
         }
     }
 

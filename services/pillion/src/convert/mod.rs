@@ -8,18 +8,15 @@ pub(crate) mod from;
 use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 
 use self::from::{Converted, Document, Remark, morvencao, opentelemetry, sidecarset, tumblr};
+use crate::exit::Exit;
 use crate::load::yaml::{self, Content, Node};
 use crate::load::{self, Problem, Source};
 use crate::output::{self, Format};
-
-/// The exit code of a conversion that omitted something.
-const LEFT_OUT: u8 = 3;
 
 /// Arguments of `pillion convert`.
 #[derive(Clone, Debug, Args)]
@@ -94,7 +91,7 @@ struct FromArgs {
 }
 
 /// Runs the conversion, and prints the profiles if there are no errors.
-pub(crate) fn run(args: ConvertArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: ConvertArgs) -> anyhow::Result<Exit> {
     match args.command {
         ConvertCommand::Tumblr(TumblrArgs { from, prefix }) => {
             let options = tumblr::Options { prefix: prefix.trim_end_matches('/').to_owned() };
@@ -117,25 +114,25 @@ impl FromArgs {
         &self,
         wanted: Wanted,
         convert: impl FnOnce(&[Document]) -> Result<Converted, Vec<Remark>>,
-    ) -> anyhow::Result<ExitCode> {
+    ) -> anyhow::Result<Exit> {
         let documents = match Documents::read(&self.files, wanted) {
             Ok(documents) => documents,
             Err(problems) => {
                 output::problems(&problems)?;
-                return Ok(ExitCode::FAILURE);
+                return Ok(Exit::Failure);
             }
         };
         let Converted { profiles, notes } = match convert(documents.all()) {
             Ok(converted) => converted,
             Err(faults) => {
                 output::problems(&documents.problems(&faults))?;
-                return Ok(ExitCode::FAILURE);
+                return Ok(Exit::Failure);
             }
         };
         let notes: Vec<_> = documents.problems(&notes).into_iter().map(Problem::harmless).collect();
         output::problems(&notes)?;
         output::print(&output::objects(&profiles, self.output)?)?;
-        Ok(if notes.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LEFT_OUT) })
+        Ok(Exit::findings(!notes.is_empty()))
     }
 }
 

@@ -60,23 +60,27 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
         ),
         cluster: policy.cluster_facts()?.or_else(LookedUp::unknown_cluster),
     };
+    let only = args.namespaces.selected(&client);
     let is_meant = |name: &str| {
-        args.namespace.as_deref().is_none_or(|only| only == name)
+        only.as_deref().is_none_or(|only| only == name)
             && !served.excluded.contains(name)
             && !SYSTEM_NAMESPACES.contains(&name)
     };
     let namespaces = inputs.before.namespaces().filter(|(name, known)| known.level().is_some() && is_meant(name));
     let namespaces: BTreeMap<Box<str>, Arc<Namespace>> =
         namespaces.map(|(name, known)| (name.into(), Arc::clone(known))).collect();
-    if let Some(name) = args.namespace.as_deref().filter(|_| namespaces.is_empty()) {
-        return Err(anyhow!("namespace {name} is not opted in, is left alone, or is not there").into());
+    if let Some(name) = only.filter(|_| namespaces.is_empty()) {
+        return Err(anyhow!(
+            "namespace {name} is not opted in, is left alone, or is not there; -A compares the pods of all namespaces"
+        )
+        .into());
     }
-    let mut progress = Progress::new("namespaces", namespaces.len());
+    let mut progress = Progress::new();
     let mut owners = Owners::new(client.clone());
     let mut compared = Vec::new();
-    for (name, namespace) in &namespaces {
-        progress.step(name);
-        for (workload, (pod, pods)) in pods(&client, name, &mut owners).await? {
+    for (index, (name, namespace)) in namespaces.iter().enumerate() {
+        progress.show_step("namespaces", index + 1, namespaces.len(), name);
+        for (workload, (pod, pods)) in pods(&client, name, args.selector.as_deref(), &mut owners).await? {
             let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &inputs).await;
             let about = || format!("about {workload}");
             let before = render(&inputs.before).await.with_context(about)?;
@@ -153,14 +157,17 @@ impl Parents for Library {
     }
 }
 
-/// Returns a pod of each workload of a namespace as its author wrote it, and the workload's number of pods.
+/// Returns a pod of each workload with selected pods as its author wrote it, and the workload's number of such pods.
 async fn pods(
     client: &Client,
     namespace: &str,
+    selector: Option<&str>,
     owners: &mut Owners,
 ) -> anyhow::Result<BTreeMap<Workload, (Value, usize)>> {
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
-    let pods = lists::all(&api, &ListParams::default().fields(NOT_ENDED)).await;
+    let parameters =
+        ListParams { label_selector: selector.map(str::to_owned), ..ListParams::default().fields(NOT_ENDED) };
+    let pods = lists::all(&api, &parameters).await;
     let mut workloads: BTreeMap<Workload, (Value, usize)> = BTreeMap::new();
     for pod in pods.with_context(|| format!("the pods of namespace {namespace} cannot be listed"))? {
         if pod.metadata.deletion_timestamp.is_some() {

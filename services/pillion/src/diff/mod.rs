@@ -10,7 +10,6 @@ mod cluster;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -18,8 +17,9 @@ use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_engine::decision::{Decision, Outcome};
 use serde_json::{Value, json};
 
-use crate::args::ClusterArgs;
+use crate::args::{ClusterArgs, NamespaceArgs};
 use crate::config::ConfigArg;
+use crate::exit::Exit;
 use crate::inject;
 use crate::inject::objects::{self, Place};
 use crate::inject::simulated_cluster::{self, KnownObjects, SimulatedCluster};
@@ -27,13 +27,13 @@ use crate::load::Problem;
 use crate::output::{self, Form};
 use crate::{args, difference};
 
-/// Exit code: at least one workload differs.
-const EXIT_DIFFERENT: u8 = 1;
-/// Exit code: the comparison failed.
-const EXIT_ERROR: u8 = 2;
+/// Help of `--namespace`, which also applies to manifests.
+const NAMESPACE_HELP: &str = "The namespace of the pods. Default: that of the kubeconfig's context, else \"default\". For \
+                              manifests: the namespace of objects that do not set one.";
 
 /// Arguments of `pillion diff`.
 #[derive(Clone, Debug, Args)]
+#[command(mut_arg("namespace", |argument| argument.help(NAMESPACE_HELP).long_help(NAMESPACE_HELP)))]
 pub(crate) struct DiffArgs {
     /// The changed profiles: files, and folders of files. May be given several times.
     #[arg(short, long = "profile", value_name = "PATH", required = true)]
@@ -44,10 +44,11 @@ pub(crate) struct DiffArgs {
     /// The old profiles, for manifests. May be given several times.
     #[arg(long, value_name = "PATH", requires = "files")]
     against: Vec<PathBuf>,
-    /// The namespace of the pods. Default: all opted-in namespaces. For manifests: the namespace of objects that do not
-    /// set one.
-    #[arg(short, long, value_name = "NAME")]
-    namespace: Option<String>,
+    #[command(flatten)]
+    namespaces: NamespaceArgs,
+    /// Compare only pods with these labels, as in app=web,tier!=cache.
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "files")]
+    selector: Option<String>,
     /// Namespace objects, whose labels and annotations are used for manifests.
     #[arg(long, value_name = "FILE", requires = "files")]
     namespace_file: Option<PathBuf>,
@@ -74,8 +75,8 @@ impl<E: Into<anyhow::Error>> From<E> for DiffError {
     }
 }
 
-/// Prints the differences. Exit code 1: at least one workload differs; 2: the comparison failed.
-pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
+/// Prints the differences.
+pub(crate) fn run(args: DiffArgs) -> anyhow::Result<Exit> {
     let output = args.output;
     let compared = if args.files.is_empty() {
         args::block_on(async { Ok(cluster::compare(args).await) })?
@@ -86,19 +87,15 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<ExitCode> {
         Ok(compared) => compared,
         Err(DiffError::Problems(problems)) => {
             output::problems(&problems)?;
-            return Ok(ExitCode::from(EXIT_ERROR));
+            return Ok(Exit::Failure);
         }
-        Err(DiffError::Other(error)) => {
-            output::error(&error)?;
-            return Ok(ExitCode::from(EXIT_ERROR));
-        }
+        Err(DiffError::Other(error)) => return Err(error),
     };
     output.print(|| text(&compared), || value(&compared))?;
     if output == Form::Text {
         output::report(&summary(&compared))?;
     }
-    let differs = compared.iter().any(Compared::differs);
-    Ok(if differs { ExitCode::from(EXIT_DIFFERENT) } else { ExitCode::SUCCESS })
+    Ok(Exit::findings(compared.iter().any(Compared::differs)))
 }
 
 /// Compares each pod of the manifests.
@@ -136,7 +133,7 @@ fn rendered(
 }
 
 fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, DiffError> {
-    SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespace.as_deref(), &args.config)?
+    SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespaces.named(), &args.config)?
         .map_err(DiffError::Problems)
 }
 

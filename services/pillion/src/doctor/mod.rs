@@ -7,16 +7,15 @@ mod gather;
 mod judge;
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
 use crate::args::block_on;
-use crate::explain::NOT_ANSWERED;
+use crate::exit::Exit;
 use crate::finding::{self, Finding, Severity};
-use crate::output::{self, Form};
+use crate::output::Form;
 
 /// Arguments of `pillion doctor`.
 #[derive(Clone, Debug, Args)]
@@ -28,25 +27,18 @@ pub(crate) struct DoctorArgs {
     at: ClusterArgs,
 }
 
-/// Runs the checks. Exit code 0: no problems; 1: there are problems; 2: the checks could not run.
-pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
+/// Runs the checks, and prints problems with their remedies.
+pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     let DoctorArgs { output, at } = args;
-    let gathered = block_on(async {
+    let facts = block_on(async {
         let (client, release) = at.connect().await?;
         Ok(gather::gather(&client, &release).await)
-    });
-    let facts = match gathered {
-        Ok(facts) => facts,
-        Err(error) => {
-            output::error(&error)?;
-            return Ok(ExitCode::from(NOT_ANSWERED));
-        }
-    };
+    })?;
     let checks = judge::judge(&facts);
     let found = checks.iter().flat_map(|(_, findings)| findings.iter().cloned()).chain(judge::unread(&facts));
     let findings = finding::sorted(found.collect());
     output.print(|| Ok(text(&checks, &findings)), || document(&checks, &findings))?;
-    Ok(if finding::is_well(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Exit::findings(!finding::is_well(&findings)))
 }
 
 fn worst(findings: &[Finding]) -> Option<Severity> {

@@ -15,7 +15,6 @@ pub(crate) mod webhooks;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -33,11 +32,9 @@ use self::webhooks::CallOutcome;
 use crate::args::ClusterArgs;
 use crate::args::block_on;
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
+use crate::exit::Exit;
 use crate::finding::{self, Finding};
 use crate::output::{self, Form};
-
-/// The exit code if the question could not be answered.
-pub(crate) const NOT_ANSWERED: u8 = 2;
 
 /// Arguments of `pillion explain`.
 #[derive(Clone, Debug, Args)]
@@ -103,28 +100,20 @@ enum Answer {
     Wrong,
 }
 
-/// Explains an object. Exit code 0: the object matches its profiles; 1: it differs; 2: the question could not be
-/// answered.
-pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
+/// Explains an object. It has findings unless it is, or would be, as its profiles say.
+pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     let output = args.output;
-    let answer = match block_on(answer(args)) {
-        Ok(answer) => answer,
-        Err(error) => {
-            output::error(&error)?;
-            return Ok(ExitCode::from(NOT_ANSWERED));
-        }
-    };
-    let (explanations, others) = match answer {
+    let (explanations, others) = match block_on(answer(args))? {
         Answer::Explained(explanations, more) => (explanations, more.into_iter().collect()),
         Answer::NotThere(finding) => (Vec::new(), vec![finding]),
-        Answer::Wrong => return Ok(ExitCode::from(NOT_ANSWERED)),
+        Answer::Wrong => return Ok(Exit::Failure),
     };
     let found = explanations.iter().flat_map(|one| one.findings.iter().cloned()).chain(others);
     let findings = finding::sorted(found.collect());
     let text = || if explanations.is_empty() { finding::lines(&findings) } else { text(&explanations, &findings) };
     output.print(|| Ok(text()), || document(&explanations, &findings))?;
     let is_good = !explanations.is_empty() && explanations.iter().all(|one| one.verdict.is_good());
-    Ok(if is_good && finding::is_well(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Exit::findings(!(is_good && finding::is_well(&findings))))
 }
 
 /// Returns the output for programs: the object, its pods, and all findings in one list.

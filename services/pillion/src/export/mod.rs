@@ -8,7 +8,6 @@ mod conditions;
 mod policy;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -17,11 +16,9 @@ use pillion_api::opt_in::OptIn;
 use pillion_engine::profile::CompiledProfile;
 use serde_json::Value;
 
+use crate::exit::Exit;
 use crate::load::{self, Written};
 use crate::output::{self, Format};
-
-/// The exit code of an export that omitted something.
-const LEFT_OUT: u8 = 3;
 
 /// Arguments of `pillion export`.
 #[derive(Clone, Debug, Args)]
@@ -87,7 +84,7 @@ struct Profile<'p> {
 }
 
 /// Prints the policies. Succeeds if nothing was omitted.
-pub(crate) fn run(args: ExportArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: ExportArgs) -> anyhow::Result<Exit> {
     let ExportArgs { paths, output, everywhere, opt_in } = args;
     let opt_in = OptIn::with(opt_in.iter().map(String::as_str)).context("--opt-in")?;
     let reach = if everywhere { Reach::Everywhere } else { Reach::Profile };
@@ -113,5 +110,5 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<ExitCode> {
     if !objects.is_empty() {
         output::print(&output::objects(&objects, output)?)?;
     }
-    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(LEFT_OUT) })
+    Ok(Exit::findings(!complete))
 }

@@ -10,7 +10,6 @@ use std::fmt::Write;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -21,6 +20,7 @@ use serde_json::Value;
 use self::objects::{Changed, Output};
 use self::simulated_cluster::{KnownObjects, SimulatedCluster};
 use crate::config::ConfigArg;
+use crate::exit::Exit;
 use crate::load::{Problem, Source, typed, yaml};
 use crate::output;
 
@@ -56,7 +56,7 @@ pub(crate) struct InjectArgs {
 
 /// Injects into manifests, or answers a review. Prints nothing on standard output after an error or a rejection, so
 /// that `pillion inject | kubectl apply -f -` never applies only a part.
-pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: InjectArgs) -> anyhow::Result<Exit> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let simulated =
         match SimulatedCluster::configured(&profiles, namespace_file.as_deref(), namespace.as_deref(), &config)? {
@@ -72,17 +72,12 @@ pub(crate) fn run(args: InjectArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn wrong(problems: &[Problem]) -> anyhow::Result<ExitCode> {
+fn wrong(problems: &[Problem]) -> anyhow::Result<Exit> {
     output::problems(problems)?;
-    Ok(ExitCode::FAILURE)
+    Ok(Exit::Findings)
 }
 
-fn inject(
-    documents: Vec<Value>,
-    simulated: &SimulatedCluster,
-    output: Output,
-    quiet: bool,
-) -> anyhow::Result<ExitCode> {
+fn inject(documents: Vec<Value>, simulated: &SimulatedCluster, output: Output, quiet: bool) -> anyhow::Result<Exit> {
     let known = KnownObjects::new(&documents, simulated.default_namespace());
     let mut changed = Vec::with_capacity(documents.len());
     let mut denied = false;
@@ -103,13 +98,13 @@ fn inject(
         changed.push(Changed { before, after, patch });
     }
     if denied {
-        return Ok(ExitCode::FAILURE);
+        return Ok(Exit::Findings);
     }
     objects::print(changed, output, "injected", simulated.default_namespace())?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Success)
 }
 
-fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Result<ExitCode> {
+fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Result<Exit> {
     let source = match read(file) {
         Ok(source) => source,
         Err(problem) => return wrong(&[problem]),
@@ -122,7 +117,7 @@ fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Res
         output::report(&lines(&source.name, &decided.decision))?;
     }
     output::print(&format!("{}\n", response.trim_end()))?;
-    Ok(if decided.decision.outcome == Outcome::Denied { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(Exit::findings(decided.decision.outcome == Outcome::Denied))
 }
 
 /// Reads a file, or standard input for "-".

@@ -1,7 +1,5 @@
 //! `pillion profiles history`: lists the stored revisions of a profile.
 
-use std::process::ExitCode;
-
 use clap::Args;
 use kube::api::ListParams;
 use pillion_api::RevisionSpec;
@@ -11,7 +9,8 @@ use pillion_api::revision::label_value;
 use serde_json::{Value, json};
 
 use super::{Profile, Which};
-use crate::output::Form;
+use crate::exit::Exit;
+use crate::output::{self, ListForm};
 
 /// Arguments of `pillion profiles history`.
 #[derive(Clone, Debug, Args)]
@@ -19,8 +18,8 @@ pub(super) struct HistoryArgs {
     #[command(flatten)]
     which: Which,
     /// The output format.
-    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
-    output: Form,
+    #[arg(short, long, value_enum, default_value_t = ListForm::Text, value_name = "FORMAT")]
+    output: ListForm,
 }
 
 /// A row of the table.
@@ -32,7 +31,7 @@ struct Line {
     served: String,
 }
 
-pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<Exit> {
     let HistoryArgs { which, output } = args;
     let Profile { client, metadata, status, .. } = which.read().await?;
     let selector = format!("{PROFILE_LABEL}={}", label_value(&which.name));
@@ -62,8 +61,8 @@ pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<ExitCode> {
     }
     lines.sort_by(|(one, a), (other, b)| (one, &b.made).cmp(&(other, &a.made)));
     let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
-    output.print(|| Ok(table(&lines)), || Ok(value(&lines)))?;
-    Ok(ExitCode::SUCCESS)
+    output.print(|is_wide| table(&lines, is_wide), || value(&lines))?;
+    Ok(Exit::Success)
 }
 
 /// Formats which workloads get a revision.
@@ -85,29 +84,28 @@ fn served(status: &ProfileStatus, revision: &str) -> String {
 fn value(lines: &[Line]) -> Value {
     let revisions = lines.iter().map(|Line { revision, generation, made, parents, served }| {
         json!({
-            "revision": revision, "generation": generation.parse::<i64>().ok(), "made": made, "servedTo": served,
+            "revision": revision, "generation": generation.parse::<i64>().ok(), "created": made, "servedTo": served,
             "parents": parents.split(',').filter(|parent| !parent.is_empty()).collect::<Vec<_>>(),
         })
     });
     json!({"revisions": revisions.collect::<Vec<_>>()})
 }
 
-fn table(lines: &[Line]) -> String {
-    let head = Line {
-        revision: "REVISION".to_owned(),
-        generation: "GENERATION".to_owned(),
-        made: "MADE".to_owned(),
-        parents: "PARENTS".to_owned(),
-        served: "SERVED TO".to_owned(),
+/// Formats a table like kubectl; empty if there are no lines. A wide table has the parents.
+fn table(lines: &[Line], is_wide: bool) -> String {
+    let narrow = |line: &Line| {
+        let Line { revision, generation, made, parents: _, served } = line;
+        [revision, generation, made, served].map(Clone::clone)
     };
-    let mut text = String::new();
-    for Line { revision, generation, made, parents, served } in std::iter::once(&head).chain(lines) {
-        let parents = if parents.is_empty() { "-" } else { parents };
-        let line = format!("{revision:<12}{generation:<12}{made:<22}{served:<20}{parents}");
-        text.push_str(line.trim_end());
-        text.push('\n');
+    if !is_wide {
+        return output::columns(["REVISION", "GENERATION", "CREATED", "SERVED TO"], lines.iter().map(narrow));
     }
-    text
+    let rows = lines.iter().map(|line| {
+        let [revision, generation, made, served] = narrow(line);
+        let parents = if line.parents.is_empty() { "-".to_owned() } else { line.parents.clone() };
+        [revision, generation, made, served, parents]
+    });
+    output::columns(["REVISION", "GENERATION", "CREATED", "SERVED TO", "PARENTS"], rows)
 }
 
 #[cfg(test)]

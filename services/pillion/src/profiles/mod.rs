@@ -1,9 +1,8 @@
-//! `pillion profiles`: shows the accepted revisions of a profile, and rolls back to one.
+//! `pillion profiles`: lists profiles, shows the accepted revisions of one, and rolls back to one.
 
 mod history;
+mod list;
 mod rollback;
-
-use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -15,6 +14,7 @@ use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProf
 
 use crate::args::ApiServerArgs;
 use crate::args::block_on;
+use crate::exit::Exit;
 
 /// Arguments of `pillion profiles`.
 #[derive(Clone, Debug, Args)]
@@ -24,7 +24,10 @@ pub(crate) struct ProfilesArgs {
 }
 
 #[derive(Clone, Debug, Subcommand)]
+#[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 enum ProfilesCommand {
+    /// List the profiles of both kinds: all ClusterInjectionProfiles, and the InjectionProfiles of a namespace.
+    List(list::ListArgs),
     /// List the stored revisions of a profile, the latest first.
     History(history::HistoryArgs),
     /// Publish an older revision of a profile again, to all workloads, until a changed profile is accepted.
@@ -35,9 +38,10 @@ enum ProfilesCommand {
 #[derive(Clone, Debug, Args)]
 struct Which {
     /// Name of the profile.
+    #[arg(value_name = "NAME")]
     name: String,
     /// Namespace of an `InjectionProfile`. Without it: a `ClusterInjectionProfile`.
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     #[command(flatten)]
     api_server: ApiServerArgs,
@@ -52,8 +56,9 @@ struct Profile {
 }
 
 /// Runs the subcommand.
-pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<Exit> {
     match args.command {
+        ProfilesCommand::List(args) => block_on(list::run(args)),
         ProfilesCommand::History(args) => block_on(history::run(args)),
         ProfilesCommand::Rollback(args) => block_on(rollback::run(args)),
     }

@@ -4,10 +4,9 @@
 //! restores every field of the repository, but leaves other annotations alone.
 
 use std::collections::BTreeSet;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
 use clap::Args;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
@@ -18,7 +17,9 @@ use pillion_control::client::lists;
 use serde_json::json;
 
 use super::Which;
-use crate::output;
+use crate::config::Time;
+use crate::exit::Exit;
+use crate::output::{self, Progress};
 
 /// How often to check whether the revision is published.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -36,11 +37,11 @@ pub(super) struct RollbackArgs {
     #[arg(long, conflicts_with = "to")]
     undo: bool,
     /// How long to wait until the revision is published.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    wait: u64,
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    wait: Time,
 }
 
-pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     let RollbackArgs { which, to, undo, wait } = args;
     let profile = which.read().await?;
     let (annotations, expected) = if undo {
@@ -56,7 +57,12 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
     // Fails if the profile changed since it was read.
     let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
     profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
-    published(&which, &expected, Duration::from_secs(wait)).await?;
+    if !is_published(&which, &expected, wait.0).await? {
+        output::report(&format!(
+            "error: {which} asks for revision {expected}, and it is not published after {wait}; does the controller run?"
+        ))?;
+        return Ok(Exit::Findings);
+    }
     let before = profile.status.revision.unwrap_or_else(|| "none".to_owned());
     let done = format!("{which}: revision {expected} is published, before it was {before}\n");
     let how_long = format!(
@@ -66,7 +72,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
     );
     if undo {
         output::print(&done)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Exit::Success);
     }
     output::print(&(done + &how_long))?;
     if which.namespace.is_none() {
@@ -75,25 +81,23 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<ExitCode> {
             output::report(note.trim_end())?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Success)
 }
 
-/// Waits until the controller has published the revision.
-async fn published(which: &Which, expected: &str, limit: Duration) -> anyhow::Result<()> {
+/// Waits until the controller has published the revision. Returns false if it has not after `limit`.
+async fn is_published(which: &Which, expected: &str, limit: Duration) -> anyhow::Result<bool> {
+    let mut progress = Progress::new();
     let wait = async {
         loop {
             let now = which.read().await?.status;
             if now.revision.as_deref() == Some(expected) && now.rollout.is_none() {
-                return Ok(());
+                return Ok(true);
             }
+            progress.show(&format!("waiting until revision {expected} is published"));
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
-    tokio::time::timeout(limit, wait).await.map_err(|_| {
-        anyhow!(
-            "{which} asks for revision {expected}, and it is not published after {limit:?}; does the controller run?"
-        )
-    })?
+    tokio::time::timeout(limit, wait).await.unwrap_or(Ok(false))
 }
 
 /// Returns the revision to roll back to: the only one that begins with `to` or, without `to`, the default.

@@ -7,33 +7,38 @@
 mod plan;
 mod restart;
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use futures::{StreamExt, stream};
 use kube::Client;
 use pillion_control::Lookups;
-use pillion_control::audit::{self, AuditSettings, Reads, State};
+use pillion_control::audit::{self, AuditSettings, OnceError, PodScope, Reads, State};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use self::plan::{Plan, Stale};
 use self::restart::UnderWay;
-use crate::args::ClusterArgs;
 use crate::args::block_on;
-use crate::output::{self, Form};
+use crate::args::{ClusterArgs, NamespaceArgs};
+use crate::config::Time;
+use crate::exit::Exit;
+use crate::output::{self, ListForm, Progress};
 
 /// Arguments of `pillion rollout`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RolloutArgs {
-    /// The namespace of the workloads. Default: all opted-in namespaces.
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
+    #[command(flatten)]
+    namespaces: NamespaceArgs,
+    /// Consider only pods with these labels, as in app=web,tier!=cache.
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<String>,
     /// Restart the workloads. Without --apply nothing is changed.
     #[arg(long)]
     apply: bool,
@@ -46,11 +51,11 @@ pub(crate) struct RolloutArgs {
     max_unavailable_workloads: NonZeroUsize,
     /// The timeout for one workload: until its disruption budgets allow the restart, and until its new pods are
     /// available. After a timeout, no further restart begins.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    timeout: u64,
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    timeout: Time,
     /// The output format.
-    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
-    output: Form,
+    #[arg(short, long, value_enum, default_value_t = ListForm::Text, value_name = "FORMAT")]
+    output: ListForm,
     #[command(flatten)]
     at: ClusterArgs,
 }
@@ -76,36 +81,46 @@ impl StaleState {
     }
 }
 
-/// Prints stale workloads and the results of restarts. Exit code 1: some are still stale.
-pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<ExitCode> {
+/// Prints stale workloads and the results of restarts. Workloads that are still stale are findings.
+pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<Exit> {
     let (output, applies) = (args.output, args.apply);
     let lines = block_on(rollout(args))?;
-    output.print(|| Ok(table(&lines)), || Ok(value(&lines, applies)))?;
-    if output == Form::Text {
+    output.print(|is_wide| table(&lines, is_wide), || value(&lines, applies))?;
+    if output.is_text() {
         output::report(&summary(&lines, applies))?;
     }
     let is_done = lines.iter().all(|line| line.outcome == Some(RestartOutcome::Restarted));
-    Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Exit::findings(!is_done))
 }
 
 async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
-    let RolloutArgs { namespace, apply, states, max_unavailable_workloads, timeout, at, output: _ } = args;
+    let RolloutArgs { namespaces, selector, apply, states, max_unavailable_workloads, timeout, at, output: _ } = args;
     let (client, release) = at.connect().await?;
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
-    let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;
+    let namespace = namespaces.selected(&client);
+    let scope = PodScope { namespace: namespace.as_deref(), selector: selector.as_deref() };
+    let mut progress = Progress::new();
+    let report = audit::once(&client, &release, scope, &reads, &settings, |name, number, of| {
+        progress.show_step("namespaces", number, of, name);
+    });
+    let report = report.await.map_err(|error| match error {
+        OnceError::NotOptedIn(_) => anyhow!("{error}; name one by -n, or use -A for all"),
+        error => error.into(),
+    })?;
     let states: Vec<_> = states.into_iter().map(StaleState::state).collect();
     let findings = report.findings.into_iter().filter(|finding| states.contains(&finding.state));
     let stale = plan::by_workload(&client, findings).await?;
     let mut lines = Vec::with_capacity(stale.len());
     for stale in stale {
+        progress.show(&format!("planning {}", stale.workload));
         let plan = plan_of(&client, &stale).await?;
         lines.push(Line { stale, plan, outcome: None });
     }
     if apply {
-        restart_all(&client, &mut lines, max_unavailable_workloads, Duration::from_secs(timeout)).await?;
+        restart_all(&client, &mut lines, max_unavailable_workloads, timeout.0, &RefCell::new(progress)).await?;
     }
     Ok(lines)
 }
@@ -123,6 +138,7 @@ async fn restart_all(
     lines: &mut [Line],
     at_once: NonZeroUsize,
     limit: Duration,
+    progress: &RefCell<Progress>,
 ) -> anyhow::Result<()> {
     let has_failed = AtomicBool::new(false);
     let under_way = UnderWay::default();
@@ -135,8 +151,10 @@ async fn restart_all(
                 line.outcome = Some(RestartOutcome::NotBegun);
                 return Ok(());
             }
-            output::report(&format!("{}: begins, {} of {all}", line.stale.workload, place + 1))?;
-            let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, under_way)).await {
+            let name = line.stale.workload.to_string();
+            progress.borrow_mut().report(&format!("{name}: begins, {} of {all}", place + 1))?;
+            let show = |waits: &str| progress.borrow_mut().show(&format!("{name}: {waits}"));
+            let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, under_way, &show)).await {
                 Ok(Ok(())) => RestartOutcome::Restarted,
                 Ok(Err(error)) => RestartOutcome::Failed(output::causes(&error)),
                 Err(_) => RestartOutcome::Failed(restart::still_waits_for(client, &line.stale, under_way, limit).await),
@@ -144,7 +162,7 @@ async fn restart_all(
             if outcome != RestartOutcome::Restarted {
                 has_failed.store(true, Ordering::Relaxed);
             }
-            output::report(&format!("{}: {outcome}", line.stale.workload))?;
+            progress.borrow_mut().report(&format!("{name}: {outcome}"))?;
             line.outcome = Some(outcome);
             anyhow::Ok(())
         }
@@ -198,6 +216,11 @@ impl Line {
         }
     }
 
+    fn causes(&self) -> String {
+        let causes: BTreeSet<_> = self.stale.profiles.values().flat_map(|wrong| &wrong.causes).collect();
+        causes.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    }
+
     fn profiles(&self) -> String {
         let profiles = self.stale.profiles.iter().map(|(name, wrong)| {
             let list =
@@ -213,10 +236,9 @@ impl Line {
     }
 }
 
-/// Formats a table like kubectl; empty if there are no lines.
-fn table(lines: &[Line]) -> String {
-    let head = ["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "RESULT"];
-    let rows = lines.iter().map(|line| {
+/// Formats a table like kubectl; empty if there are no lines. A wide table has the causes.
+fn table(lines: &[Line], is_wide: bool) -> String {
+    let row = |line: &Line| {
         let workload = &line.stale.workload;
         [
             workload.namespace.to_string(),
@@ -225,8 +247,15 @@ fn table(lines: &[Line]) -> String {
             line.profiles(),
             line.describe(),
         ]
+    };
+    if !is_wide {
+        return output::columns(["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "RESULT"], lines.iter().map(row));
+    }
+    let rows = lines.iter().map(|line| {
+        let [namespace, workload, pods, profiles, result] = row(line);
+        [namespace, workload, pods, profiles, line.causes(), result]
     });
-    output::columns(head, rows)
+    output::columns(["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "CAUSES", "RESULT"], rows)
 }
 
 /// Formats one line with the number of workloads and results.
@@ -304,12 +333,16 @@ mod tests {
     #[test]
     fn rollout_line_has_problem_and_plan() {
         assert_eq!(
-            table(&[line(Plan::Restart, None)]),
+            table(&[line(Plan::Restart, None)], false),
             "NAMESPACE   WORKLOAD         PODS   PROFILES                    RESULT\n\
              shop        Deployment/web   3      nginx outdated (a1 -> b2)   would be restarted\n"
         );
+        assert!(
+            table(&[line(Plan::Restart, None)], true)
+                .contains("nginx outdated (a1 -> b2)   the profile has changed since")
+        );
         let lines = [line(Plan::Leave("it is paused".to_owned()), None), line(Plan::Restart, None)];
-        assert!(table(&lines).contains("left alone: it is paused"));
+        assert!(table(&lines, false).contains("left alone: it is paused"));
         assert_eq!(summary(&lines, false), "2 workloads are stale: 1 would be restarted by --apply, 1 left alone");
         let lines = [
             line(Plan::Restart, Some(RestartOutcome::Restarted)),
@@ -319,6 +352,6 @@ mod tests {
         let found = value(&lines, true);
         assert_eq!(found["workloads"][1]["error"], "x");
         assert_eq!(found["workloads"][0]["profiles"][0]["causes"], json!(["profile_changed"]));
-        assert_eq!((table(&[]).as_str(), summary(&[], false).as_str()), ("", "no workload is stale"));
+        assert_eq!((table(&[], true).as_str(), summary(&[], false).as_str()), ("", "no workload is stale"));
     }
 }

@@ -60,8 +60,13 @@ async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Take
 }
 
 /// Restarts the workload once its budgets allow it, and waits until its pods are new, available and injected as
-/// expected.
-pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) -> anyhow::Result<()> {
+/// expected. Calls `show` with what it waits for.
+pub(super) async fn run(
+    client: &Client,
+    stale: &Stale,
+    under_way: &UnderWay,
+    show: &dyn Fn(&str),
+) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let api = api(client, workload).context("it is of no kind that can be restarted")?;
     loop {
@@ -75,12 +80,15 @@ pub(super) async fn run(client: &Client, stale: &Stale, under_way: &UnderWay) ->
                 patch(&api, workload).await?;
                 break;
             }
-            Plan::Wait(_) => drop(begun),
+            Plan::Wait(why) => {
+                drop(begun);
+                show(&why);
+            }
             Plan::Leave(why) => bail!("{why}"),
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    is_done(client, &api, stale).await?;
+    is_done(client, &api, stale, show).await?;
     // A failed restart stays recorded, since its pods may still be unavailable.
     under_way.lock().await.retain(|(other, _)| other != workload);
     Ok(())
@@ -113,13 +121,16 @@ async fn patch(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<
 }
 
 /// Waits until all pods of a restarted workload are new, available and injected as expected.
-async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale) -> anyhow::Result<()> {
+async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale, show: &dyn Fn(&str)) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     loop {
         let object = read(api, workload).await?.context("it is gone")?;
         match waits_for(&workload.kind, &object) {
             Some(Waits::Never(why)) => bail!("{why}"),
-            Some(Waits::For(_)) => tokio::time::sleep(LOOK_EVERY).await,
+            Some(Waits::For(what)) => {
+                show(&what);
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
             None => {
                 let selector = object.pointer("/spec/selector").cloned().unwrap_or_default();
                 return are_as_their_profiles_say(client, stale, &selector).await;

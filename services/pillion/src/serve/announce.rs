@@ -57,7 +57,7 @@ impl Service<'_> {
             writeln!(text, "  from {}", path.display())?;
         }
         if let Some(library) = self.library.map(Path::display) {
-            writeln!(text, "  others of {library}: --profiles {library}/NAME; all at once: --profiles {library}")?;
+            writeln!(text, "  others of {library}: --profile {library}/NAME; all at once: --profile {library}")?;
         }
         for profile in self.profiles.iter() {
             writeln!(text, "  {} ({}): {}", profile.name(), profile.revision(), request_hint(profile))?;

@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -24,6 +23,7 @@ use super::servers::{self, Operations};
 use super::term::{Failures, LeaderMetrics, Term};
 use crate::args::ReleaseArgs;
 use crate::config::{ConfigArg, ControllerPolicy, Overrides, PolicyFile};
+use crate::exit::Exit;
 use crate::output;
 use crate::telemetry::Telemetry;
 use crate::telemetry::logs::{LogArgs, LogLevel};
@@ -62,7 +62,7 @@ pub(crate) struct ControllerArgs {
 }
 
 /// Runs the controller until a signal ends it.
-pub(crate) fn run(args: ControllerArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: ControllerArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     let overrides = Overrides { log_level: logs.log_level.clone(), ..Overrides::default() };
     if args.check_config {
         return check(&args, &overrides);
@@ -71,19 +71,19 @@ pub(crate) fn run(args: ControllerArgs, logs: &LogArgs) -> anyhow::Result<ExitCo
     let policy: ControllerPolicy = args.config.required(&overrides)?;
     let level = Telemetry::changing_logs(logs, &policy.logs.level)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
-    runtime.block_on(control(args, Arc::new(release), policy, level)).map(|()| ExitCode::SUCCESS)
+    runtime.block_on(control(args, Arc::new(release), policy, level)).map(|()| Exit::Success)
 }
 
-fn check(args: &ControllerArgs, overrides: &Overrides) -> anyhow::Result<ExitCode> {
+fn check(args: &ControllerArgs, overrides: &Overrides) -> anyhow::Result<Exit> {
     args.release.release()?;
     match args.config.load::<ControllerPolicy>(overrides) {
         Ok(policy) => {
             output::print(&output::yaml(&policy.to_value())?)?;
-            Ok(ExitCode::SUCCESS)
+            Ok(Exit::Success)
         }
         Err(problems) => {
             output::problems(&problems)?;
-            Ok(ExitCode::FAILURE)
+            Ok(Exit::Findings)
         }
     }
 }

@@ -4,7 +4,6 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +29,8 @@ use super::profile_files::{Loaded, ProfileFiles};
 use super::sample::{Folder, Sample};
 use super::servers::{Parts, Servers};
 use crate::config::follow::{self, ConfigFile};
-use crate::config::{ConfigArg, Overrides, WebhookPolicy};
+use crate::config::{ConfigArg, Overrides, Time, WebhookPolicy};
+use crate::exit::Exit;
 use crate::output;
 use crate::telemetry::Controls;
 use crate::telemetry::logs::{LogArgs, LogLevel};
@@ -46,7 +46,7 @@ const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 /// How often the files are read.
 const POLL: Duration = Duration::from_secs(1);
 /// How long the drain may take.
-const DRAIN_DEADLINE_SECONDS: u64 = 2;
+const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 /// The default log level, which shows each decision.
 const LOG_LEVEL: &str = "info,pillion_webhook=debug";
 
@@ -55,7 +55,7 @@ const LOG_LEVEL: &str = "info,pillion_webhook=debug";
 pub(crate) struct DevArgs {
     /// Files with profiles, or folders of such files; may be given several times. Default: profiles/nginx if
     /// there is one here, else the folder profiles, else a sample profile that adds an nginx sidecar.
-    #[arg(short, long, alias = "profile", value_name = "PATH")]
+    #[arg(short, long = "profile", value_name = "PATH")]
     pub(crate) profiles: Vec<PathBuf>,
     /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8443")]
@@ -69,8 +69,8 @@ pub(crate) struct DevArgs {
     #[arg(long = "namespace", value_name = "NAME=LEVEL")]
     pub(crate) namespaces: Vec<NamespaceArg>,
     /// A file with more namespaces: Namespace objects with labels and annotations, or a map such as {shop: required}.
-    #[arg(long, alias = "namespace-file", value_name = "FILE")]
-    pub(crate) namespaces_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub(crate) namespace_file: Option<PathBuf>,
     /// Folder for the CA certificate and the samples. Default: a temporary folder, which is removed at the end.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
@@ -81,13 +81,13 @@ pub(crate) struct DevArgs {
 }
 
 /// Serves until a signal ends it.
-pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     // Log level and drain differ from production, whatever the file sets.
     let overrides = Overrides {
         log_level: Some(logs.log_level.clone().unwrap_or_else(|| LOG_LEVEL.to_owned())),
         trace_ratio: args.traces.trace_ratio,
-        drain_minimum: Some(0),
-        drain_deadline: Some(DRAIN_DEADLINE_SECONDS),
+        drain_minimum: Some(Time(Duration::ZERO)),
+        drain_deadline: Some(Time(DRAIN_DEADLINE)),
     };
     let policy: WebhookPolicy = args.config.required(&overrides)?;
     let (traces, start) = (args.traces.clone(), policy.clone());
@@ -98,7 +98,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     let mut signals = Signals::new()?;
     let detail = LogLevel::signal()?;
     let folder = Folder::open(args.folder)?;
-    let namespaces = all_namespaces(&args.namespaces, args.namespaces_file.as_deref(), &start.opt_in())?;
+    let namespaces = all_namespaces(&args.namespaces, args.namespace_file.as_deref(), &start.opt_in())?;
     let is_given = !args.profiles.is_empty();
     let paths = profile_paths(args.profiles, &folder)?;
     let library = paths.contains(&shown()).then_some(Path::new(DEFAULT_FOLDER)).filter(|_| !is_given);
@@ -217,7 +217,7 @@ impl Follow<'_> {
 
 fn profile_paths(given: Vec<PathBuf>, folder: &Folder) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(missing) = given.iter().find(|path| !path.exists()) {
-        bail!("--profiles {}: there is no such file or folder", missing.display());
+        bail!("--profile {}: there is no such file or folder", missing.display());
     }
     if !given.is_empty() {
         return Ok(given);

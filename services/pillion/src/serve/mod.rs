@@ -22,12 +22,12 @@ mod term;
 pub(crate) mod webhook;
 
 use std::future::Future;
-use std::process::ExitCode;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::WebhookPolicy;
+use crate::exit::Exit;
 use crate::telemetry::logs::LogArgs;
 use crate::telemetry::traces::TraceArgs;
 use crate::telemetry::{Controls, Telemetry};
@@ -38,13 +38,13 @@ fn run_service<S: Future<Output = anyhow::Result<()>>>(
     traces: &TraceArgs,
     policy: &WebhookPolicy,
     service: impl FnOnce(Controls) -> S,
-) -> anyhow::Result<ExitCode> {
+) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
         let telemetry = Telemetry::start((logs, traces), (&policy.logs, &policy.traces))?;
         let ended = service(telemetry.controls()).await;
         telemetry.shutdown().await;
-        ended.map(|()| ExitCode::SUCCESS)
+        ended.map(|()| Exit::Success)
     })
 }
 

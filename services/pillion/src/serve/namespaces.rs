@@ -77,7 +77,7 @@ pub(crate) fn levels(namespaces: &Namespaces) -> Levels {
 /// The file cannot be read, or has another structure.
 pub(crate) fn from_file(path: &Path) -> anyhow::Result<Namespaces> {
     let read = || from_text(&std::fs::read_to_string(path)?);
-    read().with_context(|| format!("--namespaces-file {} cannot be used", path.display()))
+    read().with_context(|| format!("--namespace-file {} cannot be used", path.display()))
 }
 
 fn from_text(text: &str) -> anyhow::Result<Namespaces> {

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -37,7 +36,8 @@ use super::certificate::{self, CertificateArgs, ClientArgs, ClientAuthorityFile}
 use super::servers::{Parts, Servers};
 use crate::args;
 use crate::config::follow::{self, ConfigFile};
-use crate::config::{ConfigArg, Overrides, PolicyFile, WebhookPolicy};
+use crate::config::{ConfigArg, Overrides, PolicyFile, Time, WebhookPolicy};
+use crate::exit::Exit;
 use crate::output;
 use crate::telemetry::Controls;
 use crate::telemetry::logs::{LogArgs, LogLevel};
@@ -68,13 +68,13 @@ pub(crate) struct WebhookArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
     /// After SIGTERM, keep accepting connections for at least this time, until clients know that this replica is
-    /// ending. Default: the value in the policy file, else 10.
-    #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_MINIMUM")]
-    pub(crate) drain_minimum: Option<u64>,
+    /// ending. Default: the value in the policy file, else 10s.
+    #[arg(long, value_name = "DURATION", env = "PILLION_DRAIN_MINIMUM")]
+    pub(crate) drain_minimum: Option<Time>,
     /// After SIGTERM, wait at most this time for connections to close. The API server keeps idle connections for 90 s.
-    /// Default: the value in the policy file, else 100.
-    #[arg(long, value_name = "SECONDS", env = "PILLION_DRAIN_DEADLINE")]
-    pub(crate) drain_deadline: Option<u64>,
+    /// Default: the value in the policy file, else 100s.
+    #[arg(long, value_name = "DURATION", env = "PILLION_DRAIN_DEADLINE")]
+    pub(crate) drain_deadline: Option<Time>,
     /// Check the given flags, policy file, certificates and kubeconfig, print the policy with all its defaults, and
     /// end. Opens no port and no connection. Exit code 1: a check failed.
     #[arg(long)]
@@ -95,7 +95,7 @@ pub(crate) enum ProfileSource {
 }
 
 /// Serves until a signal ends it.
-pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     if args.check_config {
         return check(&args, logs);
     }
@@ -264,7 +264,7 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
 const ANY_NAMESPACE: &str = "default";
 
 /// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no port and no connection.
-fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
+fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     let mut wrong = Vec::new();
     let policy = args.config.load::<WebhookPolicy>(&args.overrides(logs));
     if let Err(problems) = &policy {
@@ -279,9 +279,9 @@ fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<ExitCode> {
     for error in &wrong {
         output::report(&format!("error: {}\n", output::causes(error)))?;
     }
-    let (Ok(policy), true) = (policy, wrong.is_empty()) else { return Ok(ExitCode::FAILURE) };
+    let (Ok(policy), true) = (policy, wrong.is_empty()) else { return Ok(Exit::Findings) };
     output::print(&output::yaml(&policy.to_value())?)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Exit::Success)
 }
 
 fn collector(args: &WebhookArgs) -> anyhow::Result<()> {

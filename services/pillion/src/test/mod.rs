@@ -13,15 +13,12 @@ mod update;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
 use self::suite::Suite;
+use crate::exit::Exit;
 use crate::output;
-
-/// The exit code if nothing could be tested: no such path, no folder of profiles, no case of that name.
-const NOTHING_TESTED: u8 = 2;
 
 /// Arguments of `pillion test`.
 #[derive(Clone, Debug, Args)]
@@ -54,14 +51,15 @@ enum Output {
     Github,
 }
 
-/// Runs all test cases. Succeeds if all pass.
-pub(crate) fn run(args: TestArgs) -> anyhow::Result<ExitCode> {
+/// Runs all test cases. It is a failure if nothing can be tested: no such path, no folder of profiles, no case of that
+/// name.
+pub(crate) fn run(args: TestArgs) -> anyhow::Result<Exit> {
     let TestArgs { paths, filter, update, output } = args;
     let groups = match folders::of(&paths) {
         Ok(groups) => groups,
         Err(problems) => {
             output::problems(&problems)?;
-            return Ok(ExitCode::from(NOTHING_TESTED));
+            return Ok(Exit::Failure);
         }
     };
     let run = || -> Vec<Suite> { groups.iter().flat_map(|group| suite::run(group, filter.as_deref())).collect() };
@@ -84,9 +82,9 @@ pub(crate) fn run(args: TestArgs) -> anyhow::Result<ExitCode> {
     let ran = suites.iter().any(|suite| !suite.cases.is_empty());
     if let Some(filter) = filter.filter(|_| !ran) {
         output::report(&format!("no case has {filter:?} in its name"))?;
-        return Ok(ExitCode::from(NOTHING_TESTED));
+        return Ok(Exit::Failure);
     }
-    Ok(if suites.iter().all(Suite::passes) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Exit::findings(!suites.iter().all(Suite::passes)))
 }
 
 /// Updates the expected results of failing cases. Returns whether any was changed.

@@ -43,6 +43,7 @@ fn doctor_reports_only_real_problems() {
             ensure!(said("rotation").starts_with("stable") && said("leader").contains("renewed"), "{lines:?}");
             ensure!(said("certificate").starts_with("of authority"), "{lines:?}");
             ensure!(status.code == Some(0) && status.json["pods"]["missing"] == 0, "{:#}", status.json);
+            ensure!(status.json["works"] == true, "{:#}", status.json);
             Ok(())
         })
         .await?;
@@ -129,6 +130,9 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         let slices = Api::<EndpointSlice>::namespaced(control_plane.client(), NAMESPACE);
         slices.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         pillion(control_plane, &["doctor"]).await?.names("no_ready_replica")?;
+        let status = pillion(control_plane, &["status"]).await?;
+        ensure!(status.code == Some(1) && status.json["works"] == false, "{:#}", status.json);
+        ensure!(status.json["installation"][0]["problem"] == "no webhook replica is ready", "{:#}", status.json);
         Ok(())
     });
 }
@@ -157,6 +161,28 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         result.names("definition_missing")?;
         let output = run(&["explain", "namespace/default", "--kubeconfig", "/nowhere"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
+
+        // Flags of kubectl.
+        for (arguments, expected) in [
+            (&["status", "--context", "elsewhere"][..], "the context \"elsewhere\" of the kubeconfig cannot be used"),
+            (&["status", "--as", "jane"], "User \"jane\" cannot list resource \"clusterinjectionprofiles\""),
+            (
+                &["status", "--as", "jane", "--as-group", "system:masters"],
+                "custom resource definitions are not installed",
+            ),
+        ] {
+            let output = run(arguments).await?;
+            let stderr = String::from_utf8(output.stderr)?;
+            ensure!(output.status.code() == Some(2) && stderr.contains(expected), "{arguments:?}: {stderr}");
+        }
+        let output = run(&["status"]).await?;
+        let text = String::from_utf8(output.stdout)?;
+        ensure!(text.starts_with("Pillion does not work: no webhook replica is ready; no controller leads"), "{text}");
+        let output = run(&["version", "-o", "json"]).await?;
+        let versions: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let kubernetes = versions["server"]["kubernetes"].as_str().unwrap_or_default();
+        ensure!(output.status.success() && kubernetes.starts_with("v1."), "{versions:#}");
+        ensure!(versions["client"]["version"] == env!("CARGO_PKG_VERSION") && versions["server"]["webhook"].is_null());
         Ok(())
     });
 }

@@ -433,6 +433,14 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.29").await?;
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
         ensure!(history.contains("rolled back"), "{history}");
+        let list = run(&rig, "pillion profiles list -o json")?;
+        let list: serde_json::Value = serde_json::from_slice(&list.stdout)?;
+        let (nginx, child) = (&list["profiles"][0], &list["profiles"][1]);
+        ensure!(nginx["name"] == "nginx" && nginx["activation"] == "Requested" && nginx["ready"] == true, "{list:#}");
+        ensure!(nginx["revision"] == *first && nginx["rolledBackFrom"] == *second, "{list:#}");
+        ensure!(child["extends"] == "nginx" && child["activation"] == "Never", "{list:#}");
+        let selected = run(&rig, "pillion profiles list -l no=such")?;
+        ensure!(selected.status.success() && selected.stdout.is_empty(), "{selected:?}");
         let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
         ensure!(spec.contains("nginx:1.30"), "the spec is that of the repository");
 

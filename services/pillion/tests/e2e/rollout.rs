@@ -218,7 +218,7 @@ fn stale_workloads_restart_within_budgets() {
         cluster.add_evicted_pod("web").await?;
         paused["spec"]["paused"] = json!(true);
         control_plane.apply_yaml(&paused.to_string()).await?;
-        let run = cluster.pillion(&["rollout"]).await?;
+        let run = cluster.pillion(&["rollout", "-A"]).await?;
         ensure!(run.code == Some(0) && run.stdout.is_empty(), "{} {}", run.stdout, run.stderr);
 
         expect_diff_of_change(&cluster).await?;
@@ -249,7 +249,7 @@ fn stale_workloads_restart_within_budgets() {
 
         // A workload that waits for its disruption budget does not delay the earlier workloads, whose restarts take
         // some time.
-        let run = cluster.pillion(&["rollout", "--apply", "--timeout", "40", "-o", "json"]).await?;
+        let run = cluster.pillion(&["rollout", "-A", "--apply", "--timeout", "40s", "-o", "json"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         let result: Json = serde_json::from_str(&run.stdout)?;
         let outcomes: Vec<_> = result["workloads"].as_array().unwrap().iter().map(|one| &one["outcome"]).collect();
@@ -261,7 +261,7 @@ fn stale_workloads_restart_within_budgets() {
         ensure!(annotations.get("kubectl.kubernetes.io/restartedAt").is_some(), "{annotations}");
 
         cluster.budget_allows(1).await?;
-        let run = cluster.pillion(&["rollout", "--apply", "--timeout", "120"]).await?;
+        let run = cluster.pillion(&["rollout", "-A", "--apply", "--timeout", "2m"]).await?;
         ensure!(
             run.stderr.contains("1 restarted, 0 failed, 0 not begun, 2 left alone"),
             "{} {}",
@@ -278,7 +278,7 @@ fn stale_workloads_restart_within_budgets() {
         for replica in &mut cluster.rig.replicas {
             replica.kill()?;
         }
-        let run = cluster.pillion(&["rollout", "--apply", "--timeout", "60"]).await?;
+        let run = cluster.pillion(&["rollout", "-n", "shop", "--apply", "--timeout", "1m"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         ensure!(
             run.stderr.contains("0 restarted, 1 failed, 1 not begun, 2 left alone"),
@@ -310,7 +310,7 @@ async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
     };
     let before = versions().await?;
     std::fs::write(&file, only_marked(2))?;
-    let run = cluster.pillion(&["diff", "-p", &changed]).await?;
+    let run = cluster.pillion(&["diff", "-p", &changed, "-A"]).await?;
     ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
     for part in [
         "Deployment shop/web (2 pods)\n--- Deployment shop/web\n+++ Deployment shop/web, changed\n",
@@ -332,11 +332,11 @@ async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
 
     // `diff` recomputes a profile that extends the changed one, and reports a profile that no longer compiles.
     std::fs::write(&file, only_marked(2).replace("activation: Always", "activation: Always\n  template2: 1"))?;
-    let run = cluster.pillion(&["diff", "-p", &changed]).await?;
+    let run = cluster.pillion(&["diff", "-p", &changed, "-A"]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("template2"), "{} {}", run.stdout, run.stderr);
 
     std::fs::write(&file, only_marked(1))?;
-    let run = cluster.pillion(&["diff", "-p", &changed]).await?;
+    let run = cluster.pillion(&["diff", "-p", &changed, "-A"]).await?;
     ensure!(run.code == Some(0) && run.stdout.is_empty(), "{} {}", run.stdout, run.stderr);
     let run = cluster.pillion(&["diff", "-p", &changed, "-n", "nowhere"]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("nowhere is not opted in"), "{} {}", run.stdout, run.stderr);

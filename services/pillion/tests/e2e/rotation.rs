@@ -12,6 +12,7 @@ use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually, is_thorough};
 use serde_json::json;
 
 use crate::direct::metric;
+use crate::explain::pillion;
 use crate::load::{Load, count_from, print_figures};
 use crate::managed::{Managed, QUICK, RELEASE, controller};
 use crate::rbac::refusals;
@@ -231,27 +232,31 @@ fn compromised_key_is_replaced_without_soak() {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
-        let message = managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
+        let message = managed.pillion(&["certs", "rotate", "--compromised", "--wait", "2m"])?;
         ensure!(message.contains("stable since"), "{message}");
         ensure!(managed.wait_until_stable(active + 1, SOON).await? == active + 1);
-        let status = managed.pillion(&["certs", "status"])?;
-        for expected in [
-            &format!("authority     {} made", active + 1),
-            &format!("certificate   of authority {}", active + 1),
-            &format!("enabled.pillion.dev trusts authority {}", active + 1),
+        let status = pillion(&managed.rig.control_plane, &["status"]).await?.json;
+        let lines: Vec<_> = status["installation"].as_array().into_iter().flatten().collect();
+        for (what, expected) in [
+            ("authority", format!("{} made", active + 1)),
+            ("certificate", format!("of authority {}", active + 1)),
+            ("webhook", format!("enabled.pillion.dev trusts authority {}", active + 1)),
         ] {
-            ensure!(status.contains(expected.as_str()), "{expected}: {status}");
+            let says = |line: &serde_json::Value| {
+                line["what"] == what && line["said"].as_str().is_some_and(|said| said.contains(&expected))
+            };
+            ensure!(lines.iter().any(|line| says(line)), "{what} {expected}: {status:#}");
         }
-        let status: serde_json::Value = serde_json::from_str(&managed.pillion(&["certs", "status", "-o", "json"])?)?;
-        ensure!(status["rotation"]["active"]["generation"] == active + 1, "{status:#}");
-        ensure!(status["certificate"]["authority"] == active + 1, "{status:#}");
-        ensure!(status["webhooks"][0]["authorities"] == serde_json::json!([active + 1]), "{status:#}");
+        let certificates = &status["certificates"];
+        ensure!(certificates["rotation"]["active"]["generation"] == active + 1, "{status:#}");
+        ensure!(certificates["certificate"]["authority"] == active + 1, "{status:#}");
+        ensure!(certificates["webhooks"][0]["authorities"] == serde_json::json!([active + 1]), "{status:#}");
 
         // Report the CA as compromised during the soak of the next one, which would take an hour. The rotation then
         // replaces both.
         managed.rotate()?;
         managed.wait_for_write(Write::Record("soaking"), active + 2).await?;
-        managed.pillion(&["certs", "rotate", "--compromised", "--wait", "120"])?;
+        managed.pillion(&["certs", "rotate", "--compromised", "--wait", "2m"])?;
         let last = managed.wait_until_stable(active + 2, SOON).await?;
         ensure!(last == active + 3, "CA {last} instead of {}", active + 3);
         expect_no_loss(&load.stop().await?)

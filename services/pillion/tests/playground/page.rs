@@ -176,7 +176,7 @@ fn diagnostics(browser: &Browser) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("profile.yaml"), &broken).unwrap();
     let linted = Command::new(env!("CARGO_BIN_EXE_pillion"))
-        .args(["lint", "--format", "json", "profile.yaml"])
+        .args(["lint", "-o", "json", "profile.yaml"])
         .current_dir(folder.path())
         .output()
         .unwrap();
@@ -469,7 +469,7 @@ fn pictures() -> [(&'static str, PathBuf); 2] {
 #[ignore = "writes the pictures of the docs: just screenshots"]
 fn writes_small_screenshots() {
     let programs = programs();
-    let dev = Dev::start(&["--profiles", "profiles"]);
+    let dev = Dev::start(&["--profile", "profiles"]);
     let browser = Browser::start(&programs, 1440, 900);
     browser.open(&dev.url());
     browser.until("the first example", DONE);

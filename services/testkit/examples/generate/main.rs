@@ -29,9 +29,12 @@ struct Arguments {
     /// The OpenAPI v3 document of the API group `v1`.
     #[arg(long, value_name = "FILE")]
     openapi: PathBuf,
-    /// The file with the output of `pillion reference`.
+    /// The file with the output of `pillion reference configuration`.
     #[arg(long, value_name = "FILE")]
-    reference: PathBuf,
+    configuration: PathBuf,
+    /// The file with the output of `pillion reference cli`.
+    #[arg(long, value_name = "FILE")]
+    cli: PathBuf,
 }
 
 fn main() -> Result<()> {
@@ -45,7 +48,8 @@ fn main() -> Result<()> {
     let schema = "charts/pillion/values.schema.json";
     write(schema, values::schema(&values, &read(schema)?)?)?;
     replace_tables("charts/pillion/README.md", &section("values", &values::table(&values)?))?;
-    replace_tables("docs/configuration.md", &read(&arguments.reference)?)?;
+    replace_tables("docs/configuration.md", &read(&arguments.configuration)?)?;
+    replace_tables("docs/cli.md", &read(&arguments.cli)?)?;
     replace_tables("docs/metrics.md", &section("reasons", &reasons()?))
 }
 

@@ -67,7 +67,7 @@ async fn full(machine: &Machine, folder: &Folder) -> anyhow::Result<f64> {
         folder.write(&format!("full/profiles/tenant-{number:05}.json"), text)?;
     }
     let namespaces = folder.write("full/namespaces.json", FULL.namespaces_file())?;
-    let arguments = [format!("--namespaces-file={}", namespaces.display())];
+    let arguments = [format!("--namespace-file={}", namespaces.display())];
     let dev = Dev { name: "full", profiles: profiles::ONE, arguments: &arguments, threads: THREADS };
     let server = Server::dev(machine, folder, dev).await?;
     for request in 0..REQUESTS {

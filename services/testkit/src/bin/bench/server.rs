@@ -72,7 +72,7 @@ impl Server {
         let mut command = machine.server_command(&machine.pillion);
         command.args(["dev", "--log-level", "info", "--log-format", "json", "--metrics-listen", "127.0.0.1:0"]);
         command.arg("--listen").arg(address.to_string()).args(arguments);
-        command.arg("--profiles").arg(folder.path(&format!("{name}/profiles")));
+        command.arg("--profile").arg(folder.path(&format!("{name}/profiles")));
         command.arg("--folder").arg(folder.path(&format!("{name}/served")));
         command.env("TOKIO_WORKER_THREADS", threads.to_string());
         // These variables of the caller would affect the measurement.
