@@ -194,6 +194,21 @@ async fn large_body_is_decided_on_own_thread() {
     panic!("small reviews waited for large ones");
 }
 
+#[tokio::test]
+async fn small_and_large_requests_are_counted_for_tenant() {
+    let annotation = serde_json::json!({"example.com/team": "${object.metadata.labels.no_such_label}"});
+    let spec = serde_json::json!({"activation": "Always", "template": {"metadata": {"annotations": annotation}}});
+    let app = App::with_profile(&spec, None);
+    for (count, body) in [(1.0, review_text()), (2.0, large(KNOWN, 1024 * 1024))] {
+        assert_eq!(send(&app.router, "/mutate", body).await.status(), StatusCode::OK);
+        let tenant = format!("pillion_webhook_tenant_requests_total{{tenant=\"{KNOWN}\",outcome=\"incomplete\"}}");
+        assert_eq!(app.metric(&tenant), Some(count));
+        let profile =
+            "pillion_webhook_decisions_total{profile=\"profile\",outcome=\"skipped\",reason=\"expression_failed\"}";
+        assert_eq!(app.metric(profile), Some(count));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_bodies_wait_in_own_queue() {
     let mut settings = RequestSettings::default();
