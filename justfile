@@ -11,6 +11,7 @@ export GOGC := "400"
 # Builds for measuring and for shipping.
 release := "--release --locked"
 nextest := "services/testkit/tools/prebuilt.sh cargo-nextest"
+pictures := env("XDG_CACHE_HOME", env("HOME", "/tmp") / ".cache") / "pillion/pictures"
 
 # Lists the recipes
 default:
@@ -57,6 +58,12 @@ browser:
 screenshots:
     services/testkit/tools/chromium.sh >/dev/null
     "$({{ nextest }})" nextest run --locked --workspace --test integration --run-ignored only writes_small_screenshots
+
+# Writes a picture of each dashboard to docs/images, with the data of a real cluster under load
+dashboard-pictures:
+    python3 -m venv {{ pictures }}
+    {{ pictures }}/bin/pip install --quiet --disable-pip-version-check matplotlib==3.11.2
+    PILLION_PYTHON={{ pictures }}/bin/python "$({{ nextest }})" nextest run --locked --workspace --test e2e --no-capture --run-ignored only -E 'test(renders_dashboard_pictures)'
 
 # Runs the test cases of other injectors in DIR (eks/, istio/, linkerd/, otel/, tumblr/); the last line is one JSON object
 peers dir=env("PILLION_PEERS", ""):

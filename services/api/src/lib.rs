@@ -2,6 +2,7 @@
 //!
 //! The crate does no I/O and makes no decisions. The other crates, and programs that write profiles, share it.
 //!
+//! * [`labelled!`]: defines enums whose values have fixed strings.
 //! * [`names`]: API group, labels, annotations, paths and defaults.
 //! * [`selector`]: Kubernetes' label selector, with its matching.
 //! * [`parameter`]: a parameter of a profile.
@@ -14,6 +15,7 @@
 //! * [`held`]: the admission policies that make pods of `held` namespaces wait.
 //! * [`webhook_configuration`]: the webhook configurations.
 
+mod labelled;
 pub mod names;
 pub mod selector;
 pub mod parameter;

@@ -385,7 +385,7 @@ mod tests {
             findings: vec![finding],
             ..Report::default()
         };
-        report.namespaces.insert("shop".into(), 1);
+        report.namespaces.insert("shop".into(), [1, 0, 0]);
         assert_eq!(
             summary(&report),
             "pods of opted-in namespaces: 1 lack a profile, 2 are as their profiles say; findings in 1 namespace"

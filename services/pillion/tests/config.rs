@@ -171,7 +171,7 @@ fn log_level_follows_file_unless_flag_is_set() {
     let reload_count = |program: &Program| program.stderr().matches("the policy file was read again").count();
     deaf.word_after("metrics_address=");
     let read = |times: u64| {
-        let line = format!("pillion_config_reloads_total{{result=\"ok\"}} {times}");
+        let line = format!("pillion_webhook_config_reloads_total{{result=\"ok\"}} {times}");
         eventually(&line, || get(&address, "/metrics").body.lines().any(|found| found == line).then_some(()));
     };
     // The program logs the reload at the new level.
@@ -189,8 +189,8 @@ fn log_level_follows_file_unless_flag_is_set() {
 fn mounted_policy_reloads_and_invalid_one_is_ignored() {
     let mut dev = Dev::start("cluster: {region: eu-west-1}\n");
     assert!(patch(&dev.send()).unwrap().contains("eu-west-1"));
-    dev.has_metric("pillion_config_last_reload_successful 1");
-    dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 0");
+    dev.has_metric("pillion_webhook_config_last_reload_successful 1");
+    dev.has_metric("pillion_webhook_config_reloads_total{result=\"ok\"} 0");
 
     dev.write("cluster: {region: us-east-2}\n");
     eventually("the new facts are loaded", || patch(&dev.send()).filter(|patch| patch.contains("us-east-2")));
@@ -198,21 +198,21 @@ fn mounted_policy_reloads_and_invalid_one_is_ignored() {
 
     dev.write("cluster: {region: us-east-2}\nguardrails: {registries: [ghcr.io/others]}\n");
     eventually("the new guardrails are active", || patch(&dev.send()).is_none().then_some(()));
-    dev.has_metric("pillion_config_reloads_total{result=\"ok\"} 2");
+    dev.has_metric("pillion_webhook_config_reloads_total{result=\"ok\"} 2");
 
     dev.write("cluster: {region: us-east-2}\nguardrail: {}\n");
     dev.program.wait_for_output("the last good one stays at work");
     dev.program.wait_for_output("did you mean `guardrails`?");
-    dev.has_metric("pillion_config_last_reload_successful 0");
-    dev.has_metric("pillion_config_reloads_total{result=\"failed\"} 1");
+    dev.has_metric("pillion_webhook_config_last_reload_successful 0");
+    dev.has_metric("pillion_webhook_config_reloads_total{result=\"failed\"} 1");
     assert_eq!(patch(&dev.send()), None, "the earlier guardrails stay active");
 
     dev.write("requests: {maxBody: 1Mi}\n");
     eventually("the corrected file is loaded", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));
     dev.program.wait_for_output("takes effect at the next start only");
     dev.program.wait_for_output("requests.maxBody");
-    dev.has_metric("pillion_config_restart_needed 1");
-    dev.has_metric("pillion_config_last_reload_successful 1");
+    dev.has_metric("pillion_webhook_config_restart_required 1");
+    dev.has_metric("pillion_webhook_config_last_reload_successful 1");
     dev.write("");
-    dev.has_metric("pillion_config_restart_needed 0");
+    dev.has_metric("pillion_webhook_config_restart_required 0");
 }

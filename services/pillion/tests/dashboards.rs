@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::support::eventually;
 use crate::support::metrics_page::{page, page_of};
 use crate::support::prometheus::Prometheus;
-use crate::support::replicas::{Dev, TENANTS, Unconnected};
+use crate::support::replicas::{Dev, Unconnected};
 use pillion_testkit::dashboards::{Source, metrics_of};
 use pillion_testkit::tools;
 use serde_json::Value;
@@ -50,8 +50,17 @@ fn queries(panel: &Value) -> Vec<&str> {
 
 /// Fills in the variables of a query as Grafana does, with windows of seconds.
 fn filled_in(query: &str) -> String {
-    let values =
-        [("$__rate_interval", "8s"), ("$__range", "1m"), ("$namespace", ".*"), ("$job", ".+"), ("$instance", ".+")];
+    let values = [
+        ("$__rate_interval", "8s"),
+        ("$__range", "1m"),
+        ("$cluster_label", "cluster"),
+        ("$cluster", ".*"),
+        ("$namespace", ".*"),
+        ("$job", ".+"),
+        ("$instance", ".+"),
+        ("$tenant", ".*"),
+        ("$profile", ".*"),
+    ];
     let query = values.iter().fold(query.to_owned(), |query, (name, value)| query.replace(name, value));
     assert!(!query.contains('$'), "an unknown variable of Grafana: {query}");
     query
@@ -103,7 +112,7 @@ fn documented() -> BTreeSet<String> {
 #[test]
 fn dashboards_have_valid_layout_and_queries() {
     let dashboards = dashboards();
-    assert_eq!(dashboards.len(), 7);
+    assert_eq!(dashboards.len(), 8);
     let uids: BTreeSet<_> = dashboards.values().map(|dashboard| dashboard["uid"].as_str().unwrap()).collect();
     assert_eq!(uids.len(), dashboards.len());
     for (name, dashboard) in &dashboards {
@@ -112,11 +121,10 @@ fn dashboards_have_valid_layout_and_queries() {
         assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{name}: duplicate ids");
         let variables = dashboard["templating"]["list"].as_array().unwrap();
         let names: Vec<_> = variables.iter().map(|variable| variable["name"].as_str().unwrap()).collect();
-        let expected: &[_] = if name == API_SERVER_PREFIX {
-            &["datasource", "job", "instance"]
-        } else {
-            &["datasource", "namespace", "job", "instance"]
-        };
+        let mut expected = vec!["datasource", "cluster_label", "cluster"];
+        expected.extend((name != API_SERVER_PREFIX).then_some("namespace"));
+        expected.extend(["job", "instance"]);
+        expected.extend(["tenant", "profile"].into_iter().filter(|variable| name.starts_with(variable)));
         assert_eq!(names, expected, "{name}");
         let mut places = BTreeSet::new();
         for panel in panels(dashboard) {
@@ -151,6 +159,7 @@ fn sound(title: &str, query: &str) {
                 .and_then(|rest| rest.split_once('}'))
                 .unwrap_or_else(|| panic!("{title}: {query}"))
                 .0;
+            assert!(selector.starts_with(r#"$cluster_label=~"$cluster", "#), "{title}: {query}");
             assert!(selector.contains(r#"job=~"$job", instance=~"$instance""#), "{title}: {query}");
             let window = rest.split_once('}').unwrap().1;
             let is_counter = ["_total", "_bucket", "_sum", "_count"].iter().any(|suffix| name.ends_with(suffix));
@@ -163,6 +172,33 @@ fn sound(title: &str, query: &str) {
             }
         }
     }
+}
+
+/// Upper bound of the latency objective, in seconds: 99 % of the requests end within it.
+const OBJECTIVE_SECONDS: &str = "0.025";
+
+#[test]
+fn latency_objective_is_the_same_everywhere() {
+    let read = |path: &str| fs::read_to_string(folder(".").join(path)).unwrap();
+    let mut found = 0;
+    let texts = files("dashboards/source", "yaml").into_values().chain(files("dashboards/rules", "yaml").into_values());
+    for text in texts.chain([read("docs/metrics.md")]) {
+        for (_, bound) in text.match_indices("{le=\"").map(|(at, start)| text.split_at(at + start.len())) {
+            assert!(bound.starts_with(&format!("{OBJECTIVE_SECONDS}\"")), "{}", bound.lines().next().unwrap());
+            found += 1;
+        }
+    }
+    assert!(found >= 6, "{found} queries use the objective");
+    let millis = OBJECTIVE_SECONDS.parse::<f64>().unwrap() * 1000.0;
+    for (path, expected) in [
+        ("docs/metrics.md", format!("99 % of the requests are answered within {millis} ms")),
+        ("dashboards/README.md", format!("99 % of the requests are answered within {millis} ms")),
+        ("load-tests/lib/settings.js", format!("OBJECTIVE_MS = {millis};")),
+    ] {
+        assert!(read(path).contains(&expected), "{path} does not say: {expected}");
+    }
+    let metric = &page().metrics["pillion_webhook_request_duration_seconds"];
+    assert!(metric.labels["le"].named.contains(OBJECTIVE_SECONDS), "{metric:?}");
 }
 
 #[test]
@@ -202,8 +238,7 @@ fn metrics_are_documented_and_shown() {
 
 #[test]
 fn all_panels_and_alerts_have_data() {
-    let (dev, webhook, controller) =
-        (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]), Unconnected::controller());
+    let (dev, webhook, controller) = (Dev::start(&[]), Unconnected::webhook(&[]), Unconnected::controller());
     let config = format!(
         "scrape_configs:\n\
          - {{job_name: pillion, static_configs: [{{targets: {:?}, labels: {{namespace: pillion-system}}}}]}}\n\
@@ -327,8 +362,11 @@ fn every_alert_has_description_and_runbook() {
 }
 
 #[test]
-fn runbooks_have_all_sections_and_known_metrics() {
+fn runbooks_have_all_sections_and_known_metrics_and_panels() {
     let known = documented();
+    let dashboards = dashboards();
+    let titles: BTreeSet<_> =
+        dashboards.values().flat_map(panels).map(|panel| panel["title"].as_str().unwrap()).collect();
     for (name, text) in files("docs/runbooks", "md").into_iter().filter(|(name, _)| name != "README") {
         let headings: Vec<_> = text.lines().filter(|line| line.starts_with('#')).collect();
         let title = format!("# {name}");
@@ -337,6 +375,10 @@ fn runbooks_have_all_sections_and_known_metrics() {
             let is_metric = word.starts_with("pillion_");
             let is_known = known.contains(word) || known.contains(&format!("{word}_bucket"));
             assert!(!is_metric || is_known, "{name}: there is no metric {word}");
+        }
+        let emphasized = text.split('*').skip(1).step_by(2).filter(|text| text.starts_with(char::is_uppercase));
+        for title in emphasized {
+            assert!(titles.contains(title), "{name}: no dashboard has a panel {title}");
         }
     }
 }

@@ -147,7 +147,7 @@ fn logs_metrics_and_spans_contain_only_names() {
     {
         assert!(log.contains(proof), "{proof} is missing in:\n{log}");
     }
-    assert!(metrics.contains("pillion_admission_requests_total") && spans.contains("self-check"), "{metrics}\n{spans}");
+    assert!(metrics.contains("pillion_webhook_requests_total") && spans.contains("self-check"), "{metrics}\n{spans}");
     for (what, text) in [("a line", &log), ("a metric", &metrics), ("a span", &spans)] {
         let leak = text.lines().find(|line| line.contains(MARK));
         assert_eq!(leak, None, "{what} contains the mark");

@@ -12,15 +12,15 @@ use pillion_testkit::tools;
 use crate::support::eventually;
 use crate::support::metrics_page::{differences, exported, merge, page, page_of};
 use crate::support::prometheus::Prometheus;
-use crate::support::replicas::{Dev, TENANTS, Unconnected};
+use crate::support::replicas::{Dev, Unconnected};
 
 /// These metrics create a series at the first event of a pair of label values. The test compares the values with the
 /// program's lists.
-const BY_OCCURRENCE: [&str; 1] = ["pillion_decisions_total"];
+const BY_OCCURRENCE: [&str; 1] = ["pillion_webhook_decisions_total"];
 
 #[test]
 fn metrics_page_matches_exported_metrics() {
-    let (dev, webhook) = (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&[]), Unconnected::webhook(&[]));
     dev.inject("");
     let mut shown = exported(&dev.scrape());
     merge(&mut shown, exported(&webhook.scrape()));
@@ -74,13 +74,12 @@ fn differences_are_explained() {
 #[test]
 fn number_of_series_is_bounded() {
     let series = |scrape: &str| scrape.lines().filter(|line| !line.starts_with('#')).count();
-    let replica = series(&Unconnected::webhook(&[]).scrape());
-    // Each reason occurs with one outcome, except that the reasons for which `failurePolicy` decides occur with two.
-    let at_most = replica + Reason::ALL.len() + 10;
-    assert!(at_most <= 410, "{replica} series and {} reasons", Reason::ALL.len());
-    let with_tenants = at_most + 200 + 4 * 500;
-    assert!(with_tenants <= 3000, "{with_tenants}");
-    println!("{replica} series at the start");
+    let (replica, controller) =
+        (series(&Unconnected::webhook(&[]).scrape()), series(&Unconnected::controller().scrape()));
+    println!("{replica} series of a replica at the start, {controller} of a controller");
+    assert!(replica <= 410, "{replica}");
+    // Each tenant and each profile has three series more.
+    assert!(controller <= 250, "{controller}");
 }
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -94,8 +93,8 @@ fn traced(trace: &str, kept: bool) -> String {
 #[test]
 fn documented_queries_and_exemplars_work() {
     // The sender decides about sampling. No collector receives these traces.
-    let collector = [TENANTS, "--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
-    let (dev, webhook) = (Dev::start(&collector), Unconnected::webhook(&[TENANTS]));
+    let collector = ["--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
+    let (dev, webhook) = (Dev::start(&collector), Unconnected::webhook(&[]));
     let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
     eventually("both replicas are scraped", || (prometheus.query("sum(up)").unwrap() == [2.0]).then_some(()));
 
@@ -120,7 +119,7 @@ fn documented_queries_and_exemplars_work() {
 
     let found = eventually("the exemplar exists", || {
         let window = format!("start={}&end={}&", 0, 1e10);
-        let selector = "pillion_admission_duration_seconds_bucket";
+        let selector = "pillion_webhook_request_duration_seconds_bucket";
         let data = prometheus.api(&format!("query_exemplars?{window}"), selector).unwrap();
         data.as_array().filter(|series| !series.is_empty()).map(|_| data.clone())
     });
@@ -169,7 +168,7 @@ fn lint(scrape: &str) -> String {
 
 #[test]
 fn promtool_accepts_the_metrics() {
-    let (dev, webhook) = (Dev::start(&[TENANTS]), Unconnected::webhook(&[TENANTS]));
+    let (dev, webhook) = (Dev::start(&[]), Unconnected::webhook(&[]));
     dev.inject("");
     for scrape in [dev.scrape(), webhook.scrape(), Unconnected::controller().scrape()] {
         let messages = lint(&scrape);

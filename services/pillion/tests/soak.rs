@@ -111,7 +111,7 @@ async fn observe(target: Rc<Target>, process: u32, operations: String) -> Vec<Sa
         if number % 4 == 0 {
             let (operations, path) = (operations.clone(), "/metrics");
             let scrape = tokio::task::spawn_blocking(move || get(&operations, path)).await.unwrap();
-            assert!(metric(&scrape.body, "pillion_panics_total") < 0.5);
+            assert!(metric(&scrape.body, "pillion_webhook_panics_total") < 0.5);
             target.count("scrapes");
         }
         sleep(Duration::from_millis(250)).await;
@@ -125,7 +125,7 @@ fn metric(scrape: &str, series: &str) -> f64 {
 }
 
 fn live_lookups(scrape: &str) -> impl Fn(&str) -> f64 {
-    |result| metric(scrape, &format!("pillion_live_lookups_total{{result=\"{result}\"}}"))
+    |result| metric(scrape, &format!("pillion_webhook_namespace_lookups_total{{result=\"{result}\"}}"))
 }
 
 fn median(mut values: Vec<usize>) -> usize {
@@ -165,6 +165,14 @@ fn clients_and_changes(
     tasks.push(tokio::task::spawn_local(changes(Rc::clone(target), Rc::clone(control_plane), ca, folder.into())));
     tasks
 }
+
+/// Series that are 0 after all clients have ended.
+const ZERO_AFTERWARDS: [&str; 4] = [
+    "pillion_webhook_panics_total",
+    "pillion_webhook_inflight_requests",
+    "pillion_webhook_body_memory_bytes",
+    "pillion_webhook_connections",
+];
 
 async fn soak(seconds: u64) {
     let folder = tempfile::tempdir().unwrap();
@@ -248,7 +256,7 @@ async fn soak(seconds: u64) {
     let most = early + (early as f64 * DRIFT.0) as usize + DRIFT.1;
     assert!(late <= most, "{late} bytes of memory in the last quarter, and {early} in the second");
     assert!(late_files <= early_files + 2 * MORE_FILES, "{late_files} files, and {early_files} before");
-    for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes", "pillion_tls_connections"] {
+    for series in ZERO_AFTERWARDS {
         assert!(metric(&scrape, series).abs() < 0.5, "{series}");
     }
     for what in

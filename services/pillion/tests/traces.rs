@@ -320,13 +320,15 @@ fn tls_collector_is_verified_and_ratio_applies() {
     let span = collector.wait_for("admission", 1).remove(0);
     assert_eq!(attribute(&span.resource, "service.name").as_deref(), Some("injector"));
     assert_eq!(span.text("parentSpanId"), "");
-    eventually("failed exports are counted", || (dev.metric("pillion_trace_spans_exported_total") == 7).then_some(()));
+    eventually("failed exports are counted", || {
+        (dev.metric("pillion_webhook_trace_spans_exported_total") == 7).then_some(())
+    });
 
     // A collector with an untrusted certificate receives nothing, and the program logs that.
     let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     dev.send("");
     dev.program.wait_for_output("the collector of traces does not take them");
-    let dropped = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
+    let dropped = "pillion_webhook_trace_spans_dropped_total{reason=\"export_failed\"}";
     eventually("failed exports are counted", || (dev.metric(dropped) == 7).then_some(()));
 }
 
@@ -361,7 +363,7 @@ fn failed_and_rejected_requests_are_traced_within_limit() {
     slow.write_all(large.get(1..).unwrap().as_bytes()).unwrap();
     slow.flush().unwrap();
     let taken = u64::try_from(large.len() - 1).unwrap();
-    eventually("the memory is in use", || (dev.metric("pillion_body_bytes") >= taken).then_some(()));
+    eventually("the memory is in use", || (dev.metric("pillion_webhook_body_memory_bytes") >= taken).then_some(()));
     assert_eq!(dev.endpoint.post("", large.get(..large.len() / 2).unwrap()).status, 200);
     drop(slow);
     let spans = collector.wait_for("admission", 2);
@@ -433,7 +435,7 @@ fn silent_collector_slows_no_request_and_bounds_memory() {
         (p99(without), p99(with))
     };
     measure();
-    let full = "pillion_trace_spans_dropped_total{reason=\"queue_full\"}";
+    let full = "pillion_webhook_trace_spans_dropped_total{reason=\"queue_full\"}";
     // A request has seven spans. The queue and the batch in flight hold the spans of 366 requests.
     eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
     let memory = traced.program.memory();
@@ -455,7 +457,7 @@ fn silent_collector_slows_no_request_and_bounds_memory() {
 #[test]
 fn missing_collector_is_logged_once_without_delaying_exit() {
     let mut dev = Dev::start(&["--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "1"], &[], "");
-    let failed = "pillion_trace_spans_dropped_total{reason=\"export_failed\"}";
+    let failed = "pillion_webhook_trace_spans_dropped_total{reason=\"export_failed\"}";
     for batch in 1..=2 {
         dev.send("");
         eventually("spans are dropped", || (dev.metric(failed) >= batch * 7).then_some(()));

@@ -46,7 +46,7 @@ fn replica_without_cluster_is_alive_but_unready() {
     assert_eq!(ready.status, 503);
     assert!(ready.body.contains("profiles and namespaces") && !ready.body.contains("certificate"), "{ready:?}");
     let metrics = get(&operations, "/metrics").body;
-    assert!(metrics.contains("pillion_broken_profiles 0"), "{metrics}");
+    assert!(metrics.contains("pillion_webhook_broken_profiles 0"), "{metrics}");
     // A replica without profiles must not respond as if no profile matched.
     let port = replica.word_after("listening address=").rsplit(':').next().unwrap().to_owned();
     let review = include_str!("../../engine/tests/reviews/create-deployment-pod.json");
@@ -211,12 +211,14 @@ fn check_drain(kubeconfig: &str) {
     eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
     let mut pooled = connect_tls(&address, &ca.bundle_pem());
     assert!(!post_nonsense(&mut pooled).contains("connection: close"));
-    assert!(get(&operations, "/metrics").body.contains("pillion_draining 0\n"));
+    assert!(get(&operations, "/metrics").body.contains("pillion_webhook_draining 0\n"));
 
     replica.terminate();
     let began = Instant::now();
     eventually("it is not ready", || get(&operations, "/readyz").body.contains("draining").then_some(()));
-    eventually("it is draining", || get(&operations, "/metrics").body.contains("pillion_draining 1\n").then_some(()));
+    eventually("it is draining", || {
+        get(&operations, "/metrics").body.contains("pillion_webhook_draining 1\n").then_some(())
+    });
     // A client that does not know of the termination yet gets a response, and its connection is closed.
     for _ in 0..3 {
         let mut late = connect_tls(&address, &ca.bundle_pem());
@@ -284,18 +286,18 @@ fn descriptor_exhaustion_is_survived() {
     let address = url.strip_prefix("https://").unwrap().split('/').next().unwrap().replace("localhost", "127.0.0.1");
     let operations = dev.word_after("http://").split('/').next().unwrap().replace("localhost", "127.0.0.1");
     let mut scraper = BufReader::new(TcpStream::connect(&operations).unwrap());
-    assert!(metric(&scrape(&mut scraper), "pillion_accept_errors_total") < 0.5);
+    assert!(metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total") < 0.5);
     assert_eq!(post(&url, ca.as_ref(), &sample).status, 200);
 
     // The kernel accepts all connections, but the process has descriptors for only some.
     let clients: Vec<_> = (0..CLIENTS).map(|_| TcpStream::connect(&address).unwrap()).collect();
     eventually("it has no descriptor left", || {
-        (metric(&scrape(&mut scraper), "pillion_accept_errors_total") > 0.5).then_some(())
+        (metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total") > 0.5).then_some(())
     });
     let (before, began) = (cpu_seconds(dev.id()), Instant::now());
-    let errors = metric(&scrape(&mut scraper), "pillion_accept_errors_total");
+    let errors = metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total");
     std::thread::sleep(EXHAUSTED_FOR);
-    let errors = metric(&scrape(&mut scraper), "pillion_accept_errors_total") - errors;
+    let errors = metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total") - errors;
     let busy = (cpu_seconds(dev.id()) - before) / began.elapsed().as_secs_f64();
     println!("{errors} errors in {EXHAUSTED_FOR:?}, {:.1} per cent of a core", busy * 100.0);
     // Expect about 20 errors a second, plus a margin. A busy machine may extend the duration, so measure it.
@@ -307,5 +309,5 @@ fn descriptor_exhaustion_is_survived() {
 
     drop(clients);
     eventually("the next client is served", || (post(&url, ca.as_ref(), &sample).status == 200).then_some(()));
-    assert!(metric(&scrape(&mut scraper), "pillion_tls_handshakes_total{result=\"ok\"}") > 1.5);
+    assert!(metric(&scrape(&mut scraper), "pillion_webhook_tls_handshakes_total{result=\"ok\"}") > 1.5);
 }

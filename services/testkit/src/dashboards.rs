@@ -17,6 +17,9 @@ pub struct Source {
     description: String,
     /// A metric of every target on the dashboard; the variables offer its labels.
     metric: String,
+    /// Further variables: labels, each with a metric that has it. Queries must use them.
+    #[serde(default)]
+    variables: std::collections::BTreeMap<String, String>,
     /// The rows of panels.
     pub rows: Vec<Row>,
 }
@@ -131,24 +134,31 @@ impl Source {
     }
 
     fn variables(&self) -> Vec<Value> {
-        let labels: &[&str] =
-            if self.is_of_api_servers() { &["job", "instance"] } else { &["namespace", "job", "instance"] };
-        let mut variables = vec![json!({
-            "current": {}, "hide": 0, "includeAll": false, "label": "Data source", "multi": false, "name": "datasource",
-            "options": [], "query": "prometheus", "refresh": 1, "regex": "", "skipUrlSync": false, "type": "datasource"
-        })];
+        let labels: &[&str] = if self.is_of_api_servers() {
+            &["cluster", "job", "instance"]
+        } else {
+            &["cluster", "namespace", "job", "instance"]
+        };
+        let mut variables = vec![
+            json!({
+                "current": {}, "hide": 0, "includeAll": false, "label": "Data source", "multi": false, "name": "datasource",
+                "options": [], "query": "prometheus", "refresh": 1, "regex": "", "skipUrlSync": false, "type": "datasource"
+            }),
+            json!({
+                "current": {"selected": true, "text": "cluster", "value": "cluster"}, "hide": 0, "label": "cluster label",
+                "name": "cluster_label", "options": [{"selected": true, "text": "cluster", "value": "cluster"}],
+                "query": "cluster", "skipUrlSync": false, "type": "textbox"
+            }),
+        ];
         let mut narrower = String::new();
-        for label in labels {
-            let query = format!("label_values({}{{{narrower}}}, {label})", self.metric).replace("{}", "");
-            variables.push(json!({
-                // Some scrape configurations set no namespace.
-                "allValue": if *label == "namespace" { ".*" } else { ".+" }, "current": {"selected": true, "text": ["All"], "value": ["$__all"]},
-                "datasource": datasource(), "definition": query, "hide": 0, "includeAll": true, "label": label,
-                "multi": true, "name": label, "options": [], "query": {"qryType": 1, "query": query, "refId": label},
-                "refresh": 2, "regex": "", "skipUrlSync": false, "sort": 1, "type": "query"
-            }));
+        for name in labels {
+            let label = if *name == "cluster" { "$cluster_label" } else { name };
+            variables.push(variable(name, label, &self.metric, &narrower));
             let separator = if narrower.is_empty() { "" } else { ", " };
-            narrower.extend([separator, label, "=~\"$", label, "\""]);
+            narrower.extend([separator, label, "=~\"$", name, "\""]);
+        }
+        for (name, metric) in &self.variables {
+            variables.push(variable(name, name, metric, &narrower));
         }
         variables
     }
@@ -255,19 +265,36 @@ impl Kind {
     }
 }
 
+/// Returns a variable that offers the values of a label of this metric.
+fn variable(name: &str, label: &str, metric: &str, selector: &str) -> Value {
+    let query = format!("label_values({metric}{{{selector}}}, {label})").replace("{}", "");
+    // Every target has these labels. A selector with `.*` also selects series without the label.
+    let all = if ["job", "instance"].contains(&name) { ".+" } else { ".*" };
+    json!({
+        "allValue": all, "current": {"selected": true, "text": ["All"], "value": ["$__all"]}, "datasource": datasource(),
+        "definition": query, "hide": 0, "includeAll": true, "label": name, "multi": true, "name": name, "options": [],
+        "query": {"qryType": 1, "query": query, "refId": name}, "refresh": 2, "regex": "", "skipUrlSync": false,
+        "sort": 1, "type": "query"
+    })
+}
+
 fn datasource() -> Value {
     json!({"type": "prometheus", "uid": "${datasource}"})
 }
 
 /// Adds the dashboard's variables to a query: restricts each metric to the selected targets, and API server metrics to
-/// Pillion's webhooks.
+/// Pillion's webhooks. In lists of labels, `release` means cluster and namespace, and `target` the labels of a target.
 fn expression(text: &str, metric: &str) -> String {
     let ours = if metric.starts_with("apiserver_") {
-        r#"job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#
+        r#"$cluster_label=~"$cluster", job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#
     } else {
-        r#"namespace=~"$namespace", job=~"$job", instance=~"$instance""#
+        r#"$cluster_label=~"$cluster", namespace=~"$namespace", job=~"$job", instance=~"$instance""#
     };
-    let text = text.replace("[rate]", "[$__rate_interval]");
+    let text = text
+        .replace("[rate]", "[$__rate_interval]")
+        .replace("(release)", "($cluster_label, namespace)")
+        .replace("(release, ", "($cluster_label, namespace, ")
+        .replace("(target)", "($cluster_label, namespace, job, instance)");
     let (mut result, mut rest) = (String::new(), &*text);
     while let Some((before, name)) = next_metric(rest) {
         result += before;

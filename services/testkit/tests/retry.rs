@@ -28,8 +28,8 @@ use tokio::net::TcpListener;
 
 const SOON: Duration = Duration::from_mins(1);
 const PODS: usize = 12;
-const SHED: &str = "pillion_shed_total{reason=\"in_flight\"}";
-const ANSWERED: &str = "pillion_admission_requests_total{endpoint=\"required\",outcome=\"skipped\"}";
+const SHED: &str = "pillion_webhook_shed_requests_total{reason=\"in_flight\"}";
+const ANSWERED: &str = "pillion_webhook_requests_total{endpoint=\"required\",outcome=\"skipped\"}";
 
 #[test]
 fn shed_request_is_retried_on_another_replica() {

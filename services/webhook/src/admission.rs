@@ -11,7 +11,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::future::BoxFuture;
 use pillion_api::names::InjectionLevel;
-use pillion_engine::decision::{Decision, ProfileDecision, Reason};
+use pillion_engine::decision::{Decision, ProfileDecision, ProfileOutcome, Reason};
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -115,6 +115,8 @@ impl fmt::Debug for Admission {
 #[derive(Debug)]
 pub(crate) struct ReviewResponse {
     pub(crate) outcome: RequestOutcome,
+    /// Whether a profile was skipped.
+    pub(crate) incomplete: bool,
     pub(crate) body: Vec<u8>,
 }
 
@@ -233,7 +235,12 @@ impl Admission {
         }
         log(context.endpoint, review, decided);
         let body = context.span.serialise().in_scope(|| review.respond(decided));
-        ReviewResponse { outcome: RequestOutcome::Decided(decided.decision.outcome), body }
+        let skipped = |profile: &ProfileDecision| profile.outcome == ProfileOutcome::Skipped;
+        ReviewResponse {
+            outcome: RequestOutcome::Decided(decided.decision.outcome),
+            incomplete: decided.decision.profiles.iter().any(skipped),
+            body,
+        }
     }
 
     /// Does the lookup that [`Admission::next`] requested, within the deadline, and stores the answer in `results`.

@@ -1,34 +1,8 @@
-//! Registers metrics. Defines counters with one label of a closed set of values, and the enums of these values.
+//! Registers metrics, and defines counters with one label of a closed set of values.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Metric, Registry};
-
-/// Defines an enum with a list of its values (`ALL`) and their names in metrics, logs and traces (`as_str`).
-macro_rules! labelled {
-    ($(#[$meta:meta])* $vis:vis enum $enum:ident { $($(#[$doc:meta])* $value:ident => $text:literal,)+ }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        $vis enum $enum {
-            $($(#[$doc])* $value,)+
-        }
-
-        impl $enum {
-            /// All values.
-            $vis const ALL: [Self; [$($text),+].len()] = [$(Self::$value),+];
-
-            /// Returns the value as shown in metrics, logs and traces.
-            #[must_use]
-            $vis const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$value => $text,)+
-                }
-            }
-        }
-    };
-}
-
-pub(crate) use labelled;
 
 /// Creates a metric without labels and registers it.
 pub(crate) fn register<M: Metric + Clone + Default>(
@@ -85,7 +59,7 @@ pub(crate) fn text(registry: &Registry) -> String {
 mod tests {
     use super::*;
 
-    labelled! {
+    pillion_api::labelled! {
         enum Fruit {
             Apple => "apple",
             Pear => "pear",

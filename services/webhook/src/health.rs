@@ -101,9 +101,9 @@ impl Readiness {
         if draining || !waiting_for.is_empty() { Err(NotReady { draining, waiting_for }) } else { Ok(()) }
     }
 
-    /// Registers the readiness metric.
-    pub fn register(&self, registry: &mut Registry) {
-        registry.sub_registry_with_prefix("pillion").register_collector(Box::new(self.clone()));
+    /// Registers the readiness metric as `PREFIX_ready`.
+    pub fn register(&self, registry: &mut Registry, prefix: &str) {
+        registry.sub_registry_with_prefix(prefix).register_collector(Box::new(self.clone()));
     }
 
     fn components(&self) -> std::sync::MutexGuard<'_, Vec<Arc<ComponentState>>> {
@@ -114,7 +114,7 @@ impl Readiness {
 impl Collector for Readiness {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let gauge = ConstGauge::new(i64::from(self.check().is_ok()));
-        let help = "Whether requests may come: 1 if so";
+        let help = "1 if /readyz succeeds";
         gauge.encode(encoder.encode_descriptor("ready", help, None, gauge.metric_type())?)
     }
 }
@@ -328,12 +328,12 @@ mod tests {
     async fn readiness_is_exported() {
         let readiness = Readiness::default();
         let mut registry = Registry::default();
-        readiness.register(&mut registry);
+        readiness.register(&mut registry, "pillion_webhook");
         let router = router(readiness.clone(), Arc::new(registry.into()));
         let component = readiness.component("something");
         let shown = async |ready: u8| {
             let text = get(&router, "/metrics").await.2;
-            assert!(text.contains(&format!("pillion_ready {ready}\n")), "{text}");
+            assert!(text.contains(&format!("pillion_webhook_ready {ready}\n")), "{text}");
         };
         shown(0).await;
         component.set_ready(true);
@@ -418,6 +418,6 @@ mod tests {
         assert_eq!(answer(&app).await, (200, None));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains("pillion_shed_total{reason=\"not_ready\"} 2\n"), "{text}");
+        assert!(text.contains("pillion_webhook_shed_requests_total{reason=\"not_ready\"} 2\n"), "{text}");
     }
 }

@@ -4,15 +4,21 @@
 //! request, so counting looks up no name. Tenants and profiles are the exception: their names are found in a map that
 //! is replaced as a whole.
 //!
-//! - `requests`: results and durations of requests, decisions.
-//! - `series`: requests by namespace, injections by profile, the snapshot.
+//! - `requests`: outcomes and durations of requests.
+//! - `process`: the metrics that every process of Pillion has: its resources and its build.
+//! - `series`: series by name, such as the requests of each tenant.
+//! - `decisions`: decisions by profile, outcome and reason.
+//! - `snapshot`: the sizes of the snapshot.
 //! - `connections`: connections, handshakes and the serving certificate.
-//! - `exposition`: the text of `/metrics`, and the process.
+//! - `exposition`: the text of `/metrics`.
 
 mod connections;
+mod decisions;
 pub(crate) mod exposition;
+mod process;
 mod requests;
 mod series;
+mod snapshot;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,18 +31,17 @@ use pillion_engine::snapshot::Snapshot;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 pub use connections::{ConnectionMetrics, ReloadMetrics, ReloadResult, register_certificate};
 pub(crate) use connections::{HandshakeResult, Unauthorized, Waiting};
+use decisions::DecisionCounters;
 pub use exposition::Exposition;
-use exposition::ProcessCollector;
+pub use process::register_process;
 pub(crate) use requests::RequestOutcome;
-use requests::{DecisionCounters, Durations, RequestCounters};
-pub use series::TenantSettings;
-use series::{ProfileCounters, SnapshotCollector};
+use requests::{Durations, RequestCounters};
 pub(crate) use series::{Tenant, Tenants};
+use snapshot::SnapshotCollector;
 
 use crate::counters::{Counters, register};
 use crate::overload::OverloadMetrics;
@@ -47,12 +52,22 @@ const REQUEST_BUCKETS: [f64; 9] =
 /// Bounds in bytes.
 const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
-/// Settings of the optional metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
+/// The prefix of the metrics that only replicas of the webhook export.
+pub const PREFIX: &str = "pillion_webhook";
+
+/// Limits of the metrics that are labelled with names.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsSettings {
-    /// Requests by namespace.
-    pub tenants: TenantSettings,
+    /// Tenants with their own series. Requests of all others are counted as `_other`.
+    pub max_tenants: usize,
+    /// Profiles with their own series. Decisions about all others are counted as `_other`.
+    pub max_profiles: usize,
+}
+
+impl Default for MetricsSettings {
+    fn default() -> Self {
+        Self { max_tenants: 100, max_profiles: 200 }
+    }
 }
 
 /// The metrics of the admission requests and of their connections.
@@ -61,24 +76,23 @@ pub struct Metrics {
     requests: RequestCounters,
     durations: Durations,
     decisions: DecisionCounters,
-    profiles: ProfileCounters,
     self_checks: Counters<{ CheckStage::ALL.len() }>,
     dry_runs: Counter,
     request_bytes: Histogram,
     patch_bytes: Histogram,
     /// Bytes in use by the bodies of requests in flight.
-    pub(crate) body_bytes: Gauge,
+    pub(crate) body_memory: Gauge,
     /// Requests in flight.
     pub(crate) inflight: Gauge,
     /// Requests whose bodies are still arriving.
-    pub(crate) unfinished_bodies: Gauge,
+    pub(crate) incomplete_bodies: Gauge,
     /// Panics that were caught.
     pub(crate) panics: Counter,
     /// Rejected requests and queue waits.
     pub(crate) overload: OverloadMetrics,
     /// The metrics of the TLS connections.
     pub connections: ConnectionMetrics,
-    /// Requests by namespace.
+    /// Requests by tenant.
     pub(crate) tenants: Tenants,
 }
 
@@ -88,56 +102,50 @@ impl Metrics {
         Self::register_with(registry, &MetricsSettings::default())
     }
 
-    /// Creates and registers the metrics. Those of the process keep their standard names; all others get the prefix
-    /// `pillion_`.
+    /// Creates and registers the metrics, including those of the process.
     pub fn register_with(registry: &mut Registry, settings: &MetricsSettings) -> Self {
-        registry.register_collector(Box::new(ProcessCollector));
-        let registry = registry.sub_registry_with_prefix("pillion");
+        register_process(registry, "webhook");
+        let registry = registry.sub_registry_with_prefix(PREFIX);
 
         let requests = RequestCounters::register(registry);
         let durations = Durations::register(registry);
-        let decisions = DecisionCounters::register(registry);
-        let profiles = ProfileCounters::new();
-        registry.register_collector(Box::new(profiles.clone()));
-        let tenants = Tenants::new(&settings.tenants);
+        let decisions = DecisionCounters::register(registry, settings.max_profiles);
+        let tenants = Tenants::new(settings.max_tenants);
         registry.register_collector(Box::new(tenants.clone()));
 
         let self_checks = Counters::register(
             registry,
-            "selfcheck_failures",
-            "Patches that did not pass the check before they would have been sent, by where they failed; each was \
-             answered with HTTP 500",
-            "stage",
+            "self_check_failures",
+            "Patches that failed the check before they are sent, by step of the check. Each request got HTTP 500",
+            "step",
             CheckStage::ALL.map(CheckStage::as_str),
         );
-        let dry_runs = register(registry, "dry_runs", "Decisions about requests that change nothing in the cluster");
+        let dry_runs = register(registry, "dry_runs", "Reviews of dry-run requests that were decided");
 
         let request_bytes = Histogram::new(REQUEST_BUCKETS);
-        registry.register("request_bytes", "Size of the requests' bodies, in bytes", request_bytes.clone());
+        registry.register("request_size_bytes", "Size of a request's body", request_bytes.clone());
         let patch_bytes = Histogram::new(PATCH_BUCKETS);
-        registry.register("patch_bytes", "Size of the patches before base64, in bytes", patch_bytes.clone());
-        let help = "Memory that the bodies of the requests being answered take, in bytes";
-        let body_bytes = register(registry, "body_bytes", help);
-        let help = "Requests whose bodies have arrived and that are being answered";
-        let inflight = register(registry, "inflight", help);
-        let help = "Requests whose bodies have to be waited for";
-        let unfinished_bodies = register(registry, "unfinished_bodies", help);
-        let panics = register(registry, "panics", "Panics that were caught while answering");
-        registry.register("build", "What this program was built from, and by which compiler", build());
+        registry.register("patch_size_bytes", "Size of a patch, before base64", patch_bytes.clone());
+        let help = "Memory that the bodies of the current requests take";
+        let body_memory = register(registry, "body_memory_bytes", help);
+        let help = "Requests with a complete body and no response yet";
+        let inflight = register(registry, "inflight_requests", help);
+        let help = "Requests whose body is still arriving";
+        let incomplete_bodies = register(registry, "incomplete_bodies", help);
+        let panics = register(registry, "panics", "Panics while answering a request. Each request got HTTP 500");
 
         let connections = ConnectionMetrics::register(registry);
         Self {
             requests,
             durations,
             decisions,
-            profiles,
             self_checks,
             dry_runs,
             request_bytes,
             patch_bytes,
-            body_bytes,
+            body_memory,
             inflight,
-            unfinished_bodies,
+            incomplete_bodies,
             panics,
             overload: OverloadMetrics::register(registry),
             connections,
@@ -148,8 +156,9 @@ impl Metrics {
     /// Registers the sizes of the snapshot, computed at each scrape. Series of profiles and namespaces that leave the
     /// snapshot are removed some time later.
     pub fn register_snapshot(&self, registry: &mut Registry, snapshot: Arc<ArcSwap<Snapshot>>) {
-        let collector = SnapshotCollector { snapshot, tenants: self.tenants.clone(), profiles: self.profiles.clone() };
-        registry.sub_registry_with_prefix("pillion").register_collector(Box::new(collector));
+        let collector =
+            SnapshotCollector { snapshot, tenants: self.tenants.clone(), profiles: self.decisions.profiles.clone() };
+        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(collector));
     }
 
     /// Counts an answered request, with its trace as an exemplar if the trace is sampled.
@@ -159,11 +168,9 @@ impl Metrics {
         outcome: RequestOutcome,
         elapsed: Duration,
         trace: Option<TraceId>,
-        tenant: &Tenant,
     ) {
         self.requests.count(endpoint, outcome);
         self.durations.observe(outcome, elapsed, trace);
-        tenant.answered(outcome);
     }
 
     /// Counts a body that was read completely.
@@ -179,7 +186,6 @@ impl Metrics {
     /// Counts a decision. `dry_run`: its request changes nothing in the cluster, and is also counted as a dry run.
     pub(crate) fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
-        self.profiles.decided(decision);
         if dry_run {
             self.dry_runs.inc();
         }
@@ -194,15 +200,6 @@ impl Metrics {
 #[expect(clippy::cast_precision_loss, reason = "a body has far less than 2^52 bytes")]
 const fn as_float(bytes: usize) -> f64 {
     bytes as f64
-}
-
-fn build() -> Info<[(&'static str, &'static str); 3]> {
-    let known = |text: &'static str| if text.is_empty() { "unknown" } else { text };
-    Info::new([
-        ("version", env!("CARGO_PKG_VERSION")),
-        ("revision", known(env!("PILLION_REVISION"))),
-        ("rustc", known(env!("PILLION_RUSTC"))),
-    ])
 }
 
 #[cfg(test)]

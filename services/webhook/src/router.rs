@@ -51,8 +51,8 @@ pub fn router(admission: Admission) -> Router {
         per_address: settings.overload.max_unfinished_per_address,
     };
     let bodies = SharedLimits {
-        budget: Budget::new(settings.body_budget, metrics.body_bytes.clone()),
-        unfinished: UnfinishedBodies::new(bounds, metrics.unfinished_bodies.clone()),
+        budget: Budget::new(settings.body_budget, metrics.body_memory.clone()),
+        unfinished: UnfinishedBodies::new(bounds, metrics.incomplete_bodies.clone()),
     };
     let overload = Overload::new(settings.overload.clone(), metrics.inflight.clone(), metrics.overload.clone());
     let mut router = Router::new();
@@ -96,16 +96,17 @@ impl Service {
         };
         // Unwind-safe: a panic leaves only counters and an immutable snapshot.
         let result = AssertUnwindSafe(self.decide(&context, request)).catch_unwind().await;
-        let (outcome, response) = match result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic))) {
-            Ok(ReviewResponse { outcome, body }) => (outcome, json_response(body)),
+        let (outcome, incomplete, response) = match result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic))) {
+            Ok(ReviewResponse { outcome, incomplete, body }) => (outcome, incomplete, json_response(body)),
             Err(refusal) => {
                 context.span.refused(&refusal);
                 self.report(endpoint, &refusal);
-                (refusal.outcome(), refusal.response(version))
+                (refusal.outcome(), false, refusal.response(version))
             }
         };
         context.span.answered(outcome, response.status());
-        metrics.answered(endpoint, outcome, began.elapsed(), context.span.sampled_trace(), &context.tenant);
+        metrics.answered(endpoint, outcome, began.elapsed(), context.span.sampled_trace());
+        context.tenant.answered(outcome, incomplete);
         response
     }
 
@@ -148,6 +149,8 @@ impl Service {
         body: BufferedBody,
     ) -> Result<ReviewResponse, Refusal> {
         let snapshot = self.admission.snapshot.load_full();
+        // The clone of the context on the other thread cannot set the tenant.
+        self.attribute(context, &body.bytes);
         let body = Arc::new(body);
         let mut results = LookupResults::default();
         loop {
@@ -198,15 +201,20 @@ impl Service {
         self.overload.request_permit().ok_or(Refusal::Shed(Shed::InFlight))
     }
 
-    /// Waits for a permit to compute. In metrics, a rejected request is attributed to the namespace peeked from its
-    /// body, or to `_other` if the snapshot lacks that namespace.
+    /// Waits for a permit to compute. In metrics, a shed request is attributed to the namespace in its body.
     async fn permit(&self, context: &RequestContext, body: &Bytes) -> Result<Permit, Refusal> {
         self.overload.permit(body, context.deadline).await.map_err(|shed| {
-            if let Some(name) = overload::peek_namespace(body) {
-                context.tenant.set_namespace(name, self.admission.snapshot.load().namespace(name).is_some());
-            }
+            self.attribute(context, body);
             Refusal::Shed(shed)
         })
+    }
+
+    /// Attributes the request in metrics to the namespace peeked from its body, or to `_other` if the snapshot lacks
+    /// that namespace.
+    fn attribute(&self, context: &RequestContext, body: &Bytes) {
+        if let Some(name) = overload::peek_namespace(body) {
+            context.tenant.set_namespace(name, self.admission.snapshot.load().namespace(name).is_some());
+        }
     }
 
     /// Logs and counts a refusal.

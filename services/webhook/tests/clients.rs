@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 const SOON: Duration = Duration::from_millis(900);
-const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
-const NAME: &str = "pillion_unauthorized_requests_total{reason=\"name\"}";
+const NO_CERTIFICATE: &str = "pillion_webhook_unauthorized_requests_total{reason=\"no_certificate\"}";
+const NAME: &str = "pillion_webhook_unauthorized_requests_total{reason=\"name\"}";
 
 fn ca_text(text: &str) -> PemText<'_> {
     PemText { source: "clients.crt", text: text.as_bytes() }
@@ -105,8 +105,8 @@ async fn missing_certificate_is_401_before_body_is_read() {
     }
     assert!((guarded.server.metric(NO_CERTIFICATE) - 5.0).abs() < 0.5);
     // No body was read completely, and no request was decided.
-    assert_eq!(guarded.app.metric("pillion_request_bytes_count"), Some(0.0));
-    assert_eq!(guarded.app.metric("pillion_inflight"), Some(0.0));
+    assert_eq!(guarded.app.metric("pillion_webhook_request_size_bytes_count"), Some(0.0));
+    assert_eq!(guarded.app.metric("pillion_webhook_inflight_requests"), Some(0.0));
 }
 
 #[tokio::test]
@@ -171,7 +171,7 @@ async fn invalid_certificate_ends_handshake_and_is_counted() {
         }
     }
     assert!(guarded.server.handshakes("failed") < 0.5 && guarded.server.handshakes("ok") < 0.5);
-    assert_eq!(guarded.app.metric("pillion_request_bytes_count"), Some(0.0));
+    assert_eq!(guarded.app.metric("pillion_webhook_request_size_bytes_count"), Some(0.0));
 }
 
 #[tokio::test]
@@ -245,6 +245,6 @@ async fn rejected_client_keeps_no_connection() {
     let mut accepted = guarded.connect(Some(&identity), &rustls::version::TLS13).await.unwrap();
     let mut anonymous = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
     assert_eq!(read_to_end(&mut anonymous).await, "");
-    until("the timeout is counted", || (guarded.server.timed_out("idle") - 1.0).abs() < 0.5).await;
+    until("the timeout is counted", || (guarded.server.closed("idle") - 1.0).abs() < 0.5).await;
     assert_eq!(ask(&mut accepted, post("/mutate", &review_text())).await.status, 200);
 }

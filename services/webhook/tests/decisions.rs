@@ -44,7 +44,7 @@ async fn validating_paths_deny_and_are_counted() {
         assert_eq!((&refused["allowed"], &refused["status"]["code"]), (&json!(false), &json!(403)), "{path}");
         assert!(refused["status"]["message"].as_str().unwrap().ends_with("whose image?"), "{refused}");
         for outcome in ["validated", "denied"] {
-            let series = format!("pillion_admission_requests_total{{endpoint=\"{endpoint}\",outcome=\"{outcome}\"}}");
+            let series = format!("pillion_webhook_requests_total{{endpoint=\"{endpoint}\",outcome=\"{outcome}\"}}");
             assert_eq!(app.metric(&series), Some(1.0), "{series}");
         }
     }
@@ -96,7 +96,7 @@ async fn profile_reviews_wait_in_own_queue() {
     assert!(shed.iter().all(|answer| answer.status() == 503 && answer.headers()["retry-after"] == "1"));
     // One client may use a quarter of the queue.
     assert!(good.len() >= 2 && shed.len() >= 30, "{} answered, {} shed", good.len(), shed.len());
-    let counted = app.metric("pillion_shed_total{reason=\"queue_full\"}").unwrap();
+    let counted = app.metric("pillion_webhook_shed_requests_total{reason=\"queue_full\"}").unwrap();
     assert!((counted - f64::from(u32::try_from(shed.len()).unwrap())).abs() < 0.5);
     assert_eq!(response(&app, "/validate-profiles", &profile_review()).await["allowed"], true);
 }
@@ -141,7 +141,10 @@ async fn kill_switch_allows_everything_unchanged() {
     switch.set_off(true);
     assert_eq!(response(&app, "/mutate/required", &denied_image("not-known-yet")).await["allowed"], true);
     assert_eq!(send(&app.router, "/mutate/required", "no review").await.status(), StatusCode::BAD_REQUEST);
-    assert_eq!(app.metric("pillion_decisions_total{outcome=\"skipped\",reason=\"switched_off\"}"), Some(6.0));
+    assert_eq!(
+        app.metric("pillion_webhook_decisions_total{profile=\"_none\",outcome=\"skipped\",reason=\"switched_off\"}"),
+        Some(6.0)
+    );
 }
 
 #[tokio::test]

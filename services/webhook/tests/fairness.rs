@@ -438,7 +438,10 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
                 assert!(ended.unwrap_err().is_cancelled());
             }
             // Waits for the rest of the noisy tenant's requests.
-            crate::support::until("nothing is in flight", || server.app.metric("pillion_inflight") == Some(0.0)).await;
+            crate::support::until("nothing is in flight", || {
+                server.app.metric("pillion_webhook_inflight_requests") == Some(0.0)
+            })
+            .await;
         }
         results.shed = shed.load(Ordering::Relaxed);
         println!(

@@ -152,7 +152,7 @@ async fn many_keys_are_answered_within_a_second() {
 const BUDGET: usize = 8 * 1024 * 1024;
 const LARGE: usize = 2 * 1024 * 1024;
 const CLIENTS: usize = 24;
-const SHED: &str = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"shed\"}";
+const SHED: &str = "pillion_webhook_requests_total{endpoint=\"any\",outcome=\"shed\"}";
 
 fn app() -> App {
     let mut settings = RequestSettings::default();
@@ -163,7 +163,7 @@ fn app() -> App {
 }
 
 fn in_use(app: &App) -> f64 {
-    app.metric("pillion_body_bytes").unwrap()
+    app.metric("pillion_webhook_body_memory_bytes").unwrap()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "small")]

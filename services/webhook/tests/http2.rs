@@ -202,7 +202,7 @@ async fn unread_settings_and_pings_end_connection() {
         }
         println!("{name}: ended after {sent} bytes");
         assert!(sent < most, "{name}: the server keeps answering a client that does not read");
-        until(name, || server.timed_out("reader") > 0.5).await;
+        until(name, || server.closed("slow_reader") > 0.5).await;
         until("the connection's permit is free", || server.connections() < 0.5).await;
         drop(raw);
         assert_others_are_served(&server).await;
@@ -221,7 +221,7 @@ async fn responses_behind_closed_window_end_connection() {
         assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/large"))).await);
         // Other requests continue meanwhile, and must not extend the deadline.
         let mut stream = 3;
-        while server.timed_out("reader") < 0.5 {
+        while server.closed("slow_reader") < 0.5 {
             assert!(began.elapsed() < PATIENCE, "window {window}: the connection is kept open");
             raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, stream, &get_block("/nowhere"))).await;
             stream += 2;
@@ -245,7 +245,7 @@ async fn unread_responses_do_not_pile_up() {
             break;
         }
     }
-    until("the connection is timed out", || server.timed_out("reader") > 0.5).await;
+    until("the connection is timed out", || server.closed("slow_reader") > 0.5).await;
     // The connection ends long before the deadline of its responses: 100 responses have 25 MiB, and the limit is 1 MiB.
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
     until("the connection's permit is free", || server.connections() < 0.5).await;

@@ -20,8 +20,9 @@ use tokio::time::Instant;
 
 use crate::support::{App, ClientTls, KNOWN, Running, TestCa, ask, post, review, review_response, review_text, send};
 
-const NO_PROFILE: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"no_profile\"}";
-const NOT_OPTED_IN: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"not_opted_in\"}";
+const NO_PROFILE: &str = "pillion_webhook_decisions_total{profile=\"_none\",outcome=\"skipped\",reason=\"no_profile\"}";
+const NOT_OPTED_IN: &str =
+    "pillion_webhook_decisions_total{profile=\"_none\",outcome=\"skipped\",reason=\"not_opted_in\"}";
 
 async fn status(app: &App, path: &str, namespace: &str) -> StatusCode {
     send(&app.router, path, review(namespace).to_string()).await.status()
@@ -76,7 +77,7 @@ async fn required_modes_are_shed_without_namespace() {
         assert_eq!(answer.status(), status, "{path} {namespace}");
         assert_eq!(answer.headers().contains_key("retry-after"), status == 503, "{path} {namespace}");
     }
-    assert_eq!(app.metric("pillion_shed_total{reason=\"namespace\"}"), Some(3.0));
+    assert_eq!(app.metric("pillion_webhook_shed_requests_total{reason=\"namespace_unknown\"}"), Some(3.0));
 }
 
 /// The snapshot lags behind a label change that the API server has seen, or the other way round.
@@ -116,7 +117,7 @@ async fn namespace_that_contradicts_path_is_looked_up() {
         assert_eq!(calls.load(Ordering::Relaxed), looked_up, "{path} {namespace}");
         assert_eq!(app.metric(NO_PROFILE), no_profile, "{path} {namespace}");
     }
-    assert_eq!(app.metric("pillion_shed_total{reason=\"namespace\"}"), Some(2.0));
+    assert_eq!(app.metric("pillion_webhook_shed_requests_total{reason=\"namespace_unknown\"}"), Some(2.0));
 }
 
 #[tokio::test]
@@ -128,17 +129,18 @@ async fn panic_fails_one_request_only() {
     let app = App::with(RequestSettings::default(), Some(live));
     for (panics, namespace) in [(1.0, "now"), (2.0, "later")] {
         assert_eq!(status(&app, "/mutate", namespace).await, StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(app.metric("pillion_panics_total"), Some(panics));
-        assert_eq!(app.metric("pillion_inflight"), Some(0.0));
+        assert_eq!(app.metric("pillion_webhook_panics_total"), Some(panics));
+        assert_eq!(app.metric("pillion_webhook_inflight_requests"), Some(0.0));
         assert_eq!(status(&app, "/mutate", KNOWN).await, StatusCode::OK);
     }
-    let errors = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"error\"}";
+    let errors = "pillion_webhook_requests_total{endpoint=\"any\",outcome=\"error\"}";
     assert_eq!(app.metric(errors), Some(2.0));
 }
 
-const INJECTED: &str = "pillion_decisions_total{outcome=\"applied\",reason=\"injected\"}";
-const FAILED: &str = "pillion_decisions_total{outcome=\"skipped\",reason=\"lookup_failed\"}";
-const DENIED: &str = "pillion_decisions_total{outcome=\"denied\",reason=\"lookup_failed\"}";
+const INJECTED: &str = "pillion_webhook_decisions_total{profile=\"profile\",outcome=\"applied\",reason=\"injected\"}";
+const FAILED: &str =
+    "pillion_webhook_decisions_total{profile=\"profile\",outcome=\"skipped\",reason=\"lookup_failed\"}";
+const DENIED: &str = "pillion_webhook_decisions_total{profile=\"profile\",outcome=\"denied\",reason=\"lookup_failed\"}";
 
 fn profile(expression: &str) -> Value {
     json!({"activation": "Always", "template": {"metadata": {"labels": {"x": "y"}}},

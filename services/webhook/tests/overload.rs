@@ -33,13 +33,14 @@ fn endless_body(text: &'static str) -> Body {
 }
 
 fn shed(app: &App, reason: &str) -> Option<f64> {
-    app.metric(&format!("pillion_shed_total{{reason=\"{reason}\"}}"))
+    app.metric(&format!("pillion_webhook_shed_requests_total{{reason=\"{reason}\"}}"))
 }
 
 /// Returns the sum of all resources that requests hold while they are answered.
 fn in_use(app: &App) -> Option<f64> {
-    let series = ["pillion_inflight", "pillion_unfinished_bodies", "pillion_body_bytes"];
-    let queued = ["pillion_queued{size=\"small\"}", "pillion_queued{size=\"large\"}"];
+    let series =
+        ["pillion_webhook_inflight_requests", "pillion_webhook_incomplete_bodies", "pillion_webhook_body_memory_bytes"];
+    let queued = ["pillion_webhook_queued_requests{size=\"small\"}", "pillion_webhook_queued_requests{size=\"large\"}"];
     series.into_iter().chain(queued).map(|series| app.metric(series).map(f64::abs)).sum()
 }
 
@@ -96,8 +97,11 @@ async fn passed_deadline_costs_no_work() {
     let answer = send(&app.router, "/mutate?timeout=1ns", review_text()).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(shed(&app, "deadline"), Some(1.0));
-    assert_eq!(app.metric("pillion_request_bytes_count"), Some(0.0), "the body was read");
-    assert_eq!(app.metric("pillion_decisions_total{outcome=\"skipped\",reason=\"no_profile\"}"), None);
+    assert_eq!(app.metric("pillion_webhook_request_size_bytes_count"), Some(0.0), "the body was read");
+    assert_eq!(
+        app.metric("pillion_webhook_decisions_total{profile=\"_none\",outcome=\"skipped\",reason=\"no_profile\"}"),
+        None
+    );
 }
 
 #[tokio::test]
@@ -124,7 +128,7 @@ async fn request_above_limit_is_shed_with_retry_after() {
         stream.write_all(slow_text.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();
     }
-    until("both requests are in flight", || app.metric("pillion_inflight") == Some(2.0)).await;
+    until("both requests are in flight", || app.metric("pillion_webhook_inflight_requests") == Some(2.0)).await;
     let text = post("/mutate?timeout=30s", &review_text());
     for times in 1..=3 {
         let mut stream = server.http1().await;
@@ -136,7 +140,7 @@ async fn request_above_limit_is_shed_with_retry_after() {
     }
     let [mut first, second] = slow;
     drop(second);
-    until("one request has ended", || app.metric("pillion_inflight") == Some(1.0)).await;
+    until("one request has ended", || app.metric("pillion_webhook_inflight_requests") == Some(1.0)).await;
     let mut stream = server.http1().await;
     assert_eq!(ask(&mut stream, &text).await.status, 200);
     release.add_permits(1);
@@ -163,7 +167,7 @@ async fn shedding_keeps_http2_connection() {
 /// The test has one thread, which answers small reviews while a large one is decided.
 #[tokio::test]
 async fn large_body_is_decided_on_own_thread() {
-    const DECIDED: &str = "pillion_queue_wait_seconds_count{size=\"large\"}";
+    const DECIDED: &str = "pillion_webhook_queue_wait_seconds_count{size=\"large\"}";
     let body = large(KNOWN, 6 * 1024 * 1024);
     // One success suffices: a busy machine may not run both threads at once.
     for _ in 0..20 {
@@ -188,6 +192,21 @@ async fn large_body_is_decided_on_own_thread() {
         }
     }
     panic!("small reviews waited for large ones");
+}
+
+#[tokio::test]
+async fn small_and_large_requests_are_counted_for_tenant() {
+    let annotation = serde_json::json!({"example.com/team": "${object.metadata.labels.no_such_label}"});
+    let spec = serde_json::json!({"activation": "Always", "template": {"metadata": {"annotations": annotation}}});
+    let app = App::with_profile(&spec, None);
+    for (count, body) in [(1.0, review_text()), (2.0, large(KNOWN, 1024 * 1024))] {
+        assert_eq!(send(&app.router, "/mutate", body).await.status(), StatusCode::OK);
+        let tenant = format!("pillion_webhook_tenant_requests_total{{tenant=\"{KNOWN}\",outcome=\"incomplete\"}}");
+        assert_eq!(app.metric(&tenant), Some(count));
+        let profile =
+            "pillion_webhook_decisions_total{profile=\"profile\",outcome=\"skipped\",reason=\"expression_failed\"}";
+        assert_eq!(app.metric(profile), Some(count));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -293,6 +312,6 @@ async fn panic_returns_all_permits() {
     let app = App::with(RequestSettings::default(), Some(varied_lookups()));
     for (panics, body) in [(1.0, review("nnn").to_string()), (2.0, large("nnn", 300 * 1024))] {
         assert_eq!(send(&app.router, "/mutate", body).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!((app.metric("pillion_panics_total"), in_use(&app)), (Some(panics), Some(0.0)));
+        assert_eq!((app.metric("pillion_webhook_panics_total"), in_use(&app)), (Some(panics), Some(0.0)));
     }
 }

@@ -168,7 +168,7 @@ async fn stalled_body_is_408() {
     let answer = exchange(&mut stream, text).await;
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("200 ms"), "{answer}");
     assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
-    let series = "pillion_admission_requests_total{endpoint=\"any\",outcome=\"bad_request\"}";
+    let series = "pillion_webhook_requests_total{endpoint=\"any\",outcome=\"bad_request\"}";
     assert_eq!(app.metric(series), Some(1.0));
 }
 

@@ -66,7 +66,7 @@ async fn greedy_address_loses_connections_without_requests() {
     answer.notify_one();
     let done = Answer::read(&mut busy).await;
     assert!(done.body == "done" && !done.closes(), "{done:?}");
-    assert!((server.metric("pillion_connections_given_up_total") - 3.0).abs() < 0.5);
+    assert!((server.metric("pillion_webhook_closed_connections_total{reason=\"evicted\"}") - 3.0).abs() < 0.5);
     assert!((server.handshakes("refused") - 1.0).abs() < 0.5);
 }
 
@@ -159,7 +159,7 @@ async fn client_that_does_not_read_is_cut() {
 
     let began = Instant::now();
     let (silent, asked) = request_without_reading(&server).await;
-    until("the connection is timed out", || server.timed_out("reader") > 0.5).await;
+    until("the connection is timed out", || server.closed("slow_reader") > 0.5).await;
     println!("given up after {:?} and {asked} requests", began.elapsed());
     assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
     until("the connection's permit is free", || server.connections() < 1.5).await;
@@ -168,7 +168,7 @@ async fn client_that_does_not_read_is_cut() {
     sleep(3 * SHORT).await;
     assert_eq!(Answer::read(&mut patient).await.body, "fast");
     assert_eq!(ask(&mut patient, GET_FAST).await.body, "fast");
-    assert!((server.timed_out("reader") - 1.0).abs() < 0.5);
+    assert!((server.closed("slow_reader") - 1.0).abs() < 0.5);
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn slow_reader_gets_whole_response() {
         }
     }
     println!("{read} bytes in {:?}", began.elapsed());
-    assert!(server.timed_out("reader") < 0.5);
+    assert!(server.closed("slow_reader") < 0.5);
 }
 
 #[tokio::test]
@@ -211,13 +211,13 @@ async fn timed_out_connections_are_counted_by_event() {
     let never = Router::new().route("/never", get(async || std::future::pending::<()>().await));
     let server = Running::start(never, settings).await;
     for (text, waiting) in
-        [("GET /never HTT", "head"), ("GET /never HTTP/1.1\r\nHost: x\r\n\r\n", "answer"), ("", "idle")]
+        [("GET /never HTT", "slow_head"), ("GET /never HTTP/1.1\r\nHost: x\r\n\r\n", "slow_request"), ("", "idle")]
     {
         let mut stream = server.http1().await;
         stream.write_all(text.as_bytes()).await.unwrap();
         stream.flush().await.unwrap();
         assert_eq!(read_to_end(&mut stream).await, "", "{waiting}");
-        until(waiting, || (server.timed_out(waiting) - 1.0).abs() < 0.5).await;
+        until(waiting, || (server.closed(waiting) - 1.0).abs() < 0.5).await;
     }
 }
 
@@ -325,7 +325,7 @@ async fn connection_at_end_of_drain_is_answered() {
         last.flush().await.unwrap();
         asked.notified().await;
         server.drain.cancel();
-        until("the server is draining", || server.metric("pillion_draining") > 0.5).await;
+        until("the server is draining", || server.metric("pillion_webhook_draining") > 0.5).await;
         // No task of the server runs between these two steps.
         answer.notify_one();
         let late = std::net::TcpStream::connect(server.address).unwrap();
@@ -377,7 +377,7 @@ async fn disconnected_client_leaves_nothing_behind() {
         drop(stream);
     }
     until("the connections are gone", || server.connections() < 0.5).await;
-    assert_eq!(app.metric("pillion_inflight"), Some(0.0));
-    assert_eq!(app.metric("pillion_body_bytes"), Some(0.0));
-    assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
+    assert_eq!(app.metric("pillion_webhook_inflight_requests"), Some(0.0));
+    assert_eq!(app.metric("pillion_webhook_body_memory_bytes"), Some(0.0));
+    assert_eq!(app.metric("pillion_webhook_panics_total"), Some(0.0));
 }

@@ -14,8 +14,8 @@ use tokio_rustls::client::TlsStream;
 use crate::http2::{DATA, END_HEADERS, HEADERS, Raw, frame, header};
 use crate::support::{Answer, App, PATIENCE, Running, ask, connect, post, read_to_end, review_text, until};
 
-const UNFINISHED: &str = "pillion_unfinished_bodies";
-const SHED: &str = "pillion_shed_total{reason=\"unfinished\"}";
+const UNFINISHED: &str = "pillion_webhook_incomplete_bodies";
+const SHED: &str = "pillion_webhook_shed_requests_total{reason=\"incomplete_body\"}";
 
 type Stream = TlsStream<TcpStream>;
 
@@ -108,7 +108,11 @@ async fn stalled_http1_bodies_cost_others_nothing() {
         streams.push(stalled(&server, [127, 0, 0, 2]).await);
     }
     until("the bound is reached", || app.metric(UNFINISHED) == Some(256.0)).await;
-    assert_eq!(app.metric("pillion_inflight"), Some(0.0), "an unfinished body takes no request permit");
+    assert_eq!(
+        app.metric("pillion_webhook_inflight_requests"),
+        Some(0.0),
+        "an unfinished body takes no request permit"
+    );
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     // Clients behind the same address are answered too: all clients may share a load balancer.
     assert_others_are_answered(&server, [127, 0, 0, 2], 12).await;
@@ -138,7 +142,7 @@ async fn stalled_http2_streams_cost_others_nothing() {
         connections.push(raw);
     }
     until("all but the newest were shed", || app.metric(SHED) == Some(9.0 * 128.0 - 256.0)).await;
-    assert_eq!((app.metric(UNFINISHED), app.metric("pillion_inflight")), (Some(256.0), Some(0.0)));
+    assert_eq!((app.metric(UNFINISHED), app.metric("pillion_webhook_inflight_requests")), (Some(256.0), Some(0.0)));
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
     // The oldest stream was answered, and its connection goes on.
     assert!(connections[0].answered(1).await);
@@ -171,7 +175,7 @@ async fn unfinished_requests_block_no_client() {
     }
     until("all bodies are registered", || app.metric(UNFINISHED) == Some(16.0)).await;
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
-    assert!(server.metric("pillion_connections_given_up_total") > 0.5);
+    assert!(server.metric("pillion_webhook_closed_connections_total{reason=\"evicted\"}") > 0.5);
 }
 
 #[tokio::test]
@@ -216,14 +220,15 @@ async fn complete_bodies_take_memory_of_stalled_ones() {
         send_all_but_the_last_byte(&mut stream, &body).await;
         streams.push(stream);
         until("the body was read, or one was shed", || {
-            let shed = app.metric("pillion_shed_total{reason=\"no_memory\"}").unwrap();
+            let shed = app.metric("pillion_webhook_shed_requests_total{reason=\"no_memory\"}").unwrap();
             app.metric(UNFINISHED).unwrap() + shed > f64::from(number) + 0.5
         })
         .await;
     }
-    until("the memory is in use", || app.metric("pillion_body_bytes") > Some(0.8 * 1024.0 * 1024.0)).await;
+    until("the memory is in use", || app.metric("pillion_webhook_body_memory_bytes") > Some(0.8 * 1024.0 * 1024.0))
+        .await;
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
-    assert!(app.metric("pillion_body_bytes") <= Some(1024.0 * 1024.0));
+    assert!(app.metric("pillion_webhook_body_memory_bytes") <= Some(1024.0 * 1024.0));
     // A larger body evicts several stalled bodies.
     let mut stream = tls_from(&server, [127, 0, 0, 1], "http/1.1").await;
     let large = format!("{}{}", review_text(), " ".repeat(120 * 1024));

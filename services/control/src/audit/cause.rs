@@ -2,11 +2,9 @@
 
 use std::fmt;
 
-use crate::labels::labelled;
-
-labelled! {
+pillion_api::labelled! {
     /// A difference between a pod's record and a profile. The states are label values of a metric.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[derive(Hash, PartialOrd, Ord)]
     pub enum State {
         /// The profile matches the pod, and the pod's record does not list it.
         Missing => "missing",
@@ -17,9 +15,9 @@ labelled! {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// The cause of a difference. The causes are label values of a metric.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[derive(Hash, PartialOrd, Ord)]
     pub enum Cause {
         /// The pod was created before the namespace was opted in, or so soon after that the opt-in had no effect yet.
         BeforeOptIn => "before_opt_in",

@@ -1,5 +1,5 @@
-//! Exposes the last report as metrics. All labels have fixed sets of values, except the namespace. The number of
-//! namespaces with series is limited, and is zero by default.
+//! Exposes the last report as metrics. All labels have fixed sets of values, except the names of tenants and profiles.
+//! The number of names with series is limited.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::cause::{Cause, State};
-use super::report::{Report, Standings};
+use super::report::{ProfileAudit, Report, Standings};
 
 /// The last report, and the number of requests for pods. Published as metrics.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +22,8 @@ pub struct AuditMetrics(Arc<MetricsState>);
 #[derive(Debug, Default)]
 struct MetricsState {
     report: ArcSwap<Report>,
-    max_namespaces: usize,
+    max_tenants: usize,
+    max_profiles: usize,
     /// Number of successful requests for pods, and number of failed ones.
     requests: [AtomicU64; 2],
 }
@@ -32,11 +33,11 @@ struct MetricsState {
 struct AuditCollector(AuditMetrics);
 
 impl AuditMetrics {
-    /// Registers the metrics. At most `max_namespaces` namespaces have series of their own: those with the most
-    /// findings. All others are counted together as `_other`.
+    /// Registers the metrics. At most `max_tenants` namespaces and `max_profiles` profiles have series of their own:
+    /// those with the most findings. All others are counted together as `_other`.
     #[must_use]
-    pub fn register(registry: &mut Registry, max_namespaces: usize) -> Self {
-        let metrics = Self(Arc::new(MetricsState { max_namespaces, ..MetricsState::default() }));
+    pub fn register(registry: &mut Registry, max_tenants: usize, max_profiles: usize) -> Self {
+        let metrics = Self(Arc::new(MetricsState { max_tenants, max_profiles, ..MetricsState::default() }));
         registry
             .sub_registry_with_prefix("pillion_controller")
             .register_collector(Box::new(AuditCollector(metrics.clone())));
@@ -64,7 +65,7 @@ fn standings(pods: &Standings) -> [(&'static str, u64); 8] {
         ("undecided", undecided),
         ("injected", injected),
         ("opted_out", opted_out),
-        ("not_asked", not_asked),
+        ("not_requested", not_asked),
     ]
 }
 
@@ -74,54 +75,77 @@ fn gauge(count: u64) -> ConstGauge<i64> {
 
 impl Collector for AuditCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let MetricsState { report, max_namespaces, requests } = &*self.0.0;
+        let MetricsState { report, max_tenants, max_profiles, requests } = &*self.0.0;
         let report = report.load();
-        let help = "Whether the audit has seen all pods of opted-in namespaces, and none waits to be looked at";
+        let help = "1 once the audit has checked all pods of opted-in namespaces, and none is pending";
         let metric = encoder.encode_descriptor("audit_complete", help, None, MetricType::Gauge)?;
         ConstGauge::new(i64::from(report.is_complete)).encode(metric)?;
 
-        let help = "Pods of opted-in namespaces, by what the audit found of them";
+        let help = "Pods of opted-in namespaces, by result of the audit";
         let mut metric = encoder.encode_descriptor("audit_pods", help, None, MetricType::Gauge)?;
         for (state, count) in standings(&report.pods) {
             gauge(count).encode(metric.encode_family(&[("state", state)])?)?;
         }
 
-        let help = "Pods and profiles that do not agree, by what is wrong and why";
+        let help = "Differences between pods and their profiles, by kind of difference and likely reason";
         let mut metric = encoder.encode_descriptor("audit_findings", help, None, MetricType::Gauge)?;
         for state in State::ALL {
             for cause in Cause::ALL {
-                let labels = [("state", state.as_str()), ("cause", cause.as_str())];
+                let labels = [("state", state.as_str()), ("reason", cause.as_str())];
                 gauge(report.count(state, cause)).encode(metric.encode_family(&labels)?)?;
             }
         }
 
-        let help = "Requests of the audit for whole pods, by how they ended";
+        let help = "Requests of the audit for whole pods, by result";
         let mut metric = encoder.encode_descriptor("audit_requests", help, None, MetricType::Counter)?;
         for (result, count) in ["answered", "failed"].into_iter().zip(requests) {
             let count = prometheus_client::metrics::counter::ConstCounter::new(count.load(Ordering::Relaxed));
             count.encode(metric.encode_family(&[("result", result)])?)?;
         }
 
-        if *max_namespaces > 0 {
-            let help = "Pods with a finding of the audit, by namespace";
-            let mut metric = encoder.encode_descriptor("audit_namespace_pods", help, None, MetricType::Gauge)?;
-            for (namespace, count) in largest(&report, *max_namespaces) {
-                gauge(count).encode(metric.encode_family(&[("namespace", namespace)])?)?;
-            }
-        }
-        Ok(())
+        let tenants = report.namespaces.iter().map(|(name, counts)| (&**name, *counts));
+        let help = "Differences between the pods of a tenant and their profiles, by kind of difference";
+        write_largest(&mut encoder, ("audit_tenant_findings", help, "tenant"), tenants, *max_tenants)?;
+
+        let counts = |audit: &ProfileAudit| [audit.missing, audit.outdated, audit.surplus];
+        let profiles = report.profiles.iter().map(|(name, audit)| (&**name, counts(audit)));
+        let help = "Differences between a profile and pods, by kind of difference";
+        write_largest(&mut encoder, ("audit_profile_findings", help, "profile"), profiles, *max_profiles)
     }
 }
 
-/// Returns the `max` namespaces with the most findings, with their counts. Adds the sum of all other namespaces as
-/// `_other`.
-fn largest(report: &Report, max: usize) -> Vec<(&str, u64)> {
-    let mut all: Vec<_> = report.namespaces.iter().map(|(name, count)| (&**name, *count)).collect();
-    all.sort_by(|(one, first), (other, second)| second.cmp(first).then(one.cmp(other)));
-    let others = all.split_off(all.len().min(max));
-    if !others.is_empty() {
-        all.push(("_other", others.iter().map(|(_, count)| count).sum()));
+/// Numbers of findings, in the order of [`State::ALL`].
+type StateCounts = [u64; State::ALL.len()];
+
+/// Writes a metric with the findings of the `max` names that have most, and with the sum of all others as `_other`.
+fn write_largest<'r>(
+    encoder: &mut DescriptorEncoder<'_>,
+    (metric, help, label): (&'static str, &'static str, &'static str),
+    names: impl Iterator<Item = (&'r str, StateCounts)>,
+    max: usize,
+) -> Result<(), fmt::Error> {
+    let mut metric = encoder.encode_descriptor(metric, help, None, MetricType::Gauge)?;
+    for (name, counts) in largest(names, max) {
+        for (state, count) in State::ALL.into_iter().zip(counts) {
+            gauge(count).encode(metric.encode_family(&[(label, name), ("state", state.as_str())])?)?;
+        }
     }
+    Ok(())
+}
+
+/// Returns the `max` names with the most findings, and the sum of all others as `_other`.
+fn largest<'r>(names: impl Iterator<Item = (&'r str, StateCounts)>, max: usize) -> Vec<(&'r str, StateCounts)> {
+    let mut all: Vec<_> = names.collect();
+    let total = |counts: &StateCounts| counts.iter().sum::<u64>();
+    all.sort_by(|(one, first), (other, second)| total(second).cmp(&total(first)).then(one.cmp(other)));
+    let others = all.split_off(all.len().min(max));
+    let mut sum = StateCounts::default();
+    for (_, counts) in others {
+        for (sum, count) in sum.iter_mut().zip(counts) {
+            *sum += count;
+        }
+    }
+    all.push(("_other", sum));
     all
 }
 
@@ -131,29 +155,35 @@ mod tests {
     use crate::labels::exposition;
 
     #[test]
-    fn series_exist_from_start_with_bounded_namespaces() {
+    fn series_exist_from_start_with_bounded_names() {
         let mut registry = Registry::default();
-        let metrics = AuditMetrics::register(&mut registry, 2);
+        let metrics = AuditMetrics::register(&mut registry, 2, 1);
         let empty = exposition(&registry);
         assert_eq!(empty.matches("pillion_controller_audit_findings{").count(), 27, "{empty}");
         assert!(empty.contains("pillion_controller_audit_complete 0"), "{empty}");
 
         let mut report = Report { is_complete: true, ..Report::default() };
         report.counts[State::Missing as usize][Cause::WebhookAway as usize] = 7;
-        report.namespaces = [("a", 1), ("b", 3), ("c", 2), ("d", 1)].map(|(name, count)| (name.into(), count)).into();
+        report.namespaces =
+            [("a", 1), ("b", 3), ("c", 2), ("d", 1)].map(|(name, count)| (name.into(), [count, 0, 1])).into();
+        let profile = |missing, outdated| ProfileAudit { missing, outdated, ..ProfileAudit::default() };
+        report.profiles = [("logger".into(), profile(1, 1)), ("proxy".into(), profile(3, 0))].into();
         metrics.publish(Arc::new(report));
         metrics.requested(true);
         let text = exposition(&registry);
         for line in [
             "pillion_controller_audit_complete 1",
-            "pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 7",
-            "pillion_controller_audit_findings{state=\"outdated\",cause=\"unknown\"} 0",
-            "pillion_controller_audit_namespace_pods{namespace=\"b\"} 3",
-            "pillion_controller_audit_namespace_pods{namespace=\"_other\"} 2",
+            "pillion_controller_audit_findings{state=\"missing\",reason=\"webhook_away\"} 7",
+            "pillion_controller_audit_findings{state=\"outdated\",reason=\"unknown\"} 0",
+            "pillion_controller_audit_tenant_findings{tenant=\"b\",state=\"missing\"} 3",
+            "pillion_controller_audit_tenant_findings{tenant=\"_other\",state=\"missing\"} 2",
+            "pillion_controller_audit_tenant_findings{tenant=\"_other\",state=\"surplus\"} 2",
+            "pillion_controller_audit_profile_findings{profile=\"proxy\",state=\"missing\"} 3",
+            "pillion_controller_audit_profile_findings{profile=\"_other\",state=\"outdated\"} 1",
             "pillion_controller_audit_requests_total{result=\"answered\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
-        assert!(!text.contains("namespace=\"a\""), "{text}");
+        assert!(!text.contains("tenant=\"a\""), "{text}");
     }
 }

@@ -83,8 +83,8 @@ pub struct Report {
     pub pods: Standings,
     /// Number of findings by state and cause, in the order of [`State::ALL`] and [`Cause::ALL`].
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
-    /// Number of pods with a finding, by namespace.
-    pub namespaces: BTreeMap<Box<str>, u64>,
+    /// Number of findings by namespace, in the order of [`State::ALL`].
+    pub namespaces: BTreeMap<Box<str>, [u64; State::ALL.len()]>,
     /// Number of pods by profile, for all active profiles and all profiles in findings.
     pub profiles: BTreeMap<Box<str>, ProfileAudit>,
     /// The first findings, sorted by namespace and pod.
@@ -163,7 +163,12 @@ impl<'a> Reporter<'a> {
         if comparison.wrong.is_empty() {
             return;
         }
-        *self.report.namespaces.entry(namespace.0.into()).or_default() += 1;
+        let of_namespace = self.report.namespaces.entry(namespace.0.into()).or_default();
+        for (_, state, ..) in &comparison.wrong {
+            if let Some(count) = of_namespace.get_mut(*state as usize) {
+                *count += 1;
+            }
+        }
         let wrong = comparison.wrong.clone();
         for (profile, state, want, has) in wrong {
             let circumstances = self.circumstances(namespace, since, pod, &profile, state);

@@ -90,11 +90,9 @@ impl ClockMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
-        let text =
-            "How far this clock is ahead of the API server's, negative if it is behind; the median of the last answers";
+        let text = "Time by which this clock is ahead of the API server's: the median of the last responses";
         registry.register_with_unit("clock_difference", text, Unit::Seconds, metrics.difference.clone());
-        let text =
-            "Whether this clock and the API server's agree. While they do not, or nobody knows, no certificate is made";
+        let text = "1 if this clock and the API server's agree. Otherwise no certificate is created";
         registry.register("clock_agrees", text, metrics.agrees.clone());
         metrics
     }

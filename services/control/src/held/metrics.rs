@@ -5,13 +5,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::labels::{Label, labelled};
+use crate::labels::Label;
 
 use super::pod::OwnerKind;
 
-labelled! {
+pillion_api::labelled! {
     /// The state of the policies of `held` namespaces.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Policies {
         /// The policies are in their desired state.
         InPlace => "in_place",
@@ -24,14 +23,13 @@ labelled! {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// Result of a step for a waiting pod.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Released {
         /// The pod was deleted, so that its owner creates a new one.
         Recreated => "recreated",
         /// The scheduling gate was removed, so the pod runs without injection.
-        GateRemoved => "let_go",
+        GateRemoved => "gate_removed",
         /// An Event was recorded, since no owner would create a new pod.
         Reported => "reported",
         /// The pod had changed or was deleted, so nothing was done.
@@ -59,22 +57,22 @@ impl HeldMetrics {
         let repairs = Counter::default();
         registry.register(
             "pillion_controller_held_policies",
-            "Whether the policies of held namespaces are in this state: 1 for one of them",
+            "1 for the state of the admission policies of held namespaces",
             policies.clone(),
         );
         registry.register(
             "pillion_controller_held_policy_repairs",
-            "Policies of held namespaces that were written since they were not as they ought to be",
+            "Drifted admission policies of held namespaces that were corrected",
             repairs.clone(),
         );
         registry.register(
             "pillion_controller_held_pods",
-            "Pods that wait by the gate of held namespaces, by the kind of their owner",
+            "Pods that wait at the scheduling gate of held namespaces, by kind of their owner",
             waiting.clone(),
         );
         registry.register(
-            "pillion_controller_held_pods_released",
-            "What was done about pods that wait by the gate of held namespaces",
+            "pillion_controller_held_pods_handled",
+            "Waiting pods of held namespaces that the controller handled, by result",
             released.clone(),
         );
         Self {

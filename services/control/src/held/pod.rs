@@ -11,8 +11,6 @@ use kube::Resource;
 use pillion_api::names::INJECTION_GATE;
 use serde::Deserialize;
 
-use crate::labels::labelled;
-
 /// The finalizer with which the Job controller makes sure that it counts each pod of a Job.
 pub(crate) const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
 
@@ -86,9 +84,9 @@ impl StoredPod {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// The kind of a pod's controlling owner, which may create a new pod when this one is deleted.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[derive(Hash, PartialOrd, Ord)]
     pub enum OwnerKind {
         /// A `ReplicaSet`, most often a Deployment's.
         ReplicaSet => "replicaset",
@@ -103,7 +101,7 @@ labelled! {
         /// Another kind, whose reaction to a deleted pod is unknown.
         Other => "other",
         /// The pod has no controlling owner.
-        Nobody => "nobody",
+        Nobody => "none",
     }
 }
 

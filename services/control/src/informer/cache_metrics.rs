@@ -27,11 +27,10 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 use tower::service_fn;
 
-use crate::labels::{Label, LabelPair, labelled};
+use crate::labels::{Label, LabelPair};
 
-labelled! {
+pillion_api::labelled! {
     /// The watched resource.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum WatchedKind {
         /// Cluster profiles.
         ClusterProfiles => "clusterinjectionprofiles",
@@ -42,9 +41,8 @@ labelled! {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// Why a watch was interrupted.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum InterruptionReason {
         /// The resource version is too old for the API server (HTTP 410): all objects are listed again.
         Expired => "expired",
@@ -69,7 +67,7 @@ pub struct CacheMetrics {
     objects: Family<Label, Gauge>,
     restarts: Family<LabelPair, Counter>,
     lists: Family<Label, Counter>,
-    generation: Gauge,
+    snapshots: Counter,
 }
 
 /// Time of the API server's last response.
@@ -116,21 +114,20 @@ impl InterruptionReason {
 }
 
 impl CacheMetrics {
-    /// Creates the metrics and registers them with the prefix `pillion`.
+    /// Creates the metrics and registers them with the prefix `pillion_webhook`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let registry = registry.sub_registry_with_prefix("pillion");
-        let text = "Whether all objects of a kind were listed at least once";
+        let registry = registry.sub_registry_with_prefix("pillion_webhook");
+        let text = "1 once all objects of this kind were listed";
         registry.register("cache_synced", text, metrics.synced.clone());
-        let text = "Objects that are known by watching, by kind";
+        let text = "Watched objects, by kind";
         registry.register("cache_objects", text, metrics.objects.clone());
-        let text = "How often a watch was cut off, by kind and reason. It goes on where it was, or lists all anew if it \
-                    expired";
+        let text = "Interruptions of a watch, by kind and reason. After an interruption by expiry, all objects are listed again";
         registry.register("watch_restarts", text, metrics.restarts.clone());
-        let text = "How often all objects of a kind were asked for, by kind: at the start, and after a watch expired";
+        let text = "Lists of all objects of a kind: at the start, and after a watch expired";
         registry.register("cache_lists", text, metrics.lists.clone());
-        let text = "How many snapshots of profiles and namespaces were published";
-        registry.register("snapshot_generation", text, metrics.generation.clone());
+        let text = "Snapshots of profiles and namespaces that were activated";
+        registry.register("snapshots", text, metrics.snapshots.clone());
         registry.register_collector(Box::new(StalenessCollector(metrics.last_response.clone())));
         // Create all series at the start, so that their rates include the first event.
         for kind in WatchedKind::ALL {
@@ -162,7 +159,7 @@ impl CacheMetrics {
     }
 
     pub(crate) fn published(&self) {
-        self.generation.inc();
+        self.snapshots.inc();
     }
 
     fn restart(&self, kind: WatchedKind, reason: InterruptionReason) -> Counter {
@@ -204,8 +201,7 @@ impl fmt::Debug for LastResponse {
 
 impl Collector for StalenessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let text =
-            "Time since the API server was last heard of by the watch of a kind: an event, a bookmark, an answer";
+        let text = "Time since the API server last sent anything to the watch of this kind";
         let mut family = encoder.encode_descriptor("cache_staleness", text, Some(&Unit::Seconds), MetricType::Gauge)?;
         for (kind, last_response) in WatchedKind::ALL.iter().zip(&self.0) {
             let label = kind.label();
@@ -251,18 +247,18 @@ mod tests {
         metrics.published();
         let text = crate::labels::exposition(&registry);
         for line in [
-            "pillion_cache_synced{kind=\"namespaces\"} 1",
-            "pillion_cache_synced{kind=\"injectionprofiles\"} 0",
-            "pillion_cache_objects{kind=\"namespaces\"} 7",
-            "pillion_watch_restarts_total{kind=\"injectionprofiles\",reason=\"expired\"} 1",
-            "pillion_watch_restarts_total{kind=\"clusterinjectionprofiles\",reason=\"disconnected\"} 0",
-            "pillion_snapshot_generation 1",
-            "pillion_cache_lists_total{kind=\"namespaces\"} 0",
-            "pillion_cache_staleness_seconds{kind=\"namespaces\"} 0",
+            "pillion_webhook_cache_synced{kind=\"namespaces\"} 1",
+            "pillion_webhook_cache_synced{kind=\"injectionprofiles\"} 0",
+            "pillion_webhook_cache_objects{kind=\"namespaces\"} 7",
+            "pillion_webhook_watch_restarts_total{kind=\"injectionprofiles\",reason=\"expired\"} 1",
+            "pillion_webhook_watch_restarts_total{kind=\"clusterinjectionprofiles\",reason=\"disconnected\"} 0",
+            "pillion_webhook_snapshots_total 1",
+            "pillion_webhook_cache_lists_total{kind=\"namespaces\"} 0",
+            "pillion_webhook_cache_staleness_seconds{kind=\"namespaces\"} 0",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        assert_eq!(text.lines().filter(|line| line.starts_with("pillion_watch_restarts_total")).count(), 18);
+        assert_eq!(text.lines().filter(|line| line.starts_with("pillion_webhook_watch_restarts_total")).count(), 18);
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn bounds(answer_limit: Duration) -> Bounds {
 /// The result of a lookup; `None` if the namespace does not exist.
 pub type Fetched = lookup_cache::Fetched<Namespace>;
 
-/// Counts lookups of namespaces, as `pillion_live_lookups`.
+/// Counts lookups of namespaces, as `pillion_webhook_namespace_lookups`.
 pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 
 /// Lookups of single namespaces.
@@ -65,8 +65,8 @@ pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 pub struct NamespaceLookup;
 
 impl LookupKind for NamespaceLookup {
-    const NAME: &'static str = "live_lookups";
-    const HELP: &'static str = "Look-ups of namespaces that the watch had not delivered, by how they ended";
+    const NAME: &'static str = "pillion_webhook_namespace_lookups";
+    const HELP: &'static str = "Lookups of namespaces that the watch had not delivered yet, by result";
     const ALL: &'static [Self] = &[Self];
 
     fn label(self) -> Option<&'static str> {

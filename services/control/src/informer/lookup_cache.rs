@@ -36,7 +36,6 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
-use crate::labels::labelled;
 use crate::throttle::{ClientRates, Rate, Throttle};
 
 /// How long callers wait for a result by default. This is shorter than the webhook's limit of 300 ms for a lookup, so
@@ -530,9 +529,9 @@ impl<K, V> Expiry<K, Arc<CacheEntry<V>>> for EntryExpiry {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// The result of a lookup.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Hash)]
     pub enum LookupResult {
         /// The result was cached, or a request for the object was already running.
         Hit => "hit",
@@ -559,14 +558,14 @@ labelled! {
 
 /// A kind of lookup, with its metric labels.
 pub trait LookupKind: Copy + Send + Sync + 'static {
-    /// The counter's name, without prefix and suffix.
+    /// The counter's name, without the suffix `_total`.
     const NAME: &'static str;
     /// The help text of the counter.
     const HELP: &'static str;
     /// All targets.
     const ALL: &'static [Self];
 
-    /// Returns the value of the metric label `what`; `None` if the kind has only one target.
+    /// Returns the value of the metric label `kind`; `None` if the kind has only one target.
     fn label(self) -> Option<&'static str>;
 }
 
@@ -583,7 +582,7 @@ impl<W: LookupKind> LookupMetrics<W> {
     /// Creates the counters and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let family = Family::<Labels, Counter>::default();
-        registry.sub_registry_with_prefix("pillion").register(W::NAME, W::HELP, family.clone());
+        registry.register(W::NAME, W::HELP, family.clone());
         let metrics = Self { family, about: PhantomData };
         // Create all series at the start, so that their rates include the first event.
         for target in W::ALL {
@@ -599,7 +598,7 @@ impl<W: LookupKind> LookupMetrics<W> {
     }
 
     fn counter(&self, target: W, result: LookupResult) -> Counter {
-        let target = target.label().map(|target| ("what", target));
+        let target = target.label().map(|target| ("kind", target));
         self.family.get_or_create_owned(&target.into_iter().chain([("result", result.as_str())]).collect())
     }
 }

@@ -115,9 +115,8 @@ pub enum LookupTarget {
 }
 
 impl LookupKind for LookupTarget {
-    const NAME: &'static str = "lookups";
-    const HELP: &'static str =
-        "Look-ups of service accounts, owners and declared objects for reviews, by how they ended";
+    const NAME: &'static str = "pillion_lookups";
+    const HELP: &'static str = "Lookups of objects that profiles read, by kind of the object and result";
     const ALL: &'static [Self] = &[Self::ServiceAccount, Self::Owner, Self::Object];
 
     fn label(self) -> Option<&'static str> {

@@ -26,7 +26,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use self::decide::Loss;
-use crate::labels::{Label, labelled};
+use crate::labels::Label;
 
 pub use elector::{Claim, Elector};
 
@@ -85,9 +85,8 @@ impl Settings {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// The purpose of a request to the API server.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum LeaseOperation {
         /// Reading the Lease, or watching it.
         Read => "read",
@@ -100,9 +99,8 @@ labelled! {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// Why a term ended.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum TermEnd {
         /// The process shuts down.
         Stopped => "stopped",
@@ -138,14 +136,12 @@ impl LeaseMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
-        registry.register("leader", "Whether this controller leads", metrics.leader.clone());
-        let text = "How often this controller became the leader";
+        registry.register("leader", "1 if this controller is the leader", metrics.leader.clone());
+        let text = "Terms that this controller began as the leader";
         registry.register("leaderships", text, metrics.began.clone());
-        let text = "How often this controller ceased to be the leader, by reason: asked to end, no write of the Lease in \
-                    time, taken by another, its tasks ended";
+        let text = "Terms of this controller that ended, by reason";
         registry.register("leaderships_ended", text, metrics.ended.clone());
-        let text = "Requests for the Lease that failed, by what they were for; conflicts, which are how an election is \
-                    lost, among them";
+        let text = "Failed requests for the Lease, by operation. A lost election counts as one, since it is a conflict";
         registry.register("lease_errors", text, metrics.errors.clone());
         for operation in LeaseOperation::ALL {
             drop(metrics.errors.get_or_create_owned(&[("operation", operation.as_str())]));

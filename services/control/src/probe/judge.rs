@@ -19,7 +19,6 @@ use tokio_rustls::TlsConnector;
 use crate::certificates::authority::judge::{is_valid_at, verify};
 use crate::certificates::authority::validity;
 use crate::certificates::rotation::Generation;
-use crate::labels::labelled;
 use crate::release::Release;
 
 /// A CA of the rotation's record.
@@ -95,7 +94,8 @@ pub struct Judgement {
 
 impl Verdict {
     /// The labels of all verdicts.
-    pub(crate) const LABELS: [&str; 7] = ["newest", "older", "trusted", "stranger", "expiring", "unfit", "unreachable"];
+    pub(crate) const LABELS: [&str; 7] =
+        ["newest", "older", "trusted", "untrusted", "expiring", "invalid", "unreachable"];
 
     /// The verdict as a metric label.
     #[must_use]
@@ -104,9 +104,9 @@ impl Verdict {
             Self::Newest => "newest",
             Self::Older(_) => "older",
             Self::Trusted => "trusted",
-            Self::Untrusted => "stranger",
+            Self::Untrusted => "untrusted",
             Self::Invalid(Defect::Expiring) => "expiring",
-            Self::Invalid(_) => "unfit",
+            Self::Invalid(_) => "invalid",
             Self::Unreachable(_) => "unreachable",
         }
     }
@@ -233,9 +233,9 @@ const fn defect_of(error: &CertificateError) -> Defect {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// Why an endpoint could not be probed.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[derive(PartialOrd, Ord, Hash)]
     pub enum Unreachable {
         /// The endpoint has no IP address, or no port.
         NoAddress => "no_address",

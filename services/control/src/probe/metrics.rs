@@ -1,24 +1,17 @@
 //! Metrics of the probes of endpoints.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use jiff::Timestamp;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::{Probed, Verdict};
 use crate::certificates::rotation::Endpoints;
-use crate::labels::{Label, labelled};
+use crate::labels::Label;
 
-labelled! {
+pillion_api::labelled! {
     /// The result of a round.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RoundResult {
         /// Every endpoint serves a valid certificate of the newest CA, or of another trusted issuer.
         Passed => "passed",
@@ -35,75 +28,56 @@ pub struct ProbeMetrics {
     endpoints: Family<Label, Gauge>,
     rounds: Family<Label, Counter>,
     passed: Gauge,
-    expiry: Expiry,
+    /// The earliest end of an endpoint's certificate, as Unix time; 0 if unknown.
+    not_after: Gauge,
 }
-
-/// The earliest end of an endpoint's certificate. The time left is computed when metrics are scraped.
-#[derive(Clone, Debug, Default)]
-struct Expiry(Arc<Mutex<Option<Timestamp>>>);
 
 impl ProbeMetrics {
     /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
-        let text = "Endpoints of the webhook by what the last round of TLS probes found: a leaf of the newest authority, of \
-                    an older one, one that is trusted though nobody of ours signed it, of a stranger, one that ends soon, \
-                    one that will not do, or no answer";
+        let text = "Endpoints of the webhook, by the state of their certificate in the last round of probes";
         registry.register("endpoints", text, metrics.endpoints.clone());
-        let text = "Rounds of TLS probes of all endpoints, by outcome: passed if each serves a leaf that will do";
+        let text =
+            "Rounds of probes of all endpoints, by result. A round passes if every certificate is valid and trusted";
         registry.register("probe_rounds", text, metrics.rounds.clone());
-        let text = "Rounds in a row that found every endpoint with a leaf of the newest authority";
-        registry.register("probe_rounds_in_a_row", text, metrics.passed.clone());
-        registry.register_collector(Box::new(metrics.expiry.clone()));
+        let text = "Latest rounds in a row in which every endpoint served a certificate of the newest CA";
+        registry.register("probe_consecutive_passes", text, metrics.passed.clone());
+        let text = "Earliest end of a certificate that an endpoint serves, as Unix time; 0 if unknown";
+        let name = "endpoint_certificate_not_after_timestamp";
+        registry.register_with_unit(name, text, Unit::Seconds, metrics.not_after.clone());
         metrics.reset();
-        for outcome in RoundResult::ALL {
-            drop(metrics.rounds.get_or_create_owned(&[("outcome", outcome.as_str())]));
+        for result in RoundResult::ALL {
+            drop(metrics.rounds.get_or_create_owned(&[("result", result.as_str())]));
         }
         metrics
     }
 
     /// Records the results of a round, and its summary.
     pub(super) fn record_round(&self, probed: &[Probed], folded: Endpoints) {
-        for result in Verdict::LABELS {
-            let number = probed.iter().filter(|each| each.verdict.as_str() == result).count();
-            self.endpoints.get_or_create_owned(&[("result", result)]).set(i64::try_from(number).unwrap_or(i64::MAX));
+        for state in Verdict::LABELS {
+            let number = probed.iter().filter(|each| each.verdict.as_str() == state).count();
+            self.endpoints.get_or_create_owned(&[("state", state)]).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
         self.passed.set(i64::from(folded.rounds));
-        self.expiry.set(probed.iter().filter_map(|each| each.not_after).min());
+        self.not_after.set(probed.iter().filter_map(|each| each.not_after).min().map_or(0, Timestamp::as_second));
         let good = |each: &Probed| matches!(each.verdict, Verdict::Newest | Verdict::Trusted);
         let passed = !probed.is_empty() && probed.iter().all(good);
         self.count_round(if passed { RoundResult::Passed } else { RoundResult::Failed });
     }
 
-    pub(super) fn count_round(&self, outcome: RoundResult) {
-        self.rounds.get_or_create_owned(&[("outcome", outcome.as_str())]).inc();
+    pub(super) fn count_round(&self, result: RoundResult) {
+        self.rounds.get_or_create_owned(&[("result", result.as_str())]).inc();
     }
 
     /// Resets the results when probing ends.
     pub(super) fn reset(&self) {
-        for result in Verdict::LABELS {
-            self.endpoints.get_or_create_owned(&[("result", result)]).set(0);
+        for state in Verdict::LABELS {
+            self.endpoints.get_or_create_owned(&[("state", state)]).set(0);
         }
         self.passed.set(0);
-        self.expiry.set(None);
-    }
-}
-
-impl Expiry {
-    fn set(&self, time: Option<Timestamp>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = time;
-    }
-}
-
-impl Collector for Expiry {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(time) = *self.0.lock().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
-        let text = "Time until the first leaf that an endpoint serves ends, negative once it has";
-        let seconds = time.duration_since(Timestamp::now()).as_secs_f64();
-        let family =
-            encoder.encode_descriptor("endpoints_earliest_expiry", text, Some(&Unit::Seconds), MetricType::Gauge)?;
-        ConstGauge::new(seconds).encode(family)
+        self.not_after.set(0);
     }
 }
 
@@ -119,7 +93,12 @@ mod tests {
     fn endpoints_are_counted_with_earliest_expiry() {
         let mut registry = Registry::default();
         let metrics = ProbeMetrics::register(&mut registry);
-        assert!(!exposition(&registry).contains("earliest_expiry_seconds "), "no round was run yet");
+        let not_after = || {
+            let page = exposition(&registry);
+            let name = "pillion_controller_endpoint_certificate_not_after_timestamp_seconds ";
+            page.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse::<i64>().unwrap()
+        };
+        assert_eq!(not_after(), 0, "no round was run yet");
         let probed = |verdict, days: u64| Probed {
             endpoint: Endpoint { address: "10.0.0.1".to_owned(), port: Some(1) },
             verdict,
@@ -130,23 +109,19 @@ mod tests {
         metrics.record_round(&all, Endpoints { rounds: 2, ..NO_RESULTS });
         let page = exposition(&registry);
         for line in [
-            "pillion_controller_endpoints{result=\"newest\"} 2",
-            "pillion_controller_endpoints{result=\"stranger\"} 1",
-            "pillion_controller_endpoints{result=\"unreachable\"} 0",
-            "pillion_controller_probe_rounds_total{outcome=\"failed\"} 1",
-            "pillion_controller_probe_rounds_total{outcome=\"passed\"} 0",
-            "pillion_controller_probe_rounds_in_a_row 2",
+            "pillion_controller_endpoints{state=\"newest\"} 2",
+            "pillion_controller_endpoints{state=\"untrusted\"} 1",
+            "pillion_controller_endpoints{state=\"unreachable\"} 0",
+            "pillion_controller_probe_rounds_total{result=\"failed\"} 1",
+            "pillion_controller_probe_rounds_total{result=\"passed\"} 0",
+            "pillion_controller_probe_consecutive_passes 2",
         ] {
             assert!(page.lines().any(|each| each == line), "{line} is not in\n{page}");
         }
-        let left = page
-            .lines()
-            .find_map(|line| line.strip_prefix("pillion_controller_endpoints_earliest_expiry_seconds "))
-            .unwrap();
-        let left: f64 = left.parse().unwrap();
-        assert!((left - 3.0 * 86_400.0).abs() < 60.0, "{left}");
+        let left = not_after() - Timestamp::now().as_second();
+        assert!((left - 3 * 86_400).abs() < 60, "{left}");
 
         metrics.reset();
-        assert!(exposition(&registry).contains("pillion_controller_endpoints{result=\"newest\"} 0"));
+        assert!(exposition(&registry).contains("pillion_controller_endpoints{state=\"newest\"} 0"));
     }
 }

@@ -90,21 +90,21 @@ impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
-        let text = "Profiles whose latest generation was not accepted; what was accepted before is at work, or nothing";
+        let text = "Profiles whose latest generation was rejected. Their last accepted revision is active, or none";
         registry.register("rejected_profiles", text, metrics.rejected.clone());
-        registry.register("revisions_created", "Revisions that were made", metrics.created.clone());
-        registry.register("revisions_deleted", "Revisions that were not kept any longer", metrics.deleted.clone());
-        let text = "Writes of the status of profiles, by how they ended";
+        registry.register("revisions_created", "Revisions that were created", metrics.created.clone());
+        registry.register("revisions_deleted", "Old revisions that were deleted", metrics.deleted.clone());
+        let text = "Writes of the status of profiles, by result";
         registry.register("profile_status_writes", text, metrics.writes.clone());
-        let text = "Events that were not told, because there were too many or the API server did not take them";
+        let text = "Kubernetes Events that were dropped: too many, or rejected by the API server";
         registry.register("events_dropped", text, metrics.events_dropped.clone());
-        for outcome in ["written", "conflict", "failed"] {
-            drop(metrics.write(outcome));
+        for result in ["written", "conflict", "failed"] {
+            drop(metrics.write(result));
         }
         metrics
     }
 
-    fn write(&self, outcome: &'static str) -> Counter {
-        self.writes.get_or_create_owned(&[("outcome", outcome)])
+    fn write(&self, result: &'static str) -> Counter {
+        self.writes.get_or_create_owned(&[("result", result)])
     }
 }

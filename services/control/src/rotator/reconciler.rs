@@ -306,7 +306,7 @@ impl Reconciler {
         let Some(result) = self.check.result(responses, Instant::now()) else { return };
         self.check = ConnectivityCheck::Over;
         let Propagation { proven, behind, silent } = responses;
-        self.metrics.count_step("rehearse", if result == CheckResult::Late { "error" } else { "ok" });
+        self.metrics.count_step("check_connectivity", if result == CheckResult::Late { "error" } else { "ok" });
         match result {
             CheckResult::Proven => {
                 info!(
@@ -484,11 +484,11 @@ fn replace<T: PartialEq>(sender: &tokio::sync::watch::Sender<T>, value: T) {
 
 const fn name(step: &Step) -> &'static str {
     match step {
-        Step::NewAuthority { .. } => "new_authority",
+        Step::NewAuthority { .. } => "create_ca",
         Step::Advance(_) => "advance",
         Step::Claim { .. } => "claim",
-        Step::WriteLeaf { .. } => "write_leaf",
-        Step::WriteBundle { .. } => "write_bundle",
+        Step::WriteLeaf { .. } => "write_certificate",
+        Step::WriteBundle { .. } => "write_ca_bundle",
         Step::Wait { .. } => "wait",
     }
 }

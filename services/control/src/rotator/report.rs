@@ -143,7 +143,8 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
 }
 
 /// The metric labels of the rotation's writes and of the connectivity check, and of their results.
-const STEPS: [&str; 6] = ["new_authority", "advance", "claim", "write_leaf", "write_bundle", "rehearse"];
+const STEPS: [&str; 6] =
+    ["create_ca", "advance", "claim", "write_certificate", "write_ca_bundle", "check_connectivity"];
 const RESULTS: [&str; 3] = ["ok", "conflict", "error"];
 
 /// Metrics of the leader's rotation. A controller that does not lead reports no phase, and its times are 0.
@@ -175,33 +176,25 @@ impl RotatorMetrics {
         }
         for step in STEPS {
             for result in RESULTS {
-                metrics.steps.get_or_create_owned(&[("step", step), ("result", result)]);
+                metrics.steps.get_or_create_owned(&[("operation", step), ("result", result)]);
             }
         }
         let registry = registry.sub_registry_with_prefix("pillion_controller");
-        registry.register("rotation_phase", "1 for the phase that the rotation is in", metrics.phases.clone());
-        registry.register("rotation_blocked", "1 for what the rotation waits for", metrics.blocked.clone());
-        registry.register("rotations_begun", "New authorities, by why they were made", metrics.begun.clone());
-        registry.register("rotation_steps", "Writes of the rotation, by how they ended", metrics.steps.clone());
-        let text = "Epochs in annotations that nobody who rotates wrote, and that were written over";
-        registry.register("rotation_epochs_disbelieved", text, metrics.forged_epochs.clone());
-        let seconds = |registry: &mut Registry, name: &str, help: &str, gauge: &Gauge| {
-            registry.register_with_unit(name, help, Unit::Seconds, gauge.clone());
-        };
-        seconds(registry, "rotation_phase_since", "Since when it is in this phase, as Unix time", &metrics.phase_since);
-        seconds(
-            registry,
-            "authority_not_after",
-            "When the signing authority ends, as Unix time",
-            &metrics.authority_ends,
-        );
-        seconds(
-            registry,
-            "leaf_renewal",
-            "When the replicas' certificate is to be renewed, as Unix time",
-            &metrics.leaf_renewal,
-        );
-        seconds(registry, "rotation_last_look", "When everything was last looked at, as Unix time", &metrics.last_look);
+        registry.register("rotation_phase", "1 for the current phase of the rotation", metrics.phases.clone());
+        registry.register("rotation_blocked", "1 for the reason why the rotation waits", metrics.blocked.clone());
+        registry.register("rotations_started", "Rotations that were started, by reason", metrics.begun.clone());
+        let text = "Writes and connectivity checks of the rotation, by operation and result";
+        registry.register("rotation_operations", text, metrics.steps.clone());
+        let text = "Epochs in annotations that another client wrote, and that the controller replaced";
+        registry.register("rotation_foreign_epochs", text, metrics.forged_epochs.clone());
+        for (name, help, gauge) in [
+            ("rotation_phase_start", "Start of the current phase of the rotation, as Unix time", &metrics.phase_since),
+            ("ca_not_after", "End of the signing CA's validity, as Unix time", &metrics.authority_ends),
+            ("certificate_renewal", "Planned renewal of the serving certificate, as Unix time", &metrics.leaf_renewal),
+            ("rotation_last_reconcile", "Last reconciliation of the rotation, as Unix time", &metrics.last_look),
+        ] {
+            registry.register_with_unit(format!("{name}_timestamp"), help, Unit::Seconds, gauge.clone());
+        }
         metrics
     }
 
@@ -225,7 +218,7 @@ impl RotatorMetrics {
     }
 
     pub(super) fn count_step(&self, step: &'static str, result: &'static str) {
-        self.steps.get_or_create_owned(&[("step", step), ("result", result)]).inc();
+        self.steps.get_or_create_owned(&[("operation", step), ("result", result)]).inc();
     }
 
     pub(super) fn count_forged_epoch(&self) {

@@ -80,15 +80,14 @@ impl CanaryMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
-        let text = "API servers by what the last round of canaries found: proven to trust the newest authority, known not \
-                    to, or silent. They are asked while the bundle changes";
-        registry.register("propagation_api_servers", text, metrics.servers.clone());
-        let text = "Canaries that API servers were asked for, by result";
-        registry.register("canary_requests", text, metrics.asked.clone());
-        let text = "Calls of the canary by API servers that were answered";
-        registry.register("canary_calls", text, metrics.calls.clone());
+        let text = "API servers, by whether the last round of trust probes proved that they trust the newest CA";
+        registry.register("trust_probe_api_servers", text, metrics.servers.clone());
+        let text = "Trust probes of API servers, by result";
+        registry.register("trust_probe_requests", text, metrics.asked.clone());
+        let text = "Calls of API servers for a trust probe that this controller answered";
+        registry.register("trust_probe_calls", text, metrics.calls.clone());
         for result in ServerOutcome::LABELS {
-            drop(metrics.servers.get_or_create_owned(&[("result", result)]));
+            drop(metrics.servers.get_or_create_owned(&[("state", result)]));
             drop(metrics.asked.get_or_create_owned(&[("result", result)]));
         }
         metrics
@@ -110,9 +109,9 @@ impl CanaryMetrics {
 
     pub(super) fn set_servers(&self, found: Propagation) {
         let Propagation { proven, behind, silent } = found;
-        for (result, number) in ServerOutcome::LABELS.into_iter().zip([proven, behind, silent]) {
+        for (state, number) in ServerOutcome::LABELS.into_iter().zip([proven, behind, silent]) {
             let number = i64::try_from(number).unwrap_or(i64::MAX);
-            self.servers.get_or_create_owned(&[("result", result)]).set(number);
+            self.servers.get_or_create_owned(&[("state", state)]).set(number);
         }
     }
 }
@@ -130,12 +129,12 @@ mod tests {
         metrics.set_servers(Propagation { proven: 1, behind: 2, silent: 3 });
         let text = crate::labels::exposition(&registry);
         for line in [
-            "pillion_controller_propagation_api_servers{result=\"proven\"} 1",
-            "pillion_controller_propagation_api_servers{result=\"behind\"} 2",
-            "pillion_controller_propagation_api_servers{result=\"silent\"} 3",
-            "pillion_controller_canary_requests_total{result=\"behind\"} 1",
-            "pillion_controller_canary_requests_total{result=\"proven\"} 0",
-            "pillion_controller_canary_calls_total 1",
+            "pillion_controller_trust_probe_api_servers{state=\"proven\"} 1",
+            "pillion_controller_trust_probe_api_servers{state=\"behind\"} 2",
+            "pillion_controller_trust_probe_api_servers{state=\"silent\"} 3",
+            "pillion_controller_trust_probe_requests_total{result=\"behind\"} 1",
+            "pillion_controller_trust_probe_requests_total{result=\"proven\"} 0",
+            "pillion_controller_trust_probe_calls_total 1",
         ] {
             assert!(text.lines().any(|each| each == line), "{line} is not in\n{text}");
         }

@@ -20,7 +20,6 @@ use super::live::{
     Bundle, ConfigurationKind, ConfigurationView, Live, annotation, entry_manager, epoch, field_manager, written,
 };
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
-use crate::labels::labelled;
 use crate::release::Release;
 
 /// Maximum number of calls for the validations of namespaced profiles. A call is an operation on a resource in one
@@ -179,14 +178,14 @@ pub(super) fn owner(release: &Release) -> String {
 /// How far the annotated time of the last write may be ahead of the controller's clock.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(1);
 
-labelled! {
+pillion_api::labelled! {
     /// A kind of difference.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[derive(PartialOrd, Ord, Hash)]
     pub enum DriftKind {
         /// The whole configuration is missing.
         Missing => "missing",
         /// The configuration exists although no rule needs it.
-        Unwanted => "unwanted",
+        Unwanted => "unexpected",
         /// An entry is missing.
         EntryMissing => "entry_missing",
         /// There is an unknown entry.
@@ -196,9 +195,9 @@ labelled! {
         /// An entry has no bundle, so the API server would trust the system's CAs.
         CaBundleEmpty => "ca_bundle_empty",
         /// An entry's bundle has something besides certificates.
-        CaBundleJunk => "ca_bundle_junk",
+        CaBundleJunk => "ca_bundle_invalid",
         /// An entry's bundle lacks a CA.
-        CaBundleLacking => "ca_bundle_lacking",
+        CaBundleLacking => "ca_bundle_incomplete",
         /// An entry's bundle has a CA that must not be trusted.
         CaBundleForeign => "ca_bundle_foreign",
         /// An entry's bundle has another order or encoding.
@@ -214,7 +213,7 @@ labelled! {
         /// The rules differ.
         Rules => "rules",
         /// Pillion's own labels and annotations differ.
-        Marks => "marks",
+        Marks => "metadata",
     }
 }
 

@@ -14,13 +14,12 @@ use serde_json::Value;
 
 use super::{EPOCH_ANNOTATION, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::certificates::rotation::{self, Configuration, Generation};
-use crate::labels::labelled;
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 
-labelled! {
+pillion_api::labelled! {
     /// The kind of a webhook configuration.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[derive(PartialOrd, Ord, Hash)]
     pub enum ConfigurationKind {
         /// The `MutatingWebhookConfiguration`.
         Mutating => "mutating",

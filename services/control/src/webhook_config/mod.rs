@@ -58,12 +58,12 @@ impl Metrics {
         let repairs = Family::<LabelPair, Counter>::default();
         registry.register(
             "repairs",
-            "Differences that were undone in the webhook configurations, by what was different",
+            "Drift of the webhook configurations that was corrected, by configuration and reason",
             repairs.clone(),
         );
         for which in ConfigurationKind::ALL {
             for kind in DriftKind::ALL {
-                drop(repairs.get_or_create(&[("configuration", which.as_str()), ("drift", kind.as_str())]));
+                drop(repairs.get_or_create(&[("configuration", which.as_str()), ("reason", kind.as_str())]));
             }
         }
         let mut gauge = |name, help| {
@@ -71,18 +71,19 @@ impl Metrics {
             registry.register(name, help, gauge.clone());
             gauge
         };
-        let drifted = gauge("drifted", "1 while a webhook configuration is not as it ought to be");
+        let drifted = gauge("drifted", "1 while a webhook configuration has drifted");
         let contested = gauge(
             "contested",
-            "1 while there were more than five repairs of the webhook configurations in ten minutes: somebody does not give up",
+            "1 after more than five corrections within ten minutes: another client keeps changing the configurations",
         );
-        let disarmed = gauge("disarmed", "1 while a person keeps the webhook configurations away: nobody is injected");
+        let disarmed =
+            gauge("disarmed", "1 while an operator has removed the webhook configurations. No pod is injected");
         Self { repairs, drifted, contested, disarmed }
     }
 
     pub(super) fn repaired(&self, drifts: &[Drift]) {
         for Drift { configuration, kind, .. } in drifts {
-            self.repairs.get_or_create(&[("configuration", configuration.as_str()), ("drift", kind.as_str())]).inc();
+            self.repairs.get_or_create(&[("configuration", configuration.as_str()), ("reason", kind.as_str())]).inc();
         }
     }
 }

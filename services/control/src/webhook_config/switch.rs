@@ -168,7 +168,7 @@ pub fn register(registry: &mut Registry) -> Gauge {
     let gauge = Gauge::default();
     registry.sub_registry_with_prefix("pillion").register(
         "injection_disabled",
-        "1 while the kill switch of the release is set: everything is allowed as it is",
+        "1 while the kill switch disables injection in the whole cluster",
         gauge.clone(),
     );
     gauge

@@ -103,11 +103,11 @@ fn drift_is_classified_by_kind() {
         (|live| bundle(entry(live, "required.pillion.dev"), b"\n"), "mutating:ca_bundle_empty(required.pillion.dev)"),
         (
             |live| bundle(entry(live, "required.pillion.dev"), b"junk"),
-            "mutating:ca_bundle_junk(required.pillion.dev) mutating:ca_bundle_lacking(required.pillion.dev)",
+            "mutating:ca_bundle_invalid(required.pillion.dev) mutating:ca_bundle_incomplete(required.pillion.dev)",
         ),
         (
             |live| bundle(entry(live, "required.pillion.dev"), &pem(&[1])),
-            "mutating:ca_bundle_lacking(required.pillion.dev)",
+            "mutating:ca_bundle_incomplete(required.pillion.dev)",
         ),
         (
             |live| bundle(entry(live, "required.pillion.dev"), &pem(&[1, 2, 200])),
@@ -115,7 +115,7 @@ fn drift_is_classified_by_kind() {
         ),
         (
             |live| bundle(entry(live, "canary.pillion.dev"), &pem(&[200])),
-            "mutating:ca_bundle_lacking(canary.pillion.dev) mutating:ca_bundle_foreign(canary.pillion.dev)",
+            "mutating:ca_bundle_incomplete(canary.pillion.dev) mutating:ca_bundle_foreign(canary.pillion.dev)",
         ),
         (
             |live| bundle(entry(live, "required.pillion.dev"), &pem(&[2, 1])),

@@ -197,7 +197,7 @@ fn probes_follow_changed_requirements() {
         tokio::time::timeout(SOON, found.wait_for(enough(Arc::clone(&second)))).await??;
         let mut page = String::new();
         prometheus_client::encoding::text::encode(&mut page, &registry)?;
-        ensure!(page.contains("pillion_controller_endpoints{result=\"newest\"} 1"), "{page}");
+        ensure!(page.contains("pillion_controller_endpoints{state=\"newest\"} 1"), "{page}");
 
         // An endpoint that does not respond still counts.
         service.set_ready(replica_address(2), true).await?;
@@ -248,8 +248,8 @@ fn reports_certificates_of_other_issuers() {
                 let mut page = String::new();
                 prometheus_client::encoding::text::encode(&mut page, &registry)?;
                 for line in [
-                    format!("pillion_controller_endpoints{{result=\"trusted\"}} {trusted}"),
-                    "pillion_controller_endpoints{result=\"stranger\"} 1".to_owned(),
+                    format!("pillion_controller_endpoints{{state=\"trusted\"}} {trusted}"),
+                    "pillion_controller_endpoints{state=\"untrusted\"} 1".to_owned(),
                 ] {
                     ensure!(page.lines().any(|each| each == line), "{line} is not in\n{page}");
                 }

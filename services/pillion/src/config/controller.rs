@@ -23,6 +23,7 @@ use pillion_control::webhook_config;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::metrics::MetricLimits;
 use super::read::{ApiVersion, Mistake, Overrides, PolicyFile, at_most, opt_in_error};
 use super::settings::{self, Setting};
 use super::units::{Size, Time};
@@ -45,6 +46,7 @@ pub(crate) struct ControllerPolicy {
     pub(crate) certificates: Certificates,
     pub(crate) webhooks: Webhooks,
     pub(crate) profiles: Profiles,
+    pub(crate) metrics: MetricLimits,
     pub(crate) logs: Logs,
 }
 

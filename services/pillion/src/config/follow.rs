@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use pillion_webhook::metrics::PREFIX;
 use pillion_webhook::policy::Policy;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -58,12 +59,12 @@ impl Default for Metrics {
 /// Registers the reload metrics. Without a file they show success.
 pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
     let metrics = file.map(|file| file.metrics.clone()).unwrap_or_default();
-    let registry = registry.sub_registry_with_prefix("pillion");
-    registry.register("config_reloads", "Times that a changed policy file was read, by how that went", metrics.family);
-    let help = "Whether the policy file could be used when it was last read: 1, or 0 and the last good one is at work";
+    let registry = registry.sub_registry_with_prefix(PREFIX);
+    registry.register("config_reloads", "Reloads of a changed policy file, by result", metrics.family);
+    let help = "1 if the last reload of the policy file succeeded. Otherwise the last valid policy is active";
     registry.register("config_last_reload_successful", help, metrics.last_successful);
-    let help = "Whether the policy file says something that takes effect at the next start only: 1 or 0";
-    registry.register("config_restart_needed", help, metrics.restart_needed);
+    let help = "1 if the policy file has changes that need a restart";
+    registry.register("config_restart_required", help, metrics.restart_needed);
 }
 
 /// The receivers of a new policy.

@@ -4,6 +4,7 @@
 //! are handled. An unknown key or a value out of range is rejected with its line.
 //!
 //! * [`webhook`] and [`controller`]: the files as types, with ranges, defaults, meanings, and constraints between keys.
+//! * [`metrics`]: the limits of metrics, in both files.
 //! * [`settings`]: all keys of a file, read from its types. It generates the tables of `docs/configuration.md`.
 //! * [`units`]: durations and sizes.
 //! * [`read`]: reads a file into a policy; flags take precedence.
@@ -11,12 +12,14 @@
 
 mod controller;
 pub(crate) mod follow;
+mod metrics;
 pub(crate) mod read;
 pub(crate) mod settings;
 mod units;
 mod webhook;
 
 pub(crate) use self::controller::ControllerPolicy;
+pub(crate) use self::metrics::MetricLimits;
 pub(crate) use self::read::{ConfigArg, Overrides, PolicyFile};
 pub(crate) use self::units::Time;
 pub(crate) use self::webhook::WebhookPolicy;

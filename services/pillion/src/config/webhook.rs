@@ -9,7 +9,6 @@ use pillion_control::informer::lookups::LookupSettings;
 use pillion_engine::limits::Guardrails;
 use pillion_json::OwnedTape;
 use pillion_webhook::admission::RequestSettings;
-use pillion_webhook::metrics::MetricsSettings;
 use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::policy::Policy;
 use pillion_webhook::serve::ServerSettings;
@@ -17,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::metrics::MetricLimits;
 use super::read::{ApiVersion, Mistake, Overrides, PolicyFile, at_most, opt_in_error};
 use super::settings::{self, Setting};
 use super::units::{Size, Time};
@@ -46,7 +46,7 @@ pub(crate) struct WebhookPolicy {
     pub(crate) overload: Overload,
     pub(crate) connections: Connections,
     pub(crate) look_ups: LookUps,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: MetricLimits,
     #[schemars(extend("reloaded" = true))]
     pub(crate) logs: Logs,
     #[schemars(extend("reloaded" = true))]
@@ -194,24 +194,6 @@ pub(crate) struct LookUps {
     pub(crate) max_per_address: u32,
 }
 
-/// Optional metrics.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Metrics {
-    pub(crate) tenants: Tenants,
-}
-
-/// Metrics of requests by namespace.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct Tenants {
-    /// Whether requests are also counted by namespace. It adds four series for each namespace.
-    pub(crate) enabled: bool,
-    /// The number of namespaces that are counted separately. The others are counted together as `_other`.
-    #[schemars(extend("range" = [1, 10_000]))]
-    pub(crate) max: usize,
-}
-
 impl Default for Requests {
     fn default() -> Self {
         let requests = RequestSettings::default();
@@ -254,13 +236,6 @@ impl Default for LookUps {
             memory: Size(usize::try_from(lookups.memory).unwrap_or(usize::MAX)),
             max_per_address: lookups.a_second_per_client,
         }
-    }
-}
-
-impl Default for Tenants {
-    fn default() -> Self {
-        let tenants = MetricsSettings::default().tenants;
-        Self { enabled: tenants.enabled, max: tenants.max_namespaces }
     }
 }
 
@@ -354,14 +329,6 @@ impl WebhookPolicy {
         // A little less than the request's own timeout, so that the request learns how each lookup ended.
         let answer_limit = self.requests.look_up_timeout.0 * 5 / 6;
         LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory, a_second_per_client }
-    }
-
-    /// Returns the settings of optional metrics.
-    pub(crate) fn metrics_settings(&self) -> MetricsSettings {
-        let mut settings = MetricsSettings::default();
-        settings.tenants.enabled = self.metrics.tenants.enabled;
-        settings.tenants.max_namespaces = self.metrics.tenants.max;
-        settings
     }
 
     /// Returns the policy for deciding requests.

@@ -12,7 +12,7 @@ use pillion_control::Release;
 use pillion_control::lease::{Elector, LeaseMetrics};
 use pillion_control::trust_probe::{self, Canary};
 use pillion_webhook::health::Readiness;
-use pillion_webhook::metrics::Exposition;
+use pillion_webhook::metrics::{Exposition, register_process};
 use prometheus_client::registry::Registry;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -102,9 +102,10 @@ async fn control(
 
     let mut registry = Registry::default();
     let readiness = Readiness::default();
-    readiness.register(&mut registry);
+    register_process(&mut registry, "controller");
+    readiness.register(&mut registry, "pillion_controller");
     let lease = LeaseMetrics::register(&mut registry);
-    let metrics = LeaderMetrics::register(&mut registry);
+    let metrics = LeaderMetrics::register(&mut registry, &policy.metrics);
     let canary = Canary::new(metrics.canary.clone());
     let canary_listener = servers::bind("--canary-listen", args.canary_listen).await?;
     let canary_address = reached_at(canary_listener.local_addr()?, args.pod_ip)?;

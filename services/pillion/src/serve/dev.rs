@@ -141,7 +141,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         readiness: readiness.clone(),
         registry,
         pages: playground.map_or_else(Router::new, Playground::router),
-        measure: start.metrics_settings(),
+        limits: start.metrics.settings(),
         settings,
         requests,
     })

@@ -44,7 +44,7 @@ pub(crate) struct Parts {
     pub(crate) registry: Registry,
     /// Further routes of the operations port.
     pub(crate) pages: Router,
-    pub(crate) measure: MetricsSettings,
+    pub(crate) limits: MetricsSettings,
     pub(crate) settings: ServerSettings,
     pub(crate) requests: RequestSettings,
 }
@@ -68,13 +68,13 @@ impl Servers {
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
-        let Parts { clients, look_ups, policy, switch, mut registry, pages, measure, settings, requests, .. } = parts;
+        let Parts { clients, look_ups, policy, switch, mut registry, pages, limits, settings, requests, .. } = parts;
         let tls = Tls::new(Arc::clone(&certificate), clients).context("TLS cannot be set up")?;
         raise_descriptor_limit(settings.max_connections);
-        let metrics = Arc::new(Metrics::register_with(&mut registry, &measure));
+        let metrics = Arc::new(Metrics::register_with(&mut registry, &limits));
         metrics.register_snapshot(&mut registry, Arc::clone(&snapshot));
         metrics::register_certificate(&mut registry, certificate);
-        readiness.register(&mut registry);
+        readiness.register(&mut registry, metrics::PREFIX);
         let exposition = Exposition::from(registry);
         let connections = metrics.connections.clone();
         let counted = Arc::clone(&metrics);
@@ -224,7 +224,7 @@ mod tests {
             readiness: Readiness::default(),
             registry: Registry::default(),
             pages: Router::new(),
-            measure: MetricsSettings::default(),
+            limits: MetricsSettings::default(),
             settings,
             requests: RequestSettings::default(),
         })

@@ -37,8 +37,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use crate::config::ControllerPolicy;
 use crate::config::follow::Ticks;
+use crate::config::{ControllerPolicy, MetricLimits};
 
 /// How often to check whether the rules of the profiles changed.
 const LOOK: Duration = Duration::from_millis(500);
@@ -60,7 +60,7 @@ pub(crate) struct LeaderMetrics {
 }
 
 impl LeaderMetrics {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry, limits: &MetricLimits) -> Self {
         Self {
             canary: CanaryMetrics::register(registry),
             rotator: RotatorMetrics::register(registry),
@@ -68,7 +68,7 @@ impl LeaderMetrics {
             configuration: webhook_config::Metrics::register(registry),
             clock: ClockMetrics::register(registry),
             held: HeldMetrics::register(registry),
-            audit: AuditMetrics::register(registry, 0),
+            audit: AuditMetrics::register(registry, limits.max_tenants, limits.max_profiles),
             lookups: lookups::Metrics::register(registry),
             revisions: revisions::Metrics::register(registry),
             disabled: switch::register(registry),

@@ -22,7 +22,7 @@ use pillion_control::webhook_config::switch::KillSwitch;
 use pillion_engine::snapshot::Snapshot;
 use pillion_webhook::admission::{LiveNamespace, LookUps, NamespaceLookup};
 use pillion_webhook::health::{Component, Readiness};
-use pillion_webhook::metrics::ReloadMetrics;
+use pillion_webhook::metrics::{PREFIX, ReloadMetrics};
 use pillion_webhook::switch::Switch;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -172,7 +172,7 @@ async fn serve(
         readiness: readiness.clone(),
         registry,
         pages: Router::new(),
-        measure: start.metrics_settings(),
+        limits: start.metrics.settings(),
         settings,
         requests,
     })
@@ -243,9 +243,9 @@ fn look_ups(lookups: Lookups) -> LookUps {
 
 fn broken_profiles(registry: &mut Registry) -> Gauge {
     let gauge = Gauge::default();
-    registry.sub_registry_with_prefix("pillion").register(
+    registry.sub_registry_with_prefix(PREFIX).register(
         "broken_profiles",
-        "Profiles that do not take effect as they are stored: the last good revision is at work, or none",
+        "Profiles that are not in effect as stored. Their last valid revision is active, or none",
         gauge.clone(),
     );
     gauge

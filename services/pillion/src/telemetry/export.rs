@@ -12,6 +12,7 @@ use opentelemetry::Context;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Span, SpanData, SpanExporter, SpanProcessor};
+use pillion_webhook::metrics::PREFIX;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -55,10 +56,10 @@ impl Default for SpanMetrics {
 impl SpanMetrics {
     /// Registers the metrics.
     pub(super) fn register(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("pillion");
+        let registry = registry.sub_registry_with_prefix(PREFIX);
         let exported = self.exported.clone();
-        registry.register("trace_spans_exported", "Spans that a collector of traces has taken", exported);
-        let help = "Spans that were dropped, as the queue was full or the collector did not take them";
+        registry.register("trace_spans_exported", "Spans that were exported to the collector", exported);
+        let help = "Spans that were dropped, by reason";
         registry.register("trace_spans_dropped", help, self.dropped.clone());
     }
 }
@@ -253,8 +254,8 @@ mod tests {
         metrics.register(&mut registry);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains("pillion_trace_spans_dropped_total{reason=\"export_failed\"} 10\n"), "{text}");
-        assert!(text.contains("pillion_trace_spans_dropped_total{reason=\"queue_full\"} 0\n"), "{text}");
+        assert!(text.contains("pillion_webhook_trace_spans_dropped_total{reason=\"export_failed\"} 10\n"), "{text}");
+        assert!(text.contains("pillion_webhook_trace_spans_dropped_total{reason=\"queue_full\"} 0\n"), "{text}");
     }
 
     #[tokio::test(flavor = "multi_thread")]

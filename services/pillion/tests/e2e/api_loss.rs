@@ -68,7 +68,7 @@ async fn wait_until_cached(rig: &Rig, direct: &Direct) -> Result<()> {
     eventually(SOON, "every service account was looked up", async || {
         responses(direct).await?;
         for (result, least) in [("found", 2.0), ("missing", 1.0)] {
-            let series = format!("pillion_lookups_total{{what=\"service_account\",result=\"{result}\"}}");
+            let series = format!("pillion_lookups_total{{kind=\"service_account\",result=\"{result}\"}}");
             let count = metric(&rig.replicas[0], &series).await?;
             ensure!(count >= least, "{count} are {result}");
         }
@@ -91,7 +91,7 @@ async fn responses(direct: &Direct) -> Result<(Vec<String>, Duration)> {
 async fn lists(rig: &Rig) -> Result<Vec<f64>> {
     let mut counts = Vec::new();
     for kind in KINDS {
-        counts.push(metric(&rig.replicas[0], &format!("pillion_cache_lists_total{{kind=\"{kind}\"}}")).await?);
+        counts.push(metric(&rig.replicas[0], &format!("pillion_webhook_cache_lists_total{{kind=\"{kind}\"}}")).await?);
     }
     Ok(counts)
 }
@@ -99,7 +99,9 @@ async fn lists(rig: &Rig) -> Result<Vec<f64>> {
 async fn staleness(rig: &Rig) -> Result<Vec<f64>> {
     let mut ages = Vec::new();
     for kind in KINDS {
-        ages.push(metric(&rig.replicas[0], &format!("pillion_cache_staleness_seconds{{kind=\"{kind}\"}}")).await?);
+        ages.push(
+            metric(&rig.replicas[0], &format!("pillion_webhook_cache_staleness_seconds{{kind=\"{kind}\"}}")).await?,
+        );
     }
     Ok(ages)
 }
@@ -136,7 +138,7 @@ fn responses_survive_api_server_loss() {
         println!("stopped: the longest response {slow:?}, staleness {:?}", staleness(&rig).await?);
         ensure!(dead == before, "a response has changed while the API server was stopped");
         let stale =
-            metric(&rig.replicas[0], "pillion_lookups_total{what=\"service_account\",result=\"stale\"}").await?;
+            metric(&rig.replicas[0], "pillion_lookups_total{kind=\"service_account\",result=\"stale\"}").await?;
         ensure!(stale >= 100.0, "{stale} stale lookups were used");
         ensure!(rig.replicas[0].get("/readyz").await?.0 == 200, "it is not ready, though it responds");
 
@@ -149,7 +151,7 @@ fn responses_survive_api_server_loss() {
         let known = eventually(SOON, "the changes are applied", async || {
             let patch = patch_of(&direct.answer("/mutate/enabled", &reviews()[0]).await?)?;
             ensure!(patch.contains("example.com~1set\"") || patch.contains("example.com/set\""), "{patch}");
-            let known = metric(&rig.replicas[0], "pillion_cache_objects{kind=\"namespaces\"}").await?;
+            let known = metric(&rig.replicas[0], "pillion_webhook_cache_objects{kind=\"namespaces\"}").await?;
             ensure!(format!("{known}") == namespaces.to_string(), "{known} namespaces of {namespaces}");
             Ok(())
         });

@@ -75,7 +75,7 @@ impl Audit {
             published: served,
             status,
             reads: Reads { lookups, cluster: None },
-            metrics: AuditMetrics::register(&mut registry, 10),
+            metrics: AuditMetrics::register(&mut registry, 10, 10),
             audited: sender,
         };
         let leading = LeaderContext { client, release, stop: stop.clone() };
@@ -186,9 +186,9 @@ fn audit_finds_missed_pods_with_cause() {
             ("lost", "single", State::Missing, Cause::WebhookAway),
         ];
         audit.wait_for_findings("pods created without a webhook", &away).await?;
-        audit.wait_for_metric("pillion_controller_audit_findings{state=\"missing\",cause=\"webhook_away\"} 2").await?;
+        audit.wait_for_metric("pillion_controller_audit_findings{state=\"missing\",reason=\"webhook_away\"} 2").await?;
         audit.wait_for_metric("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
-        audit.wait_for_metric("pillion_controller_audit_pods{state=\"not_asked\"} 1").await?;
+        audit.wait_for_metric("pillion_controller_audit_pods{state=\"not_requested\"} 1").await?;
 
         // The namespace opts in after its pod was created.
         wait_for_later_timestamp().await;

@@ -157,7 +157,7 @@ fn invalid_inputs_end_with_documented_results() {
             }
         }
         let metrics = rig.replicas[0].metrics_text().await?;
-        ensure!(metrics.contains("pillion_panics_total 0\n"), "{metrics}");
+        ensure!(metrics.contains("pillion_webhook_panics_total 0\n"), "{metrics}");
         Ok(())
     });
 }

@@ -166,7 +166,10 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         // A replica that starts now knows the state before it serves requests.
         let late = Replica::start(&rig.spec, replica_address(9)).await?;
         ensure!(metric(&late, "pillion_injection_disabled").await? > 0.5);
-        let counted = metric(&rig.replicas[0], "pillion_decisions_total{outcome=\"skipped\",reason=\"switched_off\"}");
+        let counted = metric(
+            &rig.replicas[0],
+            "pillion_webhook_decisions_total{profile=\"_none\",outcome=\"skipped\",reason=\"switched_off\"}",
+        );
         ensure!(counted.await? >= 1.0);
 
         page.run(&rig.control_plane, "The kill switch").await?;

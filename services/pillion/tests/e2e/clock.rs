@@ -79,7 +79,10 @@ impl Managed {
         let leader = self.leader().await?;
         let leader_replica = self.controllers.iter().find(|running| running.address() == leader);
         let leader_replica = leader_replica.with_context(|| format!("{leader} leads, and is none of ours"))?;
-        ensure!(metric(leader_replica, "pillion_controller_rotation_last_look_seconds").await? > 0.0, "no round yet");
+        ensure!(
+            metric(leader_replica, "pillion_controller_rotation_last_reconcile_timestamp_seconds").await? > 0.0,
+            "no round yet"
+        );
         Ok(leader_replica)
     }
 
@@ -129,8 +132,11 @@ impl Managed {
         let mut last = 0.0;
         for _ in 0..ROUNDS {
             last = eventually(PATIENCE, "the rotation makes a round", async || {
-                let look =
-                    metric(self.wait_for_leader().await?, "pillion_controller_rotation_last_look_seconds").await?;
+                let look = metric(
+                    self.wait_for_leader().await?,
+                    "pillion_controller_rotation_last_reconcile_timestamp_seconds",
+                )
+                .await?;
                 ensure!((look - last).abs() > 0.5, "none since {last}");
                 Ok(look)
             })

@@ -109,12 +109,12 @@ async fn make_profiles(control_plane: &ControlPlane, count: usize) -> Result<()>
 async fn change_one(control_plane: &ControlPlane, replica: &Replica, order: i32) -> Result<Duration> {
     let api: Api<DynamicObject> =
         Api::all_with(control_plane.client(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
-    let generation = metric(replica, "pillion_snapshot_generation").await?;
+    let generation = metric(replica, "pillion_webhook_snapshots_total").await?;
     let patch = Patch::Merge(json!({"spec": {"order": order}}));
     api.patch("agent-0007", &PatchParams::default(), &patch).await?;
     let began = Instant::now();
     eventually(Duration::from_mins(1), "the change is served", async || {
-        ensure!(metric(replica, "pillion_snapshot_generation").await? > generation, "not yet");
+        ensure!(metric(replica, "pillion_webhook_snapshots_total").await? > generation, "not yet");
         Ok(began.elapsed())
     })
     .await
@@ -175,14 +175,14 @@ fn replica_starts_quickly_with_many_namespaces() {
         make(&control_plane, count).await?;
         println!("{count} namespaces were created in {:?}", began.elapsed());
         let replica = start_within(FULL_LIMIT, &format!("{count} namespaces"), &spec, 2).await?;
-        let known = metric(&replica, "pillion_cache_objects{kind=\"namespaces\"}").await?;
+        let known = metric(&replica, "pillion_webhook_cache_objects{kind=\"namespaces\"}").await?;
         ensure!(known >= f64::from(u32::try_from(count)?), "{known} namespaces are known");
         drop(replica);
         make_profiles(&control_plane, PROFILES).await?;
         let (mut replica, _) = start(&format!("{count} namespaces and {PROFILES} profiles"), &spec, 3).await?;
-        let known = metric(&replica, "pillion_cache_objects{kind=\"clusterinjectionprofiles\"}").await?;
+        let known = metric(&replica, "pillion_webhook_cache_objects{kind=\"clusterinjectionprofiles\"}").await?;
         ensure!(known >= f64::from(u32::try_from(PROFILES)?), "{known} profiles are known");
-        let broken = metric(&replica, "pillion_broken_profiles").await?;
+        let broken = metric(&replica, "pillion_webhook_broken_profiles").await?;
         ensure!(broken < 1.0, "{broken} profiles are broken");
         let mut order = 6;
         quickest(CHANGE_LIMIT, "a changed profile is served", async || {

@@ -88,12 +88,12 @@ fn drift_is_corrected_within_a_second() {
             (
                 "the bundle replaced by junk",
                 json!([{"op": "replace", "path": bundle, "value": junk}]),
-                "ca_bundle_junk",
+                "ca_bundle_invalid",
             ),
             (
                 "the bundle a stranger's",
                 json!([{"op": "replace", "path": bundle, "value": stranger}]),
-                "ca_bundle_lacking",
+                "ca_bundle_incomplete",
             ),
             (
                 "a stranger in the bundle",
@@ -118,7 +118,7 @@ fn drift_is_corrected_within_a_second() {
             (
                 "the epoch removed",
                 json!([{"op": "remove", "path": "/metadata/annotations/pillion.dev~1epoch"}]),
-                "marks",
+                "metadata",
             ),
         ];
         let mut longest = Duration::ZERO;

@@ -3,6 +3,8 @@
 
 #![allow(clippy::print_stdout, reason = "the test prints the alerts that fire")]
 
+mod pictures;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
@@ -23,8 +25,6 @@ use crate::rotation::Damage;
 
 /// Maximum time in which an alert must fire: several windows.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
-/// Dashboards about features that are disabled here.
-const SKIPPED: [&str; 1] = ["tenants"];
 /// Alerts that must not fire in a healthy cluster.
 const INACTIVE_ALERTS: [&str; 27] = [
     "PillionAuditIncomplete",
@@ -34,14 +34,14 @@ const INACTIVE_ALERTS: [&str; 27] = [
     "PillionConfigurationContested",
     "PillionDisarmed",
     "PillionDown",
-    "PillionEndpointUnfit",
+    "PillionEndpointInvalid",
     "PillionErrorBudgetBurnsFast",
     "PillionErrorBudgetBurnsSlowly",
     "PillionFailedOpen",
     "PillionHandshakesFail",
     "PillionHeldPoliciesFail",
     "PillionInjectedPodsRejected",
-    "PillionLeafNotLoaded",
+    "PillionCertificateNotLoaded",
     "PillionNoLeader",
     "PillionNotScraped",
     "PillionPanicked",
@@ -50,7 +50,7 @@ const INACTIVE_ALERTS: [&str; 27] = [
     "PillionPodsNotInjected",
     "PillionRedundancyLost",
     "PillionRotationBlocked",
-    "PillionRotationNotWatched",
+    "PillionRotationNotReconciled",
     "PillionSelfCheckFailed",
     "PillionShedding",
     "PillionSwitchedOff",
@@ -58,12 +58,12 @@ const INACTIVE_ALERTS: [&str; 27] = [
 /// Commands of runbooks that have a placeholder for a name.
 const PLACEHOLDERS: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
 /// Alerts that fire from the start, since the CA is valid for a month only.
-const FOR_EXPIRING_CA: [&str; 2] = ["PillionAuthorityExpiresSoon", "PillionAuthorityExpiring"];
+const FOR_EXPIRING_CA: [&str; 2] = ["PillionCAExpiresSoon", "PillionCAExpiring"];
 /// Alerts that fire when requests get no decision.
 const FOR_UNDECIDED_REQUESTS: [&str; 3] =
     ["PillionErrorBudgetBurnsFast", "PillionErrorBudgetBurnsSlowly", "PillionShedding"];
 /// Alerts that fire when certificates are not renewed.
-const FOR_EXPIRING_CERTIFICATE: [&str; 2] = ["PillionLeafExpiresSoon", "PillionLeafExpiring"];
+const FOR_EXPIRING_CERTIFICATE: [&str; 2] = ["PillionCertificateExpiresSoon", "PillionCertificateExpiring"];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dashboards").join(name)
@@ -219,15 +219,14 @@ async fn expect_rejected_pods_alert(managed: &Managed, prometheus: &Prometheus) 
 async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
     for (name, text) in texts("", "json")? {
-        if SKIPPED.iter().any(|other| name.starts_with(other)) {
-            continue;
-        }
         let dashboard: Json = serde_json::from_str(&text)?;
         let panels = dashboard["panels"].as_array().context("panels")?;
         for target in panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten() {
             let query = target["expr"].as_str().context("an expression")?;
             let query = query.replace("$__rate_interval", "20s").replace("$__range", "1m");
-            let query = ["$namespace", "$job", "$instance"].iter().fold(query, |query, name| query.replace(name, ".*"));
+            let query = query.replace("$cluster_label", "cluster");
+            let variables = ["$cluster", "$namespace", "$job", "$instance", "$tenant", "$profile"];
+            let query = variables.iter().fold(query, |query, name| query.replace(name, ".*"));
             eventually(FIRES_WITHIN, &format!("{name}: {query}"), async || {
                 let values = prometheus.query(&query).map_err(anyhow::Error::msg)?;
                 if !values.is_empty() && values.iter().any(|value| !value.is_nan()) {
@@ -308,8 +307,12 @@ fn real_faults_fire_expected_alerts() {
         managed.rig.wait_until_called("team-a").await?;
 
         // The alerts of the next faults do not fire yet.
-        let next =
-            ["PillionConfigurationContested", "PillionLeafNotLoaded", "PillionHandshakesFail", "PillionShedding"];
+        let next = [
+            "PillionConfigurationContested",
+            "PillionCertificateNotLoaded",
+            "PillionHandshakesFail",
+            "PillionShedding",
+        ];
         wait_for_alerts(&prometheus, "enabled for a while", &[], &next).await?;
         for round in 0..7 {
             change_configuration(&managed).await.with_context(|| format!("round {round}"))?;
@@ -322,7 +325,7 @@ fn real_faults_fire_expected_alerts() {
         )
         .await?;
         managed.damage(Damage::CertificateInvalid).await?;
-        wait_for_alerts(&prometheus, "the certificate is invalid", &["PillionLeafNotLoaded"], &[]).await?;
+        wait_for_alerts(&prometheus, "the certificate is invalid", &["PillionCertificateNotLoaded"], &[]).await?;
         let replica = &managed.rig.replicas[0];
         for _ in 0..20 {
             let mut stream = TcpStream::connect((replica.address(), WEBHOOK_PORT))?;
@@ -344,7 +347,7 @@ fn real_faults_fire_expected_alerts() {
         wait_for_alerts(
             &prometheus,
             "both replicas are stopped",
-            &["PillionDown", "PillionEndpointUnfit"],
+            &["PillionDown", "PillionEndpointInvalid"],
             &["PillionRedundancyLost"],
         )
         .await?;
@@ -382,8 +385,9 @@ fn expiring_certificate_fires_alerts() {
         let prometheus = start_prometheus(&managed).await?;
         // The certificate is renewed at least once.
         eventually(FIRES_WITHIN, "a second certificate", async || {
-            let changes =
-                prometheus.query("changes(pillion_leaf_not_after_seconds[1m])").map_err(anyhow::Error::msg)?;
+            let changes = prometheus
+                .query("changes(pillion_webhook_certificate_not_after_timestamp_seconds[1m])")
+                .map_err(anyhow::Error::msg)?;
             ensure!(changes.iter().any(|changes| *changes > 0.5), "{changes:?}");
             Ok(())
         })

@@ -13,7 +13,7 @@ use crate::rig::{Rig, SOON, bare_pod, names};
 async fn failed_lookups(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {
-        count += metric(replica, &format!("pillion_live_lookups_total{{result=\"{result}\"}}")).await?;
+        count += metric(replica, &format!("pillion_webhook_namespace_lookups_total{{result=\"{result}\"}}")).await?;
     }
     Ok(count)
 }
@@ -51,7 +51,8 @@ fn namespace_is_known_until_deleted() {
         }
         let is_injected = eventually(SOON, "it was looked up", async || {
             let is_injected = injects(&direct, "nowhere").await?;
-            let missing = metric(&rig.replicas[0], "pillion_live_lookups_total{result=\"missing\"}").await?;
+            let missing =
+                metric(&rig.replicas[0], "pillion_webhook_namespace_lookups_total{result=\"missing\"}").await?;
             ensure!(is_injected || missing >= 1.0, "it was not looked up");
             Ok(is_injected)
         })

@@ -217,7 +217,7 @@ fn held_pods_wait_until_replicas_recover() {
 
 /// Kills the leader while it releases waiting pods. Waits until all pods with an owner are injected. Returns a report.
 async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
-    let released = "pillion_controller_held_pods_released_total{result=\"recreated\"}";
+    let released = "pillion_controller_held_pods_handled_total{result=\"recreated\"}";
     let by_the_first = eventually(RECOVERY, "the release has started", async || {
         let count = cluster.metric(released).await?;
         ensure!(count >= 20, "{count} so far");

@@ -113,9 +113,9 @@ fn lookups_of_owners_and_accounts_decide() {
         eventually(SOON, "each was looked up once", async || {
             let metrics = rig.replicas[0].metrics_text().await?;
             for (series, count) in [
-                ("what=\"service_account\",result=\"found\"", Some(2.0)),
-                ("what=\"owner\",result=\"found\"", Some(1.0)),
-                ("what=\"owner\",result=\"missing\"", Some(1.0)),
+                ("kind=\"service_account\",result=\"found\"", Some(2.0)),
+                ("kind=\"owner\",result=\"found\"", Some(1.0)),
+                ("kind=\"owner\",result=\"missing\"", Some(1.0)),
             ] {
                 let line = format!("pillion_lookups_total{{{series}}} ");
                 let found = metrics.lines().find_map(|text| text.strip_prefix(&line)?.parse::<f64>().ok());

@@ -68,7 +68,7 @@ fn value(metrics: &str, series: &str) -> Result<f64> {
     Ok(value.with_context(|| format!("no series {series}"))?.parse()?)
 }
 
-const NO_CERTIFICATE: &str = "pillion_unauthorized_requests_total{reason=\"no_certificate\"}";
+const NO_CERTIFICATE: &str = "pillion_webhook_unauthorized_requests_total{reason=\"no_certificate\"}";
 
 /// Waits until the metrics count a client without a certificate.
 async fn is_counted(replica: &Replica) -> Result<()> {
@@ -98,7 +98,7 @@ fn only_certified_api_server_gets_responses() {
         let replica = &rig.replicas[0];
         let metrics = replica.metrics_text().await?;
         ensure!(value(&metrics, NO_CERTIFICATE)? < 0.5, "the API server was rejected");
-        ensure!(value(&metrics, "pillion_tls_handshakes_total{result=\"ok\"}")? > 0.5);
+        ensure!(value(&metrics, "pillion_webhook_tls_handshakes_total{result=\"ok\"}")? > 0.5);
         let root = rig.control_plane.directory().join("serving-ca.crt");
         std::fs::write(&root, &rig.serving_ca)?;
         ensure!(forged(replica, &root).await? == 401);

@@ -124,7 +124,7 @@ impl Rig {
     pub(crate) async fn wait_until_served(&self, profiles: u32) -> Result<()> {
         eventually(PATIENCE, "each replica serves the profiles", async || {
             for replica in &self.replicas {
-                let served = metric(replica, "pillion_profiles ").await?;
+                let served = metric(replica, "pillion_webhook_profiles ").await?;
                 ensure!(served >= f64::from(profiles), "{}: {served} of {profiles}", replica.address());
             }
             Ok(())
@@ -136,7 +136,7 @@ impl Rig {
     /// profiles.
     pub(crate) async fn wait_for_broken_profiles(&self, count: u32) -> Result<()> {
         eventually(SOON, "broken profiles are counted", async || {
-            let broken = metric(&self.replicas[0], "pillion_broken_profiles ").await?;
+            let broken = metric(&self.replicas[0], "pillion_webhook_broken_profiles ").await?;
             ensure!((broken - f64::from(count)).abs() < 0.5, "{broken}");
             Ok(())
         })

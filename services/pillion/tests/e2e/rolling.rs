@@ -85,7 +85,7 @@ pub(crate) async fn injected_by(replica: &Replica) -> Result<u64> {
     let metrics = replica.metrics_text().await?;
     let counters = metrics
         .lines()
-        .filter(|line| line.starts_with("pillion_admission_requests_total{") && line.contains("outcome=\"injected\""));
+        .filter(|line| line.starts_with("pillion_webhook_requests_total{") && line.contains("outcome=\"injected\""));
     let counts = counters.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
     Ok(counts.sum())
 }

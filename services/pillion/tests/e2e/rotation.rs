@@ -429,7 +429,7 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         let rotated = managed.wait_until_stable(active + 1, LIMIT).await?;
         ensure!(rotated == active + 1, "CA {rotated} instead of {}", active + 1);
         let controller = &managed.controllers[0];
-        let disbelieved = metric(controller, "pillion_controller_rotation_epochs_disbelieved_total").await?;
+        let disbelieved = metric(controller, "pillion_controller_rotation_foreign_epochs_total").await?;
         ensure!(disbelieved >= 12.0, "{disbelieved} were reported");
         let log = controller.log_text()?;
         ensure!(

@@ -178,7 +178,7 @@ impl Controller {
 }
 
 fn reloads(result: &str) -> String {
-    format!("pillion_tls_reloads_total{{result=\"{result}\"}}")
+    format!("pillion_webhook_certificate_reloads_total{{result=\"{result}\"}}")
 }
 
 /// Waits until the replica has counted this many reloads with this result.

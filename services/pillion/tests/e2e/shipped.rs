@@ -147,10 +147,10 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     namespace(&rig.control_plane, SHARED_NAMESPACE, SHARED_NAMESPACE, &[("pillion.dev/injection", "enabled")]).await?;
     rig.control_plane.create_namespace("plain", &[]).await?;
     rig.control_plane.create_namespace("strict", &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;
-    let served = format!("pillion_profiles {installed}");
+    let served = format!("pillion_webhook_profiles {installed}");
     eventually(PATIENCE, "all profiles are served", async || {
         let metrics = rig.replicas[0].metrics_text().await?;
-        let line = metrics.lines().find(|line| line.starts_with("pillion_profiles ")).unwrap_or_default();
+        let line = metrics.lines().find(|line| line.starts_with("pillion_webhook_profiles ")).unwrap_or_default();
         ensure!(line == served, "{line}, and not {served}: {}", rig.replicas[0].log_text()?);
         Ok(())
     })

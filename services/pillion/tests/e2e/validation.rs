@@ -110,10 +110,12 @@ fn validation_distinguishes_injected_containers() {
         }
         let metrics = rig.replicas[0].metrics_text().await?;
         ensure!(
-            metrics.contains("pillion_admission_requests_total{endpoint=\"validate_enabled\",outcome=\"validated\"}")
+            metrics.contains("pillion_webhook_requests_total{endpoint=\"validate_enabled\",outcome=\"validated\"}")
         );
         ensure!(
-            metrics.contains("pillion_decisions_total{outcome=\"denied\",reason=\"validation_failed\"}"),
+            metrics.contains(
+                "pillion_webhook_decisions_total{profile=\"deny-env\",outcome=\"denied\",reason=\"validation_failed\"}"
+            ),
             "{metrics}"
         );
         Ok(())

@@ -73,6 +73,10 @@ impl Prometheus {
         Ok(prometheus)
     }
 
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// Returns the status and the body of the response to a GET request, or `None` without a response.
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.address).ok()?;

@@ -7,9 +7,6 @@ use tempfile::TempDir;
 
 use super::{DevEndpoint, Program, get, hanging_api_server, patch};
 
-/// The argument for a policy that counts requests by namespace.
-pub(crate) const TENANTS: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/tests/support/tenants.yaml");
-
 const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
 
 /// `pillion dev` with a sample profile.

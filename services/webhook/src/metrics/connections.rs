@@ -9,31 +9,37 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
 use sha2::{Digest, Sha256};
 use x509_parser::parse_x509_certificate;
 
-use crate::counters::{Counters, labelled, register};
+use super::PREFIX;
+use crate::counters::{Counters, register};
 use crate::tls::ServingCertificate;
 
 /// Bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
 const HANDSHAKE_BUCKETS: [f64; 6] = [0.001, 0.005, 0.025, 0.1, 1.0, 5.0];
 
-labelled! {
+pillion_api::labelled! {
     /// The event that a connection waits for.
     pub(crate) enum Waiting {
         /// A request.
         Idle => "idle",
         /// The rest of a request's head.
-        Head => "head",
+        Head => "slow_head",
         /// A response, or the rest of the request's body.
-        Answer => "answer",
+        Answer => "slow_request",
         /// The client to read its response.
-        Reader => "reader",
+        Reader => "slow_reader",
     }
 }
 
-labelled! {
+/// Why the server closed a connection: the event that it waited for too long, or the connection limit.
+const CLOSED: [&str; 5] =
+    [Waiting::Idle.as_str(), Waiting::Head.as_str(), Waiting::Answer.as_str(), Waiting::Reader.as_str(), "evicted"];
+
+pillion_api::labelled! {
     /// Why a request was answered with 401 or 403.
     pub(crate) enum Unauthorized {
         /// The client showed no certificate: 401.
@@ -43,7 +49,7 @@ labelled! {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// How a TLS handshake ended, or why the server did not begin one.
     pub(crate) enum HandshakeResult {
         /// The connection is served.
@@ -59,7 +65,7 @@ labelled! {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// The result of a check of the certificate's files or Secret.
     pub enum ReloadResult {
         /// A new certificate is active.
@@ -82,55 +88,49 @@ pub struct ConnectionMetrics {
     pub(crate) draining: Gauge,
     /// Failed accepts, most likely because no file descriptor was free.
     pub(crate) accept_errors: Counter,
-    /// Connections closed at the connection limit to admit a client that has fewer.
-    pub(crate) given_up: Counter,
     handshakes: Counters<{ HandshakeResult::ALL.len() }>,
     durations: Histogram,
-    timed_out: Counters<{ Waiting::ALL.len() }>,
+    closed: Counters<{ CLOSED.len() }>,
     unauthorized: Counters<{ Unauthorized::ALL.len() }>,
 }
 
 impl ConnectionMetrics {
     /// Creates the metrics and registers them. The registry already has the prefix.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let connections = register(registry, "tls_connections", "TLS connections that are open");
+        let connections = register(registry, "connections", "Open connections, including those in their TLS handshake");
         let durations = Histogram::new(HANDSHAKE_BUCKETS);
         registry.register(
-            "tls_handshake_seconds",
-            "Time from a TCP connection to the end of its TLS handshake, in seconds, of those that came to an end",
+            "tls_handshake_duration_seconds",
+            "Time from a TCP connection to the end of its TLS handshake, including waits for the client",
             durations.clone(),
         );
-        let help = "Whether the process was asked to end and answers what still comes: 1 if so";
+        let help = "1 while the replica shuts down and answers the remaining requests";
         let draining = register(registry, "draining", help);
-        let help = "Failures to accept any connection, for want of a file descriptor most likely";
+        let help = "Failed attempts to accept a connection, most likely because no file descriptor was free";
         let accept_errors = register(registry, "accept_errors", help);
-        let help =
-            "TLS connections that were closed for a client with fewer of them, for there were as many as there may be";
-        let given_up = register(registry, "connections_given_up", help);
         Self {
             connections,
             draining,
             accept_errors,
-            given_up,
             handshakes: Counters::register(
                 registry,
                 "tls_handshakes",
-                "TLS handshakes, by how they ended",
+                "TLS handshakes, by result",
                 "result",
                 HandshakeResult::ALL.map(HandshakeResult::as_str),
             ),
             durations,
-            timed_out: Counters::register(
+            closed: Counters::register(
                 registry,
-                "connections_timed_out",
-                "TLS connections that were closed for being too slow, by what was waited for",
-                "waiting",
-                Waiting::ALL.map(Waiting::as_str),
+                "closed_connections",
+                "Connections that the server closed, by reason: idle, too slow, or evicted at the connection limit",
+                "reason",
+                CLOSED,
             ),
             unauthorized: Counters::register(
                 registry,
                 "unauthorized_requests",
-                "Requests that were turned away before their body was read, by why",
+                "Requests rejected with HTTP 401 or 403 before their body was read, by reason",
                 "reason",
                 Unauthorized::ALL.map(Unauthorized::as_str),
             ),
@@ -150,7 +150,12 @@ impl ConnectionMetrics {
 
     /// Counts a connection that was closed because its client was too slow.
     pub(crate) fn timed_out(&self, waiting: Waiting) {
-        self.timed_out.count(waiting as usize);
+        self.closed.count(waiting as usize);
+    }
+
+    /// Counts a connection that was closed at the connection limit to admit a client that has fewer connections.
+    pub(crate) fn evicted(&self) {
+        self.closed.count(Waiting::ALL.len());
     }
 
     /// Counts a request that was answered with 401 or 403.
@@ -166,12 +171,12 @@ pub struct ReloadMetrics {
 }
 
 impl ReloadMetrics {
-    /// Creates the counters and registers them as `pillion_tls_reloads`.
+    /// Creates the counters and registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let results = Counters::register(
-            registry.sub_registry_with_prefix("pillion"),
-            "tls_reloads",
-            "Looks at the serving certificate's files or Secret that found them changed, gone or unreadable, by result",
+            registry.sub_registry_with_prefix(PREFIX),
+            "certificate_reloads",
+            "Checks that found the serving certificate's files or Secret changed, missing or unreadable, by result",
             "result",
             ReloadResult::ALL.map(ReloadResult::as_str),
         );
@@ -196,7 +201,7 @@ struct CertificateCollector(Arc<ServingCertificate>);
 
 /// Registers the metrics of the serving certificate.
 pub fn register_certificate(registry: &mut Registry, certificate: Arc<ServingCertificate>) {
-    registry.sub_registry_with_prefix("pillion").register_collector(Box::new(CertificateCollector(certificate)));
+    registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(CertificateCollector(certificate)));
 }
 
 impl Collector for CertificateCollector {
@@ -206,26 +211,22 @@ impl Collector for CertificateCollector {
         let times = validity.map(|validity| [validity.not_before.timestamp(), validity.not_after.timestamp()]);
         let [from, until] = times.map_or([None; 2], |times| times.map(Some));
         for (name, help, value) in [
-            ("leaf_not_before_seconds", "When the serving certificate becomes valid, in seconds since 1970", from),
-            ("leaf_not_after_seconds", "When the serving certificate expires, in seconds since 1970", until),
-            (
-                "leaf_generation",
-                "A number for the serving certificate: the same on all replicas that serve the same one",
-                Some(generation(&der)),
-            ),
+            ("certificate_not_before_timestamp", "Start of the serving certificate's validity, as Unix time", from),
+            ("certificate_not_after_timestamp", "End of the serving certificate's validity, as Unix time", until),
         ] {
             if let Some(value) = value {
                 let gauge = ConstGauge::new(value);
-                gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+                gauge.encode(encoder.encode_descriptor(name, help, Some(&Unit::Seconds), gauge.metric_type())?)?;
             }
         }
-        Ok(())
+        let info = Info::new([("fingerprint", fingerprint(&der))]);
+        info.encode(encoder.encode_descriptor("certificate", "The serving certificate", None, info.metric_type())?)
     }
 }
 
-/// Returns the first 48 bits of the certificate's fingerprint, which a floating-point number represents exactly.
-fn generation(der: &[u8]) -> i64 {
-    Sha256::digest(der).iter().take(6).fold(0, |number, byte| number << 8 | i64::from(*byte))
+/// Returns the first 8 bytes of the certificate's SHA-256 fingerprint, in hexadecimal.
+fn fingerprint(der: &[u8]) -> String {
+    Sha256::digest(der).iter().take(8).fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 #[cfg(test)]
@@ -254,14 +255,19 @@ mod tests {
             line.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse::<i64>().unwrap()
         };
         // 2026-01-02T00:00:00Z
-        assert_eq!(value("pillion_leaf_not_before_seconds"), 1_767_312_000);
-        assert_eq!(value("pillion_leaf_not_after_seconds"), 1_767_312_000 + 3600);
-        let generation = value("pillion_leaf_generation");
-        assert!((0..1 << 48).contains(&generation));
+        assert_eq!(value("pillion_webhook_certificate_not_before_timestamp_seconds"), 1_767_312_000);
+        assert_eq!(value("pillion_webhook_certificate_not_after_timestamp_seconds"), 1_767_312_000 + 3600);
+        let fingerprint = || {
+            let text = text(&registry);
+            let (_, rest) = text.split_once("pillion_webhook_certificate_info{fingerprint=\"").unwrap();
+            rest.split_once("\"} 1\n").unwrap().0.to_owned()
+        };
+        let before = fingerprint();
+        assert!(before.len() == 16 && before.bytes().all(|byte| byte.is_ascii_hexdigit()), "{before}");
 
         let (second, key) = pair(7200);
         certificate.swap(pem(second.as_bytes()), pem(key.as_bytes())).unwrap();
-        assert_eq!(value("pillion_leaf_not_after_seconds"), 1_767_312_000 + 7200);
-        assert_ne!(value("pillion_leaf_generation"), generation);
+        assert_eq!(value("pillion_webhook_certificate_not_after_timestamp_seconds"), 1_767_312_000 + 7200);
+        assert_ne!(fingerprint(), before);
     }
 }

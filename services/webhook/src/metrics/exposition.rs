@@ -1,18 +1,12 @@
 //! The text of `/metrics`: `OpenMetrics` for clients that accept it, such as Prometheus, and the older text format for
 //! all others (`promtool check metrics`, older scrapers, curl).
 //!
-//! The client library writes only `OpenMetrics`, so this module converts its text to the older format. It also has the
-//! metrics of the process.
+//! The client library writes only `OpenMetrics`, so this module converts its text to the older format.
 
 use std::fmt::{self, Write};
 
 use http::HeaderMap;
 use http::header::ACCEPT;
-use procfs::process::{LimitValue, Process};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 /// The beginning of an exemplar in the line of a series. No label value of a bucket contains this string.
@@ -104,53 +98,9 @@ fn classic(text: &str) -> String {
     out
 }
 
-/// Metrics of this process, with the names of Prometheus' own client libraries and without a prefix. They are read at
-/// each scrape, and not exported if `/proc` is not readable.
-#[derive(Debug)]
-pub(super) struct ProcessCollector;
-
-impl Collector for ProcessCollector {
-    #[expect(clippy::cast_precision_loss, reason = "metrics are floating-point numbers")]
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Ok(process) = Process::myself() else { return Ok(()) };
-        let Ok(stat) = process.stat() else { return Ok(()) };
-        let seconds = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
-
-        let cpu = ConstCounter::new(seconds(stat.utime.saturating_add(stat.stime)));
-        let help = "User and system time that the process has taken, in seconds";
-        cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, cpu.metric_type())?)?;
-
-        let started = procfs::boot_time_secs().ok().map(|boot| boot as f64 + seconds(stat.starttime));
-        let open_files = process.fd_count().ok().map(|count| count as f64);
-        let max_files = process.limits().ok().and_then(|limits| match limits.max_open_files.soft_limit {
-            LimitValue::Value(limit) => Some(limit as f64),
-            LimitValue::Unlimited => None,
-        });
-        let resident = stat.rss.saturating_mul(procfs::page_size()) as f64;
-        for (name, help, value) in [
-            ("process_start_time_seconds", "When the process was started, in seconds since 1970", started),
-            ("process_resident_memory_bytes", "Memory of the process that is resident, in bytes", Some(resident)),
-            (
-                "process_virtual_memory_bytes",
-                "Address space that the process has reserved, in bytes",
-                Some(stat.vsize as f64),
-            ),
-            ("process_threads", "Threads of the process", Some(stat.num_threads as f64)),
-            ("process_open_fds", "File descriptors that are open", open_files),
-            ("process_max_fds", "File descriptors that may be open", max_files),
-        ] {
-            if let Some(value) = value {
-                let gauge = ConstGauge::new(value);
-                gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+    use std::time::Duration;
 
     use http::HeaderValue;
     use opentelemetry::trace::TraceId;
@@ -158,7 +108,7 @@ mod tests {
     use pillion_engine::review::Endpoint;
 
     use super::*;
-    use crate::metrics::{Metrics, RequestOutcome, Tenant};
+    use crate::metrics::{Metrics, RequestOutcome};
 
     fn accepted(accept: &str) -> Format {
         let mut headers = HeaderMap::new();
@@ -185,15 +135,14 @@ mod tests {
         let metrics = Metrics::register(&mut registry);
         let outcome = RequestOutcome::Decided(Outcome::Injected);
         let trace = TraceId::from_bytes([0xab; 16]);
-        let tenant = Tenant::default();
         for (micros, trace) in [(700, None), (300, Some(trace)), (1_000_000, Some(trace)), (60_000_000, Some(trace))] {
-            metrics.answered(Endpoint::Any, outcome, Duration::from_micros(micros), trace, &tenant);
+            metrics.answered(Endpoint::Any, outcome, Duration::from_micros(micros), trace);
         }
         let exposition = Exposition::from(registry);
         let open = exposition.text(Format::OpenMetrics).unwrap();
         for (bound, count, value) in [("0.0005", 1, "0.0003"), ("1.0", 3, "1.0"), ("+Inf", 4, "60.0")] {
             let expected = format!(
-                "pillion_admission_duration_seconds_bucket{{le=\"{bound}\",outcome=\"injected\"}} {count} # \
+                "pillion_webhook_request_duration_seconds_bucket{{le=\"{bound}\",outcome=\"injected\"}} {count} # \
                  {{trace_id=\"{trace}\"}} {value} "
             );
             let line = open.lines().find(|line| line.starts_with(&expected));
@@ -213,37 +162,5 @@ mod tests {
                         # HELP build_info The build.\n# TYPE build_info gauge\nbuild_info{version=\"1\"} 1\n\
                         # HELP now Now.\n# TYPE now gauge\nnow 1\n";
         assert_eq!(classic(open), expected);
-    }
-
-    fn value(name: &str) -> f64 {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(ProcessCollector));
-        let text = crate::counters::text(&registry);
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("{name} is not in\n{text}")).parse().unwrap()
-    }
-
-    #[test]
-    fn exports_metrics_of_this_process() {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
-        let started = value("process_start_time_seconds");
-        assert!(started < now + 2.0 && started > now - 24.0 * 3600.0, "{started}, now {now}");
-        // More than a megabyte, and less than any machine has.
-        for name in ["process_resident_memory_bytes", "process_virtual_memory_bytes"] {
-            assert!(value(name) > 1e6 && value(name) < 1e15, "{name} {}", value(name));
-        }
-        assert!(value("process_threads") >= 1.0);
-
-        let before = value("process_open_fds");
-        let held: Vec<_> = (0..100).map(|_| std::fs::File::open("/proc/self/stat").unwrap()).collect();
-        let more = value("process_open_fds");
-        // Other tests open and close files at the same time.
-        assert!(more >= before + 50.0 && more < value("process_max_fds"), "{before}, then {more}");
-        drop(held);
-
-        let (before, end) = (value("process_cpu_seconds_total"), Instant::now() + Duration::from_secs(20));
-        while value("process_cpu_seconds_total") < before + 0.05 {
-            assert!(Instant::now() < end, "CPU time is not counted");
-        }
     }
 }

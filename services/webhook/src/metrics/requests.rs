@@ -1,21 +1,15 @@
-//! Counts requests, their durations, and the decisions about them.
+//! Counts requests and their durations.
 
-use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use opentelemetry::trace::TraceId;
-use pillion_engine::decision::{Decision, Notice, Outcome, ProfileOutcome, Reason, ValidationOutcome};
+use pillion_engine::decision::Outcome;
 use pillion_engine::review::Endpoint;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-
-use crate::counters::Counters;
 
 /// The outcome of a request, as shown in metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,7 +79,7 @@ pub(super) struct RequestCounters([[Counter; RequestOutcome::ALL.len()]; Endpoin
 impl RequestCounters {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let family = Family::<RequestLabels, Counter>::default();
-        registry.register("admission_requests", "Admission requests, by path and by how they ended", family.clone());
+        registry.register("requests", "Answered admission requests, by path and outcome", family.clone());
         Self(Endpoint::ALL.map(|endpoint| {
             RequestOutcome::ALL.map(|outcome| {
                 let labels = RequestLabels { endpoint: endpoint.as_str(), outcome: outcome.as_str() };
@@ -132,8 +126,8 @@ impl Durations {
         let family = Family::<OutcomeLabel, HistogramWithExemplars<TraceLabel>>::new_with_constructor(|| {
             HistogramWithExemplars::new(DURATION_BUCKETS.into_iter())
         });
-        let help = "Time from the head of a request to its answer, in seconds";
-        registry.register("admission_duration_seconds", help, family.clone());
+        let help = "Time from the head of a request to its response, by outcome";
+        registry.register("request_duration_seconds", help, family.clone());
         Self(Self::OUTCOMES.map(|outcome| family.get_or_create_owned(&OutcomeLabel { outcome })))
     }
 
@@ -158,123 +152,6 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// Counts decisions by outcome and reason, their notices, and the validations that failed.
-#[derive(Debug)]
-pub(super) struct DecisionCounters {
-    pairs: Pairs,
-    notices: Counters<{ NOTICES.len() }>,
-    validations: Counters<{ VALIDATIONS.len() }>,
-}
-
-/// A count for each pair of outcome and reason. A pair gets a series on first use, since most never occur.
-#[derive(Clone, Debug)]
-struct Pairs(Arc<[AtomicU64]>);
-
-/// The kinds of [`Notice`] as metric labels.
-const NOTICES: [&str; 5] = ["record_dropped", "unknown_word", "ambiguous_word", "of_profile", "parameter"];
-
-const VALIDATIONS: [ValidationOutcome; 3] =
-    [ValidationOutcome::Denied, ValidationOutcome::Warned, ValidationOutcome::Audited];
-
-/// Outcomes of a profile, in the order of their discriminants.
-const OUTCOMES: [ProfileOutcome; 6] = [
-    ProfileOutcome::Applied,
-    ProfileOutcome::Unchanged,
-    ProfileOutcome::NotMatched,
-    ProfileOutcome::Skipped,
-    ProfileOutcome::Validated,
-    ProfileOutcome::Denied,
-];
-
-impl DecisionCounters {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let pairs = Pairs((0..OUTCOMES.len() * Reason::ALL.len()).map(|_| AtomicU64::new(0)).collect());
-        registry.register(
-            "decisions",
-            "Decisions: one for each profile that came into question, or one for the request where none did",
-            pairs.clone(),
-        );
-
-        let notices = Counters::register(
-            registry,
-            "notices",
-            "What authors of objects were told beside what was decided about each profile",
-            "notice",
-            NOTICES,
-        );
-        let validations = Counters::register(
-            registry,
-            "validation_failures",
-            "Validations of profiles that an object did not pass, by what followed",
-            "outcome",
-            VALIDATIONS.map(ValidationOutcome::as_str),
-        );
-        Self { pairs, notices, validations }
-    }
-
-    pub(super) fn decided(&self, decision: &Decision) {
-        if decision.profiles.is_empty() {
-            self.pairs.count(as_profile_outcome(decision.outcome), decision.reason);
-        }
-        for profile in &decision.profiles {
-            self.pairs.count(profile.outcome, profile.reason);
-        }
-        for notice in &decision.notices {
-            self.notices.count(notice_index(notice));
-        }
-        for failed in &decision.validations {
-            self.validations.count(failed.outcome as usize);
-        }
-    }
-}
-
-impl Pairs {
-    fn count(&self, outcome: ProfileOutcome, reason: Reason) {
-        if let Some(count) = self.0.get(outcome as usize * Reason::ALL.len() + reason as usize) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl EncodeMetric for Pairs {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        let pairs = OUTCOMES.iter().flat_map(|outcome| Reason::ALL.iter().map(move |reason| (outcome, reason)));
-        for ((outcome, reason), count) in pairs.zip(&*self.0) {
-            let count = count.load(Ordering::Relaxed);
-            if count > 0 {
-                let labels = [("outcome", outcome.as_str()), ("reason", reason.as_str())];
-                encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
-    }
-}
-
-/// Returns the index of this notice in [`NOTICES`].
-const fn notice_index(notice: &Notice) -> usize {
-    match notice {
-        Notice::RecordDropped => 0,
-        Notice::UnknownWord { .. } => 1,
-        Notice::AmbiguousWord { .. } => 2,
-        Notice::OfProfile { .. } => 3,
-        Notice::Parameter { .. } => 4,
-    }
-}
-
-const fn as_profile_outcome(outcome: Outcome) -> ProfileOutcome {
-    match outcome {
-        Outcome::Injected => ProfileOutcome::Applied,
-        Outcome::Unchanged => ProfileOutcome::Unchanged,
-        Outcome::Skipped => ProfileOutcome::Skipped,
-        Outcome::Validated => ProfileOutcome::Validated,
-        Outcome::Denied => ProfileOutcome::Denied,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,34 +163,6 @@ mod tests {
         }
         for outcome in Outcome::ALL {
             assert_eq!(Durations::OUTCOMES[outcome as usize], outcome.as_str());
-        }
-        for (position, outcome) in OUTCOMES.into_iter().enumerate() {
-            assert_eq!(outcome as usize, position);
-        }
-        for (position, outcome) in VALIDATIONS.into_iter().enumerate() {
-            assert_eq!(outcome as usize, position);
-        }
-    }
-
-    #[test]
-    fn notices_are_counted_by_kind() {
-        let mut registry = Registry::default();
-        let counters = DecisionCounters::register(&mut registry);
-        let text = || Box::<str>::from("x");
-        let notices = vec![
-            Notice::RecordDropped,
-            Notice::UnknownWord { key: text(), word: text() },
-            Notice::AmbiguousWord { key: text() },
-            Notice::OfProfile { profile: text(), text: text() },
-            Notice::Parameter { profile: text(), message: text() },
-        ];
-        for (position, notice) in notices.into_iter().enumerate() {
-            counters.decided(&Decision { notices: vec![notice], ..Decision::skipped(Reason::NoProfile) });
-            let text = crate::counters::text(&registry);
-            for (index, name) in NOTICES.iter().enumerate() {
-                let line = format!("notices_total{{notice=\"{name}\"}} {}\n", u8::from(index <= position));
-                assert!(text.contains(&line), "{line} is not in\n{text}");
-            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Series for names that come and go: requests by namespace, injections by profile, and the sizes of the snapshot.
+//! Series for names that come and go, such as those of profiles, and the requests by tenant.
 //!
 //! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without a slot
 //! is counted as [`OTHER`]. Only the first count of a new name takes a lock, to give it a slot.
@@ -6,22 +6,19 @@
 //! A slot is released at a scrape that finds its name deleted for [`GRACE`]: by then every Prometheus has read its last
 //! value. The value is not added to [`OTHER`], where it would look like a burst; a sum over rates loses nothing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use pillion_engine::decision::{Decision, Outcome, ProfileOutcome};
-use pillion_engine::snapshot::Snapshot;
+use pillion_engine::decision::Outcome;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::requests::RequestOutcome;
-use crate::counters::labelled;
 
 /// The label value for all names without a slot. Kubernetes names cannot begin with `_`.
 pub(super) const OTHER: &str = "_other";
@@ -116,41 +113,29 @@ impl<C: Default> Slots<C> {
     }
 }
 
-/// Whether requests are counted by namespace, and for how many namespaces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TenantSettings {
-    /// Whether to count by namespace.
-    pub enabled: bool,
-    /// Namespaces with their own series, four each. Requests of all others are counted as `_other`.
-    pub max_namespaces: usize,
-}
-
-impl Default for TenantSettings {
-    fn default() -> Self {
-        Self { enabled: false, max_namespaces: 500 }
-    }
-}
-
-labelled! {
+pillion_api::labelled! {
     /// The outcome of a tenant's request: coarser than [`RequestOutcome`], since each value costs a series for each
     /// tenant.
     enum TenantOutcome {
         Injected => "injected",
         /// Allowed without changes.
         Allowed => "allowed",
+        /// Allowed, although a profile was skipped.
+        Incomplete => "incomplete",
         Denied => "denied",
-        /// Rejected for lack of resources, or failed: HTTP 5xx.
+        /// Shed, or failed: HTTP 5xx.
         Failed => "failed",
     }
 }
 
-impl From<RequestOutcome> for TenantOutcome {
-    fn from(outcome: RequestOutcome) -> Self {
+impl TenantOutcome {
+    /// Returns the outcome for the tenant. `incomplete`: a profile was skipped.
+    const fn of(outcome: RequestOutcome, incomplete: bool) -> Self {
         match outcome {
+            RequestOutcome::Decided(Outcome::Denied) => Self::Denied,
+            RequestOutcome::Decided(_) if incomplete => Self::Incomplete,
             RequestOutcome::Decided(Outcome::Injected) => Self::Injected,
             RequestOutcome::Decided(Outcome::Unchanged | Outcome::Skipped | Outcome::Validated) => Self::Allowed,
-            RequestOutcome::Decided(Outcome::Denied) => Self::Denied,
             // A bad request has no namespace, so [`Tenant::answered`] never converts its outcome.
             RequestOutcome::Shed | RequestOutcome::Error | RequestOutcome::BadRequest => Self::Failed,
         }
@@ -159,89 +144,28 @@ impl From<RequestOutcome> for TenantOutcome {
 
 type TenantCounters = [AtomicU64; TenantOutcome::ALL.len()];
 
-/// The counters of all namespaces. `None`: counting is off.
+/// The counters of all tenants. Clones share them.
 #[derive(Clone, Debug)]
-pub(crate) struct Tenants(Option<Arc<Slots<TenantCounters>>>);
+pub(crate) struct Tenants(Arc<Slots<TenantCounters>>);
 
-/// The namespace of a request, once known. `None`: counting is off. Clones refer to the same request.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tenant(Option<Arc<TenantSlot>>);
-
-#[derive(Debug)]
-struct TenantSlot {
+/// The tenant of a request, once its namespace is known. A clone refers to the same request, but does not learn a
+/// namespace that is set later.
+#[derive(Clone, Debug)]
+pub(crate) struct Tenant {
     slots: Arc<Slots<TenantCounters>>,
     /// Empty until the namespace is known.
     found: OnceLock<Arc<Slot<TenantCounters>>>,
 }
 
 impl Tenants {
-    pub(super) fn new(settings: &TenantSettings) -> Self {
-        Self(settings.enabled.then(|| Arc::new(Slots::new(settings.max_namespaces))))
+    pub(super) fn new(max: usize) -> Self {
+        Self(Arc::new(Slots::new(max)))
     }
 
     /// Returns a tenant whose namespace is not known yet.
     #[must_use]
     pub(crate) fn request(&self) -> Tenant {
-        Tenant(self.0.clone().map(|slots| Arc::new(TenantSlot { slots, found: OnceLock::new() })))
-    }
-
-    pub(super) fn release(&self, now: Instant, exists: impl Fn(&str) -> bool) {
-        if let Some(slots) = &self.0 {
-            slots.release(now, exists);
-        }
-    }
-}
-
-impl Tenant {
-    /// Sets the request's namespace. `known`: the snapshot has it; otherwise the request is counted as [`OTHER`]. Only
-    /// the first call has an effect.
-    pub(crate) fn set_namespace(&self, namespace: &str, known: bool) {
-        if let Some(TenantSlot { slots, found }) = self.0.as_deref() {
-            found.get_or_init(|| if known { slots.of(namespace) } else { slots.other() });
-        }
-    }
-
-    /// Counts the request, unless its namespace is unknown or counting is off.
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
-    pub(super) fn answered(&self, outcome: RequestOutcome) {
-        if let Some(slot) = self.0.as_deref().and_then(|tenant| tenant.found.get()) {
-            slot.counters[TenantOutcome::from(outcome) as usize].fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Collector for Tenants {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(slots) = &self.0 else { return Ok(()) };
-        let help = "Admission requests whose namespace was found out, by namespace and by how they ended";
-        let mut metric = encoder.encode_descriptor("tenant_requests", help, None, MetricType::Counter)?;
-        for (namespace, slot) in slots.all() {
-            for (outcome, count) in TenantOutcome::ALL.iter().zip(&slot.counters) {
-                let labels = [("namespace", &*namespace), ("outcome", outcome.as_str())];
-                let count = count.load(Ordering::Relaxed);
-                metric.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Profiles with their own series. Injections of all others are counted as `_other`.
-pub(super) const MAX_PROFILES: usize = 200;
-
-/// How often each profile was applied.
-#[derive(Clone, Debug)]
-pub(super) struct ProfileCounters(Arc<Slots<AtomicU64>>);
-
-impl ProfileCounters {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(Slots::new(MAX_PROFILES)))
-    }
-
-    pub(super) fn decided(&self, decision: &Decision) {
-        for decided in decision.profiles.iter().filter(|decided| decided.outcome == ProfileOutcome::Applied) {
-            self.0.of(decided.profile.display_name()).counters.fetch_add(1, Ordering::Relaxed);
-        }
+        Tenant { slots: Arc::clone(&self.0), found: OnceLock::new() }
     }
 
     pub(super) fn release(&self, now: Instant, exists: impl Fn(&str) -> bool) {
@@ -249,44 +173,32 @@ impl ProfileCounters {
     }
 }
 
-impl Collector for ProfileCounters {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "Objects that a profile was applied to, by the profile's name";
-        let mut metric = encoder.encode_descriptor("profile_injections", help, None, MetricType::Counter)?;
-        for (profile, slot) in self.0.all() {
-            let count = slot.counters.load(Ordering::Relaxed);
-            let labels = [("profile", &*profile)];
-            metric.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+impl Tenant {
+    /// Sets the request's namespace. `known`: the snapshot has it; otherwise the request is counted as [`OTHER`]. Only
+    /// the first call has an effect.
+    pub(crate) fn set_namespace(&self, namespace: &str, known: bool) {
+        self.found.get_or_init(|| if known { self.slots.of(namespace) } else { self.slots.other() });
+    }
+
+    /// Counts the request, unless its namespace is unknown. `incomplete`: a profile was skipped.
+    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    pub(crate) fn answered(&self, outcome: RequestOutcome, incomplete: bool) {
+        if let Some(slot) = self.found.get() {
+            slot.counters[TenantOutcome::of(outcome, incomplete) as usize].fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
     }
 }
 
-pub(super) struct SnapshotCollector {
-    pub(super) snapshot: Arc<ArcSwap<Snapshot>>,
-    pub(super) tenants: Tenants,
-    pub(super) profiles: ProfileCounters,
-}
-
-impl fmt::Debug for SnapshotCollector {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("SnapshotCollector")
-    }
-}
-
-impl Collector for SnapshotCollector {
+impl Collector for Tenants {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let snapshot = self.snapshot.load();
-        let now = Instant::now();
-        self.tenants.release(now, |name| snapshot.namespace(name).is_some());
-        let profiles: HashSet<_> = snapshot.profiles().iter().map(|profile| profile.display_name()).collect();
-        self.profiles.release(now, |name| profiles.contains(name));
-        for (name, help, count) in [
-            ("profiles", "Profiles that are served", snapshot.profiles().len()),
-            ("namespaces", "Namespaces that are known", snapshot.namespace_count()),
-        ] {
-            let gauge = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
-            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        let help = "Answered admission requests whose namespace is known, by tenant and outcome";
+        let mut metric = encoder.encode_descriptor("tenant_requests", help, None, MetricType::Counter)?;
+        for (tenant, slot) in self.0.all() {
+            for (outcome, count) in TenantOutcome::ALL.iter().zip(&slot.counters) {
+                let labels = [("tenant", &*tenant), ("outcome", outcome.as_str())];
+                let count = count.load(Ordering::Relaxed);
+                metric.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+            }
         }
         Ok(())
     }
@@ -353,10 +265,14 @@ mod tests {
 
     #[test]
     fn request_outcomes_map_to_tenant_outcomes() {
-        let counts = |outcome| TenantOutcome::from(outcome).as_str();
+        let outcomes = |incomplete| RequestOutcome::ALL.map(|outcome| TenantOutcome::of(outcome, incomplete).as_str());
         assert_eq!(
-            RequestOutcome::ALL.map(counts),
+            outcomes(false),
             ["injected", "allowed", "allowed", "allowed", "denied", "failed", "failed", "failed"]
+        );
+        assert_eq!(
+            outcomes(true),
+            ["incomplete", "incomplete", "incomplete", "incomplete", "denied", "failed", "failed", "failed"]
         );
     }
 }

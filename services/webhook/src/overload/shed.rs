@@ -8,15 +8,15 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::counters::{Counters, labelled};
+use crate::counters::Counters;
 
-labelled! {
+pillion_api::labelled! {
     /// Why a request was rejected with 503.
     pub(crate) enum Shed {
         /// The limit of concurrent requests is reached.
         InFlight => "in_flight",
         /// Too many bodies were incomplete, and the request's body was the oldest.
-        Unfinished => "unfinished",
+        Unfinished => "incomplete_body",
         /// The queue for permits is full.
         QueueFull => "queue_full",
         /// The queue of the request's namespace is full.
@@ -28,7 +28,7 @@ labelled! {
         /// The first lists of the cluster are not complete yet.
         NotReady => "not_ready",
         /// The request's namespace is missing from the snapshot, and the lookup of the namespace failed.
-        Namespace => "namespace",
+        Namespace => "namespace_unknown",
     }
 }
 
@@ -98,17 +98,17 @@ impl OverloadMetrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let shed = Counters::register(
             registry,
-            "shed",
-            "Requests that were turned away with 503, by the bound that they met",
+            "shed_requests",
+            "Requests that the replica shed with HTTP 503, by reason",
             "reason",
             Shed::ALL.map(Shed::as_str),
         );
         let queued = Family::<SizeLabel, Gauge>::default();
-        registry.register("queued", "Requests that wait for their turn to be decided, by size", queued.clone());
+        registry.register("queued_requests", "Requests that wait for a permit to be decided, by size", queued.clone());
         let waited = Family::<SizeLabel, Histogram>::new_with_constructor(|| Histogram::new(WAIT_BUCKETS));
         registry.register(
             "queue_wait_seconds",
-            "How long requests waited for their turn to be decided, in seconds; only those that had to wait",
+            "Time that queued requests waited for a permit, by size of the request",
             waited.clone(),
         );
         let queue = |size| QueueMetrics {

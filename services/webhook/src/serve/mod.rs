@@ -423,7 +423,7 @@ impl ServerContext {
 
     /// Counts and logs a connection that was closed for a client with fewer connections.
     fn count_revoked(&self, peer: SocketAddr) {
-        self.metrics.given_up.inc();
+        self.metrics.evicted();
         let limit = self.settings.max_connections;
         tracing::debug!(%peer, limit, "too many connections: one is closed for a client that has fewer");
     }

@@ -18,7 +18,7 @@ async fn path_of_100_kib_is_refused() {
     let request = format!("POST /{} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "x".repeat(100 * 1024));
     let answer = exchange(&mut server.http1().await, request).await;
     assert!(answer.starts_with("HTTP/1.1 414 ") || answer.starts_with("HTTP/1.1 431 "), "{answer}");
-    assert!(app.sum("pillion_admission_requests_total{") < 0.5);
+    assert!(app.sum("pillion_webhook_requests_total{") < 0.5);
 }
 
 /// Chunks with an extension are read, and chunks with an invalid size are refused.
@@ -72,9 +72,9 @@ async fn nothing_is_smuggled_behind_body() {
         assert!(answer.starts_with("HTTP/1.1 400 "), "{lengths}: {answer}");
         assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{lengths}: {answer}");
     }
-    let required = app.sum_with("pillion_admission_requests_total{", "endpoint=\"required\"");
+    let required = app.sum_with("pillion_webhook_requests_total{", "endpoint=\"required\"");
     assert!(required < 0.5, "a request was smuggled in");
-    assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
+    assert_eq!(app.metric("pillion_webhook_panics_total"), Some(0.0));
 }
 
 /// Malformed request heads get 400 or end the connection.
@@ -95,7 +95,7 @@ async fn invalid_head_is_refused_and_ends_connection() {
     let many = (0..200).map(|number| format!("X-{number}: y\r\n")).collect::<Vec<_>>().concat();
     let answer = exchange(&mut server.http1().await, format!("POST /mutate HTTP/1.1\r\n{many}\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
-    assert_eq!(app.metric("pillion_panics_total"), Some(0.0));
+    assert_eq!(app.metric("pillion_webhook_panics_total"), Some(0.0));
 }
 
 /// Checks the default limit. Other tests show the behaviour at a smaller limit.
@@ -153,5 +153,5 @@ async fn plain_text_on_tls_port_is_closed() {
         assert!(!answer.contains("HTTP"), "{answer:?}");
     }
     until("the failed handshakes are counted", || server.handshakes("failed") > 3.5).await;
-    assert!(app.sum("pillion_admission_requests_total{") < 0.5);
+    assert!(app.sum("pillion_webhook_requests_total{") < 0.5);
 }

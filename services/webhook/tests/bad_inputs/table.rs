@@ -189,14 +189,16 @@ impl Row {
     /// with any outcome were sent after the row's request.
     fn check_metrics(&self, way: &str, app: &App, more: u8) {
         let at = format!("B{} {} ({way})", self.number, self.name);
-        for series in ["pillion_panics_total", "pillion_inflight", "pillion_body_bytes"] {
+        for series in
+            ["pillion_webhook_panics_total", "pillion_webhook_inflight_requests", "pillion_webhook_body_memory_bytes"]
+        {
             assert_eq!(app.metric(series), Some(0.0), "{at}: {series}");
         }
         let outcomes = self.outcomes();
         let own = f64::from(u8::from(!outcomes.is_empty()));
-        let all = app.sum("pillion_admission_requests_total{");
+        let all = app.sum("pillion_webhook_requests_total{");
         assert!((all - own - f64::from(more)).abs() < 0.5, "{at}: {all} requests were counted");
-        let of = |outcome: &&str| app.sum_with("pillion_admission_requests_total{", &format!("outcome=\"{outcome}\""));
+        let of = |outcome: &&str| app.sum_with("pillion_webhook_requests_total{", &format!("outcome=\"{outcome}\""));
         let counted: f64 = outcomes.iter().map(of).sum();
         assert!(counted > own - 0.5, "{at}: {counted} are counted as {outcomes:?}");
     }

@@ -287,16 +287,16 @@ impl Running {
     }
 
     /// Returns the number of connections that timed out while waiting for this event.
-    pub fn timed_out(&self, waiting: &str) -> f64 {
-        self.metric(&format!("pillion_connections_timed_out_total{{waiting=\"{waiting}\"}}"))
+    pub fn closed(&self, reason: &str) -> f64 {
+        self.metric(&format!("pillion_webhook_closed_connections_total{{reason=\"{reason}\"}}"))
     }
 
     pub fn handshakes(&self, result: &str) -> f64 {
-        value(&self.registry, &format!("pillion_tls_handshakes_total{{result=\"{result}\"}}")).unwrap()
+        value(&self.registry, &format!("pillion_webhook_tls_handshakes_total{{result=\"{result}\"}}")).unwrap()
     }
 
     pub fn connections(&self) -> f64 {
-        value(&self.registry, "pillion_tls_connections").unwrap()
+        value(&self.registry, "pillion_webhook_connections").unwrap()
     }
 
     pub async fn tcp(&self) -> TcpStream {

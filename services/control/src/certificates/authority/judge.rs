@@ -20,7 +20,6 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::validity;
-use crate::labels::labelled;
 
 /// How far in the future a certificate's validity may begin, since clocks differ.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(5);
@@ -47,9 +46,9 @@ pub struct ValidCertificate {
     pub not_after: Timestamp,
 }
 
-labelled! {
+pillion_api::labelled! {
     /// Why a certificate cannot be served.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Hash)]
     pub enum Reason {
         /// The certificate is missing or not PEM.
         NoCertificate => "no_certificate",

@@ -27,8 +27,6 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::labels::labelled;
-
 pub use plan::{Settings, next};
 
 /// The number of a CA. A new CA has a higher number than all earlier ones.
@@ -36,10 +34,10 @@ pub use plan::{Settings, next};
 #[serde(transparent)]
 pub struct Generation(pub u32);
 
-labelled! {
+pillion_api::labelled! {
     /// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the
     /// condition for its end.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[derive(PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Phase {
         /// There is one CA. The phase ends when the CA is old, or when an operator requests a rotation.
@@ -67,9 +65,9 @@ impl fmt::Display for Phase {
     }
 }
 
-labelled! {
+pillion_api::labelled! {
     /// Why a rotation began.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[derive(Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Trigger {
         /// The CA has reached its maximum age.
@@ -326,9 +324,9 @@ pub enum Repair {
     Foreign,
 }
 
-labelled! {
+pillion_api::labelled! {
     /// Why a rotation waits.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Hash)]
     pub enum Blocked {
         /// There is nothing to do.
         Idle => "idle",
@@ -338,7 +336,7 @@ labelled! {
         /// configuration would then reject pods.
         NoEndpoint => "no_endpoint",
         /// The connectivity check is running. Until it ends, a failed call rejects no pod.
-        Rehearsal => "rehearsal",
+        Rehearsal => "connectivity_check",
         /// An operator disabled the webhooks.
         Disarmed => "disarmed",
         /// Not every API server is known to have the bundle.

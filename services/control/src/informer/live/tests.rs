@@ -50,7 +50,7 @@ impl World {
     /// Returns the number of lookups with this result.
     fn counted(&self, result: LookupResult) -> usize {
         let text = crate::labels::exposition(&self.registry);
-        let series = format!("pillion_live_lookups_total{{result=\"{}\"}} ", result.as_str());
+        let series = format!("pillion_webhook_namespace_lookups_total{{result=\"{}\"}} ", result.as_str());
         text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
     }
 }

@@ -24,7 +24,7 @@ const BOUNDS: Bounds = Bounds {
 struct TestKind;
 
 impl LookupKind for TestKind {
-    const NAME: &'static str = "things";
+    const NAME: &'static str = "pillion_things";
     const HELP: &'static str = "Things";
     const ALL: &'static [Self] = &[Self];
 

@@ -40,7 +40,7 @@ impl World {
     /// Returns the number of lookups of service accounts with this result.
     fn accounts(&self, result: LookupResult) -> usize {
         let text = crate::labels::exposition(&self.registry);
-        let labels = format!("{{what=\"service_account\",result=\"{}\"}}", result.as_str());
+        let labels = format!("{{kind=\"service_account\",result=\"{}\"}}", result.as_str());
         let series = format!("pillion_lookups_total{labels} ");
         text.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
     }

@@ -103,7 +103,7 @@ impl KeptControlPlane {
 
     pub(super) fn repairs(&self, configuration: &str, drift: &str) -> f64 {
         let series = format!(
-            "pillion_controller_configuration_repairs_total{{configuration=\"{configuration}\",drift=\"{drift}\"}}"
+            "pillion_controller_configuration_repairs_total{{configuration=\"{configuration}\",reason=\"{drift}\"}}"
         );
         self.metric(&series).unwrap_or_default()
     }
