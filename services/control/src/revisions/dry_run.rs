@@ -245,7 +245,7 @@ mod tests {
             "template": {"metadata": {"labels": {"a": "${lookups.map.data.a}"}}},
         });
         for (spec, why) in [
-            (sidecar(&condition), "a condition of the profile's does not hold"),
+            (sidecar(&condition), "a condition of the profile is false"),
             (parameter, "size"),
             (other, "the profile is not for pods"),
             (lookup, "map"),
