@@ -14,6 +14,7 @@ mod trial;
 mod telemetry;
 mod config;
 mod installation;
+mod availability;
 
 // The commands.
 mod crds;

@@ -1,18 +1,21 @@
 //! `pillion status`: summarises the installation, and lists pods that differ from their profiles, with reasons. It
 //! reads lists from the API server, so it works without a running controller.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::{Client, Error};
 use pillion_api::ClusterInjectionProfile;
-use pillion_control::audit::{self, AuditSettings, Finding, Reads, Report};
+use pillion_api::webhook_configuration::opt_in_of;
+use pillion_control::audit::{self, AuditSettings, Finding, NOT_ENDED, Reads, Report};
 use pillion_control::informer::cluster_listing;
 use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use pillion_control::{Lookups, Release};
@@ -22,10 +25,16 @@ use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
 use crate::args::block_on;
+use crate::availability::{self, WebhookDeployment};
 use crate::certs::Seen;
 use crate::explain::profiles::readiness;
+use crate::explain::sidecar;
+use crate::finding::{self, Code, ObjectRef};
 use crate::installation::{Unread, endpoints, slices};
 use crate::output::{self, Form};
+
+/// The maximum number of pods in one response.
+const PAGE: u32 = 500;
 
 /// Arguments of `pillion status`.
 #[derive(Clone, Debug, Args)]
@@ -43,29 +52,103 @@ pub(crate) struct StatusArgs {
     at: ClusterArgs,
 }
 
-/// Prints the overview and the findings. Exit code 1: there are findings.
-pub(crate) fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
-    let format = args.output;
-    let (lines, report) = block_on(report(args))?;
-    format.print(|| Ok(at_a_glance(&lines) + &table(&report.findings)), || Ok(document(&lines, &report)))?;
-    if format == Form::Text {
-        output::report(&summary(&report))?;
-    }
-    Ok(if report.total() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+/// What the command prints.
+struct Status {
+    /// What keeps the installation or sidecars from working.
+    problems: Vec<finding::Finding>,
+    overview: Vec<Line>,
+    report: Report,
 }
 
-async fn report(args: StatusArgs) -> anyhow::Result<(Vec<Line>, Report)> {
+/// Prints problems, the overview and the findings of the audit. Exit code 1: there are problems or findings.
+pub(crate) fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
+    let format = args.output;
+    let status = block_on(read(args))?;
+    format.print(|| Ok(text(&status)), || Ok(document(&status)))?;
+    if format == Form::Text {
+        output::report(&summary(&status.report))?;
+    }
+    let is_well = status.report.total() == 0 && finding::is_well(&status.problems);
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn read(args: StatusArgs) -> anyhow::Result<Status> {
     let StatusArgs { namespace, pods, at, output: _ } = args;
     let (client, release) = at.connect().await?;
-    let is_whole = namespace.is_none() && !pods;
-    let lines = if is_whole { overview(&client, &release).await } else { Vec::new() };
     may_be_asked(&client).await?;
+    let is_whole = namespace.is_none() && !pods;
+    let configurations = Api::<MutatingWebhookConfiguration>::all(client.clone());
+    let configuration = configurations.get_opt(release.configuration()).await;
+    let opt_in = configuration.as_ref().ok().and_then(|found| opt_in_of(found.as_ref()?)).unwrap_or_default();
+    let mut problems = if is_whole { unavailable(&client, &release, &configuration).await } else { Vec::new() };
+    let listing = cluster_listing::read(&client, namespace.as_deref(), &opt_in).await;
+    let overview = if is_whole { overview(&client, &release, &listing).await } else { Vec::new() };
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
     let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
     let report = audit::once(&client, &release, namespace.as_deref(), &reads, &settings).await?;
-    Ok((lines, report))
+    let opted_in = listing.snapshot.namespaces().filter(|(_, found)| found.level().is_some()).map(|(name, _)| name);
+    problems.extend(failing_sidecars(&client, opted_in.collect()).await?);
+    Ok(Status { problems: finding::sorted(problems), overview, report })
+}
+
+/// Returns findings if no pod is injected at all. A part that cannot be read is left out: the overview has the error.
+async fn unavailable(
+    client: &Client,
+    release: &Release,
+    configuration: &kube::Result<Option<MutatingWebhookConfiguration>>,
+) -> Vec<finding::Finding> {
+    let mut found = Vec::new();
+    if let Some(slices) = slices(client, release, &mut Unread::new()).await {
+        let deployment = WebhookDeployment::read(client, release).await;
+        found.extend(availability::no_ready_replica(release, &endpoints(&slices), deployment));
+    }
+    let map = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await;
+    let map = map.ok().flatten();
+    if switch::injection(map.as_ref()) == Position::Off {
+        let by = switch::author(map.as_ref(), INJECTION_KEY);
+        found.push(availability::injection_disabled(release, by.as_deref()));
+    }
+    if switch::webhooks(map.as_ref()) == Position::Off {
+        let by = switch::author(map.as_ref(), WEBHOOKS_KEY);
+        found.push(availability::webhooks_disabled(release, by.as_deref()));
+        return found;
+    }
+    let has_entries = |found: &MutatingWebhookConfiguration| found.webhooks.as_ref().is_some_and(|all| !all.is_empty());
+    if configuration.as_ref().is_ok_and(|found| !found.as_ref().is_some_and(has_entries)) {
+        found.push(availability::not_registered(release));
+    }
+    found
+}
+
+/// Returns a finding for each container that Pillion added and that does not run.
+async fn failing_sidecars(client: &Client, namespaces: BTreeSet<&str>) -> anyhow::Result<Vec<finding::Finding>> {
+    let mut found = Vec::new();
+    for namespace in namespaces {
+        let pods = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
+        let mut page = ListParams::default().fields(NOT_ENDED).limit(PAGE);
+        loop {
+            let list = pods.list(&page).await.with_context(|| format!("the pods of {namespace} cannot be listed"))?;
+            for pod in list.items {
+                found.extend(findings_of_pod(namespace, &serde_json::to_value(pod)?));
+            }
+            let Some(next) = list.metadata.continue_.filter(|next| !next.is_empty()) else { break };
+            page = page.continue_token(&next);
+        }
+    }
+    Ok(found)
+}
+
+fn findings_of_pod(namespace: &str, pod: &Value) -> Vec<finding::Finding> {
+    let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    let of = |failing: sidecar::FailingSidecar| {
+        let remedy = failing.remedy(namespace, name, "restart the workload");
+        let object = ObjectRef::new("Pod", Some(namespace), name);
+        let finding = finding::Finding::new(Code::SidecarNotRunning, object, failing.message());
+        finding.remedy(remedy).of_profile(&failing.profile)
+    };
+    sidecar::failing(pod).into_iter().map(of).collect()
 }
 
 /// Fails at once if the user may not list profiles or namespaces. The audit would retry instead.
@@ -75,33 +158,39 @@ async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
     let namespaces = Api::<Namespace>::all(client.clone());
     let profiles = profiles.list_metadata(&one).await.map(drop);
     for asked in [profiles, namespaces.list_metadata(&one).await.map(drop)] {
-        if let Err(Error::Api(status)) = asked
-            && status.code == 403
-        {
-            bail!(
-                "{}; the audit reads all namespaces and profiles. Who may not asks about their own: pillion explain namespace/NAME",
+        match asked {
+            Err(Error::Api(status)) if status.code == 403 => bail!(
+                "{}; the audit reads all namespaces and profiles. For one namespace: pillion explain namespace/NAME",
                 status.message
-            );
+            ),
+            Err(Error::Api(status)) if status.code == 404 => {
+                bail!("the CRDs of Pillion are missing, so it is not installed: pillion crds | kubectl apply -f -")
+            }
+            Ok(()) | Err(_) => {}
         }
     }
     Ok(())
 }
 
-/// Formats the overview in columns, followed by an empty line.
-fn at_a_glance(lines: &[Line]) -> String {
-    let mut text = String::new();
-    for line in lines {
+/// Formats the problems, the overview in columns, and the table.
+fn text(status: &Status) -> String {
+    let mut text = finding::lines(&status.problems);
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    for line in &status.overview {
         // Writing to a string never fails.
         let _ = writeln!(text, "{:<14}{}", line.what, line.said);
     }
-    if !lines.is_empty() {
+    if !status.overview.is_empty() {
         text.push('\n');
     }
-    text
+    text + &table(&status.report.findings)
 }
 
 /// Returns the output for programs.
-fn document(lines: &[Line], report: &Report) -> Value {
+fn document(status: &Status) -> Value {
+    let Status { problems, overview, report } = status;
     let findings = report.findings.iter().map(|finding| {
         json!({
             "namespace": *finding.namespace,
@@ -116,7 +205,8 @@ fn document(lines: &[Line], report: &Report) -> Value {
     });
     let pods = &report.pods;
     json!({
-        "installation": lines,
+        "problems": problems,
+        "installation": overview,
         "pods": {
             "missing": pods.missing, "outdated": pods.outdated, "surplus": pods.surplus, "pending": pods.pending,
             "undecided": pods.undecided, "injected": pods.injected, "optedOut": pods.opted_out, "notAsked": pods.not_asked,
@@ -148,13 +238,13 @@ fn table(findings: &[Finding]) -> String {
 fn summary(report: &Report) -> String {
     let pods = &report.pods;
     let kinds = [
-        (pods.missing, "lack a profile"),
-        (pods.outdated, "carry an older revision"),
-        (pods.surplus, "carry a profile that is not for them any more"),
-        (pods.pending + pods.undecided, "cannot be judged"),
-        (pods.injected, "are as their profiles say"),
+        (pods.missing, "without a profile"),
+        (pods.outdated, "outdated"),
+        (pods.surplus, "with a profile that no longer matches"),
+        (pods.pending + pods.undecided, "undecided"),
+        (pods.injected, "up to date"),
         (pods.opted_out, "opted out"),
-        (pods.not_asked, "have no profile"),
+        (pods.not_asked, "that request no profile"),
     ];
     let counts: Vec<_> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
@@ -174,7 +264,7 @@ struct Line {
 }
 
 /// Returns all lines of the overview. If an object cannot be read, its line contains the error.
-async fn overview(client: &Client, release: &Release) -> Vec<Line> {
+async fn overview(client: &Client, release: &Release, listing: &cluster_listing::ClusterListing) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut line = |what, said: String| lines.push(Line { what, said });
     let mut unread = Vec::new();
@@ -192,8 +282,7 @@ async fn overview(client: &Client, release: &Release) -> Vec<Line> {
         }
         Err(error) => line("certificate", format!("cannot be read: {}", output::causes(&error))),
     }
-    let found = cluster_listing::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
-    line("profiles", describe_profiles(&found));
+    line("profiles", describe_profiles(listing));
     lines
 }
 
@@ -213,7 +302,7 @@ fn describe_replicas(endpoints: &[(String, bool)]) -> String {
 fn describe_leader(lease: Option<&Lease>, now: Timestamp) -> String {
     let spec = lease.and_then(|lease| lease.spec.as_ref());
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
-    let Some((spec, holder)) = spec.zip(holder) else { return "nobody".to_owned() };
+    let Some((spec, holder)) = spec.zip(holder) else { return "none".to_owned() };
     match spec.renew_time.as_ref() {
         Some(renewed) => format!("{holder}, renewed {} s ago", now.duration_since(renewed.0).as_secs()),
         None => holder.to_owned(),
@@ -226,7 +315,7 @@ fn describe_switch(map: Option<&ConfigMap>) -> String {
         match position {
             Position::On => format!("{key} {on}"),
             Position::Off => format!("{key} {off}{}", who()),
-            Position::Unreadable(word) => format!("{key} is {word:?}, which nobody understands"),
+            Position::Unreadable(word) => format!("{key} has the unknown value {word:?}"),
         }
     };
     let injection = describe(INJECTION_KEY, switch::injection(map), "enabled", "disabled");
@@ -246,7 +335,12 @@ fn describe_profiles(found: &cluster_listing::ClusterListing) -> String {
     let mut text = format!("{} stored, {} served", found.stored.len(), found.snapshot.profiles().iter().count());
     if !not_ready.is_empty() {
         // Writing to a string never fails.
-        let _ = write!(text, "; not at work as they are stored: {}", not_ready.join(", "));
+        let _ = write!(text, "; last edit not active: {}", not_ready.join(", "));
+    }
+    for stored in &found.stored {
+        if let Some(rollback) = stored.status.rollback() {
+            let _ = write!(text, "; {} is rolled back to {} from {}", stored.name, rollback.to, rollback.from);
+        }
     }
     text
 }
@@ -273,7 +367,7 @@ mod tests {
         assert_eq!(
             table(std::slice::from_ref(&finding)),
             "NAMESPACE   POD               OWNER                      PROFILE   STATE     WANT     HAS   CAUSE\n\
-             shop        web-7c9d6f5b8-x   ReplicaSet/web-7c9d6f5b8   nginx     missing   1a2b3c   -     created while the webhook was away\n"
+             shop        web-7c9d6f5b8-x   ReplicaSet/web-7c9d6f5b8   nginx     missing   1a2b3c   -     created while no replica was ready\n"
         );
         assert_eq!(table(&[]), "");
         let mut report = Report {
@@ -284,9 +378,42 @@ mod tests {
         report.namespaces.insert("shop".into(), 1);
         assert_eq!(
             summary(&report),
-            "pods of opted-in namespaces: 1 lack a profile, 2 are as their profiles say; findings in 1 namespace"
+            "pods of opted-in namespaces: 1 without a profile, 2 up to date; findings in 1 namespace"
         );
         assert_eq!(summary(&Report::default()), "pods of opted-in namespaces: none");
+    }
+
+    #[test]
+    fn problems_come_first_with_remedy() {
+        let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+        let problems: Vec<_> =
+            availability::no_ready_replica(&release, &[], WebhookDeployment::Replicas(0)).into_iter().collect();
+        let overview = vec![Line { what: "replicas", said: "0 of 0 ready".to_owned() }];
+        let status = Status { problems, overview, report: Report::default() };
+        let text = anstream::adapter::strip_str(&text(&status)).to_string();
+        assert!(text.starts_with("error no_ready_replica: Service pillion-system/pillion\n"), "{text}");
+        assert!(
+            text.contains("do: kubectl -n pillion-system scale deployment pillion-webhook --replicas=2\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("\n\nreplicas      0 of 0 ready\n\n"), "{text}");
+        assert!(!finding::is_well(&status.problems));
+        assert_eq!(document(&status)["problems"][0]["code"], "no_ready_replica");
+    }
+
+    #[test]
+    fn rolled_back_profile_is_named_in_overview() {
+        let object = json!({"metadata": {"name": "nginx"}, "spec": {},
+            "status": {"revision": "b", "promotedRevision": "b", "acceptedRevision": "c"}});
+        let stored = cluster_listing::Stored::new(serde_json::from_value(object).unwrap());
+        let listing = cluster_listing::ClusterListing {
+            snapshot: std::sync::Arc::default(),
+            of_revisions: true,
+            stored: vec![stored],
+            broken: Vec::new(),
+            unread: Vec::new(),
+        };
+        assert_eq!(describe_profiles(&listing), "1 stored, 0 served; nginx is rolled back to b from c");
     }
 
     #[test]
@@ -296,10 +423,10 @@ mod tests {
         let lease = json!({"spec": {"holderIdentity": "a", "renewTime": "2026-11-22T00:00:05.000000Z"}});
         let lease: Lease = serde_json::from_value(lease).unwrap();
         assert_eq!(describe_leader(Some(&lease), now), "a, renewed 5 s ago");
-        assert_eq!(describe_leader(None, now), "nobody");
+        assert_eq!(describe_leader(None, now), "none");
         let map: ConfigMap =
             serde_json::from_value(json!({"data": {"injection": "disabled", "webhooks": "no"}})).unwrap();
         assert_eq!(describe_switch(None), "injection enabled, webhooks armed");
-        assert_eq!(describe_switch(Some(&map)), "injection disabled, webhooks is \"no\", which nobody understands");
+        assert_eq!(describe_switch(Some(&map)), "injection disabled, webhooks has the unknown value \"no\"");
     }
 }
