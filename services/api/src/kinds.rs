@@ -58,13 +58,35 @@ pub struct ProfileStatus {
     /// The workloads that get `revision`, if not all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
-    /// The stored revisions, the latest first.
+    /// The stored revisions, the last published first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub revisions: Vec<String>,
+    /// The request for a rollback that has ended, although its annotations are still present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub ended_rollback: Option<String>,
     /// The number of namespaces in which the profile may act.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces_matched: Option<i64>,
+}
+
+/// A rollback in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RollbackInForce<'s> {
+    /// The served revision.
+    pub to: &'s str,
+    /// The last accepted revision, which is not served.
+    pub from: &'s str,
+}
+
+impl ProfileStatus {
+    /// Returns the rollback in force. `None` if the last accepted revision is served.
+    #[must_use]
+    pub fn rollback(&self) -> Option<RollbackInForce<'_>> {
+        let (to, from) = (self.revision.as_deref()?, self.accepted_revision.as_deref()?);
+        (to != from).then_some(RollbackInForce { to, from })
+    }
 }
 
 macro_rules! kind {

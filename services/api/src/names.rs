@@ -36,6 +36,10 @@ pub const ROLLBACK_TO_ANNOTATION: &str = "pillion.dev/rollback-to";
 /// accepted. Without this annotation, the rollback stays until [`ROLLBACK_TO_ANNOTATION`] is removed.
 pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
 
+/// Annotation on a profile: when the rollback was requested. A rollback that has ended does not begin again. A request
+/// for the same revisions at another time is a new one.
+pub const ROLLBACK_TIME_ANNOTATION: &str = "pillion.dev/rollback-requested-at";
+
 /// The kubelet's annotation on the mirror of a static pod. The static pod already runs, and admission cannot change it.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 

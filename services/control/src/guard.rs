@@ -37,7 +37,7 @@ pub fn guarded<T>(object: &dyn Display, work: impl FnOnce() -> T) -> Result<T, P
             panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let message = message.unwrap_or("no message");
         let message = message.get(..message.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default();
-        error!(what = %object, panic = message, help = %Panicked, "a panic was caught: all else goes on without this");
+        error!(what = %object, panic = message, help = %Panicked, "a panic was caught: everything else continues without this object");
         Panicked
     })
 }

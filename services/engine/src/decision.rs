@@ -201,9 +201,11 @@ impl fmt::Display for Notice {
                 formatter,
                 "the annotation {INJECTED_ANNOTATION} was not written by Pillion and was dropped; was the pod copied?"
             ),
-            Self::UnknownWord { key, word } => write!(formatter, "{key} asks for {word:?}, which no profile is called"),
+            Self::UnknownWord { key, word } => {
+                write!(formatter, "{key} requests {word:?}, and no profile has this name")
+            }
             Self::AmbiguousWord { key } => {
-                write!(formatter, "{key} could mean more than one profile; say which one by its name")
+                write!(formatter, "{key} could mean more than one profile; request one by its name")
             }
             Self::OfProfile { profile, text } => write!(formatter, "profile {profile}: {text}"),
             Self::Parameter { profile, message } => write!(formatter, "profile {profile}: {message}"),

@@ -35,17 +35,17 @@ reasons! {
     /// At least one profile changed the object.
     Injected => "injected", "the profiles were applied";
     /// A genuine record shows that the object has everything that the profiles add.
-    AlreadyInjected => "already_injected", "everything that the profiles say is there already";
+    AlreadyInjected => "already_injected", "the object already has everything that its profiles add";
     /// The validations of the profiles hold.
     Valid => "valid", "the object passes the validations of its profiles";
     /// A validation of the profile failed.
     ValidationFailed => "validation_failed", "the object does not pass a validation";
     /// The kill switch is set, so no profile is applied.
-    SwitchedOff => "switched_off", "injection is switched off for the whole cluster";
+    SwitchedOff => "switched_off", "injection is disabled for the whole cluster";
     /// The operation is not reviewed, such as the update of a pod on the mutating path.
-    OtherOperation => "other_operation", "only objects that are being created are injected";
+    OtherOperation => "other_operation", "only objects that are created are injected";
     /// No profile is for the resource, which is another kind of object or a subresource.
-    OtherResource => "other_resource", "no profile is for this resource";
+    OtherResource => "other_resource", "no profile targets this resource";
     /// The object is being deleted. Additions to it have no effect, and finalizers cannot be added.
     BeingDeleted => "being_deleted", "it is being deleted";
     /// The object is a mirror pod of the kubelet. It shows a static pod, so changes have no effect.
@@ -57,17 +57,17 @@ reasons! {
     /// The namespace has no opt-in label.
     NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
     /// The namespace is opted in, and no profile can act in it.
-    NoProfile => "no_profile", "no profile is for this namespace";
+    NoProfile => "no_profile", "no profile matches this namespace";
     /// Profiles can act in the namespace, but neither the namespace nor the pod requests one.
-    NotRequested => "not_requested", "neither the pod nor its namespace asks for a profile";
+    NotRequested => "not_requested", "neither the pod nor its namespace requests a profile";
     /// The author of the pod opted out.
     OptedOut => "opted_out", "the pod opts out";
     /// The pod's labels do not match the profile's objectSelector.
     ObjectSelector => "object_selector", "the labels of the pod do not match the profile's objectSelector";
     /// A truthy value could request more than one profile.
-    Ambiguous => "ambiguous", "more than one profile is asked for by this key; say which one by its name";
+    Ambiguous => "ambiguous", "this key requests more than one profile; request one by its name";
     /// A requested profile does not exist.
-    UnknownProfile => "unknown_profile", "a profile is asked for that is not there";
+    UnknownProfile => "unknown_profile", "a requested profile does not exist";
     /// A match condition of the profile is false.
     MatchCondition => "match_condition", "a match condition of the profile is false";
     /// A precondition of the profile or of a container patch is not met.
@@ -75,28 +75,28 @@ reasons! {
     /// A parameter was set to a value that the profile does not allow.
     InvalidParameter => "invalid_parameter", "a parameter was set to a value that the profile does not allow";
     /// An expression of the profile could not be evaluated.
-    ExpressionFailed => "expression_failed", "an expression of the profile's could not be evaluated";
+    ExpressionFailed => "expression_failed", "an expression of the profile could not be evaluated";
     /// An expression or a parameter reads the result of a failed lookup.
-    LookupFailed => "lookup_failed", "something that the profile reads could not be looked up";
+    LookupFailed => "lookup_failed", "an object that the profile reads could not be looked up";
     /// Another profile of the same exclusive group precedes the profile.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
     /// A namespaced profile that only sets values of the cluster profile is applied instead.
-    Extended => "extended", "a profile of the namespace that extends it is applied in its stead";
+    Extended => "extended", "a profile of the namespace that extends it is applied instead";
     /// The name of a container or volume of the profile is taken.
     NameTaken => "name_taken", "a name that the profile adds is taken";
     /// The object has a field of another type than the template.
-    TypeConflict => "type_conflict", "a field of the object is of another type than in the profile's template";
+    TypeConflict => "type_conflict", "a field of the object has another type than in the profile's template";
     /// A key occurs twice in one of the object's maps.
-    DuplicateKey => "duplicate_key", "a key stands twice in one object, and which one counts is not certain";
+    DuplicateKey => "duplicate_key", "a key occurs twice in one object, so its value is ambiguous";
     /// A container of the profile mounts a volume that exists neither in the pod nor in the profile.
-    MissingVolume => "missing_volume", "a container of the profile's mounts a volume that is not there";
+    MissingVolume => "missing_volume", "a container of the profile mounts a volume that does not exist";
     /// The API server would reject the pod: a container requests more than its limit, or a probe or hook does not
     /// have exactly one handler.
     InvalidResult => "invalid_result", "the API server would reject the pod as the profile changes it";
     /// The pod runs on another operating system than the profile's containers.
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";
     /// The record would exceed its maximum size.
-    RecordTooLarge => "record_too_large", "the record of what was changed would be too large";
+    RecordTooLarge => "record_too_large", "the injection record would be too large";
     /// The result would exceed a limit of Kubernetes or of this build.
     LimitExceeded => "limit_exceeded", "the result would exceed a limit";
 }

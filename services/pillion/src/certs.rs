@@ -148,13 +148,13 @@ impl Seen {
         let mut line = |what: &'static str, said: &str| lines.push((what, said.to_owned()));
         match &self.record {
             Stored::Missing => {
-                line("rotation", "there is no record: no controller has led yet, or its Secret was deleted");
+                line("rotation", "no record: no controller has led yet, or its Secret was deleted");
             }
             Stored::Corrupt => {
                 let fault = self.fault.as_deref().unwrap_or("it cannot be read");
                 line(
                     "rotation",
-                    &format!("the record is damaged: {fault}; the controller makes a new authority beside the old one"),
+                    &format!("the record is damaged: {fault}; the controller creates a new CA beside the old one"),
                 );
             }
             Stored::Is(record) => {
@@ -167,18 +167,17 @@ impl Seen {
         }
         match &self.leaf {
             None => {
-                line("certificate", "there is none: the controller has not made one yet, or its Secret was deleted");
+                line("certificate", "missing: the controller has not created one yet, or its Secret was deleted");
             }
             Some(Err(unfit)) => line("certificate", &format!("cannot be served: {unfit}")),
             Some(Ok(fit)) => {
-                let signer = self
-                    .signer
-                    .map_or_else(|| "nobody who is known".to_owned(), |signer| format!("authority {signer}"));
+                let signer =
+                    self.signer.map_or_else(|| "an unknown CA".to_owned(), |signer| format!("authority {signer}"));
                 line("certificate", &format!("of {signer}, ends {}", at(fit.not_after, now)));
             }
         }
         if self.entries.is_empty() {
-            line("webhook", "no entry: the API server calls nobody");
+            line("webhook", "no entry: the API server calls no webhook");
         }
         for (name, contents) in &self.entries {
             let known = contents.authorities.iter().map(|generation| generation.0.to_string()).collect::<Vec<_>>();

@@ -69,10 +69,15 @@ pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> 
     hunks.collect()
 }
 
-/// Formats the difference between two states of an object as YAML; empty if both are equal. The strings are the names
-/// in the header. The result has colours, which [`output::show`] removes if the output is not a terminal.
+/// Formats the difference between two states of an object as YAML; empty if both are equal. Keys are sorted, since
+/// their order has no meaning. The strings are the names in the header. The result has colours, which [`output::show`] removes if the output is not a terminal.
 pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Result<String> {
-    let (old, new) = (output::yaml(before.1)?, output::yaml(after.1)?);
+    let sorted = |object: &Value| {
+        let mut object = object.clone();
+        object.sort_all_objects();
+        output::yaml(&object)
+    };
+    let (old, new) = (sorted(before.1)?, sorted(after.1)?);
     if old == new {
         return Ok(String::new());
     }
@@ -106,5 +111,17 @@ mod tests {
         assert_eq!(plain, "--- x\n+++ y\n@@ -2,5 +2,7 @@\n b: 2\n c: 3\n d: 4\n-e: 5\n+e: \"5\"\n f: 6\n+g:\n+- 7\n");
         assert!(text.contains("\u{1b}[32m+g:\u{1b}[0m"), "{text:?}");
         assert_eq!(of(("x", &before), ("y", &before)).unwrap(), "");
+    }
+
+    #[test]
+    fn order_of_keys_is_no_difference() {
+        let before =
+            json!({"spec": {"containers": [{"name": "app", "image": "a:1", "env": []}], "dnsPolicy": "Default"}});
+        let after =
+            json!({"spec": {"dnsPolicy": "Default", "containers": [{"env": [], "image": "a:2", "name": "app"}]}});
+        let text = of(("x", &before), ("y", &after)).unwrap();
+        let plain = anstream::adapter::strip_str(&text).to_string();
+        let changed: Vec<_> = plain.lines().skip(2).filter(|line| line.starts_with(['+', '-'])).collect();
+        assert_eq!(changed, ["-    image: a:1", "+    image: a:2"], "{plain}");
     }
 }

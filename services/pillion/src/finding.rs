@@ -67,45 +67,45 @@ codes! {
     /// The namespace belongs to the system, and is never injected into.
     SystemNamespace => "system_namespace", Error, "run the workload in a namespace of its own";
     /// The namespace is excluded by name in the webhook configuration.
-    ExcludedNamespace => "excluded_namespace", Error, "use another namespace, or take this one off the list webhooks.excludedNamespaces";
+    ExcludedNamespace => "excluded_namespace", Error, "use another namespace, or remove this one from webhooks.excludedNamespaces";
     /// The pod opts out.
-    OptedOut => "opted_out", Error, "take the opt-out away from the pod template if it should be injected";
+    OptedOut => "opted_out", Error, "remove the opt-out from the pod template if the pod should be injected";
     /// No webhook configuration makes the API server call Pillion.
-    NotRegistered => "not_registered", Error, "see that the controller runs: it writes the configuration once a replica answers";
+    NotRegistered => "not_registered", Error, "check that the controller runs: it writes the configuration once a replica is ready";
     /// A condition in the webhook configuration excludes the pod.
     WebhookCondition => "webhook_condition", Error, "change the condition in the webhook configuration, or the pod";
     /// A condition in the webhook configuration cannot be evaluated for this pod.
-    WebhookConditionFailed => "webhook_condition_failed", Error, "repair the condition in the webhook configuration";
+    WebhookConditionFailed => "webhook_condition_failed", Error, "correct the condition in the webhook configuration";
     // Requests for profiles.
     /// The annotation that requests a profile is on the workload, and not in its pod template.
     AnnotationOnWorkload => "annotation_on_workload", Error, "move it to spec.template.metadata of the workload";
     /// Neither the pod nor its namespace requests a profile.
-    NotRequested => "not_requested", Error, "ask for a profile on the pod template: pillion.dev/profiles: NAME";
+    NotRequested => "not_requested", Error, "request a profile in the pod template: pillion.dev/profiles: NAME";
     /// There is no profile for this namespace.
     NoProfile => "no_profile", Error, "create a ClusterInjectionProfile, or an InjectionProfile in the namespace";
     /// The requested profile does not exist.
-    UnknownProfile => "unknown_profile", Error, "ask for one of the profiles that kubectl get ciprof,iprof lists";
+    UnknownProfile => "unknown_profile", Error, "request one of the profiles that kubectl get ciprof,iprof lists";
     /// The request could mean several profiles.
-    AmbiguousRequest => "ambiguous_request", Error, "ask for one profile by its name";
+    AmbiguousRequest => "ambiguous_request", Error, "request one profile by its name";
     // Constraints of the profile.
     /// The namespace's labels do not match the profile's `namespaceSelector`.
-    NamespaceSelector => "namespace_selector", Error, "label the namespace as the profile's namespaceSelector asks, or use another profile";
+    NamespaceSelector => "namespace_selector", Error, "label the namespace as the profile's namespaceSelector requires, or use another profile";
     /// The pod's labels do not match the profile's `objectSelector`.
-    ObjectSelector => "object_selector", Error, "label the pod template as the profile's objectSelector asks, or use another profile";
+    ObjectSelector => "object_selector", Error, "label the pod template as the profile's objectSelector requires, or use another profile";
     /// A match condition of the profile is false.
     MatchCondition => "match_condition", Error, "change the pod so that the condition holds, or the condition in the profile";
     /// A precondition of the profile is not met.
     Precondition => "precondition", Error, "change the pod so that the precondition is met, or the precondition in the profile";
-    /// The profile excludes pods on the host's network.
-    HostNetwork => "host_network", Error, "do without hostNetwork: true in the pod template, or opt the pod out";
+    /// A condition of the profile excludes pods on the host's network.
+    HostNetwork => "host_network", Error, "remove hostNetwork: true from the pod template, or opt the pod out";
     /// An expression of the profile could not be evaluated.
-    ExpressionFailed => "expression_failed", Error, "repair the expression in the profile; pillion explain -f and -p try it offline";
+    ExpressionFailed => "expression_failed", Error, "correct the expression in the profile; try it offline with pillion explain -f and -p";
     /// A lookup of the profile failed.
-    LookupFailed => "lookup_failed", Error, "see that the webhook may read it, and that it is there";
+    LookupFailed => "lookup_failed", Error, "check that the webhook may read the object, and that it exists";
     /// A parameter has a value that the profile does not allow.
     InvalidParameter => "invalid_parameter", Error, "set the annotation to a value that the profile allows";
     /// Another profile of the same exclusive group is applied.
-    ExclusiveGroup => "exclusive_group", Info, "ask for one profile of the group only";
+    ExclusiveGroup => "exclusive_group", Info, "ask for only one profile of the group";
     /// The pod's author already uses a name that the profile adds.
     NameTaken => "name_taken", Error, "rename the container or volume in the pod template";
     /// The pod's operating system differs from that of the profile's containers.
@@ -113,47 +113,53 @@ codes! {
     /// The profile's template does not fit the object.
     TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
     /// The result would exceed a limit: of Kubernetes, of this build or of the platform's guardrails.
-    LimitExceeded => "limit_exceeded", Error, "see what the message names; tenants' profiles are bounded by the platform's guardrails";
+    LimitExceeded => "limit_exceeded", Error, "see the message; guardrails of the platform limit profiles of tenants";
     /// The pod is rejected.
-    Refused => "refused", Error, "see what the message names: the pod is not created before it is changed";
+    Refused => "refused", Error, "change what the message names; until then the pod is not created";
     /// The profile is not active as stored: it does not compile, or was not accepted.
-    ProfileNotReady => "profile_not_ready", Error, "pillion lint tells what is wrong with its text; kubectl describe what the controller says";
+    ProfileNotReady => "profile_not_ready", Error, "pillion lint shows what is wrong with its text; kubectl describe shows what the controller reports";
     /// The controller has not reconciled this generation of the profile yet.
-    ProfilePending => "profile_pending", Warning, "wait a moment; if it stays so, see that the controller runs";
+    ProfilePending => "profile_pending", Warning, "wait a moment; if it stays so, check that the controller runs";
+    /// The profile is rolled back: an earlier revision than the last accepted one is served.
+    RolledBack => "rolled_back", Info, "correct the profile, or end the rollback: pillion profiles rollback NAME --undo";
     // The time of the pod's creation.
     /// The pod is older than the namespace's opt-in label.
     CreatedBeforeOptIn => "created_before_opt_in", Error, "restart the workload: pods are injected when they are created";
     /// The pod is older than the profile.
     CreatedBeforeProfile => "created_before_profile", Error, "restart the workload: pods are injected when they are created";
     /// The webhook did not answer when the pod was created: it was unavailable, or too slow.
-    WebhookAway => "webhook_away", Error, "see that replicas are ready (pillion doctor), then restart the workload";
+    WebhookAway => "webhook_away", Error, "check that replicas are ready (pillion doctor), then restart the workload";
     /// The pod was not injected for an unknown reason: the webhook did not answer, or skipped the profile.
-    Unexplained => "unexplained", Error, "see that replicas are ready (pillion doctor) and what the controller's audit says, then restart the workload";
+    Unexplained => "unexplained", Error, "check that replicas are ready (pillion doctor) and what the controller's audit reports, then restart the workload";
     /// Labels or annotations of the namespace have changed since the pod was created.
     NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
     /// The profile has changed since the pod was created, and only now matches the pod.
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
-    /// The pod carries an older revision of the profile.
-    OutdatedRevision => "outdated_revision", Warning, "restart the workload to have the revision that is at work";
+    /// The pod has another revision of the profile than new pods get.
+    OutdatedRevision => "outdated_revision", Warning, "restart the workload: new pods get the active revision";
     /// The pod carries a profile that was deleted, or that no longer matches the pod.
-    SurplusProfile => "surplus_profile", Warning, "restart the workload to be without it";
+    SurplusProfile => "surplus_profile", Warning, "restart the workload to remove it";
     /// An addition of Pillion is missing from the pod: another webhook or policy removed it.
-    RemovedAfterInjection => "removed_after_injection", Error, "find out who takes it away among the webhooks that are listed, and have it leave the field alone";
+    RemovedAfterInjection => "removed_after_injection", Error, "find out which of the listed webhooks removes it, and configure that webhook to keep the field";
     /// The injection record in the pod was not written by Pillion.
-    ForeignRecord => "foreign_record", Warning, "take the annotation pillion.dev/injected out of the pod template: it was copied from another pod";
+    ForeignRecord => "foreign_record", Warning, "remove the annotation pillion.dev/injected from the pod template: it was copied from another pod";
     /// The webhook decided about the pod and skipped the profile.
     LeftOut => "left_out", Error, "restart the workload and read the warnings of the API server";
+    /// A container that Pillion added does not start, or crashes.
+    SidecarNotRunning => "sidecar_not_running", Error, "correct the container in the profile, then restart the workload";
     /// The pod waits for its injection, held by a scheduling gate.
-    Held => "held", Warning, "see that replicas are ready (pillion doctor): the controller has the pod made anew once they are";
+    Held => "held", Warning, "check that replicas are ready (pillion doctor): the controller then recreates the pod";
+    /// The workload has fewer pods than it should have, because the API server rejects new ones.
+    PodsMissing => "pods_missing", Error, "remove the cause in the message; the controller manager then creates the pods, after a pause";
     // The object itself.
     /// A mirror pod: it shows a static pod of the kubelet, and cannot be changed.
-    MirrorPod => "mirror_pod", Error, "make it a DaemonSet, or write the sidecar into the static pod's manifest on the node";
+    MirrorPod => "mirror_pod", Error, "use a DaemonSet, or add the sidecar to the static pod's manifest on the node";
     /// The request was a dry run: nothing was stored.
     DryRun => "dry_run", Info, "send it without --dry-run";
     /// The object does not exist.
-    NotFound => "not_found", Error, "see that name and namespace are right, and that it was not created by a dry run";
+    NotFound => "not_found", Error, "check the name and the namespace, and that the object was not created by a dry run";
     /// The object is being deleted, or has ended.
-    BeingDeleted => "being_deleted", Info, "nothing has to be done: what ends is not injected into";
+    BeingDeleted => "being_deleted", Info, "nothing: Pillion does not inject into objects that have ended";
     /// The object is not injected because of its resource or operation, or because the pod has no containers.
     NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
     /// The pod's service account does not exist.
@@ -164,35 +170,35 @@ codes! {
     /// The webhook configurations were removed by an operator.
     Disarmed => "disarmed", Error, "set webhooks: armed in the release's ConfigMap";
     /// A key in the release's ConfigMap has an unknown value; the switch keeps its state.
-    SwitchUnreadable => "switch_unreadable", Error, "injection may be enabled or disabled, webhooks armed or disarmed";
+    SwitchUnreadable => "switch_unreadable", Error, "set injection to enabled or disabled, and webhooks to armed or disarmed";
     /// The API servers do not trust the replicas' serving certificate.
-    CaBundleMismatch => "ca_bundle_mismatch", Error, "see that the controller runs: it puts the bundle right within a second";
+    CaBundleMismatch => "ca_bundle_mismatch", Error, "check that the controller runs: it corrects the bundle within a second";
     /// The serving certificate is missing or invalid.
-    CertificateUnfit => "certificate_unfit", Error, "see that the controller runs: it makes a new one";
+    CertificateUnfit => "certificate_unfit", Error, "check that the controller runs: it creates a new one";
     /// The serving certificate expires soon and was not renewed.
-    CertificateExpiring => "certificate_expiring", Warning, "see that the controller runs and leads: it renews the certificate";
+    CertificateExpiring => "certificate_expiring", Warning, "check that the controller runs and leads: it renews the certificate";
     /// No replica is ready.
-    NoReadyReplica => "no_ready_replica", Error, "kubectl get pods and events in the release's namespace tell why";
+    NoReadyReplica => "no_ready_replica", Error, "see kubectl get pods and the events in the release's namespace";
     /// Only one replica is ready.
-    FewReadyReplicas => "few_ready_replicas", Warning, "run two replicas at least";
+    FewReadyReplicas => "few_ready_replicas", Warning, "run at least two replicas";
     /// A replica is listed as ready but is unreachable.
-    ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a node that is down between API server and replica";
+    ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a failed node between API server and replica";
     /// A pod that should be injected comes back from a dry run unchanged.
-    CanaryFailed => "canary_failed", Error, "see the other findings: the API server gets no answer that it can use";
+    CanaryFailed => "canary_failed", Error, "see the other findings: the API server gets no usable response";
     /// No dry run was possible, so the path through the API server is untested.
-    CanaryNotTried => "canary_not_tried", Info, "opt a namespace in, and run it as somebody who may create pods there";
+    CanaryNotTried => "canary_not_tried", Info, "opt a namespace in, and run the command as a user who may create pods there";
     /// A service account lacks an RBAC permission that its component needs.
     RightMissing => "right_missing", Error, "apply the roles of the chart (or of deploy/rbac) again";
     /// No controller holds the Lease.
-    NoLeader => "no_leader", Error, "see that the controller runs and reaches the API server";
+    NoLeader => "no_leader", Error, "check that the controller runs and reaches the API server";
     /// The CRDs are missing.
     DefinitionMissing => "definition_missing", Error, "pillion crds | kubectl apply -f -";
     /// Another webhook also changes pods.
-    OtherInjector => "other_injector", Info, "see that both do not do the same to the same pods";
+    OtherInjector => "other_injector", Info, "check that both do not change the same fields of the same pods";
     /// Replicas or controllers run other versions than this program, or than each other.
     VersionSkew => "version_skew", Warning, "finish the upgrade";
     /// Something could not be read, so not everything was checked.
-    Unreadable => "unreadable", Warning, "ask for the right to read it, or ask somebody who has it";
+    Unreadable => "unreadable", Warning, "ask for the permission, or ask a user who has it to run the command";
 }
 
 /// The object that a finding is about.
@@ -288,7 +294,31 @@ pub(crate) fn is_well(findings: &[Finding]) -> bool {
 /// Findings that are printed as one: the first, and the names of the other pods with the same finding.
 struct FoldedFinding<'f> {
     first: &'f Finding,
-    others: Vec<&'f str>,
+    others: Vec<&'f Finding>,
+}
+
+impl FoldedFinding<'_> {
+    /// Returns the names of the other pods; empty if there are none.
+    fn others(&self) -> String {
+        let count = self.others.len();
+        if count == 0 {
+            return String::new();
+        }
+        let some: Vec<_> = self.others.iter().map(|other| other.object.name.as_str()).take(MOST_NAMES).collect();
+        let rest = if count > MOST_NAMES { ", …" } else { "" };
+        format!(" and {count} more: {}{rest}", some.join(", "))
+    }
+
+    /// Returns the distinct remedies, since each pod may need another command.
+    fn remedies(&self) -> Vec<&str> {
+        let mut remedies: Vec<&str> = Vec::new();
+        for finding in std::iter::once(self.first).chain(self.others.iter().copied()) {
+            if !remedies.contains(&finding.remedy.as_str()) {
+                remedies.push(&finding.remedy);
+            }
+        }
+        remedies
+    }
 }
 
 /// Groups identical findings about pods.
@@ -302,7 +332,7 @@ fn folded(findings: &[Finding]) -> Vec<FoldedFinding<'_>> {
                 && (&first.object.kind, &first.object.namespace) == (&finding.object.kind, &finding.object.namespace)
         };
         match folded.iter_mut().find(|group| is_same(group.first)) {
-            Some(group) => group.others.push(&finding.object.name),
+            Some(group) => group.others.push(finding),
             None => folded.push(FoldedFinding { first: finding, others: Vec::new() }),
         }
     }
@@ -314,8 +344,8 @@ fn folded(findings: &[Finding]) -> Vec<FoldedFinding<'_>> {
 pub(crate) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();
-    for FoldedFinding { first, others } in folded(findings) {
-        let Finding { code, severity, message, remedy, object, profile } = first;
+    for group in folded(findings) {
+        let Finding { code, severity, message, object, profile, .. } = group.first;
         if object.kind == "Pod" {
             let count = alike.entry((*code, profile.as_deref())).or_default();
             *count += 1;
@@ -329,23 +359,23 @@ pub(crate) fn lines(findings: &[Finding]) -> String {
             Severity::Info => ("\u{1b}[36m", "info"),
         };
         let of = profile.as_ref().map(|profile| format!(", profile {profile}")).unwrap_or_default();
-        let more = match others.len() {
-            0 => String::new(),
-            count => {
-                let some: Vec<_> = others.iter().copied().take(MOST_NAMES).collect();
-                let rest = if count > MOST_NAMES { ", …" } else { "" };
-                format!(" and {count} more: {}{rest}", some.join(", "))
-            }
-        };
+        let more = group.others();
         // Indents further lines, so that text from the cluster cannot imitate a finding.
         let message = message.replace('\n', "\n  ");
         // Writing to a string never fails.
         let code = code.as_str();
         let _ = writeln!(text, "{colour}{word}\u{1b}[0m \u{1b}[1m{code}\u{1b}[0m: {object}{more}{of}\n  {message}");
-        let _ = writeln!(text, "  \u{1b}[32mdo\u{1b}[0m: {remedy}");
+        let remedies = group.remedies();
+        for remedy in remedies.iter().take(MOST_NAMES) {
+            let _ = writeln!(text, "  \u{1b}[32mdo\u{1b}[0m: {remedy}");
+        }
+        if remedies.len() > MOST_NAMES {
+            let _ =
+                writeln!(text, "  and {} more commands like these; -o json lists them", remedies.len() - MOST_NAMES);
+        }
     }
     for ((code, _), count) in alike.into_iter().filter(|(_, count)| *count > MOST_ALIKE) {
-        let _ = writeln!(text, "and {} more of {}; -o json has them all", count - MOST_ALIKE, code.as_str());
+        let _ = writeln!(text, "and {} more of {}; -o json lists all", count - MOST_ALIKE, code.as_str());
     }
     text
 }
@@ -371,14 +401,15 @@ mod tests {
     }
 
     #[test]
-    fn page_lists_exactly_the_codes_with_severity() {
+    fn page_lists_codes_with_severity_and_remedy() {
         let page = include_str!("../../../docs/explain.md");
         let rows: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("| `")).collect();
         let listed: Vec<_> = rows
             .iter()
             .filter_map(|row| {
-                let (code, rest) = row.split_once("` | ")?;
-                Some((code, rest.split(" | ").next()?))
+                let (code, rest) = row.strip_suffix(" |")?.split_once("` | ")?;
+                let mut cells = rest.split(" | ");
+                Some((code, cells.next()?, cells.last()?.replace("\\|", "|")))
             })
             .collect();
         let severity = |code: &Code| match code.severity() {
@@ -386,12 +417,13 @@ mod tests {
             Severity::Warning => "warning",
             Severity::Info => "info",
         };
-        let expected: Vec<_> = Code::ALL.iter().map(|code| (code.as_str(), severity(code))).collect();
+        let of = |code: &Code| (code.as_str(), severity(code), code.remedy().to_owned());
+        let expected: Vec<_> = Code::ALL.iter().map(of).collect();
         assert_eq!(listed, expected);
     }
 
     #[test]
-    fn the_gravest_comes_first_and_each_once() {
+    fn most_severe_finding_comes_first_once() {
         let found = vec![
             finding(Code::DryRun, "a"),
             finding(Code::NotOptedIn, "a"),
@@ -410,10 +442,17 @@ mod tests {
         let text = lines(&same);
         assert!(text.contains("Pod shop/web-0 and 123 more: web-1, web-2, web-3, web-4, web-5, …\n  what"), "{text}");
         assert_eq!(text.lines().count(), 3, "{text}");
+        // Each pod keeps its own remedy.
+        let own: Vec<_> = (0..7)
+            .map(|place| finding(Code::WebhookAway, &format!("bare-{place}")).remedy(format!("recreate bare-{place}")))
+            .collect();
+        let text = lines(&own);
+        assert!(text.contains("do\u{1b}[0m: recreate bare-0\n") && text.contains(": recreate bare-4\n"), "{text}");
+        assert!(text.ends_with("  and 2 more commands like these; -o json lists them\n"), "{text}");
         let each = |place| Finding { message: format!("at {place}\nforged"), ..finding(Code::WebhookAway, "web") };
         let text = lines(&(0..40).map(each).collect::<Vec<_>>());
         assert_eq!(text.matches("webhook_away\u{1b}").count(), MOST_ALIKE, "{text}");
-        assert!(text.ends_with("and 30 more of webhook_away; -o json has them all\n"), "{text}");
+        assert!(text.ends_with("and 30 more of webhook_away; -o json lists all\n"), "{text}");
         assert!(!text.contains("\nforged"), "{text}");
     }
 }

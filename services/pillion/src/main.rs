@@ -15,6 +15,7 @@ mod telemetry;
 mod config;
 mod args;
 mod installation;
+mod availability;
 
 // The commands.
 mod crds;

@@ -1,17 +1,20 @@
 //! `pillion status`: shows whether the installation works now, and lists pods that differ from their profiles, with
 //! reasons. It reads lists from the API server, so it works without a running controller.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::{Client, Error};
 use pillion_api::ClusterInjectionProfile;
-use pillion_control::audit::{self, AuditSettings, Finding, PodScope, Reads, Report};
+use pillion_api::webhook_configuration::opt_in_of;
+use pillion_control::audit::{self, AuditSettings, Finding, NOT_ENDED, PodScope, Reads, Report};
 use pillion_control::informer::cluster_listing;
 use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use pillion_control::{Lookups, Release};
@@ -21,11 +24,17 @@ use serde_json::{Value, json};
 
 use crate::args::ClusterArgs;
 use crate::args::block_on;
+use crate::availability::{self, WebhookDeployment};
 use crate::certs::Seen;
 use crate::exit::Exit;
 use crate::explain::profiles::readiness;
+use crate::explain::sidecar;
+use crate::finding::{self, Code, ObjectRef};
 use crate::installation::{Unread, endpoints, slices};
 use crate::output::{self, ListForm, Progress};
+
+/// The maximum number of pods in one response.
+const PAGE: u32 = 500;
 
 /// Arguments of `pillion status`.
 #[derive(Clone, Debug, Args)]
@@ -49,39 +58,63 @@ pub(crate) struct StatusArgs {
     at: ClusterArgs,
 }
 
+/// What the command prints.
+struct Status {
+    /// What keeps the installation or sidecars from working.
+    problems: Vec<finding::Finding>,
+    /// The state of the installation; `None` if only pods are shown.
+    overview: Option<Overview>,
+    report: Report,
+}
+
 /// Prints the state of the installation, and the pods that differ from their profiles. An installation that does not
 /// work is a finding, and so is each pod.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let format = args.output;
-    let (overview, report) = block_on(report(args))?;
-    let report = match report {
-        Ok(report) => report,
-        Err(error) => {
-            // The state of the installation is worth more if the rest is missing.
-            if format.is_text() {
-                output::show(&overview.map(|overview| overview.text()).unwrap_or_default())?;
-            }
-            return Err(error);
+    let (status, audited) = block_on(read(args))?;
+    if let Err(error) = audited {
+        // The state of the installation is worth more if the rest is missing.
+        if format.is_text() {
+            output::show(&text(&status, false))?;
         }
-    };
-    let text = |is_wide| overview.as_ref().map(Overview::text).unwrap_or_default() + &table(&report.findings, is_wide);
-    format.print(text, || document(overview.as_ref(), &report))?;
-    if format.is_text() {
-        output::report(&summary(&report))?;
+        return Err(error);
     }
-    Ok(Exit::findings(report.total() > 0 || overview.is_some_and(|overview| !overview.works())))
+    format.print(|is_wide| text(&status, is_wide), || document(&status))?;
+    if format.is_text() {
+        output::report(&summary(&status.report))?;
+    }
+    let works = status.overview.as_ref().is_none_or(Overview::works);
+    Ok(Exit::findings(!works || status.report.total() > 0 || !finding::is_well(&status.problems)))
 }
 
-async fn report(args: StatusArgs) -> anyhow::Result<(Option<Overview>, anyhow::Result<Report>)> {
+/// Reads the installation, and then the pods. If the pods cannot be read, the second value is the error.
+async fn read(args: StatusArgs) -> anyhow::Result<(Status, anyhow::Result<()>)> {
     let StatusArgs { namespace, all_namespaces: _, selector, pods, at, output: _ } = args;
     let (client, release) = at.connect().await?;
     let is_whole = namespace.is_none() && selector.is_none() && !pods;
-    let overview = if is_whole { Some(Overview::read(&client, &release).await) } else { None };
     let scope = PodScope { namespace: namespace.as_deref(), selector: selector.as_deref() };
-    Ok((overview, audited(&client, &release, scope).await))
+    let configurations = Api::<MutatingWebhookConfiguration>::all(client.clone());
+    let configuration = configurations.get_opt(release.configuration()).await;
+    let opt_in = configuration.as_ref().ok().and_then(|found| opt_in_of(found.as_ref()?)).unwrap_or_default();
+    let listing = cluster_listing::read(&client, scope.namespace, &opt_in).await;
+    let mut status = Status { problems: Vec::new(), overview: None, report: Report::default() };
+    if is_whole {
+        status.problems = unavailable(&client, &release, &configuration).await;
+        status.overview = Some(Overview::read(&client, &release, &listing).await);
+    }
+    let audited = audited(&client, &release, scope, &listing, &mut status).await;
+    status.problems = finding::sorted(status.problems);
+    Ok((status, audited))
 }
 
-async fn audited(client: &Client, release: &Release, scope: PodScope<'_>) -> anyhow::Result<Report> {
+/// Adds the report of the audit, and the containers that Pillion added and that do not run.
+async fn audited(
+    client: &Client,
+    release: &Release,
+    scope: PodScope<'_>,
+    listing: &cluster_listing::ClusterListing,
+    status: &mut Status,
+) -> anyhow::Result<()> {
     may_be_asked(client).await?;
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
@@ -91,7 +124,75 @@ async fn audited(client: &Client, release: &Release, scope: PodScope<'_>) -> any
     let report = audit::once(client, release, scope, &reads, &settings, |name, number, of| {
         progress.show_step("namespaces", number, of, name);
     });
-    Ok(report.await?)
+    status.report = report.await?;
+    let opted_in = listing.snapshot.namespaces().filter(|(_, found)| found.level().is_some()).map(|(name, _)| name);
+    status.problems.extend(failing_sidecars(client, opted_in.collect(), scope.selector).await?);
+    Ok(())
+}
+
+/// Returns findings if no pod is injected at all. A part that cannot be read is left out: the overview has the error.
+async fn unavailable(
+    client: &Client,
+    release: &Release,
+    configuration: &kube::Result<Option<MutatingWebhookConfiguration>>,
+) -> Vec<finding::Finding> {
+    let mut found = Vec::new();
+    if let Some(slices) = slices(client, release, &mut Unread::new()).await {
+        let deployment = WebhookDeployment::read(client, release).await;
+        found.extend(availability::no_ready_replica(release, &endpoints(&slices), deployment));
+    }
+    let map = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await;
+    let map = map.ok().flatten();
+    if switch::injection(map.as_ref()) == Position::Off {
+        let by = switch::author(map.as_ref(), INJECTION_KEY);
+        found.push(availability::injection_disabled(release, by.as_deref()));
+    }
+    if switch::webhooks(map.as_ref()) == Position::Off {
+        let by = switch::author(map.as_ref(), WEBHOOKS_KEY);
+        found.push(availability::webhooks_disabled(release, by.as_deref()));
+        return found;
+    }
+    let has_entries = |found: &MutatingWebhookConfiguration| found.webhooks.as_ref().is_some_and(|all| !all.is_empty());
+    if configuration.as_ref().is_ok_and(|found| !found.as_ref().is_some_and(has_entries)) {
+        found.push(availability::not_registered(release));
+    }
+    found
+}
+
+/// Returns a finding for each container that Pillion added and that does not run.
+async fn failing_sidecars(
+    client: &Client,
+    namespaces: BTreeSet<&str>,
+    selector: Option<&str>,
+) -> anyhow::Result<Vec<finding::Finding>> {
+    let mut found = Vec::new();
+    for namespace in namespaces {
+        let pods = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
+        let mut page = ListParams::default().fields(NOT_ENDED).limit(PAGE);
+        if let Some(selector) = selector {
+            page = page.labels(selector);
+        }
+        loop {
+            let list = pods.list(&page).await.with_context(|| format!("the pods of {namespace} cannot be listed"))?;
+            for pod in list.items {
+                found.extend(findings_of_pod(namespace, &serde_json::to_value(pod)?));
+            }
+            let Some(next) = list.metadata.continue_.filter(|next| !next.is_empty()) else { break };
+            page = page.continue_token(&next);
+        }
+    }
+    Ok(found)
+}
+
+fn findings_of_pod(namespace: &str, pod: &Value) -> Vec<finding::Finding> {
+    let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    let of = |failing: sidecar::FailingSidecar| {
+        let remedy = failing.remedy(namespace, name, "restart the workload");
+        let object = ObjectRef::new("Pod", Some(namespace), name);
+        let finding = finding::Finding::new(Code::SidecarNotRunning, object, failing.message());
+        finding.remedy(remedy).of_profile(&failing.profile)
+    };
+    sidecar::failing(pod).into_iter().map(of).collect()
 }
 
 /// Fails at once if the user may not list profiles or namespaces, or if the CRDs are missing. The audit would retry
@@ -104,20 +205,40 @@ async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
     for asked in [profiles, namespaces.list_metadata(&one).await.map(drop)] {
         match asked {
             Err(Error::Api(status)) if status.code == 403 => bail!(
-                "{}; the audit reads all namespaces and profiles. Who may not asks about their own: pillion explain namespace/NAME",
+                "{}; the audit reads all namespaces and profiles. For one namespace: pillion explain namespace/NAME",
                 status.message
             ),
             Err(Error::Api(status)) if status.code == 404 => {
-                bail!("the custom resource definitions are not installed: pillion crds | kubectl apply -f -")
+                bail!("the CRDs of Pillion are missing, so it is not installed: pillion crds | kubectl apply -f -")
             }
-            _ => {}
+            Ok(()) | Err(_) => {}
         }
     }
     Ok(())
 }
 
+/// Formats the verdict, the problems with their remedies, the parts of the installation, and the table.
+fn text(status: &Status, is_wide: bool) -> String {
+    let Status { problems, overview, report } = status;
+    let problems = finding::lines(problems);
+    let mut text = match overview {
+        Some(overview) if overview.works() && problems.is_empty() => "\u{1b}[32mPillion works.\u{1b}[0m\n\n".to_owned(),
+        Some(overview) if !overview.works() => format!("{}\n\n", overview.verdict()),
+        _ => String::new(),
+    };
+    text.push_str(&problems);
+    if !problems.is_empty() {
+        text.push('\n');
+    }
+    if let Some(overview) = overview {
+        text.push_str(&overview.text());
+    }
+    text + &table(&report.findings, is_wide)
+}
+
 /// Returns the output for programs. Without an overview, `works`, `installation` and `certificates` are null.
-fn document(overview: Option<&Overview>, report: &Report) -> Value {
+fn document(status: &Status) -> Value {
+    let Status { problems, overview, report } = status;
     let findings = report.findings.iter().map(|finding| {
         json!({
             "namespace": *finding.namespace,
@@ -132,9 +253,10 @@ fn document(overview: Option<&Overview>, report: &Report) -> Value {
     });
     let pods = &report.pods;
     json!({
-        "works": overview.map(Overview::works),
-        "installation": overview.map(|overview| &overview.lines),
-        "certificates": overview.and_then(|overview| overview.certificates.as_ref()),
+        "problems": problems,
+        "works": overview.as_ref().map(Overview::works),
+        "installation": overview.as_ref().map(|overview| &overview.lines),
+        "certificates": overview.as_ref().and_then(|overview| overview.certificates.as_ref()),
         "pods": {
             "missing": pods.missing, "outdated": pods.outdated, "surplus": pods.surplus, "pending": pods.pending,
             "undecided": pods.undecided, "injected": pods.injected, "optedOut": pods.opted_out, "notAsked": pods.not_asked,
@@ -179,13 +301,13 @@ fn table(findings: &[Finding], is_wide: bool) -> String {
 fn summary(report: &Report) -> String {
     let pods = &report.pods;
     let kinds = [
-        (pods.missing, "lack a profile"),
-        (pods.outdated, "carry an older revision"),
-        (pods.surplus, "carry a profile that is not for them any more"),
-        (pods.pending + pods.undecided, "cannot be judged"),
-        (pods.injected, "are as their profiles say"),
+        (pods.missing, "without a profile"),
+        (pods.outdated, "outdated"),
+        (pods.surplus, "with a profile that no longer matches"),
+        (pods.pending + pods.undecided, "undecided"),
+        (pods.injected, "up to date"),
         (pods.opted_out, "opted out"),
-        (pods.not_asked, "have no profile"),
+        (pods.not_asked, "that request no profile"),
     ];
     let counts: Vec<_> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
@@ -216,7 +338,7 @@ struct Overview {
 
 impl Overview {
     /// Reads all parts. If an object cannot be read, its line contains the error.
-    async fn read(client: &Client, release: &Release) -> Self {
+    async fn read(client: &Client, release: &Release, listing: &cluster_listing::ClusterListing) -> Self {
         let now = Timestamp::now();
         let mut lines = Vec::new();
         let mut line = |what, said: String, problem| lines.push(Line { what, said, problem });
@@ -243,8 +365,7 @@ impl Overview {
             }
             Err(error) => line("certificate", format!("cannot be read: {}", output::causes(&error)), None),
         }
-        let found = cluster_listing::read(client, None, &pillion_api::opt_in::OptIn::default()).await;
-        line("profiles", describe_profiles(&found), None);
+        line("profiles", describe_profiles(listing), None);
         Self { lines, certificates }
     }
 
@@ -253,16 +374,15 @@ impl Overview {
         self.lines.iter().all(|line| line.problem.is_none())
     }
 
-    /// Formats the verdict and a line for each part, followed by an empty line.
-    fn text(&self) -> String {
+    /// Formats what does not work.
+    fn verdict(&self) -> String {
         let problems: Vec<_> = self.lines.iter().filter_map(|line| line.problem).collect();
-        let mut text = match problems.as_slice() {
-            [] => "\u{1b}[32mPillion works.\u{1b}[0m\n\n".to_owned(),
-            problems => format!(
-                "\u{1b}[31mPillion does not work\u{1b}[0m: {}. Remedies: pillion doctor\n\n",
-                problems.join("; ")
-            ),
-        };
+        format!("\u{1b}[31mPillion does not work\u{1b}[0m: {}", problems.join("; "))
+    }
+
+    /// Formats a line for each part, followed by an empty line.
+    fn text(&self) -> String {
+        let mut text = String::new();
         for Line { what, said, problem } in &self.lines {
             let (begin, end) = if problem.is_some() { ("\u{1b}[31m", "\u{1b}[0m") } else { ("", "") };
             // Writing to a string never fails.
@@ -279,6 +399,11 @@ fn cannot(error: Error) -> String {
 
 fn describe_unread(unread: &mut Unread) -> String {
     format!("cannot be read: {}", unread.pop().map(|(_, why)| why).unwrap_or_default())
+}
+
+fn describe_replicas(endpoints: &[(String, bool)]) -> String {
+    let ready = endpoints.iter().filter(|(_, ready)| *ready).count();
+    format!("{ready} of {} ready", endpoints.len())
 }
 
 fn problem_of_replicas(endpoints: &[(String, bool)]) -> Option<&'static str> {
@@ -312,7 +437,7 @@ fn describe_replicas(endpoints: &[(String, bool)]) -> String {
 fn describe_leader(lease: Option<&Lease>, now: Timestamp) -> String {
     let spec = lease.and_then(|lease| lease.spec.as_ref());
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
-    let Some((spec, holder)) = spec.zip(holder) else { return "nobody".to_owned() };
+    let Some((spec, holder)) = spec.zip(holder) else { return "none".to_owned() };
     match spec.renew_time.as_ref() {
         Some(renewed) => format!("{holder}, renewed {} s ago", now.duration_since(renewed.0).as_secs()),
         None => holder.to_owned(),
@@ -325,7 +450,7 @@ fn describe_switch(map: Option<&ConfigMap>) -> String {
         match position {
             Position::On => format!("{key} {on}"),
             Position::Off => format!("{key} {off}{}", who()),
-            Position::Unreadable(word) => format!("{key} is {word:?}, which nobody understands"),
+            Position::Unreadable(word) => format!("{key} has the unknown value {word:?}"),
         }
     };
     let injection = describe(INJECTION_KEY, switch::injection(map), "enabled", "disabled");
@@ -345,7 +470,12 @@ fn describe_profiles(found: &cluster_listing::ClusterListing) -> String {
     let mut text = format!("{} stored, {} served", found.stored.len(), found.snapshot.profiles().iter().count());
     if !not_ready.is_empty() {
         // Writing to a string never fails.
-        let _ = write!(text, "; not at work as they are stored: {}", not_ready.join(", "));
+        let _ = write!(text, "; last edit not active: {}", not_ready.join(", "));
+    }
+    for stored in &found.stored {
+        if let Some(rollback) = stored.status.rollback() {
+            let _ = write!(text, "; {} is rolled back to {} from {}", stored.name, rollback.to, rollback.from);
+        }
     }
     text
 }
@@ -372,12 +502,12 @@ mod tests {
         assert_eq!(
             table(std::slice::from_ref(&finding), true),
             "NAMESPACE   POD               OWNER                      PROFILE   STATE     WANT     HAS   CAUSE\n\
-             shop        web-7c9d6f5b8-x   ReplicaSet/web-7c9d6f5b8   nginx     missing   1a2b3c   -     created while the webhook was away\n"
+             shop        web-7c9d6f5b8-x   ReplicaSet/web-7c9d6f5b8   nginx     missing   1a2b3c   -     created while no replica was ready\n"
         );
         assert_eq!(
             table(std::slice::from_ref(&finding), false),
             "NAMESPACE   POD               PROFILE   STATE     CAUSE\n\
-             shop        web-7c9d6f5b8-x   nginx     missing   created while the webhook was away\n"
+             shop        web-7c9d6f5b8-x   nginx     missing   created while no replica was ready\n"
         );
         assert_eq!(table(&[], false), "");
         let mut report = Report {
@@ -385,12 +515,50 @@ mod tests {
             findings: vec![finding],
             ..Report::default()
         };
-        report.namespaces.insert("shop".into(), [1, 0, 0]);
+        report.namespaces.insert("shop".into(), 1);
         assert_eq!(
             summary(&report),
-            "pods of opted-in namespaces: 1 lack a profile, 2 are as their profiles say; findings in 1 namespace"
+            "pods of opted-in namespaces: 1 without a profile, 2 up to date; findings in 1 namespace"
         );
         assert_eq!(summary(&Report::default()), "pods of opted-in namespaces: none");
+    }
+
+    #[test]
+    fn problems_come_first_with_remedy() {
+        let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+        let problems: Vec<_> =
+            availability::no_ready_replica(&release, &[], WebhookDeployment::Replicas(0)).into_iter().collect();
+        let problem = problem_of_replicas(&[]);
+        let lines = vec![Line { what: "replicas", said: "0 of 0 ready".to_owned(), problem }];
+        let status =
+            Status { problems, overview: Some(Overview { lines, certificates: None }), report: Report::default() };
+        let text = anstream::adapter::strip_str(&text(&status, false)).to_string();
+        let begin = "Pillion does not work: no webhook replica is ready\n\nerror no_ready_replica: Service pillion-system/pillion\n";
+        assert!(text.starts_with(begin), "{text}");
+        assert!(
+            text.contains("do: kubectl -n pillion-system scale deployment pillion-webhook --replicas=2\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("\n\nreplicas      0 of 0 ready\n\n"), "{text}");
+        assert!(!finding::is_well(&status.problems));
+        let document = document(&status);
+        assert_eq!(document["problems"][0]["code"], "no_ready_replica");
+        assert_eq!((&document["works"], &document["installation"][0]["said"]), (&json!(false), &json!("0 of 0 ready")));
+    }
+
+    #[test]
+    fn rolled_back_profile_is_named_in_overview() {
+        let object = json!({"metadata": {"name": "nginx"}, "spec": {},
+            "status": {"revision": "b", "promotedRevision": "b", "acceptedRevision": "c"}});
+        let stored = cluster_listing::Stored::new(serde_json::from_value(object).unwrap());
+        let listing = cluster_listing::ClusterListing {
+            snapshot: std::sync::Arc::default(),
+            of_revisions: true,
+            stored: vec![stored],
+            broken: Vec::new(),
+            unread: Vec::new(),
+        };
+        assert_eq!(describe_profiles(&listing), "1 stored, 0 served; nginx is rolled back to b from c");
     }
 
     #[test]
@@ -400,10 +568,10 @@ mod tests {
         let lease = json!({"spec": {"holderIdentity": "a", "renewTime": "2026-11-22T00:00:05.000000Z"}});
         let lease: Lease = serde_json::from_value(lease).unwrap();
         assert_eq!(describe_leader(Some(&lease), now), "a, renewed 5 s ago");
-        assert_eq!(describe_leader(None, now), "nobody");
+        assert_eq!(describe_leader(None, now), "none");
         let map = map(&json!({"injection": "disabled", "webhooks": "no"}));
         assert_eq!(describe_switch(None), "injection enabled, webhooks armed");
-        assert_eq!(describe_switch(Some(&map)), "injection disabled, webhooks is \"no\", which nobody understands");
+        assert_eq!(describe_switch(Some(&map)), "injection disabled, webhooks has the unknown value \"no\"");
     }
 
     fn map(data: &Value) -> ConfigMap {
@@ -438,15 +606,11 @@ mod tests {
     }
 
     #[test]
-    fn overview_begins_with_verdict() {
-        let line = |problem| Line { what: "replicas", said: "0 of 2 ready".to_owned(), problem };
-        let overview = |problem| Overview { lines: vec![line(problem), line(None)], certificates: None };
-        let fine = overview(None);
-        assert!(fine.works() && fine.text().contains("Pillion works."), "{}", fine.text());
-        let down = overview(Some("no webhook replica is ready"));
-        assert!(!down.works());
-        assert!(down.text().starts_with("\u{1b}[31mPillion does not work\u{1b}[0m: no webhook replica is ready. "));
-        let document = document(Some(&down), &Report::default());
-        assert_eq!((&document["works"], &document["installation"][0]["said"]), (&json!(false), &json!("0 of 2 ready")));
+    fn working_installation_has_verdict() {
+        let lines = vec![Line { what: "replicas", said: "2 of 2 ready".to_owned(), problem: None }];
+        let overview = Some(Overview { lines, certificates: None });
+        let status = Status { problems: Vec::new(), overview, report: Report::default() };
+        let text = text(&status, false);
+        assert!(text.contains("Pillion works.") && text.contains("2 of 2 ready"), "{text}");
     }
 }

@@ -85,7 +85,7 @@ fn undo_injection(document: &mut Value, place: &Place) -> anyhow::Result<Option<
 fn warning(name: &str, undone: &Undone) -> String {
     let profiles = undone.profiles.iter().map(|(profile, revision)| format!("\n  {profile} at {revision}: taken out"));
     let gone = undone.gone.iter().map(|place| {
-        format!("\n  warning: {place} is not there any more: somebody took it away since, and nothing is done about it")
+        format!("\n  warning: {place} is missing: it was removed after the injection, so nothing is undone there")
     });
     format!("{name}: uninjected{}{}", profiles.collect::<String>(), gone.collect::<String>())
 }

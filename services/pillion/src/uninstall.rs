@@ -43,15 +43,15 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
         pillion_control::held::policies::remove(&client, &policies).await.with_context(|| {
             format!("cannot delete the policies {name}-held: pods of held namespaces would wait for ever")
         })?;
-        let said = if removed { "are gone" } else { "were not there" };
+        let said = if removed { "are deleted" } else { "did not exist" };
         let then = if goes {
-            format!("goes with the service account {}", release.controller())
+            format!("is deleted with the service account {}", release.controller())
         } else {
-            format!("stays: delete it before {name} is installed anew")
+            format!("stays: delete it before you install {name} again")
         };
         output::show(&format!(
-            "the webhook configurations {} {said}: the API server calls nobody\n\
-             the ConfigMap {namespace}/{name} says {}: disarmed, and {then}\n",
+            "the webhook configurations {} {said}: the API server calls no webhook\n\
+             the ConfigMap {namespace}/{name} has {}: disarmed, and {then}\n",
             release.configuration(),
             switch::WEBHOOKS_KEY
         ))?;

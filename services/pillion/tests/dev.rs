@@ -53,7 +53,7 @@ fn changed_profiles_are_reloaded() {
     eventually("the changed profile is served", || sample.send().filter(|patch| patch.contains("helper:2")));
 
     fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
-    dev.wait_for_output("still at work as before: helper");
+    dev.wait_for_output("still active: helper");
     // Standard error arrives independently of standard output, so the test waits for it.
     eventually("the file is named", || dev.stderr().contains("helper.yaml").then_some(()));
     assert!(sample.send().unwrap().contains("helper:2"));

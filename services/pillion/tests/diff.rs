@@ -104,7 +104,7 @@ fn equal_result_succeeds_and_rejection_is_reported() {
     let (code, stdout, _) = diff(folder(&refusing).path(), &[]);
     assert_eq!(code, Some(1));
     assert!(stdout.contains("Deployment shop/asks (1 pod)\n  logger: denied"), "{stdout}");
-    assert!(stdout.contains("its pods would be refused"), "{stdout}");
+    assert!(stdout.contains("its pods would be rejected"), "{stdout}");
 }
 
 #[test]

@@ -235,7 +235,7 @@ fn namespace_labels_and_annotations_apply() {
     assert!(text.contains("not opted in"), "{text}");
     let (pod, text) = with("{pillion.dev/injection: enabled}", "{}");
     assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
-    assert!(text.contains("asks for a profile"), "{text}");
+    assert!(text.contains("requests a profile"), "{text}");
 }
 
 #[test]

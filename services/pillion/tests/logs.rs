@@ -143,7 +143,8 @@ fn logs_metrics_and_spans_contain_only_names() {
     dev.program.terminate();
     assert_eq!(dev.program.wait_for_exit().code(), Some(0));
     let (log, spans) = (dev.program.stderr(), format!("{:?}", collector.all()));
-    for proof in ["\"decided\"", "a request was refused", "\"outcome\":\"injected\"", "\"outcome\":\"denied\"", "TRACE"]
+    for proof in
+        ["\"decided\"", "a request was rejected", "\"outcome\":\"injected\"", "\"outcome\":\"denied\"", "TRACE"]
     {
         assert!(log.contains(proof), "{proof} is missing in:\n{log}");
     }

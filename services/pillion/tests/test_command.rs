@@ -175,6 +175,15 @@ fn profile_extends_neighbour_and_case_has_own_profiles() {
 }
 
 #[test]
+fn copied_folder_beside_profile_changes_no_result() {
+    let root = folders(&[("a-copy", PROFILE, CASES), ("helper", PROFILE, CASES)]);
+    for path in ["helper", "a-copy", "."] {
+        let output = test(root.path(), &[path]);
+        assert_eq!(output.status.code(), Some(0), "{path}: {}{}", stdout(&output), stderr(&output));
+    }
+}
+
+#[test]
 fn cases_are_selected_by_name() {
     let root = folders(&[("a", PROFILE, CASES)]);
     let output = test(root.path(), &["a", "--filter", "BESIDE"]);

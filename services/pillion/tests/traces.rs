@@ -327,7 +327,7 @@ fn tls_collector_is_verified_and_ratio_applies() {
     // A collector with an untrusted certificate receives nothing, and the program logs that.
     let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     dev.send("");
-    dev.program.wait_for_output("the collector of traces does not take them");
+    dev.program.wait_for_output("the collector rejects traces");
     let dropped = "pillion_webhook_trace_spans_dropped_total{reason=\"export_failed\"}";
     eventually("failed exports are counted", || (dev.metric(dropped) == 7).then_some(()));
 }
@@ -462,7 +462,7 @@ fn missing_collector_is_logged_once_without_delaying_exit() {
         dev.send("");
         eventually("spans are dropped", || (dev.metric(failed) >= batch * 7).then_some(()));
     }
-    assert_eq!(dev.program.stderr().matches("does not take them").count(), 1, "{}", dev.program.stderr());
+    assert_eq!(dev.program.stderr().matches("the collector rejects traces").count(), 1, "{}", dev.program.stderr());
     let ended = dev.end();
     assert!(ended < Duration::from_secs(10), "{ended:?}");
 }

@@ -127,7 +127,7 @@ fn irreversible_changes_are_reported() {
     let run = pillion(&["uninject", "-q", "-f", "-"], &object.to_string());
     assert_eq!(run.status.code(), Some(1), "{}", text(&run.stderr));
     assert!(
-        text(&run.stderr).contains("/spec/containers/sidecar-nginx is not there any more: somebody took it away since"),
+        text(&run.stderr).contains("/spec/containers/sidecar-nginx is missing: it was removed after the injection"),
         "{}",
         text(&run.stderr)
     );

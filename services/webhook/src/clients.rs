@@ -295,7 +295,7 @@ impl Caller {
             Unauthorized::NoCertificate => StatusCode::UNAUTHORIZED,
             Unauthorized::Name => StatusCode::FORBIDDEN,
         };
-        tracing::debug!(status = status.as_u16(), reason = rejection.text.trim_end(), "a request was turned away");
+        tracing::debug!(status = status.as_u16(), reason = rejection.text.trim_end(), "a request was rejected");
         let mut response = Response::new(Body::from(rejection.text.clone()));
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

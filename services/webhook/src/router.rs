@@ -236,7 +236,7 @@ impl Service {
                 }
                 if tracing::enabled!(tracing::Level::DEBUG) {
                     let (status, text) = (refusal.status().as_u16(), refusal.to_string());
-                    tracing::debug!(endpoint, status, reason = %Bounded(&text, LOGGED_BYTES), "a request was refused");
+                    tracing::debug!(endpoint, status, reason = %Bounded(&text, LOGGED_BYTES), "a request was rejected");
                 }
             }
         }

@@ -80,13 +80,13 @@ impl Cause {
         match self {
             Self::BeforeOptIn => "created before the namespace was opted in",
             Self::ProfileCreated => "created before the profile",
-            Self::SwitchedOff => "injection was switched off",
-            Self::WebhookAway => "created while the webhook was away",
+            Self::SwitchedOff => "injection was disabled",
+            Self::WebhookAway => "created while no replica was ready",
             Self::NamespaceChanged => "the namespace has changed since",
             Self::ProfileChanged => "the profile has changed since",
-            Self::ProfileDeleted => "the profile is gone",
-            Self::LeftOut => "the webhook left it out",
-            Self::Unknown => "not known",
+            Self::ProfileDeleted => "the profile was deleted",
+            Self::LeftOut => "the webhook skipped it",
+            Self::Unknown => "unknown here; see pillion explain",
         }
     }
 }

@@ -79,7 +79,7 @@ pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) 
                 match write(&leading.client, &profile, &content).await {
                     Ok(()) => tracker.is_written(&profile),
                     Err(error) => {
-                        debug!(%profile, error = chain(&error), "what the audit found of a profile was not written; trying again");
+                        debug!(%profile, error = chain(&error), "the condition Injected could not be written; trying again");
                     }
                 }
             }
@@ -138,15 +138,15 @@ fn content_of(audit: &ProfileAudit) -> ConditionContent {
         (0, 0, 0, 0, 0) => ("True", "NoPods"),
     };
     let counts = [
-        (injected, "as it is at work"),
-        (missing, "lack it"),
-        (outdated, "have an older revision"),
-        (surplus, "have it and should not"),
-        (undecided, "are not decided about"),
+        (injected, "up to date"),
+        (missing, "without the profile"),
+        (outdated, "outdated"),
+        (surplus, "no longer matching"),
+        (undecided, "undecided"),
     ];
     let counts = counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
     let counts = counts.collect::<Vec<_>>().join(", ");
-    let message = if counts.is_empty() { "it is for no pod at present".to_owned() } else { format!("pods: {counts}") };
+    let message = if counts.is_empty() { "no pod matches the profile".to_owned() } else { format!("pods: {counts}") };
     ConditionContent { status, reason, message }
 }
 
@@ -207,21 +207,21 @@ mod tests {
     #[test]
     fn worst_finding_decides_the_condition() {
         for (found, status, reason, message) in [
-            (audit(0, 0, 0), "True", "NoPods", "it is for no pod at present"),
-            (audit(3, 0, 0), "True", "AllInjected", "pods: 3 as it is at work"),
-            (audit(3, 1, 2), "False", "PodsWithout", "pods: 3 as it is at work, 1 lack it, 2 have an older revision"),
-            (audit(0, 0, 2), "False", "PodsOutdated", "pods: 2 have an older revision"),
+            (audit(0, 0, 0), "True", "NoPods", "no pod matches the profile"),
+            (audit(3, 0, 0), "True", "AllInjected", "pods: 3 up to date"),
+            (audit(3, 1, 2), "False", "PodsWithout", "pods: 3 up to date, 1 without the profile, 2 outdated"),
+            (audit(0, 0, 2), "False", "PodsOutdated", "pods: 2 outdated"),
             (
                 ProfileAudit { surplus: 1, ..audit(1, 0, 0) },
                 "False",
                 "PodsWithNeedless",
-                "pods: 1 as it is at work, 1 have it and should not",
+                "pods: 1 up to date, 1 no longer matching",
             ),
             (
                 ProfileAudit { undecided: 4, ..audit(1, 0, 0) },
                 "Unknown",
                 "PodsUndecided",
-                "pods: 1 as it is at work, 4 are not decided about",
+                "pods: 1 up to date, 4 undecided",
             ),
         ] {
             assert_eq!(content_of(&found), ConditionContent { status, reason, message: message.to_owned() });

@@ -38,12 +38,10 @@ pub enum OnceError {
         source: Box<kube::Error>,
     },
     /// The namespace does not exist or is not opted in.
-    #[error(
-        "namespace {0} is not opted in: it has no label that opts in, like pillion.dev/injection=enabled, or is not there"
-    )]
+    #[error("namespace {0} is not opted in: it does not exist, or has no label such as pillion.dev/injection=enabled")]
     NotOptedIn(Box<str>),
     /// The webhook is not called for the namespace.
-    #[error("namespace {0} is left alone: the webhook configuration excludes it, or it is the release's")]
+    #[error("namespace {0} is excluded: by the webhook configuration, or because it is the release's")]
     Excluded(Box<str>),
 }
 

@@ -150,7 +150,7 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
             }
             Err(error) => {
                 let error = error_message(&error);
-                warn!(error, "pods are not watched at present, what was last known stays; trying again");
+                warn!(error, "the watch of pods failed, the last known pods stay in use; trying again");
                 (false, None)
             }
         };
@@ -219,7 +219,9 @@ pub(super) async fn request_ages(
                 facts.set_namespace(name, namespace, age);
                 is_new = true;
             }
-            Err(error) => debug!(namespace = %name, error = chain(&error), "its age is not known at present"),
+            Err(error) => {
+                debug!(namespace = %name, error = chain(&error), "the age of the namespace could not be read");
+            }
         }
     }
     for name in report.asked_profiles.iter().take(most) {
@@ -238,7 +240,7 @@ pub(super) async fn request_ages(
                 facts.set_profile(name, profile.revision(), age);
                 is_new = true;
             }
-            Err(error) => debug!(profile = %name, error = chain(&error), "its age is not known at present"),
+            Err(error) => debug!(profile = %name, error = chain(&error), "the age of the profile could not be read"),
         }
     }
     is_new

@@ -239,7 +239,11 @@ impl Task {
                 true
             }
             Err(error) => {
-                warn!(error = chain(&error), ?pod_fetch, "pods could not be read for the audit; trying again");
+                warn!(
+                    error = chain(&error),
+                    namespace = pod_fetch.namespace(),
+                    "pods could not be read for the audit; trying again"
+                );
                 self.auditor.failed(pod_fetch);
                 false
             }
@@ -304,8 +308,8 @@ impl Task {
                     self.is_stale = true;
                 }
             }
-            Ok(Err(error)) => debug!(error = chain(&error), "whether the webhook is there is not known at present"),
-            Err(_) => debug!("whether the webhook is there is not known at present: no answer in time"),
+            Ok(Err(error)) => debug!(error = chain(&error), "the state of the webhook could not be read"),
+            Err(_) => debug!("the state of the webhook could not be read in time"),
         }
         more_to_judge
     }

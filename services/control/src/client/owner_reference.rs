@@ -22,7 +22,7 @@ pub(crate) async fn for_namespace(client: &Client, release: &Release) -> Option<
     match namespaces.get_metadata_opt(release.namespace()).await {
         Ok(found) => Some(reference(release, found?.metadata.uid?)),
         Err(error) => {
-            debug!(error = chain(&error), "the release's namespace cannot be read: nothing will belong to it");
+            debug!(error = chain(&error), "the release's namespace cannot be read: created objects get no owner");
             None
         }
     }

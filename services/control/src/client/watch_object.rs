@@ -69,7 +69,7 @@ where
                     name,
                     error = text,
                     help,
-                    "not watched at present, what was last known stays; trying again"
+                    "the watch failed, the last known object stays in use; trying again"
                 );
                 is_forbidden(&error).then_some(Observation::Forbidden)
             }

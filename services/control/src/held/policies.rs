@@ -132,7 +132,7 @@ pub async fn run(
                 (Policies::Unsupported, false)
             }
             Err(error) => {
-                warn!(error = chain(&error), "it cannot be told whether the API server has mutating policies");
+                warn!(error = chain(&error), "it is unknown whether the API server has mutating policies");
                 (Policies::Failing, false)
             }
         };
@@ -346,7 +346,7 @@ fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
                     Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => Some(()),
                     Ok(_) => None,
                     Err(error) => {
-                        debug!(error = chain(&error), "a policy of held namespaces is not watched at present");
+                        debug!(error = chain(&error), "the watch of a policy of held namespaces failed");
                         None
                     }
                 }

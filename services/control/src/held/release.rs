@@ -66,7 +66,7 @@ pub async fn run(
         match event {
             Ok(event) => Some(Change::from_event(event, read, |pod| pod.key())),
             Err(error) => {
-                warn!(error = chain(&error), "pods that wait are not watched at present; trying again");
+                warn!(error = chain(&error), "the watch of waiting pods failed; trying again");
                 None
             }
         }
@@ -201,7 +201,7 @@ impl NamespaceStates {
                         namespace_state(&name, excluded, opt_in, labels)
                     }
                     Err(error) => {
-                        debug!(namespace = &*name, error = chain(&error), "the namespace could not be looked at");
+                        debug!(namespace = &*name, error = chain(&error), "the namespace could not be read");
                         NamespaceState::Unknown
                     }
                 };
@@ -257,13 +257,13 @@ impl Executor {
                 let result = match done {
                     Ok(done) => {
                         let (owner, result) = (pod.owner_kind.as_str(), done.as_str());
-                        info!(namespace, name, owner, result, "a pod that waited for its injection");
+                        info!(namespace, name, owner, result, "a pod no longer waits for its injection");
                         done
                     }
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Released::Changed,
                     Err(error) => {
                         let error = chain(&error);
-                        warn!(namespace, name, error, "a pod that waits for its injection could not be released");
+                        warn!(namespace, name, error, "a waiting pod could not be released");
                         Released::Failed
                     }
                 };

@@ -93,7 +93,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     };
     for (part, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
         match lists::all(&api, &ListParams::default()).await {
-            Ok(found) => stored.extend(found.into_iter().map(Stored::of)),
+            Ok(found) => stored.extend(found.into_iter().map(Stored::new)),
             Err(error) => unread.push((part, error_message(&error))),
         }
     }
@@ -157,7 +157,9 @@ fn list<K, T>(objects: impl Iterator<Item = T>) -> impl Iterator<Item = Change<K
 }
 
 impl Stored {
-    fn of(mut object: DynamicObject) -> Self {
+    /// Reads a profile as the API server returns it.
+    #[must_use]
+    pub fn new(mut object: DynamicObject) -> Self {
         let mut part = |name: &str| object.data.get_mut(name).map(Value::take).unwrap_or_default();
         let (spec, status) = (part("spec"), read_status(part("status")));
         Self { name: objects::name(object.metadata.clone()), metadata: object.metadata, status, spec }

@@ -440,7 +440,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
     fn log_refused(&self, key: &K, client: Option<IpAddr>, limit: usize) {
         if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, client) = (self.bounds.wanted, client.map(tracing::field::display));
-            warn!(%key, suppressed, wanted, limit, client, "not looked up: too many were within a second");
+            warn!(%key, suppressed, wanted, limit, client, "the lookup was rejected: too many within a second");
         }
     }
 
@@ -479,7 +479,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
         let old = old.filter(|old| is_temporary || old.received_at.elapsed() < MAX_AGE_IF_REFUSED);
         if let Some(suppressed) = self.failures.take_turn() {
             let (wanted, old) = (self.bounds.wanted, old.is_some());
-            warn!(%key, %error, suppressed, wanted, old_answer_served = old, "cannot look it up");
+            warn!(%key, %error, suppressed, wanted, old_answer_served = old, "the lookup failed");
         }
         if is_temporary && !error.is_response() {
             self.set_unavailable();

@@ -4,7 +4,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::Event;
 use pillion_api::kinds::ProfileStatus;
-use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TIME_ANNOTATION, ROLLBACK_TO_ANNOTATION};
 use pillion_engine::profile::ProfileName;
 use serde_json::Value;
 
@@ -67,10 +67,30 @@ pub struct StoredProfile {
     pub spec: Value,
     /// The status, which names the published revisions.
     pub status: ProfileStatus,
-    /// The revision to roll back to, if the annotations request a rollback.
-    pub rollback_to: Option<Box<str>>,
+    /// The rollback that the annotations request.
+    pub rollback: Option<Box<RollbackRequest>>,
+}
+
+/// A request for a rollback, in annotations of a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RollbackRequest {
+    /// The revision to publish; its first digits are enough.
+    pub to: Box<str>,
     /// The revision to roll back from, if an annotation names it.
-    pub rollback_from: Option<Box<str>>,
+    pub from: Option<Box<str>>,
+    /// When the rollback was requested, as the annotation says.
+    pub requested_at: Option<Box<str>>,
+}
+
+impl RollbackRequest {
+    fn read(metadata: &ObjectMeta) -> Option<Self> {
+        let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).map(|value| value.trim().into());
+        Some(Self {
+            to: annotation(ROLLBACK_TO_ANNOTATION)?,
+            from: annotation(ROLLBACK_FROM_ANNOTATION),
+            requested_at: annotation(ROLLBACK_TIME_ANNOTATION),
+        })
+    }
 }
 
 /// A change from a watch of profiles.
@@ -80,15 +100,13 @@ impl StoredProfile {
     /// Creates a profile from an object's metadata and its `spec`, with an empty status.
     #[must_use]
     pub fn new(metadata: ObjectMeta, spec: Value) -> Self {
-        let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).map(|value| value.trim().into());
         Self {
             uid: metadata.uid.as_deref().unwrap_or_default().into(),
             generation: metadata.generation,
             resource_version: metadata.resource_version.clone(),
             spec,
             status: ProfileStatus::default(),
-            rollback_to: annotation(ROLLBACK_TO_ANNOTATION),
-            rollback_from: annotation(ROLLBACK_FROM_ANNOTATION),
+            rollback: RollbackRequest::read(&metadata).map(Box::new),
             name: name(metadata),
         }
     }

@@ -164,9 +164,9 @@ impl Publisher {
         let changed = self.status.send_if_modified(|known| std::mem::replace(known, status) != status);
         if first && status.synced {
             let Status { profiles, broken_profiles, namespaces, .. } = status;
-            info!(profiles, broken_profiles, namespaces, "the cluster is known");
+            info!(profiles, broken_profiles, namespaces, "all profiles and namespaces are listed");
         } else if changed {
-            debug!(?status, "changes taken");
+            debug!(?status, "changes were applied");
         }
     }
 }
@@ -213,7 +213,7 @@ impl Watches {
                     profile = %key.profile,
                     revision = %key.revision,
                     error,
-                    "a published revision could not be read, what was last known stays; trying again"
+                    "a published revision could not be read, the last known one stays active; trying again"
                 );
                 if !index.still_needs(&key) {
                     return None;
@@ -301,7 +301,10 @@ where
             metrics.restarted(kind, InterruptionReason::of(&error));
             let help = help(&error);
             let error = error_message(&error);
-            warn!(kind = kind.as_str(), error, help, "not watched at present, what was last known stays; trying again");
+            warn!(
+                kind = kind.as_str(),
+                error, help, "the watch failed, the last known objects stay in use; trying again"
+            );
             Change::Restarted
         }
     })
@@ -343,13 +346,13 @@ fn log_activations(changes: &[ActivationChange]) {
     for ActivationChange { name, before, now } in changes.iter().take(MAX_LOGGED) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());
         if revision.is_some() {
-            info!(profile = %name, old_revision, revision, "the profile is at work");
+            info!(profile = %name, old_revision, revision, "the profile is active");
         } else {
-            info!(profile = %name, old_revision, "the profile is gone");
+            info!(profile = %name, old_revision, "the profile is no longer active");
         }
     }
     if let Some(more) = changes.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
-        info!(more, "more profiles are at work or gone");
+        info!(more, "more profiles have changed");
     }
 }
 
@@ -363,7 +366,7 @@ pub(crate) fn report(broken: &Broken) {
             serving,
             path = diagnostic.path,
             help = diagnostic.help,
-            "the profile does not take effect, the last good revision stays at work: {}",
+            "the profile is invalid, the last good revision stays active: {}",
             diagnostic.message,
         );
     }

@@ -366,7 +366,7 @@ impl Elector {
             }
         };
         if timeout(limit, tries).await.is_err() {
-            warn!(lease = self.name, "the Lease was not released in time: others wait until it runs out");
+            warn!(lease = self.name, "the Lease was not released in time: other controllers wait until it expires");
         }
         self.may_hold = false;
     }

@@ -38,13 +38,13 @@ impl Conflict {
     pub(super) fn message(&self) -> String {
         match self {
             Self::AmbiguousRequest { key, others } => format!(
-                "a value such as true of {key} means this one or {}, so a pod gets none of them: have it name the profile, \
-                 or change a key",
+                "a value such as true of {key} could mean this profile or {}, so pods with it get none of them: name the \
+                 profile in the pod, or change a key",
                 others.join(", ")
             ),
             Self::SharesName(name) => format!(
-                "ClusterInjectionProfile {name} has the same name, which means this profile here, unless the platform's \
-                 cannot be dropped: rename it to have both"
+                "ClusterInjectionProfile {name} has the same name: pods that request {name} get this profile, unless the \
+                 cluster profile forbids to opt out of it; rename this profile to use both"
             ),
         }
     }

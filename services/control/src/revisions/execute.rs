@@ -86,7 +86,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
     let mut store = RevisionStore::new(publisher, settings.memory);
     while let Err(error) = store.read_accepted(&client).await {
         let error = chain(&error);
-        warn!(error, "what was accepted of profiles before cannot be read; trying again");
+        warn!(error, "the accepted revisions of profiles cannot be read; trying again");
         tokio::time::sleep(settings.retry).await;
     }
     let writer =
@@ -369,7 +369,7 @@ async fn ask(pod_templates: &Api<DynamicObject>, dry_run: DryRunRequest) -> (Dry
         }
     };
     if let Verdict::NotAsked(error) = &answer {
-        warn!(profile = %name, revision = %dry_run.revision, error, "no answer to the dry run of a revision; trying again");
+        warn!(profile = %name, revision = %dry_run.revision, error, "the dry run of a revision got no response; trying again");
     }
     (dry_run, answer)
 }
@@ -391,7 +391,7 @@ impl Writer {
                 Ok(None) => ActionResult::Failed,
                 Err(error) => {
                     let error = chain(&error);
-                    warn!(profile = %name, error, "the accepted text could not be kept as a revision; trying again");
+                    warn!(profile = %name, error, "the revision could not be created; trying again");
                     ActionResult::Failed
                 }
             };
@@ -421,7 +421,8 @@ impl Writer {
             },
         };
         for event in events {
-            info!(profile = %name, ?event, "recording an event");
+            let (_, reason, _, note) = event.parts();
+            info!(profile = %name, reason, note, "recording an event");
             if !self.events.record(name, &profile.uid, event).await {
                 self.metrics.events_dropped.inc();
             }
@@ -436,7 +437,7 @@ impl Writer {
                 Err(error) => {
                     failed = true;
                     let error = chain(&error);
-                    warn!(profile = %name, %revision, error, "a revision that is not kept any longer could not be deleted");
+                    warn!(profile = %name, %revision, error, "an expired revision could not be deleted");
                 }
             }
         }
@@ -526,17 +527,27 @@ impl Writer {
     }
 }
 
+impl ProfileEvent {
+    /// Returns the type, the reason, the action and the note of the Event.
+    fn parts(&self) -> (EventType, &'static str, &'static str, &str) {
+        match self {
+            Self::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),
+            Self::Published(note) => (EventType::Normal, "Published", "Publish", note),
+            Self::RolledBack(note) => (EventType::Normal, "RolledBack", "Publish", note),
+            Self::Invalid(note) => (EventType::Warning, "Invalid", "DryRun", note),
+        }
+    }
+}
+
 /// Records Events within a budget.
 struct EventRecorder {
-    recorder: Recorder,
+    client: Client,
     budget: Mutex<Budget>,
 }
 
 impl EventRecorder {
     fn new(client: &Client) -> Self {
-        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
-        let recorder = Recorder::new(client.clone(), reporter);
-        Self { recorder, budget: Mutex::default() }
+        Self { client: client.clone(), budget: Mutex::default() }
     }
 
     /// Records an Event if the budget permits. Returns whether it was recorded.
@@ -544,13 +555,8 @@ impl EventRecorder {
         if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
             return false;
         }
-        let (type_, reason, action, mut note) = match event {
-            ProfileEvent::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),
-            ProfileEvent::Published(note) => (EventType::Normal, "Published", "Publish", note),
-            ProfileEvent::RolledBack(note) => (EventType::Normal, "RolledBack", "Publish", note),
-            ProfileEvent::Invalid(note) => (EventType::Warning, "Invalid", "DryRun", note),
-        };
-        note.truncate(note.floor_char_boundary(NOTE_BYTES));
+        let (type_, reason, action, note) = event.parts();
+        let note = note.get(..note.floor_char_boundary(NOTE_BYTES)).unwrap_or_default().to_owned();
         let reference = ObjectReference {
             api_version: Some(API_VERSION.to_owned()),
             kind: Some(kind(name).to_owned()),
@@ -561,7 +567,9 @@ impl EventRecorder {
         };
         let event =
             Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None };
-        match self.recorder.publish(&event, &reference).await {
+        // A recorder merges Events that differ only in their notes, and keeps the first note. So each has its own.
+        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
+        match Recorder::new(self.client.clone(), reporter).publish(&event, &reference).await {
             Ok(()) => true,
             Err(error) => {
                 let error = chain(&error);

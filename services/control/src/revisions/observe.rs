@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
-use super::plan::{Accepted, Observed, Rollback};
+use super::plan::{Accepted, Observed};
 use super::trials::{DryRunRequest, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
@@ -343,7 +343,7 @@ impl RevisionStore {
             let revision = alias.map_or_else(|| good.revision().into(), |(_, stored)| stored.clone());
             Accepted { revision, activation: good.activation(), rollout: good.rollout().cloned() }
         });
-        let rollback = profile.rollback_to.as_deref().map(|to| Rollback { to, from: profile.rollback_from.as_deref() });
+        let rollback = profile.rollback.as_deref();
         let bounds = self.bounds.get(name).copied();
         let rejected = self.diagnostics.get(name).map(Vec::as_slice).filter(|_| state.broken);
         let unstorable = self

@@ -4,9 +4,10 @@
 //!   published, and the profile's status gives the reason.
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
-//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once a later revision is accepted, the later
-//!   revision is published.
-//! - The latest revisions and all published ones are kept.
+//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once another revision is accepted, it is
+//!   published and the rollback has ended: the status remembers the request, so that it does not begin again.
+//! - Revisions are kept in the order of their last publication, so that a rollback goes back by it. The last published
+//!   ones and all that are in use are kept.
 //! - An accepted revision has one dry run, whose result does not prevent publication.
 //! - A profile that only its parent bounds is always published with its current parent, to all namespaces. No rollout,
 //!   rollback or pin keeps permissions that the platform has withdrawn, and no older revision of the profile is kept.
@@ -27,6 +28,7 @@ use pillion_engine::profile::Diagnostic;
 
 use super::conflicts::Conflict;
 use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
+use crate::informer::objects::RollbackRequest;
 
 /// Condition: whether the latest generation is accepted.
 pub(super) const ACCEPTED: &str = "Accepted";
@@ -39,6 +41,9 @@ pub(super) const VALID: &str = "Valid";
 
 /// The reason of a condition that is not known yet.
 const PENDING: &str = "Pending";
+
+/// The maximum length of the identity of a rollback's request in the status.
+const IDENTITY_BYTES: usize = 200;
 
 /// A generation that compiles.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +65,8 @@ pub(super) struct Observed<'o> {
     /// The bounds of the accepted revision.
     pub(super) bounds: Option<RevisionBounds>,
     pub(super) status: &'o ProfileStatus,
-    pub(super) rollback: Option<Rollback<'o>>,
+    /// The rollback that the annotations request.
+    pub(super) rollback: Option<&'o RollbackRequest>,
     /// The existing revisions with their creation times.
     pub(super) existing: &'o BTreeMap<Box<str>, Timestamp>,
     /// Existing revisions that only a parent bounds.
@@ -71,13 +77,6 @@ pub(super) struct Observed<'o> {
     pub(super) conflict: Option<&'o Conflict>,
     /// Result of the dry run that this leader made of the accepted revision, if there is one.
     pub(super) verdict: Option<&'o Verdict>,
-}
-
-/// The rollback that the annotations request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rollback<'o> {
-    pub(super) to: &'o str,
-    pub(super) from: Option<&'o str>,
 }
 
 /// An Event for a profile.
@@ -113,7 +112,18 @@ struct Publication<'o> {
     newest: Option<&'o str>,
     promoted: Option<&'o str>,
     rollout: Option<&'o Rollout>,
-    rolled_back: bool,
+    rollback: RollbackState,
+}
+
+/// Whether the rollback that the annotations request is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RollbackState {
+    /// None is requested, or the requested revision is not one that is kept.
+    None,
+    /// The requested revision is published.
+    InForce,
+    /// Another revision was accepted since. Holds the identity of the request.
+    Ended(String),
 }
 
 /// Plans the actions. `keep` is the number of latest revisions that are kept.
@@ -145,6 +155,10 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
         accepted_revision: accepted_revision.map(str::to_owned),
         rollout: publication.rollout.cloned(),
         revisions: kept,
+        ended_rollback: match &publication.rollback {
+            RollbackState::Ended(request) => Some(request.clone()),
+            RollbackState::None | RollbackState::InForce => None,
+        },
         namespaces_matched: Some(observed.namespaces),
     };
     let valid = valid(observed, accepted_revision);
@@ -170,10 +184,15 @@ impl Observed<'_> {
 fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publication<'o> {
     let Observed { status, .. } = observed;
     if observed.bounds == Some(RevisionBounds::Parent) {
-        return Publication { newest: accepted, promoted: accepted, rollout: None, rolled_back: false };
+        let rollback = RollbackState::None;
+        return Publication { newest: accepted, promoted: accepted, rollout: None, rollback };
     }
-    if let Some(to) = accepted.and_then(|accepted| rollback_target(observed, accepted)) {
-        return Publication { newest: Some(to), promoted: Some(to), rollout: None, rolled_back: true };
+    let (to, rollback) = match (observed.rollback, accepted) {
+        (Some(request), Some(accepted)) => roll_back(observed, request, accepted),
+        _ => (None, RollbackState::None),
+    };
+    if let Some(to) = to {
+        return Publication { newest: Some(to), promoted: Some(to), rollout: None, rollback };
     }
     let rollout = match &observed.accepted {
         // A revision has no rollout, so a broken profile keeps its active rollout.
@@ -194,45 +213,75 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
             .filter(|promoted| Some(*promoted) == accepted || observed.may_be_older(promoted)),
     };
     let rollout = rollout.filter(|_| accepted.is_some() && promoted != accepted);
-    Publication { newest: accepted, promoted, rollout, rolled_back: false }
+    Publication { newest: accepted, promoted, rollout, rollback }
 }
 
-/// Returns the revision to which the annotations roll back. `None` if none is requested, if not exactly one revision
-/// matches, or if a later revision was accepted.
-fn rollback_target<'o>(observed: &'o Observed<'_>, accepted: &str) -> Option<&'o str> {
-    let Rollback { to, from } = observed.rollback?;
-    let is_current = from.is_none_or(|from| !from.is_empty() && accepted.starts_with(from));
-    if !is_current || to.is_empty() {
-        return None;
+/// Returns the revision to which a request rolls back, and the state of the rollback. Without exactly one matching
+/// revision, there is no rollback.
+fn roll_back<'o>(
+    observed: &'o Observed<'_>,
+    request: &RollbackRequest,
+    accepted: &str,
+) -> (Option<&'o str>, RollbackState) {
+    let RollbackRequest { to, from, .. } = request;
+    let identity = identity(request);
+    let has_ended = observed.status.ended_rollback.as_deref() == Some(identity.as_str());
+    let is_current = from.as_deref().is_none_or(|from| !from.is_empty() && accepted.starts_with(from));
+    if has_ended || !is_current {
+        return (None, RollbackState::Ended(identity));
     }
     let available =
         observed.existing.keys().filter(|revision| ***revision == *accepted || observed.may_be_older(revision));
-    let mut found = available.filter(|revision| revision.starts_with(to));
+    let mut found = available.filter(|revision| !to.is_empty() && revision.starts_with(&**to));
     match (found.next(), found.next()) {
-        (Some(revision), None) => Some(revision),
-        _ => None,
+        (Some(revision), None) => (Some(revision), RollbackState::InForce),
+        _ => (None, RollbackState::None),
     }
 }
 
-/// Returns the revisions to keep, latest first, and the revisions to delete.
+/// Returns the identity of a request, shortened to the length that the status allows.
+fn identity(request: &RollbackRequest) -> String {
+    let RollbackRequest { to, from, requested_at } = request;
+    let (from, requested_at) = (from.as_deref().unwrap_or("-"), requested_at.as_deref().unwrap_or("-"));
+    let mut identity = format!("{to} {from} {requested_at}");
+    identity.truncate(identity.floor_char_boundary(IDENTITY_BYTES));
+    identity
+}
+
+/// Returns the revisions to keep, the last published first, and the revisions to delete.
 fn keep_latest(
     observed: &Observed<'_>,
     publication: &Publication<'_>,
     accepted: Option<&str>,
     keep: usize,
 ) -> (Vec<String>, Vec<Box<str>>) {
-    let mut latest: Vec<_> = observed.existing.iter().collect();
-    // Creation times are in whole seconds. Of the same second, a revision that was not listed before is later.
-    let listed = |revision: &str| observed.status.revisions.iter().position(|other| other == revision);
-    latest.sort_by_cached_key(|(revision, created)| (Reverse(**created), listed(revision), (*revision).clone()));
+    let Observed { status, existing, .. } = observed;
+    let published = status.revision.as_deref();
+    // A rollback leaves the order unchanged, so that the next one goes further back.
+    let is_next = publication.rollback != RollbackState::InForce && publication.newest != published;
+    let mut first: Vec<&str> = Vec::new();
+    if is_next {
+        first.extend(publication.newest.into_iter().chain(published));
+    } else {
+        first.extend(accepted.filter(|accepted| !status.revisions.iter().any(|listed| listed == accepted)));
+    }
+    let listed = status.revisions.iter().map(String::as_str);
+    // Without a status, the order of creation is the best guess.
+    let mut latest: Vec<_> = existing.iter().collect();
+    latest.sort_by_cached_key(|(revision, created)| (Reverse(**created), (*revision).clone()));
+    let others = latest.into_iter().map(|(revision, _)| &**revision);
     let in_use = [publication.newest, publication.promoted, accepted];
+    let mut seen = BTreeSet::new();
     let (mut kept, mut gone) = (Vec::new(), Vec::new());
-    for (revision, _) in latest {
+    for revision in first.into_iter().chain(listed).chain(others) {
+        if !existing.contains_key(revision) || !seen.insert(revision) {
+            continue;
+        }
         let is_kept = kept.len() < keep && observed.may_be_older(revision);
         if is_kept || in_use.contains(&Some(revision)) {
-            kept.push(revision.to_string());
+            kept.push(revision.to_owned());
         } else {
-            gone.push(revision.clone());
+            gone.push(revision.into());
         }
     }
     (kept, gone)
@@ -255,7 +304,7 @@ fn valid(observed: &Observed<'_>, accepted: Option<&str>) -> Option<(String, Str
         let before = valid_before(observed.status)?;
         return Some((before.status.clone(), before.reason.clone(), before.message.clone()));
     }
-    Some(("Unknown".to_owned(), PENDING.to_owned(), format!("revision {accepted} was not tried yet")))
+    Some(("Unknown".to_owned(), PENDING.to_owned(), format!("no dry run of revision {accepted} yet")))
 }
 
 fn conditions(
@@ -266,52 +315,24 @@ fn conditions(
     let accepted = match observed.rejected {
         Some(diagnostics) => (ACCEPTED, "False", "Invalid", summary(diagnostics)),
         None => match &observed.accepted {
-            Some(accepted) => {
-                let message = format!("the text is right and is revision {}", accepted.revision);
-                (ACCEPTED, "True", "Compiled", message)
-            }
-            None => (ACCEPTED, "Unknown", PENDING, "the text was not compiled yet".to_owned()),
+            Some(accepted) => (ACCEPTED, "True", "Compiled", format!("accepted as revision {}", accepted.revision)),
+            None => (ACCEPTED, "Unknown", PENDING, "not compiled yet".to_owned()),
         },
     };
-    let ready = match publication.newest {
-        None => (READY, "False", "NoRevision", "no text of it was ever accepted, or what was is withdrawn".to_owned()),
-        Some(revision) if publication.rolled_back => {
-            (READY, "True", "RolledBack", format!("rolled back: everybody gets revision {revision}"))
-        }
-        Some(revision) => match (observed.rejected, publication.rollout) {
-            (Some(_), _) => {
-                let message = format!("revision {revision}, the last one that was accepted, stays at work");
-                (READY, "True", "LastAccepted", message)
-            }
-            (None, Some(rollout)) => {
-                let others = match publication.promoted {
-                    None => "nothing".to_owned(),
-                    Some(other) if observed.existing.contains_key(other) => format!("revision {other}"),
-                    Some(other) => format!("revision {other}, which is not there any more: promote or roll back"),
-                };
-                let share = rollout.percent.unwrap_or(100);
-                let scope = if rollout.namespace_selector.is_some() { " in the selected namespaces" } else { "" };
-                let message = format!("{share} % of the workloads{scope} get revision {revision}, all others {others}");
-                (READY, "True", "RollingOut", message)
-            }
-            (None, None) => (READY, "True", "Published", format!("everybody gets revision {revision}")),
-        },
-    };
-    let unknown = observed.rollback.filter(|rollback| {
+    let (state, reason, mut message) = ready(observed, publication);
+    let unknown = observed.rollback.filter(|request| {
         let is_current = |from: &str| publication.newest.is_some_and(|newest| newest.starts_with(from));
-        !publication.rolled_back && rollback.from.is_none_or(is_current)
+        publication.rollback == RollbackState::None && request.from.as_deref().is_none_or(is_current)
     });
-    let (type_, state, reason, mut message) = ready;
-    if let Some(Rollback { to, .. }) = unknown {
+    if let Some(RollbackRequest { to, .. }) = unknown {
         let to = to.get(..to.floor_char_boundary(64)).unwrap_or_default();
-        message =
-            format!("{message}; {ROLLBACK_TO_ANNOTATION} asks for {to:?}, which is not one revision that is kept");
+        message = format!("{message}; {ROLLBACK_TO_ANNOTATION} is {to:?}, which matches not exactly one kept revision");
     }
     let conflicted = match observed.conflict {
         Some(conflict) => (CONFLICTED, "True", conflict.reason(), conflict.message()),
         None => (CONFLICTED, "False", "NoConflict", "no other profile has its key or its name".to_owned()),
     };
-    let ours = [accepted, (type_, state, reason, message), conflicted]
+    let ours = [accepted, (READY, state, reason, message), conflicted]
         .map(|(type_, state, reason, message)| (type_, state.to_owned(), reason.to_owned(), message));
     let valid = valid.map(|(state, reason, message)| (VALID, state, reason, message));
     ours.into_iter()
@@ -332,6 +353,35 @@ fn conditions(
         .collect()
 }
 
+/// Returns the status, the reason and the message of the condition [`READY`]. It is false if the stored text is invalid,
+/// also while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
+fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static str, &'static str, String) {
+    let Some(revision) = publication.newest else {
+        let message = "no revision is served: none was ever accepted, or the platform has withdrawn it".to_owned();
+        return ("False", "NoRevision", message);
+    };
+    if observed.rejected.is_some() {
+        let message = format!("the last edit is invalid; pods still get the previous revision {revision}");
+        return ("False", "LastAccepted", message);
+    }
+    if publication.rollback == RollbackState::InForce {
+        let from = observed.accepted.as_ref().map_or("the accepted revision", |accepted| &*accepted.revision);
+        return ("True", "RolledBack", format!("rolled back from {from}: all workloads get revision {revision}"));
+    }
+    let Some(rollout) = publication.rollout else {
+        return ("True", "Published", format!("all workloads get revision {revision}"));
+    };
+    let others = match publication.promoted {
+        None => "none".to_owned(),
+        Some(other) if observed.existing.contains_key(other) => format!("revision {other}"),
+        Some(other) => format!("revision {other}, which was deleted: promote or roll back"),
+    };
+    let share = rollout.percent.unwrap_or(100);
+    let scope = if rollout.namespace_selector.is_some() { " in the selected namespaces" } else { "" };
+    let message = format!("{share} % of the workloads{scope} get revision {revision}, all others get {others}");
+    ("True", "RollingOut", message)
+}
+
 /// Returns the Events for changes of the status. The stored status shows what was reported, so the next leader does not
 /// repeat Events.
 fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publication<'_>) -> Vec<ProfileEvent> {
@@ -341,19 +391,25 @@ fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publica
         let known = before(ACCEPTED).filter(|before| before.status == "False");
         if known.is_none_or(|known| known.observed_generation != observed.generation) {
             let serving =
-                publication.newest.map_or_else(|| "none".to_owned(), |revision| format!("revision {revision}"));
-            events.push(ProfileEvent::Rejected(format!("{}; at work is {serving}", summary(diagnostics))));
+                publication.newest.map_or_else(|| "no revision".to_owned(), |revision| format!("revision {revision}"));
+            let invalid = summary(diagnostics);
+            events.push(ProfileEvent::Rejected(format!("the last edit is invalid, pods get {serving}: {invalid}")));
         }
     }
     if wanted.revision != observed.status.revision
         && let Some(revision) = &wanted.revision
     {
-        let before = observed.status.revision.as_deref().unwrap_or("nothing");
-        events.push(if publication.rolled_back {
-            let by = format!("{ROLLBACK_TO_ANNOTATION} (and {ROLLBACK_FROM_ANNOTATION})");
-            ProfileEvent::RolledBack(format!("revision {revision} is published instead of {before}, by {by}"))
-        } else {
-            ProfileEvent::Published(format!("revision {revision} is published; before it was {before}"))
+        let before = observed.status.revision.as_deref().unwrap_or("none");
+        events.push(match &publication.rollback {
+            RollbackState::InForce => {
+                let by = format!("{ROLLBACK_TO_ANNOTATION} and {ROLLBACK_FROM_ANNOTATION}");
+                ProfileEvent::RolledBack(format!("revision {revision} is published instead of {before}, by {by}"))
+            }
+            RollbackState::Ended(_) if observed.status.ended_rollback.is_none() => {
+                let ends = "this ends the rollback";
+                ProfileEvent::Published(format!("revision {revision} is published, before it was {before}; {ends}"))
+            }
+            _ => ProfileEvent::Published(format!("revision {revision} is published, before it was {before}")),
         });
     }
     // The message names the revision, so a new message means another revision or result.

@@ -248,7 +248,7 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
                 continue;
             }
             Ok(Next::Again) => {
-                warn!(writes, "the rotation does not come to rest: does another client write its objects?");
+                warn!(writes, "the rotation keeps writing: does another client write its objects?");
                 LONGEST_PAUSE
             }
             Ok(Next::Wait { blocked, until }) => {
@@ -263,11 +263,11 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
                 reconciler.interval().min(left.unwrap_or(Duration::MAX)).max(FIRST_PAUSE)
             }
             Err(error) if error.is_conflict() => {
-                debug!("{}: looking again", chain(&error));
+                debug!("{}: reading again", chain(&error));
                 FIRST_PAUSE
             }
             Err(error) => {
-                warn!("the rotation cannot go on, and is tried again: {}", chain(&error));
+                warn!("the rotation failed; trying again: {}", chain(&error));
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 pause
             }

@@ -365,7 +365,7 @@ impl Reconciler {
     /// Records that a CA failed to sign, if a retry cannot succeed.
     fn record_unable(&mut self, signer: Generation, error: &IssueError) {
         if error.is_final() && self.unable != Some(signer) {
-            warn!(authority = signer.0, %error, "the CA cannot sign any more: it needs a successor");
+            warn!(authority = signer.0, %error, "the CA can no longer sign: it needs a successor");
             self.unable = Some(signer);
         }
     }

@@ -24,24 +24,23 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// The message, with instructions, if the newest CA cannot sign.
-pub(super) const UNABLE: &str = "the newest authority cannot sign, and replicas may serve its certificates already, so that no other \
-                                 can take its place: delete the Secret RELEASE-authority, and a new one comes beside all who are \
-                                 trusted now";
+pub(super) const UNABLE: &str = "the newest CA cannot sign, and replicas may serve its certificates already: delete the Secret \
+                                 RELEASE-authority, and the controller creates a new CA beside all trusted ones";
 
-const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is made and no rotation goes \
-                     on until they agree. What is served stays. Set the clock right of whichever is wrong";
+const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is created, and the rotation \
+                     waits until they agree. Served certificates stay. Correct the wrong clock";
 
-const DISARMED: &str = "the webhook configurations were taken away on purpose, and nobody is injected: write webhooks: armed to \
-                        the release's ConfigMap to have them back";
+const DISARMED: &str = "an operator removed the webhook configurations, so no pod is injected: set webhooks: armed in the \
+                        release's ConfigMap to restore them";
 
 /// The message if no API server is known to reach a replica.
-pub(super) const UNREACHED: &str = "no API server has shown in time that it reaches a replica by the Service, though replicas answer: pods \
-                                    of namespaces that require injection are refused from now on where nobody answers. Is there \
-                                    a network policy, a firewall or a proxy between the control plane and the replicas?";
+pub(super) const UNREACHED: &str = "replicas answer, but no API server has shown in time that it reaches one through the Service: pods \
+                                    of required namespaces are rejected from now on if no replica answers. Check for a network \
+                                    policy, a firewall or a proxy between the control plane and the replicas";
 
 const AGREED: &str = "the clocks agree again";
-const ARMED: &str = "the webhook configurations are kept again";
-const ABLE: &str = "the newest authority can sign";
+const ARMED: &str = "the webhook configurations are managed again";
+const ABLE: &str = "the newest CA can sign again";
 
 /// Records Events about the Lease.
 pub(super) struct EventRecorder {
@@ -118,9 +117,9 @@ fn event(type_: EventType, reason: &str, note: &str) -> Event {
 pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
     let until = until.map(tracing::field::display);
     match blocked {
-        Blocked::Idle => info!(until, "certificates are as they should be"),
+        Blocked::Idle => info!(until, "all certificates are valid"),
         Blocked::Clock => {
-            warn!("this clock and the API server's differ by minutes: nothing is decided by time until they agree");
+            warn!("this clock and the API server's differ by minutes: decisions by time wait until they agree");
         }
         Blocked::NoEndpoint => {
             info!(

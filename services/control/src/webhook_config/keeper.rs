@@ -236,7 +236,7 @@ impl KeeperState {
         let by = by.as_deref().unwrap_or("unknown");
         if let Position::Unreadable(value) = &position {
             let stays = if self.switch.off { "disarmed" } else { "armed" };
-            warn!(value, by, stays, "the break-glass says neither armed nor disarmed: it stays as it was");
+            warn!(value, by, stays, "the break-glass switch is neither armed nor disarmed, so it keeps its state");
         }
         if self.switch.move_to(&position) {
             if self.switch.off {

@@ -211,7 +211,7 @@ impl KillSwitch {
         let by = by.as_deref().unwrap_or("unknown");
         if let Position::Unreadable(value) = &position {
             let stays = if self.state.off { "disabled" } else { "enabled" };
-            warn!(value, by, stays, "the kill switch says neither enabled nor disabled: it stays as it was");
+            warn!(value, by, stays, "the kill switch is neither enabled nor disabled, so it keeps its state");
         }
         if !self.state.move_to(&position) {
             return;
@@ -219,9 +219,9 @@ impl KillSwitch {
         (self.on_change)(self.state.off);
         self.gauge.set(i64::from(self.state.off));
         if self.state.off {
-            warn!(by, "injection is switched off for the whole cluster: everything is allowed as it is");
+            warn!(by, "injection is disabled for the whole cluster: all pods are allowed unchanged");
         } else {
-            info!(by, "injection is switched on again");
+            info!(by, "injection is enabled again");
         }
     }
 }

@@ -155,7 +155,7 @@ impl ProfileReview {
         let mut warnings = vec![if self.is_new {
             format!("{without} before it is corrected")
         } else {
-            format!("{without}: its last accepted revision stays at work")
+            format!("{without}: pods still get its last accepted revision")
         }];
         for diagnostic in diagnostics.iter().take(MAX_WARNINGS) {
             let line = format!("{}: {}", diagnostic.path, diagnostic.message);
@@ -274,7 +274,7 @@ mod tests {
         assert!(warnings[1].starts_with("spec.template.spec.containers[0]: "), "{warnings:?}");
         assert_eq!(warnings[0], "the profile does not take effect before it is corrected");
         let edited = ProfileReview { is_new: false, ..review };
-        assert!(edited.warnings(&KnownParents::default())[0].ends_with("its last accepted revision stays at work"));
+        assert!(edited.warnings(&KnownParents::default())[0].ends_with("pods still get its last accepted revision"));
         let review = edited;
         assert!(warnings.last().unwrap().starts_with("and 12 more"), "{warnings:?}");
         assert!(warnings.iter().map(|warning| warning.chars().count()).sum::<usize>() < 4096);

@@ -166,8 +166,33 @@ fn warnings(decided: &Decided) -> impl Iterator<Item = String> {
     all.map(|warning| one_line(&format!("pillion: {warning}"), MAX_WARNING))
 }
 
-/// Truncates a message, and replaces control characters with spaces.
+/// Replaces control characters with spaces, and cuts a message that is too long between two words.
 fn one_line(message: &str, longest: usize) -> String {
-    let cut = message.chars().map(|character| if character.is_control() { ' ' } else { character });
-    cut.take(longest).collect()
+    let clean = |character: char| if character.is_control() { ' ' } else { character };
+    let mut line: String = message.chars().map(clean).take(longest).collect();
+    if message.chars().nth(longest).is_none() {
+        return line;
+    }
+    // The ellipsis takes one character, and a word that fills half of the line is cut.
+    line.pop();
+    let end = line.rfind(' ').filter(|end| *end > line.len() / 2).unwrap_or(line.len());
+    line.truncate(end);
+    line.push('…');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_message_is_cut_between_words() {
+        assert_eq!(one_line("one\ntwo", 7), "one two");
+        assert_eq!(one_line("violates PodSecurity restricted", 24), "violates PodSecurity…");
+        assert_eq!(one_line("violates PodSecurity restricted", 30), "violates PodSecurity…");
+        // Without a space in the second half, the word is cut.
+        assert_eq!(one_line("ééééééé", 4), "ééé…");
+        let long = one_line(&"word ".repeat(100), MAX_WARNING);
+        assert!(long.chars().count() <= MAX_WARNING && long.ends_with("word…"), "{long}");
+    }
 }

@@ -160,10 +160,10 @@ impl<'c> Chooser<'c, '_> {
         let profile = chosen.and_then(|place| self.candidates.profile(*place))?;
         let refused = match (profile.opt_out, profile.limits()) {
             (OptOut::Forbidden, _) => {
-                Some("it cannot be pinned, as nobody can drop it; the revision that is at work is taken")
+                Some("it cannot be pinned, because it forbids to opt out; the active revision is used")
             }
             (_, Limits::Parent) => {
-                Some("it cannot be pinned, as it is what its parent is; the revision that is at work is taken")
+                Some("it cannot be pinned, because only its parent bounds it; the active revision is used")
             }
             _ => None,
         };

@@ -138,7 +138,7 @@ impl ConfigFile {
     fn refuse(&self, problems: &[Problem]) {
         self.metrics.failed.inc();
         self.metrics.last_successful.set(0);
-        error!("the policy file cannot be used, the last good one stays at work: {}", read::lines(problems));
+        error!("the policy file is invalid, the last good one stays active: {}", read::lines(problems));
     }
 
     fn take(&mut self, policy: &WebhookPolicy) {
@@ -153,7 +153,7 @@ impl ConfigFile {
         let waiting = changed(&self.started, &tree, false);
         info!(file = %self.file.display(), changed = applied, "the policy file was read again");
         if !waiting.is_empty() {
-            warn!(settings = waiting, "the policy file says something that takes effect at the next start only");
+            warn!(settings = waiting, "some changes of the policy file take effect only at the next start");
         }
         self.metrics.restart_needed.set(i64::from(!waiting.is_empty()));
         self.active = tree;

@@ -117,8 +117,7 @@ async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Resul
             continue;
         }
         let name = profile.name();
-        let spec =
-            stored.get(name).with_context(|| format!("profile {name} is at work, and its text cannot be read"))?;
+        let spec = stored.get(name).with_context(|| format!("the text of the active profile {name} cannot be read"))?;
         let compiled = ProfileSource::Author(spec, &library).compile(name).map_err(|faults| {
             let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
             anyhow!("profile {name} extends a changed one, and does not compile with it: {}", faults.join("; "))

@@ -114,7 +114,7 @@ fn compare(args: &DiffArgs) -> Result<Vec<Compared>, DiffError> {
     }
     if compared.is_empty() {
         let files: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
-        return Err(anyhow!("there is no pod and no workload in {}: nothing can be compared", files.join(", ")).into());
+        return Err(anyhow!("{} contains no pod and no workload: nothing can be compared", files.join(", ")).into());
     }
     Ok(compared)
 }
@@ -205,19 +205,19 @@ fn text(compared: &[Compared]) -> anyhow::Result<String> {
         for (profile, result) in &after.profiles {
             match before.profiles.get(profile) {
                 Some(was) if was == result => {}
-                Some(was) => drop(writeln!(text, "  {profile}: {result}; as it is now: {was}")),
-                None => drop(writeln!(text, "  {profile}: {result}; as it is now it does not come into question")),
+                Some(was) => drop(writeln!(text, "  {profile}: {result}; now: {was}")),
+                None => drop(writeln!(text, "  {profile}: {result}; now it does not apply")),
             }
         }
         for profile in before.profiles.keys().filter(|profile| !after.profiles.contains_key(*profile)) {
-            let _ = writeln!(text, "  {profile}: does not come into question any more");
+            let _ = writeln!(text, "  {profile}: would no longer apply");
         }
         match (&before.pod, &after.pod) {
             (Some(before), Some(after)) => {
                 text.push_str(&difference::of((name, before), (&format!("{name}, changed"), after))?);
             }
-            (Some(_), None) => text.push_str("  its pods would be refused\n"),
-            (None, Some(_)) => text.push_str("  its pods would not be refused any more\n"),
+            (Some(_), None) => text.push_str("  its pods would be rejected\n"),
+            (None, Some(_)) => text.push_str("  its pods would no longer be rejected\n"),
             (None, None) => {}
         }
     }

@@ -25,6 +25,7 @@ use pillion_engine::snapshot::Snapshot;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
+use crate::availability::WebhookDeployment;
 use crate::explain::facts::{self, What};
 use crate::finding::ObjectRef;
 use crate::installation::{Installation, NotRead, Part, Unread, endpoints, kept, own_configuration};
@@ -119,6 +120,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
         now: Timestamp::now(),
         has_crds,
         endpoints: slices.map(|found| endpoints(&found)),
+        deployment: WebhookDeployment::read(client, release).await,
         switch,
         serving: kept(serving, Part::ServingSecret, &mut unread).ok_or(NotRead),
         lease: kept(lease, Part::Lease, &mut unread).ok_or(NotRead),
@@ -266,7 +268,7 @@ async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebh
     if let Some(why) = not_taken.pop() {
         return Canary::NotTried(why);
     }
-    Canary::NotTried("no profile is for a plain pod in a namespace that is opted in".to_owned())
+    Canary::NotTried("no profile matches a plain pod in an opted-in namespace".to_owned())
 }
 
 fn pod(namespace: &str, profile: &str) -> Value {
@@ -297,7 +299,7 @@ fn is_failed_call(message: &str, own: &[&str]) -> bool {
 async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own: &[&str]) -> Canary {
     let pods = Api::<Pod>::namespaced(client.clone(), namespace);
     let Ok(pod) = serde_json::from_value::<Pod>(pod.clone()) else {
-        return Canary::NotTried("the pod cannot be made".to_owned());
+        return Canary::NotTried("the pod cannot be built".to_owned());
     };
     let parameters = PostParams { dry_run: true, field_manager: Some("pillion-doctor".to_owned()) };
     let (mut untouched, mut refused) = (0, Vec::new());
@@ -314,7 +316,7 @@ async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own:
             }
             Err(error) => {
                 return Canary::NotTried(format!(
-                    "the API server does not take it in namespace {namespace}: {}",
+                    "the API server rejects it in namespace {namespace}: {}",
                     crate::output::causes(&error.into())
                 ));
             }
@@ -348,6 +350,7 @@ pub(crate) struct Facts {
     pub(crate) switch: Result<Option<ConfigMap>, NotRead>,
     /// The addresses behind the Service, each with its readiness.
     pub(crate) endpoints: Option<Vec<(String, bool)>>,
+    pub(crate) deployment: WebhookDeployment,
     pub(crate) serving: Result<Option<Secret>, NotRead>,
     /// The result of probing each endpoint from this process.
     pub(crate) probed: Vec<Probed>,

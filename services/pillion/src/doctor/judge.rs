@@ -14,8 +14,9 @@ use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 
 use super::gather::{Canary, Facts, is_ours, service};
+use crate::availability;
 use crate::explain::judge::{NO, misspelt};
-use crate::explain::profiles::readiness;
+use crate::explain::profiles::{readiness, rolled_back};
 use crate::explain::webhooks::{creates_pods, selects};
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
 use crate::installation::{NotRead, Part, switching};
@@ -59,15 +60,15 @@ impl Check {
     /// Returns the name of the check for the report.
     pub(crate) const fn words(self) -> &'static str {
         match self {
-            Self::Definitions => "definitions of the custom resources",
+            Self::Definitions => "CRDs",
             Self::Switch => "kill switch and break-glass",
             Self::WebhookConfiguration => "webhook configuration",
             Self::Replicas => "replicas behind the Service",
             Self::NetworkPath => "connections to replicas",
-            Self::Certificates => "certificates and bundles",
-            Self::Canary => "a pod through the API server, by dry run",
-            Self::Rights => "rights of the service accounts",
-            Self::Leader => "leader among the controllers",
+            Self::Certificates => "certificates and CA bundles",
+            Self::Canary => "dry run of a pod through the API server",
+            Self::Rights => "RBAC permissions of the service accounts",
+            Self::Leader => "leader of the controllers",
             Self::Profiles => "profiles",
             Self::NamespaceLabels => "labels of namespaces",
             Self::OtherWebhooks => "other webhooks that change pods",
@@ -88,7 +89,11 @@ pub(crate) fn judge(facts: &Facts) -> Vec<(Check, Vec<Finding>)> {
         Check::Canary => canary(facts),
         Check::Rights => permissions(facts),
         Check::Leader => leader(facts),
-        Check::Profiles => facts.stored.iter().filter_map(|stored| readiness(stored, &facts.broken)).collect(),
+        Check::Profiles => facts
+            .stored
+            .iter()
+            .filter_map(|stored| readiness(stored, &facts.broken).or_else(|| rolled_back(stored)))
+            .collect(),
         Check::NamespaceLabels => labels(facts),
         Check::OtherWebhooks => others(facts),
         Check::Versions => versions(facts),
@@ -106,34 +111,30 @@ pub(crate) fn unread(facts: &Facts) -> Vec<Finding> {
 
 fn crds(facts: &Facts) -> Vec<Finding> {
     let object = ObjectRef::new("CustomResourceDefinition", None, "clusterinjectionprofiles.pillion.dev");
-    let missing =
-        || Finding::new(Code::DefinitionMissing, object, "the API server does not know the kinds of pillion.dev");
+    let missing = || Finding::new(Code::DefinitionMissing, object, "the API server has no CRDs of pillion.dev");
     (!facts.has_crds).then(missing).into_iter().collect()
 }
 
 fn kill_switch(facts: &Facts) -> Vec<Finding> {
     let Ok(map) = &facts.switch else { return Vec::new() };
     let release = &facts.release;
-    let object = || ObjectRef::new("ConfigMap", Some(release.namespace()), release.switch());
-    let who = |key| switch::author(map.as_ref(), key).map(|who| format!(", by {who}")).unwrap_or_default();
-    let patch = |key: &str, word: &str| switching(release, key, word);
     let mut found = Vec::new();
     for (key, position, on) in [
         (INJECTION_KEY, switch::injection(map.as_ref()), "enabled"),
         (WEBHOOKS_KEY, switch::webhooks(map.as_ref()), "armed"),
     ] {
         if let Position::Unreadable(word) = position {
-            let message = format!("{key} is {word:?}, which nobody understands: it stays as it was before");
-            found.push(Finding::new(Code::SwitchUnreadable, object(), message).remedy(patch(key, on)));
+            let message = format!("{key} has the unknown value {word:?}, so the switch keeps its state");
+            let finding = Finding::new(Code::SwitchUnreadable, availability::switch(release), message);
+            found.push(finding.remedy(switching(release, key, on)));
         }
     }
+    let who = |key| switch::author(map.as_ref(), key);
     if switch::injection(map.as_ref()) == Position::Off {
-        let message = format!("injection is switched off for the whole cluster{}", who(INJECTION_KEY));
-        found.push(Finding::new(Code::SwitchedOff, object(), message).remedy(patch(INJECTION_KEY, "enabled")));
+        found.push(availability::injection_disabled(release, who(INJECTION_KEY).as_deref()));
     }
     if switch::webhooks(map.as_ref()) == Position::Off {
-        let message = format!("the webhook configurations were taken away{}", who(WEBHOOKS_KEY));
-        found.push(Finding::new(Code::Disarmed, object(), message).remedy(patch(WEBHOOKS_KEY, "armed")));
+        found.push(availability::webhooks_disabled(release, who(WEBHOOKS_KEY).as_deref()));
     }
     found
 }
@@ -150,23 +151,21 @@ fn configuration(facts: &Facts) -> Vec<Finding> {
     if for_pods.any(|entry| is_ours(entry, release)) || webhooks_are_disabled(facts) {
         return Vec::new();
     }
-    let object = ObjectRef::new("MutatingWebhookConfiguration", None, release.configuration());
-    vec![Finding::new(Code::NotRegistered, object, "no entry has the API server call Pillion for pods")]
+    vec![availability::not_registered(release)]
 }
 
 fn replicas(facts: &Facts) -> Vec<Finding> {
     let Some(endpoints) = &facts.endpoints else { return Vec::new() };
-    let ready = endpoints.iter().filter(|(_, ready)| *ready).count();
-    let of = format!("of {} endpoints of the Service {ready} are ready", endpoints.len());
-    match ready {
-        0 => vec![Finding::new(Code::NoReadyReplica, service(facts), of)],
-        1 => vec![Finding::new(
-            Code::FewReadyReplicas,
-            service(facts),
-            format!("{of}: nobody takes its place when it ends"),
-        )],
-        _ => Vec::new(),
-    }
+    let few = || {
+        let is_single = ready(endpoints) == 1;
+        let message = format!("only 1 of {} webhook replicas is ready: none replaces it when it ends", endpoints.len());
+        is_single.then(|| Finding::new(Code::FewReadyReplicas, service(facts), message))
+    };
+    availability::no_ready_replica(&facts.release, endpoints, facts.deployment).or_else(few).into_iter().collect()
+}
+
+fn ready(endpoints: &[(String, bool)]) -> usize {
+    endpoints.iter().filter(|(_, is_ready)| *is_ready).count()
 }
 
 /// Whether the dry run proves that the webhook does not answer the API server. An unchanged pod proves it only if there
@@ -190,6 +189,10 @@ fn is_unanswered(facts: &Facts) -> bool {
 }
 
 fn network(facts: &Facts) -> Vec<Finding> {
+    if facts.endpoints.as_ref().is_some_and(|endpoints| ready(endpoints) == 0) {
+        let finding = Finding::new(Code::Unreadable, service(facts), "no connection was tried: no replica is ready");
+        return vec![finding.graded(Severity::Info).remedy("get replicas ready first")];
+    }
     let is_ready = |address: &str| {
         facts.endpoints.iter().flatten().any(|(ready, is)| {
             *is && (ready == address
@@ -202,17 +205,17 @@ fn network(facts: &Facts) -> Vec<Finding> {
     // From outside the cluster's network no replica is reachable, which is no problem as long as the API servers' calls
     // succeed.
     if silent.len() == ready.len() && !is_unanswered(facts) {
-        let message = "no replica can be connected to from here, which is outside of the cluster's network";
+        let message = "no replica is reachable from here, outside of the cluster's network";
         let outside = || {
             Finding::new(Code::Unreadable, service(facts), message)
                 .graded(Severity::Info)
-                .remedy("go by the dry run through the API server, or run it in the cluster")
+                .remedy("rely on the dry run through the API server, or run the command in the cluster")
         };
         return (!silent.is_empty()).then(outside).into_iter().collect();
     }
     let find = |one: &&&Probed| {
         let Verdict::Unreachable(why) = one.verdict else { return None };
-        let message = format!("{} is listed as ready and cannot be connected to: {}", one.endpoint, why.as_str());
+        let message = format!("{} is listed as ready but is unreachable: {}", one.endpoint, why.as_str());
         Some(Finding::new(Code::ReplicaUnreachable, service(facts), message))
     };
     silent.iter().filter_map(find).collect()
@@ -222,19 +225,19 @@ fn canary(facts: &Facts) -> Vec<Finding> {
     match &facts.canary {
         Canary::NotTried(why) => {
             let object = ObjectRef::new("Release", Some(facts.release.namespace()), facts.release.name());
-            vec![Finding::new(Code::CanaryNotTried, object, format!("no pod was sent through the API server: {why}"))]
+            vec![Finding::new(Code::CanaryNotTried, object, format!("no dry run through the API server: {why}"))]
         }
         Canary::Tried { namespace, profile, tries, untouched, refused } => {
             let object = || ObjectRef::new("Namespace", None, namespace);
             let mut found = Vec::new();
             if *untouched > 0 {
                 let message = format!(
-                    "of {tries} pods that profile {profile} is for, {untouched} came back from a dry run in namespace {namespace} without what it adds"
+                    "{untouched} of {tries} dry-run pods in namespace {namespace} came back without profile {profile}"
                 );
                 found.push(Finding::new(Code::CanaryFailed, object(), message));
             }
             if let Some(error) = refused.first() {
-                let message = format!("of {tries} pods {} were refused in a dry run: {error}", refused.len());
+                let message = format!("{} of {tries} dry-run pods were rejected: {error}", refused.len());
                 found.push(Finding::new(Code::CanaryFailed, object(), message));
             }
             found
@@ -245,14 +248,12 @@ fn canary(facts: &Facts) -> Vec<Finding> {
 fn permissions(facts: &Facts) -> Vec<Finding> {
     let account = |name: &str| ObjectRef::new("ServiceAccount", Some(facts.release.namespace()), name);
     let missing = facts.missing_accounts.iter().map(|name| {
-        Finding::new(Code::ServiceAccountMissing, account(name), "the service account of the release is not there")
+        Finding::new(Code::ServiceAccountMissing, account(name), "the service account of the release does not exist")
             .remedy("install the chart, or apply deploy/rbac")
     });
-    let lacking = facts
-        .permissions
-        .iter()
-        .filter(|(.., may)| !may)
-        .map(|(name, what, _)| Finding::new(Code::RightMissing, account(name), format!("it may not {what}")));
+    let lacking = facts.permissions.iter().filter(|(.., may)| !may).map(|(name, what, _)| {
+        Finding::new(Code::RightMissing, account(name), format!("it lacks the permission to {what}"))
+    });
     missing.chain(lacking).collect()
 }
 
@@ -261,7 +262,7 @@ fn leader(facts: &Facts) -> Vec<Finding> {
     let object = ObjectRef::new("Lease", Some(facts.release.namespace()), &facts.release.lease());
     let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
     let Some(spec) = spec.filter(|spec| spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty())) else {
-        return vec![Finding::new(Code::NoLeader, object, "no controller holds the lease")];
+        return vec![Finding::new(Code::NoLeader, object, "no controller holds the Lease")];
     };
     let renewed = spec.renew_time.as_ref().map(|time| time.0);
     let seconds = i64::from(spec.lease_duration_seconds.unwrap_or(15));
@@ -280,14 +281,14 @@ fn labels(facts: &Facts) -> Vec<Finding> {
             if !label.values.iter().any(|(known, _)| known == value) {
                 let values: Vec<_> = label.values.iter().map(|(value, _)| value.as_str()).collect();
                 let message =
-                    format!("its label {}={value} opts nobody in; it may be {}", label.key, values.join(", "));
+                    format!("its label {}={value} has an unknown value; use one of {}", label.key, values.join(", "));
                 found.push(Finding::new(Code::OptInValueUnknown, object(), message));
             }
         }
         if let Some((key, value)) =
             misspelt(labels, &facts.opt_in, &|key| facts.request_keys.iter().any(|known| known == key))
         {
-            let message = format!("its label {key}={value} is not {INJECTION_LABEL}, which it looks like");
+            let message = format!("its label {key}={value} looks like a misspelt {INJECTION_LABEL}");
             let remedy = format!("kubectl label namespace {name} {INJECTION_LABEL}=enabled");
             found.push(Finding::new(Code::OptInLabelMisspelt, object(), message).remedy(remedy));
         }
@@ -340,14 +341,15 @@ fn others(facts: &Facts) -> Vec<Finding> {
         let when = if name.as_str() < release.configuration() { "before" } else { "after" };
         let some: Vec<_> = shared.iter().copied().take(5).collect();
         let shared = match shared.len() {
-            0 => "in no namespace that is opted in".to_owned(),
-            count => format!("in {count} of the namespaces that are opted in: {}", some.join(", ")),
+            0 => "in no opted-in namespace".to_owned(),
+            1 => format!("in 1 opted-in namespace: {}", some.join(", ")),
+            count => format!("in {count} opted-in namespaces: {}", some.join(", ")),
         };
         let message = format!("its entries change pods too, {when} Pillion, {shared}: {}", entries.join(", "));
         let finding = Finding::new(Code::OtherInjector, object, message);
         found.push(if is_by_our_label {
             finding.graded(Severity::Warning).remedy(
-                "one label asks for both: have the other one select another label, or take this one off webhooks.optIn",
+                "one label enables both: let the other webhook select another label, or remove this one from webhooks.optIn",
             )
         } else {
             finding
@@ -368,13 +370,22 @@ fn versions(facts: &Facts) -> Vec<Finding> {
     if tags.len() > 1 {
         return vec![Finding::new(Code::VersionSkew, object(), format!("its pods run {versions}"))];
     }
-    let is_other = tags.iter().any(|tag| tag.trim_start_matches('v') != own);
+    // A tag such as `dev` or a digest says nothing about the version.
+    let is_other = tags.iter().any(|tag| version(tag).is_some_and(|version| version != own));
     let other = || {
         Finding::new(Code::VersionSkew, object(), format!("its pods run {versions}, and this program is {own}"))
             .graded(Severity::Info)
-            .remedy("use the program of the release's version: what it says of profiles may differ")
+            .remedy("use the program of the release's version: its findings about profiles may differ")
     };
     is_other.then(other).into_iter().collect()
+}
+
+/// Returns the version that a tag names, such as `1.2.3` for `v1.2.3`; `None` if it names none.
+fn version(tag: &str) -> Option<&str> {
+    let version = tag.strip_prefix('v').unwrap_or(tag);
+    let numbers = version.split(['-', '+']).next().unwrap_or_default();
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    (numbers.split('.').count() == 3 && numbers.split('.').all(is_number)).then_some(version)
 }
 
 /// A serving certificate that expires within this time was not renewed in time.
@@ -389,14 +400,35 @@ pub(super) fn leaves(facts: &Facts) -> Vec<Finding> {
     if let Some(leaf) = &leaf {
         found.extend(bundles(facts, leaf));
     }
-    found.extend(facts.probed.iter().filter_map(|one| shown(facts, one)));
+    found.extend(if found.is_empty() && leaf.is_some() && is_intercepted(facts) {
+        vec![intercepted(facts)]
+    } else {
+        facts.probed.iter().filter_map(|one| shown(facts, one)).collect()
+    });
     if let Canary::Tried { refused, .. } = &facts.canary
         && found.iter().all(|finding| finding.code != Code::CaBundleMismatch)
         && let Some(error) = refused.iter().find(|error| error.contains("x509"))
     {
-        found.push(Finding::new(Code::CaBundleMismatch, service(facts), format!("the API server says: {error}")));
+        found.push(Finding::new(Code::CaBundleMismatch, service(facts), format!("the API server reports: {error}")));
     }
     found
+}
+
+/// Whether something between here and the replicas replaces their certificates: no connection from here shows a trusted
+/// one, but the API server's calls succeed.
+fn is_intercepted(facts: &Facts) -> bool {
+    let Canary::Tried { untouched: 0, refused, .. } = &facts.canary else { return false };
+    let mut reached = facts.probed.iter().filter(|one| !matches!(one.verdict, Verdict::Unreachable(_))).peekable();
+    let is_other = |one: &Probed| matches!(one.verdict, Verdict::Untrusted | Verdict::Invalid(_));
+    refused.is_empty() && reached.peek().is_some() && reached.all(is_other)
+}
+
+fn intercepted(facts: &Facts) -> Finding {
+    let message = "connections from here show another certificate than the serving Secret has, but the API server's \
+                   calls succeed: a proxy between here and the cluster intercepts TLS";
+    Finding::new(Code::Unreadable, service(facts), message)
+        .graded(Severity::Info)
+        .remedy("rely on the dry run through the API server, or run the command in the cluster")
 }
 
 /// Returns the certificate in the serving Secret, and findings about the certificate itself.
@@ -406,7 +438,7 @@ fn served(facts: &Facts) -> (Option<Pair>, Vec<Finding>) {
     let find = |code, message: String| vec![Finding::new(code, object, message)];
     let secret = match &facts.serving {
         Ok(Some(secret)) => secret,
-        Ok(None) => return (None, find(Code::CertificateUnfit, "there is no such Secret".to_owned())),
+        Ok(None) => return (None, find(Code::CertificateUnfit, "the Secret does not exist".to_owned())),
         Err(NotRead) => return (None, Vec::new()),
     };
     let part = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|bytes| bytes.0.clone());
@@ -453,18 +485,29 @@ fn shown(facts: &Facts, one: &Probed) -> Option<Finding> {
             (Code::CaBundleMismatch, "serves a certificate that the caBundle does not verify".to_owned())
         }
         Verdict::Invalid(Defect::Expiring) => {
-            (Code::CertificateExpiring, "serves a certificate that ends soon".to_owned())
+            (Code::CertificateExpiring, "serves a certificate that expires soon".to_owned())
         }
-        Verdict::Invalid(why) => (Code::CertificateUnfit, format!("serves a certificate that will not do: {why:?}")),
+        Verdict::Invalid(why) => (Code::CertificateUnfit, format!("serves an invalid certificate: {}", describe(why))),
         Verdict::Newest | Verdict::Older(_) | Verdict::Trusted | Verdict::Unreachable(_) => return None,
     };
     Some(Finding::new(code, service(facts), format!("the replica at {} {what}", one.endpoint)))
 }
 
+const fn describe(defect: Defect) -> &'static str {
+    match defect {
+        Defect::Expiring => "it expires soon",
+        Defect::Expired => "it has expired",
+        Defect::NotYetValid => "it is not valid yet",
+        Defect::WrongName => "it is not for the name of the Service",
+        Defect::Authority => "its CA has expired, or is not valid yet",
+        Defect::Unusable => "it is damaged, or no server certificate",
+    }
+}
+
 fn soon(not_after: Timestamp, now: Timestamp) -> Option<String> {
     let left = not_after.duration_since(now);
     let limit = jiff::SignedDuration::try_from(RENEWED_BEFORE).ok()?;
-    (left < limit).then(|| format!("it ends at {not_after}, in {} minutes", left.as_mins()))
+    (left < limit).then(|| format!("it expires at {not_after}, in {} minutes", left.as_mins()))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use pillion_control::certificates::rotation::Generation;
 use serde_json::json;
 
 use super::*;
+use crate::availability::WebhookDeployment;
 use crate::installation::NotRead;
 
 /// Returns the release's serving certificate with its key and its CA.
@@ -41,6 +42,7 @@ fn well() -> Facts {
         configurations: Some(vec![mutating(&Settings::new("pillion-system", ca().authority_pem()))]),
         switch: Ok(None),
         endpoints: Some(vec![("10.0.0.1".to_owned(), true), ("10.0.0.2".to_owned(), true)]),
+        deployment: WebhookDeployment::Replicas(2),
         serving: Ok(Some(serving())),
         probed: Vec::new(),
         canary: tried(0, &[]),
@@ -75,7 +77,7 @@ fn codes(facts: &Facts) -> Vec<&'static str> {
 }
 
 #[test]
-fn where_nothing_is_wrong_nothing_is_found() {
+fn healthy_release_has_no_findings() {
     assert_eq!(codes(&well()), Vec::<&str>::new());
 }
 
@@ -93,7 +95,8 @@ fn each_mistake_has_its_code() {
         (Facts { switch: map("injection", "disabled"), ..well() }, &["switched_off"]),
         (Facts { switch: map("webhooks", "disarmed"), configurations: Some(Vec::new()), ..well() }, &["disarmed"]),
         (Facts { configurations: Some(Vec::new()), ..well() }, &["not_registered"]),
-        (Facts { endpoints: Some(Vec::new()), ..well() }, &["no_ready_replica"]),
+        // Without a ready replica, connections to replicas are not reported as working.
+        (Facts { endpoints: Some(Vec::new()), ..well() }, &["no_ready_replica", "unreadable"]),
         (Facts { endpoints: Some(vec![("10.0.0.1".to_owned(), true)]), ..well() }, &["few_ready_replicas"]),
         (Facts { canary: tried(2, &[]), ..well() }, &["canary_failed"]),
         (Facts { serving: Err(NotRead), ..well() }, &[]),
@@ -125,7 +128,9 @@ fn each_mistake_has_its_code() {
             },
             &["version_skew"],
         ),
-        // A digest is not a version.
+        (Facts { images: vec![("a".to_owned(), "x/pillion:v0.0.1-rc.1".to_owned())], ..well() }, &["version_skew"]),
+        // A digest is not a version, and neither is the tag of a local build.
+        (Facts { images: vec![("a".to_owned(), "x/pillion:dev".to_owned())], ..well() }, &[]),
         (Facts { images: vec![("a".to_owned(), format!("x:5000/pillion@sha256:{}", "0".repeat(64)))], ..well() }, &[]),
     ];
     for (facts, expected) in cases {
@@ -134,7 +139,7 @@ fn each_mistake_has_its_code() {
 }
 
 #[test]
-fn a_replica_counts_as_out_of_reach_only_where_somebody_is_reached_or_nobody_is_answered() {
+fn replica_is_unreachable_only_with_evidence() {
     use pillion_control::probe::{Endpoint, Probed, Unreachable};
     let probed = |address: &str, verdict: Verdict| Probed {
         endpoint: Endpoint { address: address.to_owned(), port: Some(8443) },
@@ -164,10 +169,19 @@ fn a_replica_counts_as_out_of_reach_only_where_somebody_is_reached_or_nobody_is_
     assert_eq!(codes(&Facts { probed: all(), canary: tried(6, &[]), ..well() }), expected);
     let stranger = vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Trusted)];
     assert_eq!(codes(&Facts { probed: stranger, ..well() }), ["ca_bundle_mismatch"]);
+    // A proxy between this program and the cluster intercepts TLS: the certificate is right, and the dry run passes.
+    let others = || vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Untrusted)];
+    let found: Vec<_> = judge(&Facts { probed: others(), ..well() }).into_iter().flat_map(|(_, found)| found).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((found[0].code, found[0].severity), (Code::Unreadable, Severity::Info));
+    assert!(found[0].message.contains("intercepts TLS"), "{found:?}");
+    // Without a dry run, the replicas may really serve a wrong certificate.
+    let untried = Facts { probed: others(), canary: Canary::NotTried("why".to_owned()), ..well() };
+    assert_eq!(codes(&untried), ["ca_bundle_mismatch", "ca_bundle_mismatch", "canary_not_tried"]);
 }
 
 #[test]
-fn another_webhook_is_told_of_and_warned_of_where_one_label_asks_for_both() {
+fn other_webhook_is_reported_and_shared_label_warned() {
     let other = |key: &str| {
         let mut other = mutating(&Settings::new("mesh-system", "ca"));
         other.metadata.name = Some("mesh".to_owned());
@@ -180,8 +194,8 @@ fn another_webhook_is_told_of_and_warned_of_where_one_label_asks_for_both() {
     };
     let apart = other("mesh-injection");
     assert_eq!((apart[0].code, apart[0].severity, apart.len()), (Code::OtherInjector, Severity::Info, 1));
-    assert!(apart[0].message.contains("before Pillion, in no namespace"), "{}", apart[0].message);
+    assert!(apart[0].message.contains("before Pillion, in no opted-in namespace"), "{}", apart[0].message);
     let same = other(INJECTION_LABEL);
     assert_eq!((same[0].code, same[0].severity), (Code::OtherInjector, Severity::Warning));
-    assert!(same[0].message.contains("in 1 of the namespaces that are opted in: shop"), "{}", same[0].message);
+    assert!(same[0].message.contains("in 1 opted-in namespace: shop"), "{}", same[0].message);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use pillion_api::names::{INJECTED_ANNOTATION, MIRROR_ANNOTATION};
+use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
 use pillion_control::audit::{NamespaceAge, Silence};
@@ -18,7 +18,7 @@ use pillion_json::OwnedTape;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::finding::ObjectRef;
+use crate::finding::{Finding, ObjectRef};
 use crate::installation::Unread;
 use crate::trial;
 use crate::trial::original_object;
@@ -36,9 +36,10 @@ pub(crate) struct ExplainFacts {
     /// The profiles as stored. Empty for profiles from files.
     pub(crate) stored: Vec<Stored>,
     pub(crate) broken: Vec<Broken>,
-    /// The field manager that switched injection off, as `, by MANAGER`; empty if it is unknown. `None`: injection is
-    /// on.
+    /// The field manager that disabled injection; empty if it is unknown. `None`: injection is enabled.
     pub(crate) switched_off: Option<String>,
+    /// The finding that no replica is ready, if none is.
+    pub(crate) no_replica: Option<Finding>,
     /// The times at which the webhook did not answer, as far as known.
     pub(crate) silences: Silences,
     /// Facts that could not be read.
@@ -58,6 +59,13 @@ pub(crate) struct NamespaceFacts {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) age: NamespaceAge,
+}
+
+impl NamespaceFacts {
+    /// Returns the failure mode, if the namespace is opted in.
+    pub(crate) fn level(&self) -> Option<InjectionLevel> {
+        self.found.as_ref().and_then(|found| found.level())
+    }
 }
 
 /// The times at which the webhook did not answer, in seconds since 1970.
@@ -104,6 +112,8 @@ pub(crate) struct Question {
     pub(crate) workload: Option<Value>,
     /// The name of the service account, and whether it exists. `None`: not looked up.
     pub(crate) account: Option<(String, bool)>,
+    /// Why the API server rejected a pod of the workload, by the last event.
+    pub(crate) rejection: Option<String>,
 }
 
 impl Question {
@@ -131,6 +141,21 @@ impl Question {
         })
     }
 
+    /// Returns how many pods the workload lacks, how many it should have, and why the API server rejected one. `None`
+    /// if the workload has its pods, or if no rejection is known.
+    pub(crate) fn missing_pods(&self) -> Option<(i64, i64, &str)> {
+        let workload = self.workload.as_ref().filter(|_| self.origin == Origin::Template)?;
+        let (wanted, found) = pod_counts(workload)?;
+        let conditions = workload.pointer("/status/conditions").and_then(Value::as_array);
+        let of_condition = conditions.into_iter().flatten().find_map(|condition| {
+            let is = |field: &str, text: &str| condition.get(field).and_then(Value::as_str) == Some(text);
+            let failed = is("type", "ReplicaFailure") && is("status", "True");
+            condition.get("message").and_then(Value::as_str).filter(|_| failed)
+        });
+        let why = of_condition.or(self.rejection.as_deref())?;
+        (found < wanted).then_some((wanted - found, wanted, why))
+    }
+
     /// Returns the creation time in seconds since 1970, or 0 if unknown.
     pub(crate) fn created(&self) -> i64 {
         let text = self.found.as_ref().and_then(|pod| pod.pointer("/metadata/creationTimestamp")?.as_str());
@@ -146,6 +171,21 @@ impl Silences {
         }
         let before_registered = self.registered.is_some_and(|registered| time < registered);
         (before_registered || self.ready == Some(0)).then_some(Silence::Away)
+    }
+}
+
+/// Returns how many pods a workload should have, and how many it has. `None` for a kind that does not count them.
+pub(crate) fn pod_counts(workload: &Value) -> Option<(i64, i64)> {
+    let number = |pointer: &str| workload.pointer(pointer).and_then(Value::as_i64);
+    match workload.get("kind")?.as_str()? {
+        "DaemonSet" => {
+            let scheduled = number("/status/currentNumberScheduled").unwrap_or_default();
+            Some((number("/status/desiredNumberScheduled").unwrap_or_default(), scheduled))
+        }
+        "Deployment" | "ReplicaSet" | "StatefulSet" | "ReplicationController" => {
+            Some((number("/spec/replicas").unwrap_or(1), number("/status/replicas").unwrap_or_default()))
+        }
+        _ => None,
     }
 }
 
@@ -224,7 +264,7 @@ impl Target {
             Some(_) => bail!("the name of the {kind} is missing"),
             None => {
                 let kinds: Vec<_> = KINDS.iter().map(|known| known.kind.to_lowercase()).collect();
-                bail!("{kind:?} is nothing that has pods; there are {}", kinds.join(", "))
+                bail!("{kind:?} is no kind with pods; supported are {}", kinds.join(", "))
             }
         }
     }
@@ -274,6 +314,7 @@ pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
         looked_up: LookedUp::default(),
         workload: None,
         account: None,
+        rejection: None,
     }
 }
 
@@ -324,6 +365,7 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
         looked_up: LookedUp::default(),
         workload: Some(workload),
         account: None,
+        rejection: None,
     })
 }
 
@@ -362,6 +404,7 @@ pub(crate) fn of_review(review: Value) -> Question {
         looked_up: LookedUp::default(),
         workload: None,
         account: None,
+        rejection: None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace as Object, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace as Object, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::Client;
@@ -28,6 +28,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use super::facts::{self, ExplainFacts, KINDS, Kind, NamespaceFacts, Question, Silences, Target};
+use crate::availability::{self, WebhookDeployment};
 use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
 use crate::installation::{Installation, endpoints, own_configuration};
@@ -94,6 +95,13 @@ impl Cluster {
         unread.extend(listing.unread.into_iter().map(|(part, why)| (part.into(), why)));
         let (switched_off, off_since) = switched_off(switch.ok().flatten().as_ref());
         let (ready, endpoints_changed) = endpoint_changes(slices.as_deref());
+        let no_replica = match slices.as_deref().map(endpoints).filter(|_| ready == Some(0)) {
+            Some(endpoints) => {
+                let deployment = WebhookDeployment::read(&self.client, &self.release).await;
+                availability::no_ready_replica(&self.release, &endpoints, deployment)
+            }
+            None => None,
+        };
         let silences = Silences { registered, ready, endpoints_changed, off_since };
         let cluster = policy.map(|policy| policy.cluster_facts().ok().flatten());
         ExplainFacts {
@@ -105,6 +113,7 @@ impl Cluster {
             stored: listing.stored,
             broken: listing.broken,
             switched_off,
+            no_replica,
             silences,
             unread,
             cluster: cluster.unwrap_or_else(LookedUp::unknown_cluster),
@@ -143,13 +152,25 @@ impl Cluster {
                 found.with_context(|| format!("{} {namespace}/{} cannot be read", target.kind.kind, target.name))?;
             let Some(found) = found.as_ref().and_then(value) else {
                 let object = ObjectRef::new(target.kind.kind, Some(namespace), &target.name);
-                return Ok(Asked::NotThere(Finding::new(Code::NotFound, object, "there is no such object")));
+                let finding = Finding::new(Code::NotFound, object, "there is no such object");
+                let others = if target.kind.kind == "Pod" {
+                    self.workloads_named(&target.name, namespace).await
+                } else {
+                    Vec::new()
+                };
+                return Ok(Asked::NotThere(match others.first() {
+                    Some(kind) => finding.remedy(format!("pillion explain {kind}/{} -n {namespace}", target.name)),
+                    None => finding,
+                }));
             };
             if target.kind.kind == "Pod" {
                 questions.push(facts::of_pod(&found, namespace));
             } else {
                 questions.extend(facts::of_template(&found, target.kind, namespace));
                 let uid = facts::metadata(&found, "uid").unwrap_or_default();
+                if let Some(question) = questions.first_mut() {
+                    question.rejection = self.rejection(question.workload.as_ref(), uid, namespace).await;
+                }
                 let (which, left_out) = self.which(&found, target.kind, namespace).await?;
                 more = left_out;
                 if let Some(which) = which {
@@ -169,12 +190,37 @@ impl Cluster {
         Ok(Asked::Questions(questions, more))
     }
 
+    /// Returns the kinds of the workloads with this name, in lower case.
+    async fn workloads_named(&self, name: &str, namespace: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for kind in KINDS.into_iter().filter(|kind| !kind.template.is_empty()) {
+            if matches!(self.api(kind, namespace).get_metadata_opt(name).await, Ok(Some(_))) {
+                found.push(kind.kind.to_lowercase());
+            }
+        }
+        found
+    }
+
+    /// Returns why the API server rejected a pod of a workload that lacks pods, by its last event. `None` if it lacks
+    /// none, or if events cannot be read: they are only a hint.
+    async fn rejection(&self, workload: Option<&Value>, uid: &str, namespace: &str) -> Option<String> {
+        let (wanted, found) = facts::pod_counts(workload?)?;
+        if found >= wanted {
+            return None;
+        }
+        let events = Api::<Event>::namespaced(self.client.clone(), namespace);
+        let of_workload = ListParams::default().fields(&format!("involvedObject.uid={uid},reason=FailedCreate"));
+        let events = events.list(&of_workload).await.ok()?.items;
+        let time = |event: &Event| event.last_timestamp.as_ref().map(|time| time.0);
+        events.into_iter().max_by_key(time)?.message
+    }
+
     /// Returns the first pods of a list, and a finding if there are more.
     async fn pods(&self, namespace: &str, which: &ListParams) -> anyhow::Result<(Vec<Value>, Option<Finding>)> {
         let list = self.api(kind("Pod"), namespace).list(&which.clone().limit(MOST_PODS)).await;
         let list = list.with_context(|| format!("the pods of namespace {namespace} cannot be listed"))?;
         let is_cut = list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty());
-        let message = format!("there are more pods than the first {MOST_PODS}, which were looked at");
+        let message = format!("only the first {MOST_PODS} pods were checked");
         Ok((list.items.iter().filter_map(value).collect(), is_cut.then(|| not_all(namespace, message))))
     }
 
@@ -196,7 +242,7 @@ impl Cluster {
         let is_cut = is_cut || names.len() > MOST_JOBS;
         names.truncate(MOST_JOBS);
         let which = || ListParams::default().labels(&format!("{JOB_LABEL} in ({})", names.join(",")));
-        let message = || format!("there are more jobs than the {} that were looked at", names.len());
+        let message = || format!("only the latest {} jobs were checked", names.len());
         Ok(((!names.is_empty()).then(which), is_cut.then(|| not_all(namespace, message()))))
     }
 
@@ -286,8 +332,7 @@ fn switched_off(map: Option<&ConfigMap>) -> (Option<String>, Option<i64>) {
         fields.and_then(|fields| fields.get("f:data")?.get(format!("f:{INJECTION_KEY}"))).is_some()
     });
     let since = sets.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max();
-    let who = switch::author(map, INJECTION_KEY).map(|who| format!(", by {who}"));
-    (Some(who.unwrap_or_default()), since)
+    (Some(switch::author(map, INJECTION_KEY).unwrap_or_default()), since)
 }
 
 fn kind(name: &str) -> Kind {
@@ -301,7 +346,7 @@ fn value(object: &DynamicObject) -> Option<Value> {
 /// Returns a finding that not everything was checked.
 fn not_all(namespace: &str, message: String) -> Finding {
     Finding::new(Code::Unreadable, ObjectRef::new("Namespace", None, namespace), message)
-        .remedy("ask about one workload or pod at a time; pillion status looks at all pods")
+        .remedy("explain one workload or pod at a time; pillion status checks all pods")
 }
 
 /// Returns the controlling owner of an object, if it is a workload.
@@ -435,6 +480,7 @@ pub(crate) fn around(
         stored: Vec::new(),
         broken: Vec::new(),
         switched_off: None,
+        no_replica: None,
         silences: Silences::default(),
         unread: Vec::new(),
         cluster: policy.cluster_facts()?,
@@ -483,7 +529,7 @@ pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Re
         match &found {
             Some((other, by)) if *other != namespace => {
                 bail!(
-                    "{by} says namespace {other}, and {who} is in namespace {namespace}: ask about one namespace at a time"
+                    "{by} has namespace {other}, and {who} is in namespace {namespace}: explain one namespace at a time"
                 )
             }
             Some(_) => {}
@@ -565,7 +611,7 @@ mod tests {
         assert_eq!(of(&[pod("a", None), pod("b", Some("shop"))], None).unwrap(), "shop");
         assert_eq!(of(&[pod("a", Some("shop"))], Some("shop")).unwrap(), "shop");
         let two = of(&[pod("a", Some("shop")), pod("b", Some("till"))], None).unwrap_err();
-        assert!(two.contains("Pod a says namespace shop, and Pod b is in namespace till"), "{two}");
-        assert!(of(&[pod("a", Some("shop"))], Some("till")).unwrap_err().contains("-n says namespace till"));
+        assert!(two.contains("Pod a has namespace shop, and Pod b is in namespace till"), "{two}");
+        assert!(of(&[pod("a", Some("shop"))], Some("till")).unwrap_err().contains("-n has namespace till"));
     }
 }

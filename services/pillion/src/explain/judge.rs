@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL, SYSTEM_NAMESPACES};
+use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL, InjectionLevel, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
 use pillion_api::profile::Activation;
-use pillion_control::webhook_config::switch::INJECTION_KEY;
 use pillion_engine::decision::{Decision, Outcome, ProfileOutcome, Reason};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
@@ -17,8 +16,8 @@ use serde_json::Value;
 use super::facts::{self, Change, ExplainFacts, Manager, Origin, Question};
 use super::profiles::{self, ProfileView};
 use super::webhooks::{self, About, CallOutcome, EntryView};
+use crate::availability;
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
-use crate::installation::switching;
 
 /// The explanation of one object.
 #[derive(Clone, Debug, Serialize)]
@@ -77,11 +76,11 @@ impl Verdict {
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::Injected => "injected",
-            Self::PartlyInjected => "injected in part",
+            Self::PartlyInjected => "partly injected",
             Self::NotInjected => "not injected",
             Self::WouldBeInjected => "would be injected",
             Self::WouldNotBeInjected => "would not be injected",
-            Self::WouldBeRefused => "would be refused",
+            Self::WouldBeRefused => "would be rejected",
             Self::Ended => "has ended",
             Self::OptedIn => "opted in",
             Self::NotOptedIn => "not opted in",
@@ -126,9 +125,16 @@ pub(crate) fn judge(facts: &ExplainFacts, question: &Question) -> Explanation {
     judging.request();
     judging.selected();
     judging.readiness();
+    judging.workload();
     let changes = question.found.as_ref().map(facts::of_own_record).unwrap_or_default();
     let missing = judging.stored(&changes);
     let verdict = judging.verdict(missing);
+    if question.origin == Origin::Stored && verdict.is_good() {
+        // Running pods need no replica.
+        for finding in judging.findings.iter_mut().filter(|finding| finding.code == Code::NoReadyReplica) {
+            finding.severity = Severity::Info;
+        }
+    }
     let Judging { entries, decision, considered, findings, .. } = judging;
     Explanation {
         object: question.object.clone(),
@@ -216,7 +222,7 @@ impl Judging<'_> {
     fn object(&mut self) {
         match self.decision.reason {
             Reason::MirrorPod => {
-                self.find(Code::MirrorPod, "it shows a static pod of the kubelet, which no admission can change");
+                self.find(Code::MirrorPod, "it shows a static pod of the kubelet, which admission cannot change");
             }
             Reason::BeingDeleted => {
                 self.find(Code::BeingDeleted, "it is being deleted");
@@ -233,11 +239,12 @@ impl Judging<'_> {
         if self.question.origin == Origin::Review
             && review.and_then(|request| request.get("dryRun")).and_then(Value::as_bool) == Some(true)
         {
-            self.find(Code::DryRun, "the request was a dry run: what it shows was never stored");
+            self.find(Code::DryRun, "the request was a dry run: the object was never stored");
         }
         if let Some((account, false)) = &self.question.account {
             let namespace = self.facts.namespace.name.clone();
-            let message = format!("service account {account} is not there: the API server refuses pods that name it");
+            let message =
+                format!("service account {account} does not exist, so the API server rejects pods that name it");
             self.find_of(
                 Code::ServiceAccountMissing,
                 ObjectRef::new("ServiceAccount", Some(&namespace), account),
@@ -267,7 +274,8 @@ impl Judging<'_> {
                 let name = workload.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
                 let object = ObjectRef::new(kind, Some(&self.facts.namespace.name), name);
                 let keys = misplaced.join(", ");
-                let message = format!("{keys} stands on the {kind} itself, where nobody reads it, and not on its pods");
+                let message =
+                    format!("{keys} is on the {kind} itself, where it has no effect, and not in its pod template");
                 self.find_of(Code::AnnotationOnWorkload, object, message).remedy =
                     format!("move {keys} to spec.template.metadata of the {kind}");
             }
@@ -302,12 +310,12 @@ impl Judging<'_> {
         match self.decision.reason {
             Reason::NoProfile if !is_said => {
                 let name = self.facts.namespace.name.clone();
-                self.find(Code::NoProfile, format!("no profile is for namespace {name}"));
+                self.find(Code::NoProfile, format!("no profile matches namespace {name}"));
             }
             Reason::NotRequested if !is_said => {
                 let names: Vec<_> = self.considered.iter().map(|one| one.profile.name().to_string()).take(8).collect();
                 let message =
-                    format!("neither the pod nor its namespace asks for a profile; there are {}", names.join(", "));
+                    format!("neither the pod nor its namespace requests a profile; available: {}", names.join(", "));
                 // With a single profile, the remedy can say how to request it.
                 let remedy = match self.considered.as_slice() {
                     [one] => profiles::asking(&one.profile),
@@ -315,7 +323,7 @@ impl Judging<'_> {
                 };
                 let finding = self.find(Code::NotRequested, message);
                 if let Some(remedy) = remedy {
-                    finding.remedy = format!("{remedy}, on the pod template");
+                    finding.remedy = format!("{remedy}, in the pod template");
                 }
             }
             Reason::OptedOut if self.decision.profiles.is_empty() && !self.has(Code::OptedOut) => {
@@ -389,6 +397,7 @@ impl Judging<'_> {
             looked_up: self.question.looked_up.clone(),
             workload: None,
             account: None,
+            rejection: None,
         };
         let (decision, _) = decide(self.facts, &other, &self.entries);
         decision.profiles.iter().any(|other| {
@@ -406,9 +415,8 @@ impl Judging<'_> {
             {
                 continue;
             }
-            if let Some(finding) = profiles::readiness(stored, &facts.broken) {
-                self.findings.push(finding);
-            }
+            let finding = profiles::readiness(stored, &facts.broken).or_else(|| profiles::rolled_back(stored));
+            self.findings.extend(finding);
         }
         // A requested profile that is not ready exists, so it is not reported as unknown.
         if self.has(Code::ProfileNotReady) {
@@ -426,6 +434,20 @@ impl Judging<'_> {
         }
     }
 
+    /// Reports pods that a workload lacks because the API server rejects them.
+    fn workload(&mut self) {
+        let Some((missing, wanted, why)) = self.question.missing_pods() else { return };
+        let message = format!("{missing} of {wanted} pods are missing: {why}");
+        let is_failed_call = why.contains("failed calling webhook");
+        let restart = self.restart_command().map(|command| format!(". To retry at once: {command}"));
+        let finding = self.find(Code::PodsMissing, message);
+        if is_failed_call {
+            // The controllers of workloads double their pause from 5 ms to 1000 s.
+            let pause = "get a replica ready; the controller manager then retries after a pause of up to 17 minutes";
+            finding.remedy = format!("{pause}{}", restart.unwrap_or_default());
+        }
+    }
+
     fn verdict(&self, missing: bool) -> Verdict {
         let applies = matches!(self.decision.outcome, Outcome::Injected | Outcome::Unchanged);
         let stands = self.is_called() || self.facts.configurations.is_none();
@@ -439,6 +461,12 @@ impl Judging<'_> {
                 (false, _) => Verdict::NotInjected,
             },
             Origin::Template | Origin::Review if self.decision.outcome == Outcome::Denied => Verdict::WouldBeRefused,
+            Origin::Template | Origin::Review if stands && self.facts.no_replica.is_some() => {
+                match self.facts.namespace.level() {
+                    Some(InjectionLevel::Required) => Verdict::WouldBeRefused,
+                    _ => Verdict::WouldNotBeInjected,
+                }
+            }
             Origin::Template | Origin::Review if applies && stands && self.facts.switched_off.is_none() => {
                 Verdict::WouldBeInjected
             }
@@ -465,18 +493,22 @@ impl Judging<'_> {
                 finding.severity = Severity::Info;
             }
         }
-        if let Some(who) = &facts.switched_off {
-            let object = ObjectRef::new("ConfigMap", Some(release.namespace()), release.switch());
-            self.find_of(Code::SwitchedOff, object, format!("injection is switched off for the whole cluster{who}"))
-                .remedy = switching(&release, INJECTION_KEY, "enabled");
+        if let Some(by) = &facts.switched_off {
+            let by = Some(by.as_str()).filter(|by| !by.is_empty());
+            self.findings.push(availability::injection_disabled(&release, by));
         }
         if facts.configurations.is_some() && !self.entries.iter().any(|entry| entry.ours) {
-            let object = ObjectRef::new("MutatingWebhookConfiguration", None, release.configuration());
-            self.find_of(
-                Code::NotRegistered,
-                object,
-                "no entry of a webhook configuration has the API server call Pillion for pods",
-            );
+            self.findings.push(availability::not_registered(&release));
+        }
+        if let Some(finding) = &facts.no_replica {
+            let then = match facts.namespace.level() {
+                Some(InjectionLevel::Required) => "; new pods of this namespace are rejected",
+                Some(InjectionLevel::Enabled) => "; new pods of this namespace get no sidecars",
+                Some(InjectionLevel::Held) => "; new pods of this namespace wait",
+                None => "",
+            };
+            let message = format!("{}{then}", finding.message);
+            self.findings.push(Finding { message, ..finding.clone() });
         }
     }
 
@@ -484,8 +516,7 @@ impl Judging<'_> {
     pub(super) fn call(&mut self) {
         let namespace = &self.facts.namespace;
         if SYSTEM_NAMESPACES.contains(&&*namespace.name) {
-            let message =
-                format!("{} is one of the system's namespaces, which are never injected into", namespace.name);
+            let message = format!("{} is a system namespace, and Pillion never injects into those", namespace.name);
             let object = self.namespace();
             self.find_of(Code::SystemNamespace, object, message);
             return;
@@ -499,7 +530,8 @@ impl Judging<'_> {
         let ours: Vec<_> = self.entries.iter().filter(|entry| entry.ours).cloned().collect();
         if let Some(entry) = ours.iter().find(|entry| entry.outcome == CallOutcome::ObjectSelector) {
             let message = format!("the API server does not call {}: {}", entry.name, entry.detail);
-            let remedy = "take the label pillion.dev/inject=false away from the pod template if it should be injected";
+            let remedy =
+                "remove the label pillion.dev/inject=false from the pod template if the pod should be injected";
             self.find(Code::OptedOut, message).remedy = remedy.into();
             return;
         }
@@ -527,7 +559,7 @@ impl Judging<'_> {
         let object = self.namespace();
         let name = namespace.name.clone();
         if namespace.found.is_none() && self.facts.is_live {
-            self.find_of(Code::NotFound, object, format!("there is no namespace {name}, or it cannot be read"));
+            self.find_of(Code::NotFound, object, format!("namespace {name} does not exist, or cannot be read"));
             return;
         }
         if namespace.found.as_ref().is_some_and(|found| found.level().is_some()) {
@@ -535,7 +567,7 @@ impl Judging<'_> {
                 self.find_of(
                     Code::ExcludedNamespace,
                     object,
-                    format!("namespace {name} is opted in, and the webhook configuration leaves it out by its name or has no entry for its level"),
+                    format!("namespace {name} is opted in, but the webhook configuration excludes its name or has no entry for its failure mode"),
                 );
             }
             return;
@@ -549,7 +581,7 @@ impl Judging<'_> {
                 .flat_map(|label| label.values.iter().map(|(value, _)| value.clone()))
                 .collect();
             let message =
-                format!("the namespace's label {key}={value} opts nobody in; it may be {}", values.join(", "));
+                format!("the namespace's label {key}={value} does not opt it in; use one of {}", values.join(", "));
             // The values in `NO` mean that the namespace is deliberately not opted in.
             let is_meant = NO.contains(&&**value);
             let code = if is_meant { Code::NotOptedIn } else { Code::OptInValueUnknown };
@@ -564,7 +596,7 @@ impl Judging<'_> {
         let asking = |key: &str| snapshot.profiles().iter().any(|profile| profile.request_keys().any(|own| own == key));
         let remedy = format!("kubectl label namespace {name} {INJECTION_LABEL}=enabled, then restart its workloads");
         if let Some((key, value)) = misspelt(&namespace.labels, opt_in, &asking) {
-            let message = format!("the namespace's label {key}={value} is not {INJECTION_LABEL}, which it looks like");
+            let message = format!("the namespace's label {key}={value} looks like a misspelt {INJECTION_LABEL}");
             self.find_of(Code::OptInLabelMisspelt, object, message).remedy = remedy;
             return;
         }

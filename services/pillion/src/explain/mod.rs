@@ -3,14 +3,15 @@
 //!
 //! * [`facts`]: the object in question, the facts about it, and the changes that its injection record lists.
 //! * [`gather`]: gathers the facts from a cluster or from files.
-//! * [`judge`]: a pure function from facts to an [`Explanation`]. [`mod@webhooks`], [`mod@profiles`] and [`past`] are
-//!   parts of this function.
+//! * [`judge`]: a pure function from facts to an [`Explanation`]. [`mod@webhooks`], [`mod@profiles`], [`sidecar`] and
+//!   [`past`] are parts of this function.
 
 pub(crate) mod facts;
 mod gather;
 pub(crate) mod judge;
 mod past;
 pub(crate) mod profiles;
+pub(crate) mod sidecar;
 pub(crate) mod webhooks;
 
 use std::fmt::Write;
@@ -27,8 +28,9 @@ use serde_json::{Value, json};
 use self::facts::{Target, What};
 use self::gather::{Asked, Cluster, OfflineInputs, PodLookupCache};
 pub(crate) use self::gather::{opted_in, taken_apart};
+use self::judge::Verdict;
 pub(crate) use self::judge::{DecisionView, Explanation, view};
-use self::webhooks::CallOutcome;
+use self::webhooks::{CallOutcome, EntryView};
 use crate::args::ClusterArgs;
 use crate::args::block_on;
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
@@ -104,16 +106,36 @@ enum Answer {
 pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     let output = args.output;
     let (explanations, others) = match block_on(answer(args))? {
-        Answer::Explained(explanations, more) => (explanations, more.into_iter().collect()),
+        Answer::Explained(explanations, more) => (explanations, Vec::from_iter(more)),
         Answer::NotThere(finding) => (Vec::new(), vec![finding]),
         Answer::Wrong => return Ok(Exit::Failure),
     };
-    let found = explanations.iter().flat_map(|one| one.findings.iter().cloned()).chain(others);
-    let findings = finding::sorted(found.collect());
+    let findings = all_findings(&explanations, others);
     let text = || if explanations.is_empty() { finding::lines(&findings) } else { text(&explanations, &findings) };
     output.print(|| Ok(text()), || document(&explanations, &findings))?;
     let is_good = !explanations.is_empty() && explanations.iter().all(|one| one.verdict.is_good());
     Ok(Exit::findings(!(is_good && finding::is_well(&findings))))
+}
+
+/// Returns the findings of all explanations. What the first explanation reports, of a workload or a namespace, is not
+/// repeated for each of its pods.
+fn all_findings(explanations: &[Explanation], others: Vec<Finding>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut of_first = 0;
+    for (index, explanation) in explanations.iter().enumerate() {
+        let is_same = |one: &Finding, other: &Finding| {
+            (one.code, &one.profile, &one.message) == (other.code, &other.profile, &other.message)
+        };
+        let known = findings.get(..of_first).unwrap_or_default();
+        let new = explanation.findings.iter().filter(|one| !known.iter().any(|other| is_same(one, other)));
+        let new: Vec<_> = new.cloned().collect();
+        findings.extend(new);
+        if index == 0 {
+            of_first = findings.len();
+        }
+    }
+    findings.extend(others);
+    finding::sorted(findings)
 }
 
 /// Returns the output for programs: the object, its pods, and all findings in one list.
@@ -145,7 +167,7 @@ async fn answer(args: ExplainArgs) -> anyhow::Result<Answer> {
 fn saved(file: &Path) -> anyhow::Result<Value> {
     let mut objects = gather::objects(file)?;
     let Some(review) = objects.pop().filter(|review| review.get("request").is_some_and(Value::is_object)) else {
-        bail!("{} is not an AdmissionReview: it has no request", file.display());
+        bail!("{} is no AdmissionReview: it has no request", file.display());
     };
     Ok(review)
 }
@@ -168,7 +190,7 @@ async fn in_cluster(args: ExplainArgs) -> anyhow::Result<Answer> {
         cluster.complete(&mut question, &facts, &mut PodLookupCache::default()).await;
         return Ok(Answer::Explained(vec![judge::judge(&facts, &question)], None));
     }
-    let target = target.context("say what is to be explained")?;
+    let target = target.context("name an object to explain")?;
     let namespace = if target.kind.kind == "Namespace" { target.name.clone() } else { namespace.unwrap_or(default) };
     let facts = cluster.facts(&namespace).await;
     Ok(match cluster.questions(&target, &facts).await? {
@@ -183,7 +205,9 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
     let policy = args.config.required::<WebhookPolicy>(&Overrides::default())?;
     let release = args.at.release()?;
     if !args.object.is_empty() {
-        bail!("an object of the cluster is explained with the cluster's profiles; with --profile name a file by -f");
+        bail!(
+            "with --profile, pass the object as a file with -f: an object of the cluster is explained with the cluster's profiles"
+        );
     }
     let (objects, mut questions) = match (&args.file, &args.review) {
         (Some(file), _) => {
@@ -191,15 +215,16 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
             let namespace = gather::namespace_of(&objects, args.namespace.as_deref())?;
             let questions = gather::questions(&objects, &namespace);
             if questions.is_empty() {
-                bail!("there is no pod and no workload in {}", file.display());
+                bail!("{} contains no pod and no workload", file.display());
             }
             (objects, questions)
         }
         (None, Some(file)) => (Vec::new(), vec![facts::of_review(saved(file)?)]),
-        (None, None) => bail!("say what is to be explained: by -f or --review"),
+        (None, None) => bail!("pass an object to explain with -f or --review"),
     };
     let namespace = questions.first().and_then(|question| question.object.namespace.clone());
-    let namespace = namespace.or_else(|| args.namespace.clone()).context("it is in no namespace")?;
+    let namespace =
+        namespace.or_else(|| args.namespace.clone()).context("the object has no namespace; pass one with -n")?;
     let inputs = OfflineInputs {
         profiles: &args.profiles,
         namespace_file: args.namespace_file.as_deref(),
@@ -257,10 +282,13 @@ fn webhooks(text: &mut String, explanation: &Explanation) {
         return;
     }
     let _ = writeln!(text, "\n{BOLD}Webhook entries for pods{RESET}");
-    for entry in &explanation.webhooks {
+    let is_called = explanation.webhooks.iter().any(|entry| entry.ours && entry.outcome == CallOutcome::Called);
+    // The entries of Pillion for other failure modes explain nothing once one is called.
+    let is_shown = |entry: &&EntryView| !(entry.ours && is_called && entry.outcome == CallOutcome::NamespaceSelector);
+    for entry in explanation.webhooks.iter().filter(is_shown) {
         let (colour, what) = match entry.outcome {
             CallOutcome::Called => (GREEN, "called".to_owned()),
-            CallOutcome::Unknown => (YELLOW, format!("not known: {}", entry.detail)),
+            CallOutcome::Unknown => (YELLOW, format!("unknown: {}", entry.detail)),
             _ => (DIM, format!("not called: {}", entry.detail)),
         };
         let _ = writeln!(text, "  {} {DIM}({}){RESET}  {colour}{what}{RESET}", entry.name, entry.configuration);
@@ -269,7 +297,13 @@ fn webhooks(text: &mut String, explanation: &Explanation) {
 
 fn profiles(text: &mut String, explanation: &Explanation) {
     let decision = &explanation.decision;
-    let _ = writeln!(text, "\n{BOLD}Profiles{RESET}  {DIM}{}: {}{RESET}", decision.outcome, decision.message);
+    // The decision is about a pod that is created now, which may differ from the stored one.
+    let about = match explanation.verdict {
+        Verdict::OptedIn | Verdict::NotOptedIn => "for a pod that requests no profile, ",
+        Verdict::NotInjected | Verdict::PartlyInjected => "if the pod were created now, ",
+        _ => "",
+    };
+    let _ = writeln!(text, "\n{BOLD}Profiles{RESET}  {DIM}{about}{}: {}{RESET}", decision.outcome, decision.message);
     for profile in &explanation.profiles {
         let colour = match profile.outcome {
             "applied" | "unchanged" => GREEN,
@@ -292,7 +326,7 @@ fn profiles(text: &mut String, explanation: &Explanation) {
         }
     }
     for notice in &decision.notices {
-        let _ = writeln!(text, "  {YELLOW}told{RESET}: {notice}");
+        let _ = writeln!(text, "  {YELLOW}warning{RESET}: {notice}");
     }
 }
 
@@ -306,7 +340,7 @@ fn changes(text: &mut String, explanation: &Explanation) {
             What::Replaced => "~",
             What::Removed => "-",
         };
-        let gone = if change.present { String::new() } else { format!("  {RED}not there any more{RESET}") };
+        let gone = if change.present { String::new() } else { format!("  {RED}missing now{RESET}") };
         let revision = change.revision.as_deref().unwrap_or_default();
         let _ = writeln!(text, "  {sign} {}  {DIM}{}@{revision}{RESET}{gone}", change.path, change.by);
     }

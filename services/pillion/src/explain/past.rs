@@ -9,8 +9,9 @@ use pillion_engine::audit::Injected;
 use pillion_engine::decision::ProfileOutcome;
 use serde_json::Value;
 
-use super::facts::{Change, Origin, What};
+use super::facts::{self, Change, Origin, What};
 use super::judge::Judging;
+use super::sidecar;
 use super::webhooks::CallOutcome;
 use crate::finding::{Code, Severity};
 
@@ -27,12 +28,12 @@ impl Judging<'_> {
             for finding in &mut self.findings {
                 finding.severity = Severity::Info;
             }
-            self.find(Code::BeingDeleted, "it has ended or is being deleted");
+            self.find(Code::BeingDeleted, "it has ended, or is being deleted");
             return false;
         }
         let gates = found.pointer("/spec/schedulingGates").and_then(Value::as_array).into_iter().flatten();
         if gates.into_iter().any(|gate| gate.get("name").and_then(Value::as_str) == Some(INJECTION_GATE)) {
-            self.find(Code::Held, "it waits for its injection: nobody answered when it was created");
+            self.find(Code::Held, "it waits for its injection: no replica answered when it was created");
         }
         let has = match pillion_engine::audit::read(pod.root()).injected {
             Injected::Foreign if self.has(Code::ForeignRecord) => Vec::new(),
@@ -44,6 +45,7 @@ impl Judging<'_> {
             Injected::Profiles(profiles) => profiles,
         };
         self.taken_away(changes);
+        self.failing(found);
         let wanted: Vec<_> = self
             .decision
             .profiles
@@ -54,23 +56,37 @@ impl Judging<'_> {
         let mut missing = false;
         for profile in &wanted {
             let name = profile.display_name();
-            let state = match has.iter().find(|(known, _)| **known == *name) {
+            let recorded = has.iter().find(|(known, _)| **known == *name).map(|(_, revision)| &**revision);
+            let state = match recorded {
                 None => State::Missing,
-                Some((_, revision)) if **revision != *profile.revision() => State::Outdated,
+                Some(revision) if *revision != *profile.revision() => State::Outdated,
                 Some(_) => continue,
             };
             missing |= state == State::Missing;
-            self.explain_state(name, state, !has.is_empty(), Some(profile.revision()));
+            self.explain_state(name, state, !has.is_empty(), (recorded, Some(profile.revision())));
         }
         let has_all = self.knows_profiles();
         for (name, revision) in has.iter().filter(|_| has_all) {
             let at_work = self.considered.iter().find(|one| one.profile.display_name() == &**name);
             let is_wanted = wanted.iter().any(|profile| profile.display_name() == &**name);
             if !is_wanted && at_work.is_none_or(|one| one.profile.revision() != &**revision) {
-                self.explain_state(name, State::Surplus, true, None);
+                self.explain_state(name, State::Surplus, true, (Some(revision), None));
             }
         }
         missing
+    }
+
+    /// Reports containers of Pillion that do not run.
+    fn failing(&mut self, pod: &Value) {
+        let (facts, question) = (self.facts, self.question);
+        let (namespace, name) = (&facts.namespace.name, &question.object.name);
+        let restart = self.restart();
+        for sidecar in sidecar::failing(pod) {
+            let remedy = sidecar.remedy(namespace, name, &restart);
+            let finding = self.find(Code::SidecarNotRunning, sidecar.message());
+            finding.remedy = remedy;
+            finding.profile = Some(sidecar.profile);
+        }
     }
 
     /// Reports additions of Pillion that are missing, and other webhooks that may have removed them.
@@ -84,16 +100,24 @@ impl Judging<'_> {
             .map(|entry| format!("{} of {}", entry.name, entry.configuration))
             .collect();
         let others = if others.is_empty() {
-            "no other mutating webhook is called for it now; a policy or a webhook of earlier did it".to_owned()
+            "no other mutating webhook is called for it now, so a policy or an earlier webhook removed it".to_owned()
         } else {
-            format!("called for it too: {}", others.join(", "))
+            format!("other webhooks that are called for it: {}", others.join(", "))
         };
         let paths: Vec<_> = gone.iter().map(|change| change.path.as_str()).collect();
-        let message = format!("Pillion added {}, which is not there any more; {others}", paths.join(", "));
+        let message = format!("Pillion added {}, which is missing now; {others}", paths.join(", "));
         self.find(Code::RemovedAfterInjection, message).profile = Some(first.by.clone());
     }
 
-    fn explain_state(&mut self, profile: &str, state: State, is_recorded: bool, want: Option<&str>) {
+    /// Explains a difference. `revisions` are the recorded and the expected one.
+    fn explain_state(
+        &mut self,
+        profile: &str,
+        state: State,
+        is_recorded: bool,
+        revisions: (Option<&str>, Option<&str>),
+    ) {
+        let (has, want) = (revisions.0.unwrap_or_default(), revisions.1.unwrap_or_default());
         let (facts, question) = (self.facts, self.question);
         // If the API server does not call the webhook, that already explains the missing profile.
         if state == State::Missing && !self.is_called() && facts.configurations.is_some() {
@@ -114,13 +138,10 @@ impl Judging<'_> {
         };
         let cause = audit::cause(state, &circumstances);
         let (code, message) = match (state, cause) {
-            (State::Outdated, _) => (
-                Code::OutdatedRevision,
-                format!("the pod carries an older revision of the profile; {} is at work", want.unwrap_or_default()),
-            ),
-            (State::Surplus, _) => {
-                (Code::SurplusProfile, format!("the pod carries the profile, and {}", cause.sentence()))
+            (State::Outdated, _) => {
+                (Code::OutdatedRevision, format!("the pod has revision {has} of the profile, and new pods get {want}"))
             }
+            (State::Surplus, _) => (Code::SurplusProfile, format!("the pod has the profile, but {}", cause.sentence())),
             (_, Cause::BeforeOptIn) => {
                 (Code::CreatedBeforeOptIn, self.times("the namespace was opted in", circumstances.opted_in))
             }
@@ -128,7 +149,7 @@ impl Judging<'_> {
                 (Code::CreatedBeforeProfile, self.times("the profile was created", age.created))
             }
             (_, Cause::SwitchedOff) => {
-                (Code::SwitchedOff, "injection was switched off when the pod was created".to_owned())
+                (Code::SwitchedOff, "injection was disabled when the pod was created".to_owned())
             }
             (_, Cause::NamespaceChanged) => {
                 (Code::NamespaceChanged, self.times("the namespace was changed", circumstances.namespace_changed))
@@ -136,7 +157,9 @@ impl Judging<'_> {
             (_, Cause::ProfileChanged | Cause::ProfileDeleted) => {
                 (Code::ProfileChanged, self.times("the profile was changed", age.changed))
             }
-            (_, Cause::LeftOut) => (Code::LeftOut, "the webhook saw the pod and left the profile out".to_owned()),
+            (_, Cause::LeftOut) => {
+                (Code::LeftOut, "the webhook decided about the pod and skipped the profile".to_owned())
+            }
             (_, Cause::WebhookAway) => (Code::WebhookAway, self.absence()),
             (_, Cause::Unknown) => (Code::Unexplained, self.unexplained()),
         };
@@ -153,7 +176,7 @@ impl Judging<'_> {
             |seconds: i64| jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default();
         let created = self.question.created();
         let shortly = if when.is_some_and(|when| when < created) {
-            ", so shortly before that not every API server and replica may have known it"
+            ", so shortly before that an API server or a replica may not have known it yet"
         } else {
             ""
         };
@@ -164,48 +187,46 @@ impl Judging<'_> {
     /// Explains why the webhook may not have answered.
     fn absence(&self) -> String {
         let silences = self.facts.silences;
-        let why = if silences.registered.is_some_and(|registered| self.question.created() < registered) {
-            "the webhook configuration is younger than the pod"
-        } else {
-            "no replica is ready now either"
-        };
-        format!(
-            "nobody answered for the webhook when the pod was created, and its failure policy let the pod pass: {why}"
-        )
+        if silences.registered.is_some_and(|registered| self.question.created() < registered) {
+            return "the webhook was not registered yet when the pod was created, so it has no sidecar".to_owned();
+        }
+        "Pillion was down when the pod was created, so it has no sidecar; no replica is ready now".to_owned()
     }
 
     /// Lists the possible causes if the current state does not show the actual one.
     fn unexplained(&self) -> String {
         let created = self.question.created();
         if !self.facts.is_live {
-            let text = "it was created while nobody answered for the webhook, or before its namespace was labelled, or before the profile";
-            return format!("{text}: files do not say which");
+            let causes = "no replica answered, the namespace was not labelled yet, or the profile did not exist yet";
+            return format!("when the pod was created, {causes}; files do not show which");
         }
         let hint = if self.facts.silences.endpoints_changed.is_some_and(|changed| created < changed) {
-            "; its endpoints have changed since"
+            "; the endpoints have changed since"
         } else {
             ""
         };
-        format!(
-            "when the pod was created, either nobody answered for the webhook in time, or it answered and left the profile out{hint}"
-        )
+        format!("when the pod was created, either no replica answered in time, or a replica skipped the profile{hint}")
     }
 
-    /// Returns the command that recreates the pods.
+    /// Returns the command that recreates the pods of the workload; `None` if kubectl cannot restart it.
+    pub(super) fn restart_command(&self) -> Option<String> {
+        let workload = self.question.workload.as_ref()?;
+        let kind = workload.get("kind")?.as_str()?.to_lowercase();
+        let name = workload.pointer("/metadata/name")?.as_str()?;
+        let restarts = ["deployment", "statefulset", "daemonset"].contains(&&*kind);
+        restarts.then(|| format!("kubectl -n {} rollout restart {kind} {name}", self.facts.namespace.name))
+    }
+
+    /// Returns how to recreate the pod.
     fn restart(&self) -> String {
-        let namespace = &self.facts.namespace.name;
-        let of = |workload: &Value| {
-            let kind = workload.get("kind")?.as_str()?.to_lowercase();
-            let name = workload.pointer("/metadata/name")?.as_str()?;
-            let restarts = ["deployment", "statefulset", "daemonset"].contains(&&*kind);
-            restarts.then(|| format!("kubectl -n {namespace} rollout restart {kind} {name}"))
-        };
-        let of_workload = self.question.workload.as_ref().and_then(of);
-        of_workload.unwrap_or_else(|| {
-            format!(
-                "make the pod anew: kubectl -n {namespace} delete pod {}, if something makes it again",
-                self.question.object.name
-            )
+        let (namespace, name) = (&self.facts.namespace.name, &self.question.object.name);
+        let has_controller = self.question.found.as_ref().is_some_and(|pod| facts::controlling(pod).is_some());
+        self.restart_command().unwrap_or_else(|| {
+            if has_controller {
+                format!("kubectl -n {namespace} delete pod {name}: its controller recreates it")
+            } else {
+                format!("delete and recreate pod {name} yourself: it has no controller")
+            }
         })
     }
 }

@@ -24,7 +24,7 @@ use crate::finding::{Code, Finding, ObjectRef, Severity};
 pub(crate) struct ProfileView {
     pub(crate) profile: String,
     pub(crate) revision: String,
-    /// The outcome; `not_asked` if the profile was not requested.
+    /// The outcome; `not_requested` if the profile was not requested.
     pub(crate) outcome: &'static str,
     pub(crate) reason: &'static str,
     /// The reason as a sentence, with details of this object.
@@ -66,7 +66,7 @@ pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
         format!("{key}: {word:?}")
     });
     let asked = own.unwrap_or_else(|| format!("{PROFILES_ANNOTATION}: {name}"));
-    Some(format!("ask for it by {asked}"))
+    Some(format!("request it with {asked}"))
 }
 
 /// Returns the considered profiles in the order of application, then the others.
@@ -94,12 +94,13 @@ pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &Expl
     for stored in &facts.stored {
         let name = stored.name.to_string();
         if !views.iter().any(|view| view.profile == name) {
+            let why = readiness(stored, &facts.broken).map(|finding| finding.message);
             views.push(ProfileView {
                 profile: name,
                 revision: String::new(),
                 outcome: "not_served",
                 reason: "profile_not_ready",
-                message: "it is stored, and not at work".to_owned(),
+                message: why.unwrap_or_else(|| "no revision of it is active".to_owned()),
                 parameters: Vec::new(),
             });
         }
@@ -122,9 +123,11 @@ fn view(decision: &Decision, considered: &Considered) -> ProfileView {
                 "namespace_selector",
                 "the labels of the namespace do not match the profile's namespaceSelector".to_owned(),
             ),
-            Standing::OtherTarget => ("not_matched", "other_resource", "it is not for the creation of pods".to_owned()),
+            Standing::OtherTarget => {
+                ("not_matched", "other_resource", "its target is not the creation of pods".to_owned())
+            }
             Standing::Asked => ("not_matched", decision.reason.as_str(), decision.reason.sentence().to_owned()),
-            Standing::NotAsked => ("not_asked", "not_requested", not_asked(considered)),
+            Standing::NotAsked => ("not_requested", "not_requested", not_requested(considered)),
         },
     };
     ProfileView {
@@ -143,16 +146,16 @@ pub(crate) fn describe_reason(reason: Reason, detail: Option<&str>) -> String {
     detail.map_or_else(|| sentence.to_owned(), |detail| format!("{sentence}: {detail}"))
 }
 
-fn not_asked(considered: &Considered) -> String {
+fn not_requested(considered: &Considered) -> String {
     let profile = &considered.profile;
     if profile.activation() == Activation::Never {
-        return "it is there to be extended, and never applied itself".to_owned();
+        return "other profiles extend it; it is never applied itself".to_owned();
     }
     let keys: Vec<_> = profile.request_keys().collect();
     if keys.is_empty() {
-        format!("nobody asks for it: {PROFILES_ANNOTATION}: {} would", profile.name().name)
+        format!("to request it: {PROFILES_ANNOTATION}: {}", profile.name().name)
     } else {
-        format!("nobody asks for it by {} or by its name", keys.join(" or "))
+        format!("neither by {} nor by its name", keys.join(" or "))
     }
 }
 
@@ -333,13 +336,14 @@ pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts)
     let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
     let keys: Vec<_> = ["/requestedBy/label", "/requestedBy/annotation"].into_iter().filter_map(text).collect();
     // Only a compiled profile tells which values are requests, so any value counts.
-    applies_to_all(spec, pod, namespace)
+    applies_to_all(stored, pod, namespace)
         || !values_of(&keys, pod, namespace).is_empty()
         || is_named(&stored.name.name, pod, namespace)
 }
 
 /// Whether a profile with this spec applies to this pod without a request.
-fn applies_to_all(spec: &Value, pod: &Value, namespace: &NamespaceFacts) -> bool {
+fn applies_to_all(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> bool {
+    let spec = stored.spec();
     let of_pod = |key: &str| pod.pointer("/metadata/labels")?.get(key)?.as_str();
     let of_namespace = |key: &str| namespace.labels.get(key).map(String::as_str);
     let is_always = match spec.get("activation").and_then(Value::as_str) {
@@ -364,20 +368,25 @@ pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
     let name = stored.name.to_string();
     let of = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
     let kind = if namespace.is_some() { "iprof" } else { "ciprof" };
-    let serves = stored.status.revision.as_ref().map(|revision| format!("; revision {revision} is served meanwhile"));
+    let serves = stored.status.revision.as_ref();
     let severity = if serves.is_some() { Severity::Warning } else { Severity::Error };
     let remedy =
         format!("correct its text: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin", stored.name.name);
     let not_ready = |why: String| {
-        let message = format!("it is not at work as it is stored: {why}{}", serves.clone().unwrap_or_default());
+        let message = match serves {
+            Some(revision) => {
+                format!("the last edit is invalid: {why}; pods still get the previous revision {revision}")
+            }
+            None => format!("the profile is invalid, so no pod gets it: {why}"),
+        };
         Finding::new(Code::ProfileNotReady, object.clone(), message)
             .remedy(remedy.clone())
             .of_profile(&name)
             .graded(severity)
     };
     for type_ in ["Accepted", "Ready"] {
-        if let Some((false, reason, message)) = stored.condition(type_) {
-            return Some(not_ready(format!("{type_} is false, {reason}: {message}")));
+        if let Some((false, _, message)) = stored.condition(type_) {
+            return Some(not_ready(message.to_owned()));
         }
     }
     if let Some(broken) = broken.iter().find(|broken| broken.name == stored.name) {
@@ -388,13 +397,25 @@ pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
     // Without a controller, `observedGeneration` stays unset.
     if observed.is_some() && observed < generation {
         let message = format!(
-            "its generation {} has not been looked at yet: the revision of generation {} is served",
+            "the controller has not reconciled generation {} yet; pods get the revision of generation {}",
             generation.unwrap_or_default(),
             observed.unwrap_or_default()
         );
         return Some(Finding::new(Code::ProfilePending, object, message).of_profile(&name));
     }
     None
+}
+
+/// Returns a finding if a stored profile is rolled back.
+pub(crate) fn rolled_back(stored: &Stored) -> Option<Finding> {
+    let rollback = stored.status.rollback()?;
+    let namespace = stored.name.namespace.as_deref();
+    let object = ObjectRef::new(&stored.kind(), namespace, &stored.name.name);
+    let message = format!("rolled back: pods get revision {} instead of {}", rollback.to, rollback.from);
+    let of = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+    let undo = format!("pillion profiles rollback {}{of} --undo", stored.name.name);
+    let remedy = format!("correct the profile, or end the rollback: {undo}");
+    Some(Finding::new(Code::RolledBack, object, message).remedy(remedy).of_profile(&stored.name.to_string()))
 }
 
 #[cfg(test)]
@@ -431,7 +452,11 @@ mod tests {
         let labels = [("env".to_owned(), "prod".to_owned())];
         let namespace = NamespaceFacts { labels: labels.into(), ..NamespaceFacts::default() };
         let pod = json!({"metadata": {"labels": {"tier": "web"}}});
-        let is_for = |spec: Value| applies_to_all(&spec, &pod, &namespace);
+        let is_for_all = |spec: Value, own: Option<&str>| {
+            let object = json!({"metadata": {"name": "a", "namespace": own}, "spec": spec});
+            applies_to_all(&Stored::new(serde_json::from_value(object).unwrap()), &pod, &namespace)
+        };
+        let is_for = |spec: Value| is_for_all(spec, None);
         let env = |value: &str| json!({"matchLabels": {"env": value}});
         let tier = |value: &str| json!({"matchLabels": {"tier": value}});
         assert!(is_for(json!({"activation": "Always"})));

@@ -8,12 +8,14 @@ use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
+use pillion_control::informer::cluster_listing::Stored;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
 use super::facts::{self, ExplainFacts, NamespaceFacts, Question, Silences};
 use super::judge::{Explanation, Verdict, judge};
+use crate::availability::{WebhookDeployment, no_ready_replica};
 use crate::finding;
 use crate::installation::Part;
 
@@ -43,6 +45,7 @@ fn explain_facts(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> Explain
         stored: Vec::new(),
         broken: Vec::new(),
         switched_off: None,
+        no_replica: None,
         silences: Silences { registered: Some(CREATED - 2_000), ready: Some(2), ..Silences::default() },
         unread: Vec::new(),
         cluster: None,
@@ -102,7 +105,7 @@ fn found(facts: &ExplainFacts, question: &Question) -> (Vec<&'static str>, Verdi
 }
 
 #[test]
-fn where_the_api_server_does_not_call_it_says_why() {
+fn uncalled_webhook_has_its_cause() {
     for (labels, code) in [
         (&[][..], "not_opted_in"),
         (&[("pillion.dev/injection", "yes")], "opt_in_value_unknown"),
@@ -125,23 +128,23 @@ fn where_the_api_server_does_not_call_it_says_why() {
 }
 
 #[test]
-fn a_pod_without_its_record_was_created_at_another_time_or_while_nobody_answered() {
+fn pod_without_record_has_cause_from_creation_time() {
     let facts = || explain_facts(ENABLED, &[logger()]);
     let since = |opted_in| NamespaceAge { opted_in: Some(opted_in), changed: None };
     let late = ExplainFacts { namespace: NamespaceFacts { age: since(CREATED + 60), ..facts().namespace }, ..facts() };
     let off = Silences { off_since: Some(CREATED - 5), ..facts().silences };
     for (facts, code, said) in [
         (late, "created_before_opt_in", "2026-11-22T00:01:00Z"),
-        (facts(), "unexplained", "and left the profile out"),
+        (facts(), "unexplained", "a replica skipped the profile"),
         (
             ExplainFacts { silences: Silences { ready: Some(0), ..facts().silences }, ..facts() },
             "webhook_away",
-            "no replica",
+            "no replica is ready now",
         ),
         (
             ExplainFacts { silences: Silences { registered: Some(CREATED + 9), ..facts().silences }, ..facts() },
             "webhook_away",
-            "younger than the pod",
+            "was not registered yet",
         ),
         (
             ExplainFacts { silences: Silences { endpoints_changed: Some(CREATED + 9), ..facts().silences }, ..facts() },
@@ -159,7 +162,7 @@ fn a_pod_without_its_record_was_created_at_another_time_or_while_nobody_answered
 }
 
 #[test]
-fn a_record_is_held_against_the_pod_and_against_what_is_at_work() {
+fn record_is_compared_with_pod_and_active_revision() {
     let facts = explain_facts(ENABLED, &[logger()]);
     let revision = facts.snapshot.profiles().iter().next().unwrap().revision().to_owned();
     let with = |record: String, has_container: bool| {
@@ -196,7 +199,7 @@ fn a_record_is_held_against_the_pod_and_against_what_is_at_work() {
 }
 
 #[test]
-fn what_the_pod_is_and_what_the_profile_says_has_its_code() {
+fn each_pod_and_profile_cause_has_its_code() {
     let facts = explain_facts(ENABLED, &[guarded()]);
     let host = stored(|pod| pod["spec"]["hostNetwork"] = json!(true));
     assert_eq!(found(&facts, &host).0, ["host_network"]);
@@ -224,7 +227,7 @@ fn what_the_pod_is_and_what_the_profile_says_has_its_code() {
 }
 
 #[test]
-fn a_template_is_asked_what_its_pods_would_get() {
+fn template_is_explained_for_its_pods() {
     let facts = explain_facts(ENABLED, &[logger()]);
     let workload = json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "backup", "namespace": "shop",
         "annotations": {"pillion.dev/profiles": "logger"}},
@@ -232,12 +235,12 @@ fn a_template_is_asked_what_its_pods_would_get() {
     let kind = facts::kind_of(&workload).unwrap();
     let question = facts::of_template(&workload, kind, "shop").unwrap();
     assert_eq!(found(&facts, &question), (vec!["annotation_on_workload"], Verdict::WouldBeInjected));
-    let facts = ExplainFacts { switched_off: Some(", by kubectl".to_owned()), ..facts };
+    let facts = ExplainFacts { switched_off: Some("kubectl".to_owned()), ..facts };
     assert_eq!(found(&facts, &question).1, Verdict::WouldNotBeInjected);
 }
 
 #[test]
-fn a_profile_that_is_served_is_not_told_as_one_that_is_not_where_nobody_is_opted_in() {
+fn served_profile_is_not_matched_without_opt_in() {
     let facts = explain_facts(&[], &[logger()]);
     let told: Vec<_> =
         judge(&facts, &plain()).profiles.into_iter().map(|one| (one.profile, one.outcome, one.reason)).collect();
@@ -253,7 +256,7 @@ fn request(question: &Question) -> (&Value, Vec<&str>, bool) {
 }
 
 #[test]
-fn pods_of_a_workload_are_created_by_its_controller_and_not_by_a_dry_run() {
+fn workload_pods_are_created_by_its_controller() {
     let owned = stored(|pod| {
         let controller =
             json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "web", "uid": "d", "controller": true});
@@ -274,7 +277,7 @@ fn pods_of_a_workload_are_created_by_its_controller_and_not_by_a_dry_run() {
 }
 
 #[test]
-fn what_could_not_be_read_is_told_of_the_release_and_counts_by_what_it_is() {
+fn unreadable_part_is_reported_with_its_severity() {
     let facts = ExplainFacts {
         unread: vec![(Part::Namespaces, "forbidden".to_owned())],
         ..explain_facts(ENABLED, &[logger()])
@@ -282,4 +285,167 @@ fn what_could_not_be_read_is_told_of_the_release_and_counts_by_what_it_is() {
     let explanation = judge(&facts, &plain());
     let unreadable = explanation.findings.iter().find(|finding| finding.code.as_str() == "unreadable").unwrap();
     assert_eq!((unreadable.severity, &*unreadable.object.kind), (finding::Severity::Warning, "Release"));
+}
+
+/// Returns a profile that the API server stores, with this name and namespace.
+fn stored_profile(name: &str, namespace: Option<&str>, spec: &Value, status: &Value) -> Stored {
+    let object =
+        json!({"metadata": {"name": name, "namespace": namespace, "generation": 2}, "spec": spec, "status": status});
+    Stored::new(serde_json::from_value(object).unwrap())
+}
+
+fn finding_of<'e>(explanation: &'e Explanation, code: &str) -> &'e finding::Finding {
+    let found = explanation.findings.iter().find(|finding| finding.code.as_str() == code);
+    found.unwrap_or_else(|| panic!("no {code} in {:?}", explanation.findings))
+}
+
+/// Returns the question about a Deployment with 2 replicas, of which the API server rejected all.
+fn rejected_deployment(why: &str) -> Question {
+    let failure = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
+    let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}},
+        "status": {"conditions": [failure]}});
+    facts::of_template(&workload, facts::kind_of(&workload).unwrap(), "shop").unwrap()
+}
+
+#[test]
+fn without_replica_new_pods_are_not_injected() {
+    let endpoints = [("10.0.0.1".to_owned(), false)];
+    let none = |labels| {
+        let facts = explain_facts(labels, &[logger()]);
+        let no_replica = no_ready_replica(&facts.release, &endpoints, WebhookDeployment::Replicas(0));
+        ExplainFacts { no_replica, silences: Silences { ready: Some(0), ..facts.silences }, ..facts }
+    };
+    let why = "Internal error occurred: failed calling webhook \"required.pillion.dev\": connection refused";
+    for (labels, verdict, then) in [
+        (ENABLED, Verdict::WouldNotBeInjected, "get no sidecars"),
+        (&[("pillion.dev/injection", "required")][..], Verdict::WouldBeRefused, "are rejected"),
+    ] {
+        let explanation = judge(&none(labels), &rejected_deployment(why));
+        assert_eq!((codes(&explanation), explanation.verdict), (vec!["no_ready_replica", "pods_missing"], verdict));
+        let first = &explanation.findings[0];
+        assert!(first.message.ends_with(then) && first.remedy.contains("scale deployment"), "{first:?}");
+        let missing = finding_of(&explanation, "pods_missing");
+        assert!(missing.message.starts_with("2 of 2 pods are missing: Internal error"), "{missing:?}");
+        assert!(missing.remedy.contains("up to 17 minutes"), "{missing:?}");
+        assert!(missing.remedy.ends_with("kubectl -n shop rollout restart deployment web"), "{missing:?}");
+    }
+    // Running pods need no replica.
+    let revision = none(ENABLED).snapshot.profiles().iter().next().unwrap().revision().to_owned();
+    let injected = stored(|pod| {
+        pod["metadata"]["annotations"] =
+            json!({"pillion.dev/injected": record("logger", &revision, &["/spec/containers/logger"])});
+        pod["spec"]["containers"].as_array_mut().unwrap().push(json!({"name": "logger", "image": "l:1"}));
+    });
+    let explanation = judge(&none(ENABLED), &injected);
+    assert!(explanation.verdict.is_good() && finding::is_well(&explanation.findings), "{explanation:?}");
+    // Another cause than the webhook keeps the default remedy.
+    let explanation = judge(&explain_facts(ENABLED, &[logger()]), &rejected_deployment("exceeded quota: pods"));
+    assert_eq!((codes(&explanation), explanation.verdict), (vec!["pods_missing"], Verdict::WouldBeInjected));
+    assert!(!finding_of(&explanation, "pods_missing").remedy.contains("minutes"));
+}
+
+#[test]
+fn failing_sidecar_is_reported() {
+    let facts = explain_facts(ENABLED, &[logger()]);
+    let revision = facts.snapshot.profiles().iter().next().unwrap().revision().to_owned();
+    let pod = stored(|pod| {
+        pod["metadata"]["annotations"] =
+            json!({"pillion.dev/injected": record("logger", &revision, &["/spec/containers/logger"])});
+        pod["spec"]["containers"].as_array_mut().unwrap().push(json!({"name": "logger", "image": "l:1"}));
+        let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image \"l:1\""}});
+        pod["status"] = json!({"phase": "Pending", "containerStatuses": [{"name": "logger", "state": waiting}]});
+    });
+    let explanation = judge(&facts, &pod);
+    assert_eq!((codes(&explanation), explanation.verdict), (vec!["sidecar_not_running"], Verdict::Injected));
+    let found = finding_of(&explanation, "sidecar_not_running");
+    assert_eq!((found.severity, found.profile.as_deref()), (finding::Severity::Error, Some("logger")));
+    assert!(found.message.contains("ImagePullBackOff: Back-off pulling"), "{found:?}");
+}
+
+#[test]
+fn rejected_profile_of_tenant_is_reported() {
+    let rejected = json!({"observedGeneration": 2, "conditions": [
+        {"type": "Accepted", "status": "False", "reason": "Invalid", "message": "spec.template: wrong",
+         "lastTransitionTime": "2026-11-22T00:00:00Z"}]});
+    let spec = json!({"template": {"spec": {}}});
+    let facts = ExplainFacts {
+        stored: vec![stored_profile("ours", Some("shop"), &spec, &rejected)],
+        ..explain_facts(ENABLED, &[])
+    };
+    let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {"template": {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}}});
+    let deployment = facts::of_template(&workload, facts::kind_of(&workload).unwrap(), "shop").unwrap();
+    for question in [plain(), deployment] {
+        let explanation = judge(&facts, &question);
+        assert_eq!(codes(&explanation), ["profile_not_ready"]);
+        let found = finding_of(&explanation, "profile_not_ready");
+        assert_eq!(found.message, "the profile is invalid, so no pod gets it: spec.template: wrong");
+        assert_eq!(explanation.profiles[0].message, found.message);
+    }
+}
+
+#[test]
+fn rollback_is_reported_with_both_revisions() {
+    let (name, spec) = logger();
+    let facts = explain_facts(ENABLED, &[(name, spec.clone())]);
+    let revision = facts.snapshot.profiles().iter().next().unwrap().revision().to_owned();
+    let status = json!({"revision": revision, "promotedRevision": revision, "acceptedRevision": "newer", "observedGeneration": 2});
+    let facts = ExplainFacts { stored: vec![stored_profile(name, None, &spec, &status)], ..facts };
+    let newer = stored(|pod| {
+        pod["metadata"]["annotations"] =
+            json!({"pillion.dev/injected": record("logger", "newer", &["/spec/containers/logger"])});
+        pod["spec"]["containers"].as_array_mut().unwrap().push(json!({"name": "logger", "image": "l:1"}));
+    });
+    let explanation = judge(&facts, &newer);
+    assert_eq!(codes(&explanation), ["outdated_revision", "rolled_back"]);
+    let outdated = finding_of(&explanation, "outdated_revision");
+    assert_eq!(outdated.message, format!("the pod has revision newer of the profile, and new pods get {revision}"));
+    let rolled_back = finding_of(&explanation, "rolled_back");
+    assert_eq!(rolled_back.message, format!("rolled back: pods get revision {revision} instead of newer"));
+    assert!(rolled_back.remedy.ends_with("pillion profiles rollback logger --undo"), "{rolled_back:?}");
+}
+
+#[test]
+fn bare_pod_has_remedy_without_controller() {
+    let facts = ExplainFacts {
+        silences: Silences { ready: Some(0), ..Silences::default() },
+        ..explain_facts(ENABLED, &[logger()])
+    };
+    let remedy = |question: &Question| finding_of(&judge(&facts, question), "webhook_away").remedy.clone();
+    assert_eq!(remedy(&plain()), "delete and recreate pod web yourself: it has no controller");
+    let owned = stored(|pod| {
+        let job = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "web", "uid": "d", "controller": true});
+        pod["metadata"]["ownerReferences"] = json!([job]);
+    });
+    assert_eq!(remedy(&owned), "kubectl -n shop delete pod web: its controller recreates it");
+}
+
+#[test]
+fn text_hides_entries_of_other_failure_modes() {
+    let facts = explain_facts(ENABLED, &[logger()]);
+    let explanation = judge(&facts, &facts::of_namespace("shop"));
+    assert!(explanation.webhooks.len() > 1);
+    let text = anstream::adapter::strip_str(&super::text(std::slice::from_ref(&explanation), &[])).to_string();
+    assert!(!text.contains("not called"), "{text}");
+    assert!(text.contains("Profiles  for a pod that requests no profile, injected:"), "{text}");
+    // Without a label, each entry says why it is not called.
+    let explanation = judge(&explain_facts(&[], &[logger()]), &facts::of_namespace("shop"));
+    let text = anstream::adapter::strip_str(&super::text(std::slice::from_ref(&explanation), &[])).to_string();
+    assert_eq!(text.matches("not called: label pillion.dev/injection must be").count(), 2, "{text}");
+}
+
+#[test]
+fn finding_of_workload_is_not_repeated_for_its_pods() {
+    let facts = explain_facts(ENABLED, &[logger()]);
+    let labels = json!({"pillion.dev/inject": "false"});
+    let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {"template": {
+        "metadata": {"labels": labels}, "spec": {"containers": [{"name": "web", "image": "web:1"}]}}}});
+    let deployment = facts::of_template(&workload, facts::kind_of(&workload).unwrap(), "shop").unwrap();
+    let pod = stored(|pod| pod["metadata"]["labels"] = labels.clone());
+    let late = stored(|pod| pod["status"] = json!({"phase": "Succeeded"}));
+    let explanations = [judge(&facts, &deployment), judge(&facts, &pod), judge(&facts, &late)];
+    let found = super::all_findings(&explanations, Vec::new());
+    let found: Vec<_> = found.iter().map(|finding| (finding.code.as_str(), &*finding.object.kind)).collect();
+    assert_eq!(found, [("opted_out", "Deployment"), ("being_deleted", "Pod")]);
 }

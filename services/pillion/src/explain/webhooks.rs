@@ -79,7 +79,8 @@ pub(crate) fn entries(
         let name = configuration.metadata.name.clone().unwrap_or_default();
         configuration.webhooks.iter().flatten().map(move |entry| (name.clone(), entry))
     });
-    all.filter(|(_, entry)| entry.rules.iter().flatten().any(creates_pods))
+    let mut views: Vec<_> = all
+        .filter(|(_, entry)| entry.rules.iter().flatten().any(creates_pods))
         .map(|(configuration, entry)| {
             let level = level(entry, release);
             let (outcome, detail) = outcome(entry, about);
@@ -93,7 +94,15 @@ pub(crate) fn entries(
                 level,
             }
         })
-        .collect()
+        .collect();
+    let called = views.iter().find(|view| view.outcome == CallOutcome::Called).and_then(|view| view.level);
+    for view in views.iter_mut().filter(|view| view.outcome == CallOutcome::NamespaceSelector) {
+        if let (Some(own), Some(called)) = (view.level, called) {
+            let (own, called) = (own.label_value(), called.label_value());
+            view.detail = format!("this entry serves `{own}` namespaces; this one is `{called}`");
+        }
+    }
+    views
 }
 
 /// Whether a rule covers the creation of pods.
@@ -137,7 +146,8 @@ fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (CallOutcome, String) {
     let held = if others.is_empty() { (CallOutcome::Called, String::new()) } else { conditions_hold(&others, about) };
     match (of_user.first(), held) {
         (Some(condition), (CallOutcome::Called, _)) => {
-            let detail = format!("condition {} asks who creates the pod, which is not known", condition.name);
+            let detail =
+                format!("condition {} depends on the user who creates the pod, who is unknown", condition.name);
             (CallOutcome::Unknown, detail)
         }
         (_, held) => held,
@@ -163,15 +173,15 @@ fn mismatch<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l st
     }
     let Requirement { key, operator, values } = requirement;
     let mut text = match operator {
-        Operator::In => format!("{key} has to be {}", values.join(" or ")),
-        Operator::NotIn => format!("{key} must not be {}", values.join(" or ")),
-        Operator::Exists => format!("{key} has to be there"),
-        Operator::DoesNotExist => format!("{key} must not be there"),
+        Operator::In => format!("label {key} must be {}", values.join(" or ")),
+        Operator::NotIn => format!("label {key} must not be {}", values.join(" or ")),
+        Operator::Exists => format!("label {key} must be set"),
+        Operator::DoesNotExist => format!("label {key} must not be set"),
     };
     // Writing to a string never fails.
     let _ = match label(key) {
-        Some(value) => write!(text, ", and is {value:?}"),
-        None => write!(text, ", and is not there"),
+        Some(value) => write!(text, ", but is {value:?}"),
+        None => write!(text, ", but is not set"),
     };
     Some(text)
 }
@@ -207,7 +217,7 @@ fn conditions_hold(conditions: &[&MatchCondition], about: About<'_>) -> (CallOut
         return unknown("the conditions cannot be evaluated".to_owned());
     };
     let Some(decision) = decided.decision.profiles.first() else {
-        return unknown(format!("its conditions are not asked: {}", decided.decision.reason.sentence()));
+        return unknown(format!("its conditions are not evaluated: {}", decided.decision.reason.sentence()));
     };
     let detail = decision.detail.as_deref().unwrap_or_default().to_owned();
     match (decision.outcome, decision.reason) {
@@ -253,10 +263,28 @@ mod tests {
         assert_eq!(view(&enabled, &pod(&json!({})), |_| {}), (CallOutcome::Called, String::new()));
         let (outcome, detail) = view(&[], &pod(&json!({})), |_| {});
         assert_eq!(outcome, CallOutcome::NamespaceSelector);
-        assert_eq!(detail, "pillion.dev/injection has to be enabled, and is not there");
+        assert_eq!(detail, "label pillion.dev/injection must be enabled, but is not set");
         let (outcome, detail) = view(&enabled, &pod(&json!({"pillion.dev/inject": "false"})), |_| {});
         assert_eq!(outcome, CallOutcome::ObjectSelector);
-        assert_eq!(detail, "pillion.dev/inject must not be false, and is \"false\"");
+        assert_eq!(detail, "label pillion.dev/inject must not be false, but is \"false\"");
+    }
+
+    #[test]
+    fn entries_of_other_failure_modes_name_both() {
+        let labels = BTreeMap::from([("pillion.dev/injection".to_owned(), "enabled".to_owned())]);
+        let (pod, user) = (pod(&json!({})), json!({"username": "u"}));
+        let about = About {
+            namespace: "shop",
+            namespace_labels: &labels,
+            pod: &pod,
+            user: &user,
+            is_user_guessed: false,
+            is_dry_run: false,
+        };
+        let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+        let views = entries(&[mutating(&Settings::new("pillion-system", "ca"))], &release, about);
+        let required = views.iter().find(|view| view.level == Some(InjectionLevel::Required)).unwrap();
+        assert_eq!(required.detail, "this entry serves `required` namespaces; this one is `enabled`");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use pillion_engine::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome};
+use pillion_engine::decision::{Decision, Outcome, ProfileDecision, ProfileOutcome};
 use serde_json::Value;
 
 use self::objects::{Changed, Output};
@@ -174,7 +174,7 @@ fn lines(name: &str, decision: &Decision) -> String {
         let _ = write!(text, "\n  {}", profile_line(profile));
     }
     for notice in &decision.notices {
-        let _ = write!(text, "\n  warning: {}", notice_line(notice));
+        let _ = write!(text, "\n  warning: {notice}");
     }
     text
 }
@@ -194,17 +194,4 @@ fn profile_line(decision: &ProfileDecision) -> String {
 
 fn sentence(reason: &str, detail: Option<&str>) -> String {
     detail.map_or_else(|| reason.to_owned(), |detail| format!("{reason}: {detail}"))
-}
-
-fn notice_line(notice: &Notice) -> String {
-    match notice {
-        Notice::RecordDropped => {
-            "the annotation pillion.dev/injected was not written by Pillion, and was dropped".to_owned()
-        }
-        Notice::UnknownWord { key, word } => format!("nobody knows the word \"{word}\" in {key}"),
-        Notice::AmbiguousWord { key } => {
-            format!("more than one profile could be meant by {key}; say which one by its name")
-        }
-        Notice::Parameter { .. } | Notice::OfProfile { .. } => notice.to_string(),
-    }
 }

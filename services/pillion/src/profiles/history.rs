@@ -69,11 +69,11 @@ pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<Exit> {
 fn served(status: &ProfileStatus, revision: &str) -> String {
     let is = |other: &Option<String>| other.as_deref() == Some(revision);
     let share = status.rollout.as_ref().map(|rollout| rollout.percent.unwrap_or(100));
-    if is(&status.accepted_revision) && !is(&status.revision) {
+    if status.rollback().is_some_and(|rollback| rollback.from == revision) {
         return "rolled back".to_owned();
     }
     match (is(&status.revision), is(&status.promoted_revision), share) {
-        (true, _, None) => "everybody".to_owned(),
+        (true, _, None) => "all workloads".to_owned(),
         (true, _, Some(share)) => format!("{share} % of workloads"),
         (false, true, Some(_)) => "all others".to_owned(),
         (false, ..) => "-".to_owned(),
@@ -123,7 +123,7 @@ mod tests {
             accepted_revision: some("b"),
             ..ProfileStatus::default()
         };
-        assert_eq!((&*served(&status, "b"), &*served(&status, "a")), ("everybody", "-"));
+        assert_eq!((&*served(&status, "b"), &*served(&status, "a")), ("all workloads", "-"));
         status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
         status.promoted_revision = some("a");
         assert_eq!((&*served(&status, "b"), &*served(&status, "a")), ("10 % of workloads", "all others"));
@@ -133,6 +133,6 @@ mod tests {
             accepted_revision: some("b"),
             ..ProfileStatus::default()
         };
-        assert_eq!((&*served(&rolled, "b"), &*served(&rolled, "a")), ("rolled back", "everybody"));
+        assert_eq!((&*served(&rolled, "b"), &*served(&rolled, "a")), ("rolled back", "all workloads"));
     }
 }

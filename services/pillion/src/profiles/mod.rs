@@ -28,7 +28,7 @@ pub(crate) struct ProfilesArgs {
 enum ProfilesCommand {
     /// List the profiles of both kinds: all ClusterInjectionProfiles, and the InjectionProfiles of a namespace.
     List(list::ListArgs),
-    /// List the stored revisions of a profile, the latest first.
+    /// List the stored revisions of a profile, the last published first.
     History(history::HistoryArgs),
     /// Publish an older revision of a profile again, to all workloads, until a changed profile is accepted.
     Rollback(rollback::RollbackArgs),
@@ -97,11 +97,11 @@ impl Which {
         }
     }
 
-    /// Returns kubectl's arguments for the profile.
-    fn kubectl(&self) -> String {
+    /// Returns the arguments of `pillion profiles` for the profile.
+    fn arguments(&self) -> String {
         match &self.namespace {
-            Some(namespace) => format!("-n {namespace} iprof {}", self.name),
-            None => format!("ciprof {}", self.name),
+            Some(namespace) => format!("{} -n {namespace}", self.name),
+            None => self.name.clone(),
         }
     }
 }

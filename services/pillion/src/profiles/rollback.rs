@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use pillion_api::kinds::ProfileStatus;
-use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TIME_ANNOTATION, ROLLBACK_TO_ANNOTATION};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
 use pillion_control::client::lists;
 use serde_json::json;
@@ -46,13 +47,19 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     let profile = which.read().await?;
     let (annotations, expected) = if undo {
         let accepted = profile.status.accepted_revision.clone();
-        (json!({ROLLBACK_TO_ANNOTATION: null, ROLLBACK_FROM_ANNOTATION: null}), accepted)
+        (
+            json!({ROLLBACK_TO_ANNOTATION: null, ROLLBACK_FROM_ANNOTATION: null, ROLLBACK_TIME_ANNOTATION: null}),
+            accepted,
+        )
     } else {
         let to = target(&profile.status, to.as_deref())?;
         let from = profile.status.accepted_revision.clone();
-        (json!({ROLLBACK_TO_ANNOTATION: to, ROLLBACK_FROM_ANNOTATION: from}), Some(to))
+        let now = Timestamp::now().to_string();
+        let annotations =
+            json!({ROLLBACK_TO_ANNOTATION: to, ROLLBACK_FROM_ANNOTATION: from, ROLLBACK_TIME_ANNOTATION: now});
+        (annotations, Some(to))
     };
-    let Some(expected) = expected else { bail!("nothing of {which} was ever accepted") };
+    let Some(expected) = expected else { bail!("no text of {which} was ever accepted") };
     let version = profile.metadata.resource_version.clone();
     // Fails if the profile changed since it was read.
     let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
@@ -66,9 +73,8 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     let before = profile.status.revision.unwrap_or_else(|| "none".to_owned());
     let done = format!("{which}: revision {expected} is published, before it was {before}\n");
     let how_long = format!(
-        "It stays until another text is accepted, or until it is ended:\n  kubectl annotate {} \
-         {ROLLBACK_TO_ANNOTATION}- {ROLLBACK_FROM_ANNOTATION}-\n",
-        which.kubectl()
+        "The rollback lasts until another text is accepted. To end it now:\n  pillion profiles rollback {} --undo\n",
+        which.arguments()
     );
     if undo {
         output::print(&done)?;
@@ -107,7 +113,7 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
         let found: Vec<_> = kept.iter().filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
         return match found.as_slice() {
             [one] => Ok((*one).clone()),
-            [] => bail!("no revision that is kept begins with {digits:?}; there are {}", kept.join(", ")),
+            [] => bail!("no kept revision begins with {digits:?}; there are {}", kept.join(", ")),
             _ => bail!("more than one revision begins with {digits:?}: give more of its digits"),
         };
     }
@@ -119,7 +125,7 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     let place = kept.iter().position(|revision| Some(revision) == published);
     match place.and_then(|place| kept.get(place + 1)) {
         Some(before) => Ok(before.clone()),
-        None => bail!("no revision is kept from before the one that is published; say which one by --to"),
+        None => bail!("no revision was published before the current one; name one with --to"),
     }
 }
 
@@ -138,9 +144,7 @@ pub(super) struct Child {
 async fn extension_note(client: &Client, name: &str) -> String {
     match listed(client).await {
         Ok(all) => text(name, &extending(name, &all)),
-        Err(error) => format!(
-            "Profiles that extend {name} go on with its text as it is stored; who they are was not told: {error}\n"
-        ),
+        Err(error) => format!("Profiles that extend {name} keep its stored text. They cannot be listed: {error}\n"),
     }
 }
 
@@ -183,9 +187,9 @@ fn text(name: &str, children: &BTreeSet<&Child>) -> String {
     let more = children.len().saturating_sub(NAMED);
     let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
     format!(
-        "It is not rolled back for those that extend it, which go on with its text as it is stored:\n{}{more}\
-         Roll each of them back too. An InjectionProfile that only sets parameters cannot be: correct the text of {name} \
-         for those.\n",
+        "It is not rolled back for the profiles that extend it, which keep its stored text:\n{}{more}\
+         Roll each of them back too. An InjectionProfile that only sets parameters cannot be rolled back: correct the \
+         text of {name} for those.\n",
         named.collect::<String>()
     )
 }
@@ -215,7 +219,7 @@ mod tests {
     fn unique_hash_prefix_finds_revision() {
         let status = status("cc33", "cc33");
         assert_eq!(target(&status, Some("bb")).unwrap(), "bb22");
-        for (digits, expected) in [("b", "more than one"), ("dd", "cc33, bb22"), ("", "no revision")] {
+        for (digits, expected) in [("b", "more than one"), ("dd", "cc33, bb22"), ("", "no kept revision")] {
             let error = target(&status, Some(digits)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }

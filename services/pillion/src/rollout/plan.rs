@@ -49,10 +49,10 @@ impl Taken {
 pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
     match kind {
         "Deployment" | "StatefulSet" | "DaemonSet" => None,
-        "Pod" => Some("nobody makes a new one: delete it and create it again"),
-        "Job" | "CronJob" => Some("its pods are not replaced: those of its next run will be as their profiles say"),
-        "ReplicaSet" | "ReplicationController" => Some("it replaces pods only when they are deleted: delete them"),
-        _ => Some("its pods are made by a controller of its own: restart it as that says"),
+        "Pod" => Some("it has no controller: delete and recreate it yourself"),
+        "Job" | "CronJob" => Some("its pods are not replaced: those of its next run will be up to date"),
+        "ReplicaSet" | "ReplicationController" => Some("it replaces pods only when they are deleted: delete its pods"),
+        _ => Some("a controller of another kind creates its pods: restart it as that controller documents"),
     }
 }
 
@@ -68,12 +68,12 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
         return Plan::Leave("it is paused: kubectl rollout resume".to_owned());
     }
     if at("/spec/updateStrategy/type").and_then(Value::as_str) == Some("OnDelete") {
-        return Plan::Leave("its strategy is OnDelete: its pods are new once they are deleted".to_owned());
+        return Plan::Leave("its strategy is OnDelete: delete its pods to update them".to_owned());
     }
     if let Some(partition) =
         at("/spec/updateStrategy/rollingUpdate/partition").and_then(Value::as_u64).filter(|p| *p > 0)
     {
-        return Plan::Leave(format!("its partition is {partition}: pods below it would not be new"));
+        return Plan::Leave(format!("its partition is {partition}: pods below it would not be restarted"));
     }
     let disrupted = at_one_time(kind, workload);
     let labels = at("/spec/template/metadata/labels");
@@ -86,9 +86,9 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
         let beside = under_way.iter().filter(|taken| selects(budget, taken.labels.as_ref()));
         let beside: i64 = beside.map(|taken| taken.pods).fold(0, i64::saturating_add);
         if disrupted > allowed.saturating_sub(beside) {
-            let others = if beside == 0 { String::new() } else { format!(", of which other restarts take {beside}") };
+            let others = if beside == 0 { String::new() } else { format!(", of which other restarts use {beside}") };
             return Plan::Wait(format!(
-                "it takes {disrupted} of its pods away at one time, and PodDisruptionBudget {name} allows {allowed}{others}"
+                "the restart removes {disrupted} of its pods at once, and PodDisruptionBudget {name} allows {allowed}{others}"
             ));
         }
     }
@@ -177,12 +177,13 @@ pub(super) struct Wrong {
 impl Stale {
     /// Returns the reason not to restart, if new pods would have the same differences.
     pub(super) fn is_in_vain(&self) -> Option<&'static str> {
-        self.profiles.values().all(Wrong::is_left_out).then_some(
-            "the webhook has seen its pods and left the profile out, and would again: pillion explain says why",
-        )
+        self.profiles
+            .values()
+            .all(Wrong::is_left_out)
+            .then_some("the webhook has skipped the profile for its pods, and would again: pillion explain shows why")
     }
 
-    /// Returns the remaining difference of a new pod, such as `as profile nginx says: it does not have it`.
+    /// Returns the remaining difference of a new pod, such as `without profile nginx`.
     ///
     /// # Errors
     /// The pod cannot be read.
@@ -203,9 +204,9 @@ impl Stale {
                 Some(revision) => wrong.want.contains(revision),
                 None => wrong.want.is_empty(),
             };
-            (!is_right).then(|| {
-                let has = has.map_or_else(|| "does not have it".to_owned(), |revision| format!("has it at {revision}"));
-                format!("as profile {profile} says: it {has}")
+            (!is_right).then(|| match has {
+                Some(revision) => format!("with revision {revision} of profile {profile}"),
+                None => format!("without profile {profile}"),
             })
         })
     }
@@ -298,7 +299,7 @@ mod tests {
         assert_eq!(of("Deployment", &deployment(&json!({})), &others, &[]), Plan::Restart);
         let all = budget(&json!({}), 0, (1, 1));
         let Plan::Wait(why) = of("StatefulSet", &deployment(&json!({})), &[all], &[]) else { panic!("it should wait") };
-        assert_eq!(why, "it takes 1 of its pods away at one time, and PodDisruptionBudget web allows 0");
+        assert_eq!(why, "the restart removes 1 of its pods at once, and PodDisruptionBudget web allows 0");
     }
 
     #[test]
@@ -307,7 +308,7 @@ mod tests {
         let web = deployment(&json!({}));
         let other = Taken::by("Deployment", &web);
         let Plan::Wait(why) = of("Deployment", &web, &shared(), &[&other]) else { panic!("it should wait") };
-        assert!(why.ends_with("PodDisruptionBudget web allows 1, of which other restarts take 1"), "{why}");
+        assert!(why.ends_with("PodDisruptionBudget web allows 1, of which other restarts use 1"), "{why}");
         let db = json!({"spec": {"replicas": 1, "template": {"metadata": {"labels": {"app": "db"}}}}});
         assert_eq!(of("Deployment", &web, &shared(), &[&Taken::by("StatefulSet", &db)]), Plan::Restart);
     }
@@ -387,10 +388,10 @@ mod tests {
         };
         assert_eq!(stale.is_wrong(&profiles(&[("nginx", "new")])), None);
         for (has, reason) in [
-            (Injected::Nothing, "as profile nginx says: it does not have it"),
-            (Injected::Foreign, "as profile nginx says: it does not have it"),
-            (profiles(&[("nginx", "old")]), "as profile nginx says: it has it at old"),
-            (profiles(&[("nginx", "new"), ("old", "r")]), "as profile old says: it has it at r"),
+            (Injected::Nothing, "without profile nginx"),
+            (Injected::Foreign, "without profile nginx"),
+            (profiles(&[("nginx", "old")]), "with revision old of profile nginx"),
+            (profiles(&[("nginx", "new"), ("old", "r")]), "with revision r of profile old"),
         ] {
             assert_eq!(stale.is_wrong(&has).as_deref(), Some(reason), "{has:?}");
         }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use super::plan::{self, Plan, Stale, Taken};
+use crate::explain::sidecar;
 use crate::workload::{Owners, Workload, controller};
 
 /// The annotation of a pod template that kubectl sets to restart a workload.
@@ -68,7 +69,7 @@ pub(super) async fn run(
     show: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
     let workload = &stale.workload;
-    let api = api(client, workload).context("it is of no kind that can be restarted")?;
+    let api = api(client, workload).context("this kind cannot be restarted")?;
     loop {
         let mut begun = under_way.lock().await;
         let Considered { plan, object } = consider(client, workload, &begun).await?;
@@ -103,12 +104,12 @@ async fn try_a_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Re
         Api::<DynamicObject>::namespaced_with(client.clone(), &workload.namespace, &ApiResource::erase::<Pod>(&()));
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     let made = pods.create(&parameters, &pod).await;
-    let made = made.context("nothing was changed: a pod of its template, tried by a dry run, is refused")?;
+    let made = made.context("the API server rejects a test pod of its template, so nothing was restarted")?;
     match stale.is_wrong_with(&made)? {
         None => Ok(()),
-        Some(wrong) => bail!(
-            "nothing was changed: a pod that is made now would not be {wrong}; is the webhook there? pillion doctor says more"
-        ),
+        Some(wrong) => {
+            bail!("a test pod came back {wrong}, so nothing was restarted. Is the webhook running? See pillion doctor")
+        }
     }
 }
 
@@ -124,19 +125,61 @@ async fn patch(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<
 async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale, show: &dyn Fn(&str)) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     loop {
-        let object = read(api, workload).await?.context("it is gone")?;
+        let object = read(api, workload).await?.context("it was deleted")?;
         match waits_for(&workload.kind, &object) {
             Some(Waits::Never(why)) => bail!("{why}"),
             Some(Waits::For(what)) => {
                 show(&what);
+                if let Some(why) = stuck_sidecar(client, workload, &object).await? {
+                    bail!("{why}");
+                }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
             None => {
-                let selector = object.pointer("/spec/selector").cloned().unwrap_or_default();
-                return are_as_their_profiles_say(client, stale, &selector).await;
+                return are_as_their_profiles_say(client, stale, &object).await;
             }
         }
     }
+}
+
+/// Returns why a new pod cannot become available, if a container that Pillion added to it does not start.
+async fn stuck_sidecar(client: &Client, workload: &Workload, object: &Value) -> anyhow::Result<Option<String>> {
+    let Some(restarted) = restarted_at(object.pointer("/spec/template")) else { return Ok(None) };
+    let pods = pods(client, workload, object).await?;
+    let of_pod = |pod: DynamicObject| -> anyhow::Result<Option<String>> {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let pod = serde_json::to_value(pod).context("a pod cannot be written as JSON")?;
+        if restarted_at(Some(&pod)) != Some(restarted) {
+            return Ok(None);
+        }
+        let stuck = sidecar::failing(&pod).into_iter().find(|sidecar| sidecar.is_stuck);
+        Ok(stuck.map(|sidecar| format!("new pod {name} does not become available: {}", sidecar.message())))
+    };
+    for pod in pods {
+        if let Some(why) = of_pod(pod)? {
+            return Ok(Some(why));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the time of the last restart, from a pod or a pod template.
+fn restarted_at(object: Option<&Value>) -> Option<&str> {
+    object?.pointer("/metadata/annotations")?.get(RESTARTED_AT)?.as_str()
+}
+
+/// Lists the pods that a workload selects and that have not ended.
+async fn pods(client: &Client, workload: &Workload, object: &Value) -> anyhow::Result<Vec<DynamicObject>> {
+    let api =
+        Api::<DynamicObject>::namespaced_with(client.clone(), &workload.namespace, &ApiResource::erase::<Pod>(&()));
+    let selector = object.pointer("/spec/selector").cloned().unwrap_or_default();
+    let selector: kube::core::Selector =
+        serde_json::from_value::<k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector>(selector)
+            .ok()
+            .and_then(|selector| selector.try_into().ok())
+            .context("its selector cannot be read")?;
+    let parameters = ListParams::default().labels_from(&selector).fields(NOT_ENDED);
+    lists::all(&api, &parameters).await.context("its pods cannot be listed")
 }
 
 /// Explains why a restart timed out.
@@ -147,10 +190,10 @@ pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &
             return Ok(why);
         }
         let api = api(client, workload).context("no such kind")?;
-        let object = read(&api, workload).await?.context("it is gone")?;
+        let object = read(&api, workload).await?.context("it was deleted")?;
         anyhow::Ok(match waits_for(&workload.kind, &object) {
             Some(Waits::For(what) | Waits::Never(what)) => what,
-            None => "it is done by now".to_owned(),
+            None => "it is done now".to_owned(),
         })
     };
     let why = waits.await.unwrap_or_else(|error| format!("{error:#}"));
@@ -171,7 +214,7 @@ fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
     let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     if number("/status/observedGeneration") < number("/metadata/generation") {
-        return Some(Waits::For("its controller has not seen the restart yet".to_owned()));
+        return Some(Waits::For("its controller has not observed the restart yet".to_owned()));
     }
     let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
     let is_late =
@@ -195,22 +238,18 @@ fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
             return Some(Waits::For(format!("{count} of {wanted} pods are {what}")));
         }
     }
-    (all > wanted).then(|| Waits::For(format!("{} old pods are there still", all - wanted)))
+    match all - wanted {
+        ..=0 => None,
+        1 => Some(Waits::For("1 old pod still exists".to_owned())),
+        old => Some(Waits::For(format!("{old} old pods still exist"))),
+    }
 }
 
 /// Fails unless the new pods are injected as expected, since another restart would not help either. Pods that have
 /// ended are not replaced, and pods of other owners with the same labels are ignored.
-async fn are_as_their_profiles_say(client: &Client, stale: &Stale, selector: &Value) -> anyhow::Result<()> {
+async fn are_as_their_profiles_say(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let workload = &stale.workload;
-    let api =
-        Api::<DynamicObject>::namespaced_with(client.clone(), &workload.namespace, &ApiResource::erase::<Pod>(&()));
-    let selector: kube::core::Selector =
-        serde_json::from_value::<k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector>(selector.clone())
-            .ok()
-            .and_then(|selector| selector.try_into().ok())
-            .context("its selector cannot be read")?;
-    let parameters = ListParams::default().labels_from(&selector).fields(NOT_ENDED);
-    let pods = lists::all(&api, &parameters).await.context("its pods cannot be listed")?;
+    let pods = pods(client, workload, object).await?;
     let mut owners = Owners::new(client.clone());
     for pod in pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -221,7 +260,7 @@ async fn are_as_their_profiles_say(client: &Client, stale: &Stale, selector: &Va
             continue;
         }
         if let Some(wrong) = stale.is_wrong_with(pod)? {
-            bail!("its new pod {name} is not {wrong}; is the webhook there?");
+            bail!("its new pod {name} came up {wrong}; is the webhook running?");
         }
     }
     Ok(())
@@ -295,10 +334,10 @@ mod tests {
                                 "availableReplicas": available, "replicas": all});
             waits_for_text("Deployment", &deployment(status))
         };
-        assert_eq!(of(1, 3, 3, 3).unwrap(), "its controller has not seen the restart yet");
+        assert_eq!(of(1, 3, 3, 3).unwrap(), "its controller has not observed the restart yet");
         assert_eq!(of(2, 1, 3, 4).unwrap(), "1 of 3 pods are new");
         assert_eq!(of(2, 3, 2, 3).unwrap(), "2 of 3 pods are available");
-        assert_eq!(of(2, 3, 3, 4).unwrap(), "1 old pods are there still");
+        assert_eq!(of(2, 3, 3, 4).unwrap(), "1 old pod still exists");
         assert_eq!(of(2, 3, 3, 3), None);
         let late = json!({"observedGeneration": 2, "conditions": [{"type": "Progressing", "reason": "ProgressDeadlineExceeded"}]});
         assert!(matches!(waits_for("Deployment", &deployment(late)), Some(Waits::Never(_))));

@@ -112,8 +112,7 @@ pub(crate) fn change(loaded: &Loaded) -> String {
         let names: Vec<_> = names.iter().map(ToString::to_string).collect();
         (!names.is_empty()).then(|| format!("{what} {}", names.join(", ")))
     };
-    let parts =
-        [part("loaded", &loaded.changed), part("gone:", &loaded.gone), part("still at work as before:", &loaded.kept)];
+    let parts = [part("loaded", &loaded.changed), part("gone:", &loaded.gone), part("still active:", &loaded.kept)];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
     if parts.is_empty() { String::new() } else { format!("Profiles: {}\n", parts.join("; ")) }
 }
@@ -202,7 +201,7 @@ mod tests {
             kept: vec![ProfileName::cluster("b")],
             ..Loaded::default()
         };
-        assert_eq!(change(&loaded), "Profiles: loaded a; still at work as before: b\n");
+        assert_eq!(change(&loaded), "Profiles: loaded a; still active: b\n");
         assert_eq!(change(&Loaded::default()), "");
     }
 

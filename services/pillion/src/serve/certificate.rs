@@ -222,7 +222,7 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
             return ReloadResult::Invalid;
         }
         News::Gone => {
-            warn!(secret, "there is no such Secret with a serving certificate, {}", last());
+            warn!(secret, "the Secret with the serving certificate does not exist, {}", last());
             return ReloadResult::Unreadable;
         }
     };
@@ -278,7 +278,10 @@ impl CertificateFiles {
         let fresh = match read(&self.certificate, &self.key).await {
             Ok(fresh) => fresh,
             Err(error) => {
-                warn!("the serving certificate cannot be read, the last good one stays: {}", output::causes(&error));
+                warn!(
+                    "the serving certificate cannot be read, the last good one stays active: {}",
+                    output::causes(&error)
+                );
                 return Some(ReloadResult::Unreadable);
             }
         };
@@ -295,7 +298,7 @@ impl CertificateFiles {
             }
             Ok(false) => ReloadResult::Unchanged,
             Err(error) => {
-                warn!("the new serving certificate cannot be served, the last good one stays: {error}");
+                warn!("the new serving certificate is invalid, the last good one stays active: {error}");
                 ReloadResult::Invalid
             }
         };
@@ -401,9 +404,9 @@ impl ClientAuthorityFile {
         }
         let source = self.path.display().to_string();
         match self.clients.swap(PemText { source: &source, text: &fresh }) {
-            Ok(true) => info!(file = %source, "clients are known by a new authority"),
+            Ok(true) => info!(file = %source, "a new client CA is active"),
             Ok(false) => {}
-            Err(error) => warn!("the new authority of clients cannot be used, the last good one stays: {error}"),
+            Err(error) => warn!("the new client CA is invalid, the last good one stays active: {error}"),
         }
         self.seen = fresh;
     }

@@ -130,7 +130,7 @@ async fn control(
 
     let ended = tokio::select! {
         signal = signals.next() => {
-            info!(signal, "asked to end: giving the Lease back");
+            info!(signal, "stopping: releasing the Lease");
             Ok(())
         }
         ended = tasks.join_next() => Err(match ended {

@@ -170,7 +170,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     let mut serving = tokio::spawn(servers.run(drain.clone()));
     let follow = Follow { profiles, snapshot, namespaces: &levels, folder: &folder };
     tokio::select! {
-        signal = signals.next() => info!(signal, "asked to end"),
+        signal = signals.next() => info!(signal, "stopping"),
         ended = follow.run() => match ended {},
         ended = &mut serving => return ended.context("the servers failed")?,
     }

@@ -80,7 +80,7 @@ impl Signals {
     pub(crate) fn abort_at_next(mut self) {
         tokio::spawn(async move {
             let signal = self.next().await;
-            tracing::warn!(signal, "asked again to end: ending without waiting for requests");
+            tracing::warn!(signal, "second signal: stopping without waiting for requests");
             std::process::exit(EXIT_SECOND_SIGNAL);
         });
     }

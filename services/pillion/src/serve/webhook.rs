@@ -202,7 +202,7 @@ async fn serve(
 
     let ended = tokio::select! {
         signal = signals.next() => {
-            info!(signal, "asked to end: not ready any more, draining");
+            info!(signal, "stopping: no longer ready, draining");
             Ok(())
         }
         // A task ended unexpectedly: a replica that misses changes of the cluster must not appear healthy.

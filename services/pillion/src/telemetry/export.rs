@@ -148,13 +148,13 @@ impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
             Ok(()) => {
                 self.metrics.exported.inc_by(count);
                 if was_failing {
-                    info!("the collector takes traces again");
+                    info!("the collector accepts traces again");
                 }
             }
             Err(error) => {
                 self.metrics.export_failed.inc_by(count);
                 if !was_failing {
-                    warn!(%error, "the collector of traces does not take them: they are dropped until it does");
+                    warn!(%error, "the collector rejects traces: they are dropped until it accepts them");
                 }
             }
         }

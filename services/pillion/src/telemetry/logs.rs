@@ -139,7 +139,7 @@ impl LogLevel {
         let changed = filter(level).and_then(|filter| Ok(self.0.filter.reload(filter)?));
         drop(state);
         if let Err(error) = changed {
-            warn!(%error, "the log level stays as it was");
+            warn!(%error, "the log level is unchanged");
         }
     }
 

@@ -68,12 +68,16 @@ impl Suite {
 pub(super) fn run(group: &Group, filter: Option<&str>) -> Vec<Suite> {
     let paths: Vec<PathBuf> = group.all.iter().cloned().collect();
     let loaded = load::profiles_with_texts(&paths);
-    let written = &loaded.texts;
     let suites = group.tested.iter().map(|(folder, chosen)| {
         let own = names_of_files(folder);
         let of_folder = |problems: &[Problem]| -> Vec<Problem> {
             problems.iter().filter(|problem| own.contains(&problem.source.name)).cloned().collect()
         };
+        // A neighbour may have a profile of the same name, as a copy of the folder does. The folder's own one is tested.
+        let paths = own_first(folder, &paths);
+        let again = (!of_folder(&loaded.problems).is_empty()).then(|| load::profiles_with_texts(&paths));
+        let loaded = again.as_ref().unwrap_or(&loaded);
+        let written = &loaded.texts;
         let (mine, others): (Vec<_>, Vec<_>) = written.iter().cloned().partition(|profile| own.contains(&profile.file));
         let mut suite = Suite {
             folder: folder.clone(),
@@ -96,6 +100,12 @@ pub(super) fn run(group: &Group, filter: Option<&str>) -> Vec<Suite> {
         suite
     });
     suites.collect()
+}
+
+/// Returns the paths with this folder first.
+fn own_first(folder: &Path, paths: &[PathBuf]) -> Vec<PathBuf> {
+    let others = paths.iter().filter(|path| *path != folder).cloned();
+    std::iter::once(folder.to_owned()).chain(others).collect()
 }
 
 fn profiles(own: impl IntoIterator<Item = Written>, others: impl IntoIterator<Item = Written>) -> Profiles {

@@ -202,9 +202,9 @@ fn audit_finds_missed_pods_with_cause() {
         let (code, table, summary) = status(&control_plane, &[]).await?;
         ensure!(code == Some(1), "{code:?} {table} {summary}");
         let lines: Vec<_> = table.lines().map(|line| line.split("   ").last().unwrap_or_default().trim()).collect();
-        let causes = ["created while the webhook was away", "created before the namespace was opted in"];
+        let causes = ["created while no replica was ready", "created before the namespace was opted in"];
         ensure!(lines == ["CAUSE", causes[0], causes[0], causes[1], causes[1]], "{table}");
-        ensure!(summary.contains("2 lack a profile") && summary.contains("2 namespaces"), "{summary}");
+        ensure!(summary.contains("2 without a profile") && summary.contains("2 namespaces"), "{summary}");
         let (code, table, _) = status(&control_plane, &["--namespace", "team-b"]).await?;
         ensure!(code == Some(1) && table.lines().count() == 3 && !table.contains("lost"), "{table}");
         let (code, _, error) = status(&control_plane, &["-n", "default"]).await?;
@@ -241,7 +241,7 @@ fn audit_finds_pods_with_changed_profiles() {
         .await?;
         let (code, table, summary) = status(control_plane, &[]).await?;
         ensure!(code == Some(0) && table.is_empty(), "{table} {summary}");
-        ensure!(summary.contains("1 are as their profiles say"), "{summary}");
+        ensure!(summary.contains("1 up to date"), "{summary}");
 
         control_plane.apply_yaml(&CONDITIONAL.replace("'1'}", "'2'}")).await?;
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
@@ -319,7 +319,7 @@ fn audit_names_kill_switch_and_survives_outage() {
         let (code, table, _) = status(&control_plane, &[]).await?;
         ensure!(code == Some(1) && table.lines().count() == 2, "{table}");
         let (code, _, error) = status(&control_plane, &["-n", "team-b"]).await?;
-        ensure!(code == Some(1) && error.contains("team-b is left alone"), "{error}");
+        ensure!(code == Some(1) && error.contains("team-b is excluded"), "{error}");
 
         // The audit keeps its findings while the API server is down, and continues afterwards.
         control_plane.restart_api_server().await?;

@@ -138,7 +138,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         }
         eventually(SOON, "the log reports it", async || {
             let log = rig.replicas[0].log_text()?;
-            ensure!(log.contains("injection is switched off") && log.contains("by=\"kubectl-patch\""), "{log}");
+            ensure!(log.contains("injection is disabled") && log.contains("by=\"kubectl-patch\""), "{log}");
             Ok(())
         })
         .await?;

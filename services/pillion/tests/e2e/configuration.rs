@@ -407,7 +407,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
         // A keeper that sees the value late may recreate the configurations once, and deletes them again.
         eventually(SOON, "deleted permanently", gone).await?;
         let text = String::from_utf8_lossy(&output.stdout);
-        ensure!(text.contains("goes with the service account pillion-controller"), "{text}");
+        ensure!(text.contains("is deleted with the service account pillion-controller"), "{text}");
         // The ConfigMap is deleted with that service account, when no controller is left. So a later installation
         // starts without it.
         let maps = Api::<ConfigMap>::namespaced(kept.control_plane.client(), NAMESPACE);

@@ -52,7 +52,7 @@ fn doctor_reports_only_real_problems() {
         eventually(PATIENCE, "the profile is not ready", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             ensure!(result.names("profile_not_ready")?["object"]["name"] == "broken", "{:#}", result.json);
-            result.says("profile_not_ready", "Accepted")
+            result.says("profile_not_ready", "the profile is invalid")
         })
         .await?;
         managed.rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;

@@ -262,6 +262,11 @@ fn explain_names_author_namespace_and_profile_causes() {
         let result = explain(&rig, "team-a", "deploy/web").await?;
         ensure!(result.json["pods"][0]["object"]["name"] == "web-1-a", "{:#}", result.json["pods"]);
 
+        // A name alone means a pod. If a workload has the name, `explain` suggests that.
+        let named = explain(&rig, "team-a", "web").await?;
+        let remedy = &named.names("not_found")?["remedy"];
+        ensure!(remedy == "pillion explain deployment/web -n team-a", "{remedy}");
+
         // The service account is missing.
         let account = result.names("service_account_missing")?;
         ensure!(account["object"]["name"] == "nobody", "{account}");

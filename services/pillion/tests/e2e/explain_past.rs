@@ -68,8 +68,16 @@ fn explain_names_changes_since_creation() {
         .await?;
         let lost = rig.create("team-a", &bare_pod("lost")).await?;
         ensure!(is_untouched(&lost), "{lost}");
-        let result = expect_finding(&rig, "team-a", "lost", "webhook_away").await?;
+        let result = expect_finding_among(&rig, "team-a", "lost", "webhook_away", &["no_ready_replica"]).await?;
         result.says("webhook_away", "no replica is ready")?;
+        // What restores the replicas comes first.
+        ensure!(result.codes()[0] == "no_ready_replica", "{:?}", result.codes());
+        let status = pillion(&rig.control_plane, &["status"]).await?;
+        ensure!(
+            status.code == Some(1) && status.json["problems"][0]["code"] == "no_ready_replica",
+            "{:#}",
+            status.json
+        );
         pillion(&rig.control_plane, &["doctor"]).await?.names("no_ready_replica")?;
         wait_until_past(Timestamp::now()).await?;
         let replica = Replica::start(&rig.spec, replica_address(2)).await?;

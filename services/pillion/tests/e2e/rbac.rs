@@ -361,7 +361,7 @@ fn replica_injects_with_own_service_account() {
         })
         .await?;
         let log = replica.log_text()?;
-        ensure!(log.contains("the cluster is known"), "{log}");
+        ensure!(log.contains("all profiles and namespaces are listed"), "{log}");
         ensure!(refusals(&log).is_empty(), "{:#?}", refusals(&log));
         Ok(())
     });

@@ -219,7 +219,7 @@ fn status_and_events_inform_profile_owner() {
         })
         .await?;
         let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
-        ensure!(table.contains("ACCEPTED") && table.contains("True"), "{table}");
+        ensure!(table.contains("STATE") && table.contains("Published"), "{table}");
         // The profile does not set its activation.
         ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
 
@@ -239,7 +239,7 @@ fn status_and_events_inform_profile_owner() {
             .apply_yaml(&NGINX.replace("metadata:\n  name: nginx\n", "metadata:\n  name: apache\n"))
             .await?;
         let message = conflicted("AmbiguousRequest").await?;
-        ensure!(message.contains("this one or apache") && message.contains(REQUEST_ANNOTATION), "{message}");
+        ensure!(message.contains("this profile or apache") && message.contains(REQUEST_ANNOTATION), "{message}");
         rig.control_plane.kubectl_ok(&["delete", "ciprof", "apache"]).await?;
         conflicted("NoConflict").await?;
 
@@ -377,7 +377,7 @@ fn broken_profile_is_stored_with_warning() {
         })
         .await?;
         ensure!(
-            message.contains("needs an image") && message.contains("its last accepted revision stays at work"),
+            message.contains("needs an image") && message.contains("pods still get its last accepted revision"),
             "{message}"
         );
         ensure!(!apply(&with_image("nginx:1.30")).await?.contains("Warning: spec"));
@@ -406,16 +406,29 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.30").await?;
         let second = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
 
+        // Each publication has an Event with its own note.
+        eventually(SOON, "both publications are reported", async || {
+            let events = get(&rig, &["events", "-A", "--field-selector=reason=Published"]).await?;
+            let notes: Vec<_> =
+                events["items"].as_array().into_iter().flatten().map(|event| &event["message"]).collect();
+            for (revision, before) in [(first.as_str(), "none"), (second.as_str(), first.as_str())] {
+                let note = json!(format!("revision {revision} is published, before it was {before}"));
+                ensure!(notes.contains(&&note), "{note} is not in {notes:?}");
+            }
+            Ok(())
+        })
+        .await?;
+
         let document = include_str!("../../../../docs/revisions.md");
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
         ensure!(history.starts_with("REVISION"), "{history}");
         let lines: Vec<_> = history.lines().skip(1).collect();
-        ensure!(lines.len() == 2 && lines[0].starts_with(&second) && lines[0].contains("everybody"), "{history}");
+        ensure!(lines.len() == 2 && lines[0].starts_with(&second) && lines[0].contains("all workloads"), "{history}");
         ensure!(lines[1].starts_with(&first), "{history}");
         let history = run(&rig, "pillion profiles history nginx -o json")?;
         let history: serde_json::Value = serde_json::from_slice(&history.stdout)?;
         let revisions = &history["revisions"];
-        ensure!(revisions[0]["revision"] == *second && revisions[0]["servedTo"] == "everybody", "{history:#}");
+        ensure!(revisions[0]["revision"] == *second && revisions[0]["servedTo"] == "all workloads", "{history:#}");
         ensure!(revisions[1]["revision"] == *first && revisions[1]["generation"].is_i64(), "{history:#}");
 
         // A rollback of a profile does not roll back the profiles that extend it. The command lists them.
@@ -425,7 +438,8 @@ fn documented_history_and_rollback_commands_work() {
         let message = run(&rig, "pillion profiles rollback nginx")?;
         let aside = String::from_utf8_lossy(&message.stderr).into_owned();
         ensure!(
-            aside.contains("not rolled back for those") && aside.contains("ClusterInjectionProfile nginx-child"),
+            aside.contains("not rolled back for the profiles that extend it")
+                && aside.contains("ClusterInjectionProfile nginx-child"),
             "{aside}"
         );
         let message = String::from_utf8(message.stdout)?;
@@ -441,10 +455,24 @@ fn documented_history_and_rollback_commands_work() {
         ensure!(child["extends"] == "nginx" && child["activation"] == "Never", "{list:#}");
         let selected = run(&rig, "pillion profiles list -l no=such")?;
         ensure!(selected.status.success() && selected.stdout.is_empty(), "{selected:?}");
+        let table = rig.control_plane.kubectl_ok(&["get", "ciprof", "nginx"]).await?;
+        ensure!(table.contains("STATE") && table.contains("RolledBack"), "{table}");
+        let explained = crate::explain::pillion(&rig.control_plane, &["explain", "namespace/team-a"]).await?;
+        explained.says("rolled_back", &format!("pods get revision {first} instead of {second}"))?;
         let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
         ensure!(spec.contains("nginx:1.30"), "the spec is that of the repository");
 
-        // A new spec ends the rollback.
+        // A new spec ends the rollback. It does not begin again if the spec that was rolled back is applied later.
+        rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
+        wait_for_image(&rig, "nginx:1.31").await?;
+        let third = status(&rig).await?["revision"].as_str().unwrap_or_default().to_owned();
+        rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
+        wait_for_image(&rig, "nginx:1.30").await?;
+        // A rollback goes back to what was published before, and not to what was created before.
+        let message = pillion(&rig, document, "pillion profiles rollback nginx")?;
+        ensure!(message.contains(&format!("revision {third} is published, before it was {second}")), "{message}");
+        pillion(&rig, document, "pillion profiles rollback nginx --undo")?;
+        wait_for_image(&rig, "nginx:1.30").await?;
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
         wait_for_image(&rig, "nginx:1.31").await?;
         let message = pillion(&rig, document, &format!("pillion profiles rollback nginx --to {}", &second[..6]));
@@ -454,7 +482,7 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.31").await?;
         let unknown = run(&rig, "pillion profiles rollback nginx --to zz")?;
         ensure!(!unknown.status.success());
-        ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no revision that is kept begins with"));
+        ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no kept revision begins with"));
         leader.end().await
     });
 }

@@ -19,6 +19,9 @@ const AVAILABLE_WITHIN: Duration = Duration::from_mins(2);
 /// The name of the evicted pod, which the simulated nodes ignore.
 const EVICTED: &str = "evicted";
 
+/// The name of a sidecar whose image the simulated nodes cannot pull.
+const STUCK: &str = "stuck";
+
 /// A profile for every pod, whose annotation `example.com/marked` the test changes, and a profile that extends it.
 const MARKED: &str = "
 apiVersion: pillion.dev/v1alpha1
@@ -67,6 +70,11 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
             if name == EVICTED {
                 continue;
             }
+            let has_status = pod.status.as_ref().is_some_and(|status| status.container_statuses.is_some());
+            let is_stuck = pod.spec.as_ref().is_some_and(|spec| spec.containers.iter().any(|one| one.name == STUCK));
+            if is_stuck && has_status {
+                continue;
+            }
             let is_running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
             let done: kube::Result<()> = if pod.metadata.deletion_timestamp.is_some() {
@@ -77,6 +85,12 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
                 let path = format!("/api/v1/namespaces/shop/pods/{name}/binding");
                 let request = http::Request::post(path).body(binding.to_string().into_bytes())?;
                 client.request_text(request).await.map(drop)
+            } else if is_stuck {
+                let waiting = json!({"reason": "ImagePullBackOff", "message": "Back-off pulling image \"broken:1\""});
+                let container = json!({"name": STUCK, "image": "broken:1", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": {"waiting": waiting}});
+                let status = json!({"status": {"phase": "Pending", "containerStatuses": [container]}});
+                pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await.map(drop)
             } else if !is_running {
                 let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
                 let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": now});
@@ -232,10 +246,10 @@ fn stale_workloads_restart_within_budgets() {
         for (workload, told) in [
             ("Deployment/web ", "would be restarted"),
             ("Deployment/paused ", "left alone: it is paused"),
-            ("Pod/alone ", "left alone: nobody makes a new one"),
+            ("Pod/alone ", "left alone: it has no controller"),
             (
                 "StatefulSet/db ",
-                "would wait: it takes 1 of its pods away at one time, and PodDisruptionBudget db allows 0",
+                "would wait: the restart removes 1 of its pods at once, and PodDisruptionBudget db allows 0",
             ),
         ] {
             ensure!(line(workload).contains(told) && line(workload).contains("marked outdated"), "{}", run.stdout);
@@ -255,7 +269,7 @@ fn stale_workloads_restart_within_budgets() {
         let outcomes: Vec<_> = result["workloads"].as_array().unwrap().iter().map(|one| &one["outcome"]).collect();
         ensure!(outcomes == [&Json::Null, &json!("restarted"), &Json::Null, &json!("failed")], "{result:#}");
         let error = result["workloads"][3]["error"].as_str().unwrap();
-        ensure!(error.contains("not done within 40 seconds: it takes 1 of its pods away"), "{error}");
+        ensure!(error.contains("not done within 40 seconds: the restart removes 1 of its pods"), "{error}");
         ensure!(cluster.marks("web").await? == ["2", "2"] && cluster.marks("db").await? == ["1"]);
         let annotations = &cluster.get("deployment/web").await?["spec"]["template"]["metadata"]["annotations"];
         ensure!(annotations.get("kubectl.kubernetes.io/restartedAt").is_some(), "{annotations}");
@@ -269,6 +283,8 @@ fn stale_workloads_restart_within_budgets() {
             run.stderr
         );
         ensure!(cluster.marks("db").await? == ["2"]);
+
+        expect_stuck_sidecar(&cluster).await?;
 
         // With the webhook down, new pods would have no sidecar. The dry run of the first workload shows that, so no
         // restart begins.
@@ -287,9 +303,7 @@ fn stale_workloads_restart_within_budgets() {
             run.stderr
         );
         ensure!(
-            run.stderr.contains(
-                "nothing was changed: a pod that is made now would not be as profile marked says: it does not have it"
-            ),
+            run.stderr.contains("a test pod came back without profile marked, so nothing was restarted"),
             "{}",
             run.stderr
         );
@@ -298,6 +312,37 @@ fn stale_workloads_restart_within_budgets() {
         stop.cancel();
         nodes.await?
     });
+}
+
+/// Checks that a sidecar whose image cannot be pulled ends the restart at once, and that `status` and `explain` report it.
+async fn expect_stuck_sidecar(cluster: &Cluster) -> Result<()> {
+    let control_plane = &cluster.rig.control_plane;
+    let container = format!("spec: {{containers: [{{name: {STUCK}, image: 'broken:1'}}]}}");
+    let broken = marked(9).replacen(
+        "{annotations: {example.com/marked: '9'}}}",
+        &format!("{{annotations: {{example.com/marked: '9'}}}}, {container}}}"),
+        1,
+    );
+    control_plane.apply_yaml(&broken).await?;
+    cluster.wait_until_served(9).await?;
+    // Far below the time limit of a restart.
+    let run = cluster.pillion(&["rollout", "--apply", "--timeout", "600"]).await?;
+    let why = "container stuck, which profile marked added, does not run: ImagePullBackOff: Back-off pulling";
+    ensure!(run.code == Some(1) && run.stderr.contains(why), "{} {}", run.stdout, run.stderr);
+    ensure!(cluster.marks("web").await?.iter().filter(|mark| *mark == "2").count() == 2, "old pods are gone");
+    for arguments in [&["status", "--pods"][..], &["explain", "deployment/web", "-n", "shop"]] {
+        let run = cluster.pillion(arguments).await?;
+        ensure!(run.code == Some(1) && run.stdout.contains(why), "{arguments:?}: {} {}", run.stdout, run.stderr);
+    }
+    control_plane.apply_yaml(&marked(2)).await?;
+    cluster.wait_until_served(2).await?;
+    control_plane.kubectl_ok(&["rollout", "undo", "deployment/web", "-n", "shop"]).await?;
+    eventually(AVAILABLE_WITHIN, "the failed restart is undone", async || {
+        let marks = cluster.marks("web").await?;
+        ensure!(marks == ["2", "2"], "{marks:?}");
+        Ok(())
+    })
+    .await
 }
 
 /// Checks that `diff` shows the effect of a changed profile on running pods, and changes nothing.

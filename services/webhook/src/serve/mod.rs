@@ -347,7 +347,7 @@ impl Connections {
     fn spawn(&self, stream: TcpStream, peer: SocketAddr) {
         let Some(permit) = self.permits.take(peer.ip()) else {
             self.context.metrics.handshake(HandshakeResult::Refused);
-            tracing::debug!(%peer, limit = self.context.settings.max_connections, "too many connections: one is refused");
+            tracing::debug!(%peer, limit = self.context.settings.max_connections, "too many connections: one is rejected");
             return;
         };
         let context = Arc::clone(&self.context);

@@ -130,7 +130,7 @@ fn logs_profiles_that_change_with_their_revisions() {
     }
     publisher.publish(&mut watches);
     let (text, first) = (log.take(), revision().unwrap());
-    assert!(text.contains(&format!("the profile is at work profile=proxy revision=\"{first}\"")), "{text}");
+    assert!(text.contains(&format!("the profile is active profile=proxy revision=\"{first}\"")), "{text}");
 
     publisher.index.update(Update::Cluster(Change::Applied(profile("proxy", 2, "proxy:2"))));
     publisher.publish(&mut watches);
@@ -146,7 +146,10 @@ fn logs_profiles_that_change_with_their_revisions() {
     publisher.index.update(Update::Cluster(Change::Deleted(profile("proxy", 2, "proxy:2").name)));
     publisher.publish(&mut watches);
     let text = log.take();
-    assert!(text.contains(&format!("the profile is gone profile=proxy old_revision=\"{second}\"")), "{text}");
+    assert!(
+        text.contains(&format!("the profile is no longer active profile=proxy old_revision=\"{second}\"")),
+        "{text}"
+    );
 
     for number in 0..MAX_LOGGED + 5 {
         let stored = profile(&format!("p{number}"), 1, "p:1");

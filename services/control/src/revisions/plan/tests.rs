@@ -10,7 +10,8 @@ struct Case {
     diagnostics: Option<Vec<Diagnostic>>,
     bounds: Option<RevisionBounds>,
     status: ProfileStatus,
-    rollback: Option<(&'static str, Option<&'static str>)>,
+    /// The revision to publish, the one that is rolled back, and the time of the request.
+    rollback: Option<(&'static str, Option<&'static str>, Option<&'static str>)>,
     existing: BTreeMap<Box<str>, Timestamp>,
     parents: BTreeSet<Box<str>>,
     conflict: Option<Conflict>,
@@ -66,13 +67,18 @@ impl Case {
     }
 
     fn plan_keeping(&self, keep: usize) -> Plan {
+        let request = self.rollback.map(|(to, from, time)| RollbackRequest {
+            to: to.into(),
+            from: from.map(Box::from),
+            requested_at: time.map(Box::from),
+        });
         let observed = Observed {
             generation: Some(7),
             accepted: self.accepted.clone(),
             rejected: self.diagnostics.as_deref(),
             bounds: self.bounds,
             status: &self.status,
-            rollback: self.rollback.map(|(to, from)| Rollback { to, from }),
+            rollback: request.as_ref(),
             existing: &self.existing,
             bounded_by_parent: &self.parents,
             namespaces: 3,
@@ -139,7 +145,7 @@ fn conflict_changes_only_its_condition() {
     let status = plan.status.clone().unwrap();
     let condition = status.conditions.iter().find(|condition| condition.type_ == CONFLICTED).unwrap();
     assert_eq!((&*condition.status, &*condition.reason), ("True", "AmbiguousRequest"));
-    assert!(condition.message.contains("example.com/inject means this one or other"), "{}", condition.message);
+    assert!(condition.message.contains("example.com/inject could mean this profile or other"), "{}", condition.message);
     assert_eq!((plan.events.len(), status.revision.as_deref(), &*status.conditions[1].status), (0, Some("a"), "True"));
     let mut case = case.after(&plan);
     assert_eq!(case.plan().status, None, "the conflict is written once");
@@ -160,7 +166,7 @@ fn broken_generation_changes_no_publication() {
             found,
             [
                 ("Accepted", "False", "Invalid"),
-                ("Ready", "True", "LastAccepted"),
+                ("Ready", "False", "LastAccepted"),
                 ("Conflicted", "False", "NoConflict")
             ]
         );
@@ -203,7 +209,7 @@ fn profile_bounded_by_parent_has_no_rollout() {
         case
     };
     let mut rolled_back = case();
-    rolled_back.rollback = Some(("a", None));
+    rolled_back.rollback = Some(("a", None, None));
     for case in [case(), case().rollout(0), case().rollout(0).broken(), rolled_back] {
         assert_eq!(case.result(), all("b"));
         let plan = case.plan();
@@ -219,7 +225,7 @@ fn profile_bounded_by_parent_has_no_rollout() {
         case.rollback = rollback;
         case
     };
-    for case in [own(None), own(Some(("a", None)))] {
+    for case in [own(None), own(Some(("a", None, None)))] {
         assert_eq!(case.result(), some("b", None, 0));
         assert_eq!(case.plan().status.unwrap().revisions, ["b"]);
     }
@@ -232,7 +238,7 @@ fn deleted_promoted_revision_stays_in_status() {
     assert_eq!(case.result(), some("b", Some("a"), 10), "replicas that have the revision continue to serve it");
     let after = case.plan();
     assert_eq!(after.status.as_ref().unwrap().revisions, ["b"]);
-    assert!(after.status.as_ref().unwrap().conditions[1].message.contains("is not there"));
+    assert!(after.status.as_ref().unwrap().conditions[1].message.contains("which was deleted"));
     assert_eq!(case.after(&after).plan().status, None);
 }
 
@@ -267,7 +273,7 @@ fn rollout_keeps_promoted_revision_until_complete() {
 fn rollback_ends_when_new_text_is_accepted() {
     let case = |accepted, to, from| {
         let mut case = Case::new(Some(accepted), &["aa11", "bb22", "cc33"]).published("bb22", Some("bb22")).rollout(10);
-        case.rollback = Some((to, from));
+        case.rollback = Some((to, from, None));
         case
     };
     let rolled = case("bb22", "aa", Some("bb22"));
@@ -290,7 +296,7 @@ fn rollback_ends_when_new_text_is_accepted() {
         assert!(status.conditions[1].message.contains("rollback-to"), "{:?}", status.conditions[1]);
     }
     let mut ambiguous = Case::new(Some("ab11"), &["aa11", "ab11"]).published("ab11", Some("ab11"));
-    ambiguous.rollback = Some(("a", None));
+    ambiguous.rollback = Some(("a", None, None));
     assert_eq!(ambiguous.result(), all("ab11"));
 }
 
@@ -302,9 +308,107 @@ fn keeps_latest_and_used_revisions() {
     assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r1"]);
     let delete: Vec<_> = plan.delete.iter().map(|revision| &**revision).collect();
     assert_eq!(delete, ["r4", "r3", "r2", "r0"]);
-    // An older revision that is accepted again keeps its creation time, and is kept because it is in use.
+    // An older revision that is published again is the last published one.
     let plan = Case::new(Some("r0"), &existing).published("r7", Some("r7")).plan_keeping(3);
-    assert_eq!(plan.status.unwrap().revisions, ["r7", "r6", "r5", "r0"]);
+    assert_eq!(plan.status.unwrap().revisions, ["r0", "r7", "r6"]);
+}
+
+/// Applies one text or request after the other, and returns the case after the last one.
+struct Story {
+    case: Case,
+}
+
+impl Story {
+    fn new() -> Self {
+        Self { case: Case::new(Some("a"), &["a", "b", "c", "d"]) }
+    }
+
+    /// Accepts a text, and returns the served revision and the kept ones.
+    fn accept(&mut self, revision: &str) -> (String, Vec<String>) {
+        self.case.accepted = Some(Accepted { revision: revision.into(), rollout: None });
+        self.settle()
+    }
+
+    fn roll_back(
+        &mut self,
+        to: &'static str,
+        from: Option<&'static str>,
+        time: Option<&'static str>,
+    ) -> (String, Vec<String>) {
+        self.case.rollback = Some((to, from, time));
+        self.settle()
+    }
+
+    /// Plans until nothing is left to write, since the written status is an input of the next plan.
+    fn settle(&mut self) -> (String, Vec<String>) {
+        for _ in 0..4 {
+            let Some(status) = self.case.plan().status else { break };
+            self.case.status = status;
+        }
+        assert_eq!(self.case.plan().status, None, "the plan does not come to rest");
+        (self.case.status.revision.clone().unwrap(), self.case.status.revisions.clone())
+    }
+}
+
+fn served(revision: &str, kept: &[&str]) -> (String, Vec<String>) {
+    (revision.to_owned(), kept.iter().map(|&kept| kept.to_owned()).collect())
+}
+
+#[test]
+fn ended_rollback_does_not_begin_again() {
+    let mut story = Story::new();
+    for text in ["a", "b", "c"] {
+        story.accept(text);
+    }
+    assert_eq!(story.roll_back("b", Some("c"), Some("t1")), served("b", &["c", "b", "a", "d"]));
+    let status = &story.case.status;
+    assert_eq!(status.rollback().map(|rollback| (rollback.to, rollback.from)), Some(("b", "c")));
+    assert_eq!(status.conditions[1].message, "rolled back from c: all workloads get revision b");
+    // A broken edit does not end the rollback.
+    let mut broken = Case { status: story.case.status.clone(), ..Case::new(Some("c"), &["a", "b", "c", "d"]) }.broken();
+    broken.rollback = story.case.rollback;
+    assert_eq!(broken.plan().status.unwrap().revision.as_deref(), Some("b"));
+
+    assert_eq!(story.accept("d"), served("d", &["d", "b", "c", "a"]));
+    // The annotations are still present, and the text that was rolled back is applied on purpose.
+    assert_eq!(story.accept("c"), served("c", &["c", "d", "b", "a"]));
+    assert_eq!((story.case.status.rollback(), story.case.status.ended_rollback.as_deref()), (None, Some("b c t1")));
+    // The next request for the same revisions is a new one.
+    assert_eq!(story.roll_back("b", Some("c"), Some("t2")).0, "b");
+    assert_eq!(story.case.status.ended_rollback, None);
+}
+
+#[test]
+fn revisions_are_in_order_of_publication() {
+    let mut story = Story::new();
+    for text in ["a", "b", "c"] {
+        story.accept(text);
+    }
+    // The second rollback in a row goes further back than the first.
+    assert_eq!(story.roll_back("b", Some("c"), Some("t1")).1[..3], ["c", "b", "a"]);
+    assert_eq!(story.roll_back("a", Some("c"), Some("t2")), served("a", &["c", "b", "a", "d"]));
+    assert_eq!(story.accept("d"), served("d", &["d", "a", "c", "b"]), "what was active before comes second");
+    // The next leader has the order from the status, and not from the times of creation.
+    assert_eq!(story.accept("b"), served("b", &["b", "d", "a", "c"]));
+    // Without `rollback-from`, a text that is accepted meanwhile is not published, but kept as the latest.
+    let mut story = Story::new();
+    story.accept("a");
+    story.accept("b");
+    story.case.existing.remove("c");
+    story.roll_back("a", None, None);
+    story.case.status.revisions.retain(|revision| revision != "d");
+    assert_eq!(story.accept("d"), served("a", &["d", "b", "a"]));
+}
+
+#[test]
+fn event_names_revision_and_end_of_rollback() {
+    let mut story = Story::new();
+    story.accept("a");
+    story.accept("b");
+    story.roll_back("a", Some("b"), None);
+    story.case.accepted = Some(Accepted { revision: "c".into(), rollout: None });
+    let expected = "revision c is published, before it was a; this ends the rollback";
+    assert_eq!(story.case.plan().events, [ProfileEvent::Published(expected.to_owned())]);
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! Findings about an installation that injects nothing: no replica is ready, the webhook is not registered, or an
+//! operator disabled it. `explain`, `doctor` and `status` report them in the same words.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Client;
+use kube::api::Api;
+use pillion_control::Release;
+use pillion_control::webhook_config::switch::{INJECTION_KEY, WEBHOOKS_KEY};
+
+use crate::finding::{Code, Finding, ObjectRef};
+use crate::installation::switching;
+
+/// The Deployment of the webhook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WebhookDeployment {
+    /// It could not be read.
+    Unknown,
+    /// There is none of the release's name.
+    Missing,
+    /// It should have this number of replicas.
+    Replicas(i32),
+}
+
+impl WebhookDeployment {
+    /// Reads the Deployment of a release.
+    pub(crate) async fn read(client: &Client, release: &Release) -> Self {
+        let deployments = Api::<Deployment>::namespaced(client.clone(), release.namespace());
+        match deployments.get_opt(&name(release)).await {
+            Ok(Some(found)) => Self::Replicas(found.spec.replicas.unwrap_or(1)),
+            Ok(None) => Self::Missing,
+            Err(_) => Self::Unknown,
+        }
+    }
+}
+
+fn name(release: &Release) -> String {
+    format!("{}-webhook", release.name())
+}
+
+/// Returns a finding if no replica is ready. `endpoints` are the addresses behind the Service, each with whether it is
+/// ready. The remedy restores the replicas.
+pub(crate) fn no_ready_replica(
+    release: &Release,
+    endpoints: &[(String, bool)],
+    deployment: WebhookDeployment,
+) -> Option<Finding> {
+    if endpoints.iter().any(|(_, is_ready)| *is_ready) {
+        return None;
+    }
+    let (namespace, name) = (release.namespace(), name(release));
+    let (message, remedy) = match deployment {
+        WebhookDeployment::Replicas(0) => (
+            format!("no webhook replica is ready: Deployment {name} is scaled to 0"),
+            format!("kubectl -n {namespace} scale deployment {name} --replicas=2"),
+        ),
+        WebhookDeployment::Missing if endpoints.is_empty() => (
+            format!("no webhook replica is ready: there is no Deployment {name}, so the release is not installed"),
+            "install the release, or name the installed one with --release NAMESPACE/NAME".to_owned(),
+        ),
+        WebhookDeployment::Replicas(wanted) => (
+            format!("no webhook replica is ready (0 of {wanted})"),
+            format!(
+                "kubectl -n {namespace} describe pods -l app.kubernetes.io/instance={},app.kubernetes.io/component=webhook",
+                release.name()
+            ),
+        ),
+        WebhookDeployment::Missing | WebhookDeployment::Unknown => (
+            format!("no webhook replica is ready (0 of {})", endpoints.len()),
+            format!("kubectl -n {namespace} get pods,events shows why"),
+        ),
+    };
+    let object = ObjectRef::new("Service", Some(namespace), release.service());
+    Some(Finding::new(Code::NoReadyReplica, object, message).remedy(remedy))
+}
+
+/// Returns the finding that no webhook configuration makes the API server call Pillion.
+pub(crate) fn not_registered(release: &Release) -> Finding {
+    let object = ObjectRef::new("MutatingWebhookConfiguration", None, release.configuration());
+    Finding::new(Code::NotRegistered, object, "no webhook configuration makes the API server call Pillion for pods")
+}
+
+/// Returns the finding that injection is disabled. `by` is the field manager that disabled it, if it is known.
+pub(crate) fn injection_disabled(release: &Release, by: Option<&str>) -> Finding {
+    let message = format!("injection is disabled for the whole cluster{}", author(by));
+    Finding::new(Code::SwitchedOff, switch(release), message).remedy(switching(release, INJECTION_KEY, "enabled"))
+}
+
+/// Returns the finding that an operator removed the webhook configurations. `by` is the field manager, if it is known.
+pub(crate) fn webhooks_disabled(release: &Release, by: Option<&str>) -> Finding {
+    let message = format!("the webhook configurations were removed{}", author(by));
+    Finding::new(Code::Disarmed, switch(release), message).remedy(switching(release, WEBHOOKS_KEY, "armed"))
+}
+
+/// Returns the ConfigMap of the kill switch.
+pub(crate) fn switch(release: &Release) -> ObjectRef {
+    ObjectRef::new("ConfigMap", Some(release.namespace()), release.switch())
+}
+
+fn author(by: Option<&str>) -> String {
+    by.map(|by| format!(", by {by}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedy_restores_replicas() {
+        let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
+        let found = |endpoints: &[(&str, bool)], deployment| {
+            let endpoints: Vec<_> = endpoints.iter().map(|(address, is)| ((*address).to_owned(), *is)).collect();
+            no_ready_replica(&release, &endpoints, deployment).map(|finding| (finding.message, finding.remedy))
+        };
+        assert_eq!(found(&[("a", true), ("b", false)], WebhookDeployment::Replicas(2)), None);
+        // Replicas that no Deployment of this name has created still count.
+        assert_eq!(found(&[("a", true)], WebhookDeployment::Missing), None);
+        for (endpoints, deployment, message, remedy) in [
+            (&[][..], WebhookDeployment::Replicas(0), "scaled to 0", "scale deployment pillion-webhook --replicas=2"),
+            (&[], WebhookDeployment::Missing, "the release is not installed", "install the release"),
+            (&[], WebhookDeployment::Replicas(2), "(0 of 2)", "describe pods -l app.kubernetes.io/instance=pillion"),
+            (&[("a", false)], WebhookDeployment::Missing, "(0 of 1)", "get pods,events"),
+            (&[("a", false)], WebhookDeployment::Unknown, "(0 of 1)", "get pods,events"),
+        ] {
+            let (said, do_) = found(endpoints, deployment).unwrap();
+            assert!(said.contains(message) && do_.contains(remedy), "{said}: {do_}");
+        }
+    }
+}
