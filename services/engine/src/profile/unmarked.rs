@@ -27,8 +27,8 @@ pub(super) fn warn_of_unmarked_expressions(spec: &ProfileSpec, advice: &mut Vec<
     if let Some(template) = &spec.template {
         walk.value("spec.template", template);
     }
-    for (index, rule) in spec.containers.iter().enumerate() {
-        walk.value(&format!("spec.containers[{index}].template"), &rule.template);
+    for (index, patch) in spec.container_patches.iter().enumerate() {
+        walk.value(&format!("spec.containerPatches[{index}].template"), &patch.template);
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
             "parameters": [{"name": "level", "type": "string", "default": value}],
             "variables": [{"name": "app", "expression": "'a'"}],
             "template": {"metadata": {"labels": {"a": value}}, "spec": {"dnsPolicy": {"$value": value, "$when": "params.level == 'x'"}}},
-            "containers": [{"name": "r", "template": {"args": [value], "env": [{"$forEach": "variables.app", "name": "A"}]}}],
+            "containerPatches": [{"name": "r", "template": {"args": [value], "env": [{"$forEach": "variables.app", "name": "A"}]}}],
         });
         advise(&serde_json::from_value(spec).unwrap()).iter().map(ToString::to_string).collect()
     }
@@ -106,7 +106,7 @@ mod tests {
                 "spec.parameters[0].default",
                 "spec.template.metadata.labels.a",
                 "spec.template.spec.dnsPolicy.$value",
-                "spec.containers[0].template.args[0]",
+                "spec.containerPatches[0].template.args[0]",
             ];
             assert_eq!(warnings(&json!(text)), places.map(|place| format!("{place}: {help}")), "{text}");
         }
