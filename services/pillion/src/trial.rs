@@ -3,7 +3,7 @@
 
 use pillion_engine::creation::Creation;
 use pillion_json::OwnedTape;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The UID of simulated requests.
 const UID: &str = "00000000-0000-4000-8000-000000000000";
@@ -16,6 +16,18 @@ pub(crate) fn review(pod: &Value, namespace: &str, user: &Value) -> Value {
 /// Returns the review of creating a pod without dry run.
 pub(crate) fn of_creation(pod: &Value, namespace: &str, user: &Value) -> Value {
     Creation { object: pod, namespace, uid: UID, user, dry_run: false }.review()
+}
+
+/// Returns the owner reference from a pod to its workload. It has a UID only if the workload has one, that is, if the
+/// workload was read from a cluster. `None` if the workload has no name.
+pub(crate) fn owner_reference(workload: &Value, api_version: &str, kind: &str) -> Option<Value> {
+    let metadata = |field: &str| workload.get("metadata")?.get(field)?.as_str();
+    let name = metadata("name")?;
+    let mut owner = json!({"apiVersion": api_version, "kind": kind, "name": name, "controller": true});
+    if let (Some(fields), Some(uid)) = (owner.as_object_mut(), metadata("uid")) {
+        fields.insert("uid".to_owned(), uid.into());
+    }
+    Some(owner)
 }
 
 /// Returns a stored pod as its author wrote it, as far as that can be reconstructed. Removes Pillion's injection

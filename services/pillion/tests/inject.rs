@@ -138,6 +138,62 @@ fn a_template_is_injected_and_nothing_invented_stays_in_it() {
     assert_eq!(rest, document(DEPLOYMENT));
 }
 
+/// Injects profiles of a folder into an object, and returns the object.
+fn injected(profile: &str, object: &Value) -> Value {
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(["inject", "--profile", &format!("{PROFILES}/{profile}"), "-f", "-", "-o", "json", "-q"])
+        .write_stdin(object.to_string())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn template_gets_result_of_created_pod() {
+    let template = || json!({"metadata": {"labels": {"team": "red"}}, "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
+    // Each kind, with the owner of its pods in a cluster, and the labels that its controller adds to them.
+    let kinds = [
+        ("apps/v1", "Deployment", ("apps/v1", "ReplicaSet", "web-5d9c7b"), json!({"pod-template-hash": "5d9c7b"})),
+        ("apps/v1", "ReplicaSet", ("apps/v1", "ReplicaSet", "web"), json!({})),
+        ("apps/v1", "StatefulSet", ("apps/v1", "StatefulSet", "web"), json!({})),
+        ("apps/v1", "DaemonSet", ("apps/v1", "DaemonSet", "web"), json!({})),
+        ("v1", "ReplicationController", ("v1", "ReplicationController", "web"), json!({})),
+        ("batch/v1", "Job", ("batch/v1", "Job", "web"), json!({})),
+        ("batch/v1", "CronJob", ("batch/v1", "Job", "web-29000000"), json!({})),
+    ];
+    for (version, kind, (owner_version, owner_kind, owner), labels) in kinds {
+        let metadata = json!({"name": "web", "namespace": "shop"});
+        let (workload, at) = if kind == "CronJob" {
+            (json!({"jobTemplate": {"spec": {"template": template()}}}), "/spec/jobTemplate/spec/template")
+        } else {
+            (json!({"template": template()}), "/spec/template")
+        };
+        let workload = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": workload});
+        let offline = injected("istio", &workload).pointer(at).unwrap().clone();
+        assert_eq!(offline["metadata"].get("ownerReferences"), None, "{kind}");
+        let of_workload = format!("kubernetes://apis/{version}/namespaces/shop/{}s/web", kind.to_lowercase());
+        assert!(offline.to_string().contains(&of_workload), "{kind}: {offline}");
+
+        let mut created = template();
+        created["apiVersion"] = json!("v1");
+        created["kind"] = json!("Pod");
+        created["metadata"]["namespace"] = json!("shop");
+        created["metadata"]["generateName"] = json!(format!("{owner}-"));
+        created["metadata"]["ownerReferences"] = json!([
+            {"apiVersion": owner_version, "kind": owner_kind, "name": owner, "uid": "1", "controller": true}]);
+        for (label, value) in labels.as_object().unwrap() {
+            created["metadata"]["labels"][label] = value.clone();
+        }
+        let mut in_cluster = injected("istio", &created);
+        for (label, _) in labels.as_object().unwrap() {
+            in_cluster["metadata"]["labels"].as_object_mut().unwrap().remove(label);
+        }
+        assert_eq!(offline["spec"], in_cluster["spec"], "{kind}");
+        assert_eq!(offline["metadata"]["labels"], in_cluster["metadata"]["labels"], "{kind}");
+    }
+}
+
 #[test]
 fn document_order_and_other_kinds_are_preserved() {
     let bare = POD.replace("\"yes\"\nspec", "\"no\"\nspec");

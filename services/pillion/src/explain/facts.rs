@@ -349,7 +349,10 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
     of_pod.insert("generateName".to_owned(), format!("{name}-").into());
     of_pod.insert("namespace".to_owned(), namespace.into());
     // The rollout of a revision depends on the name of the pods' workload.
-    of_pod.insert("ownerReferences".to_owned(), json!([as_owner(workload, kind)]));
+    let version = if kind.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", kind.group) };
+    if let Some(owner) = trial::owner_reference(workload, &version, kind.kind) {
+        of_pod.insert("ownerReferences".to_owned(), json!([owner]));
+    }
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": of_pod, "spec": template.get("spec")});
     let mut workload = workload.clone();
     if let Some(fields) = workload.as_object_mut() {
@@ -367,17 +370,6 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
         account: None,
         rejection: None,
     })
-}
-
-/// Returns an owner reference to a workload.
-fn as_owner(workload: &Value, kind: Kind) -> Value {
-    let version = if kind.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", kind.group) };
-    let mut owner = json!({"apiVersion": version, "kind": kind.kind, "name": metadata(workload, "name").unwrap_or_default(),
-        "controller": true});
-    if let (Some(fields), Some(uid)) = (owner.as_object_mut(), metadata(workload, "uid")) {
-        fields.insert("uid".to_owned(), uid.into());
-    }
-    owner
 }
 
 /// Returns the question about a namespace: a generic pod in it that requests no profile.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::difference;
 use crate::output::{self, Format};
+use crate::trial;
 
 /// The kinds with a pod template: group, kind, and JSON pointer to the template.
 const WORKLOADS: [(&str, &str, &str); 8] = [
@@ -98,8 +99,15 @@ impl Place {
         document.pointer(pointer).filter(|_| self.kind != "PodTemplate")
     }
 
+    /// Returns the reference of the pod to its workload. `None` for a pod, for a `PodTemplate`, and for a workload
+    /// without a name.
+    pub(crate) fn owner(&self, document: &Value) -> Option<Value> {
+        trial::owner_reference(self.workload(document)?, &self.api_version, &self.kind)
+    }
+
     /// Returns the pod as the API server would send it to a webhook: with its namespace, and created from a template as
-    /// a controller does.
+    /// a controller does. The owner is the workload itself. A cluster puts objects with generated names between a
+    /// Deployment or CronJob and its pods, but a template cannot contain their names.
     pub(crate) fn pod(&self, document: &Value, namespace: &str) -> Value {
         let part = |field: &str| document.pointer(&self.pointer).and_then(|pod| pod.get(field)).cloned();
         let mut metadata = match part("metadata") {
@@ -110,6 +118,9 @@ impl Place {
         if !self.below.is_empty() {
             metadata.remove("name");
             metadata.insert("generateName".to_owned(), format!("{}-", self.name.as_deref().unwrap_or("pod")).into());
+        }
+        if let Some(owner) = self.owner(document) {
+            metadata.insert("ownerReferences".to_owned(), json!([owner]));
         }
         let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
         if let Some(fields) = pod.as_object_mut() {
@@ -272,8 +283,26 @@ mod tests {
         let place = &pods(&document)[0];
         assert_eq!(place.describe("default"), "Deployment shop/web");
         let pod = place.pod(&document, "shop");
-        let metadata = json!({"labels": {"a": "b"}, "namespace": "shop", "generateName": "web-"});
+        let owner = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "controller": true});
+        let metadata =
+            json!({"labels": {"a": "b"}, "namespace": "shop", "generateName": "web-", "ownerReferences": [owner]});
         assert_eq!(pod, json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"x": 1}}));
+    }
+
+    #[test]
+    fn pods_without_named_workload_have_no_owner() {
+        let of = |version: &str, kind: &str, metadata: Value, template: Value| {
+            let document = json!({"apiVersion": version, "kind": kind, "metadata": metadata,
+                "spec": {"template": template, "containers": []}, "template": template});
+            pods(&document)[0].pod(&document, "shop")["metadata"]["ownerReferences"].clone()
+        };
+        let template = || json!({"spec": {}});
+        assert_eq!(of("v1", "Pod", json!({"name": "web"}), template()), Value::Null);
+        assert_eq!(of("v1", "PodTemplate", json!({"name": "web"}), template()), Value::Null);
+        assert_eq!(of("batch/v1", "Job", json!({"generateName": "sync-"}), template()), Value::Null);
+        let stored = of("batch/v1", "Job", json!({"name": "sync", "uid": "u"}), template());
+        let expected = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "sync", "controller": true, "uid": "u"});
+        assert_eq!(stored, json!([expected]));
     }
 
     #[test]

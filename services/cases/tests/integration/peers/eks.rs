@@ -6,7 +6,7 @@ use std::path::Path;
 use pillion_cases::Metadata;
 use serde_json::{Map, Value as Json, json};
 
-use crate::peers::files::{documents, ending, patch, string};
+use crate::peers::files::{documents, ending, patch, remove_omitted, string};
 use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case, set, set_typed};
 
 const TESTING: &str = "testing.eks.amazonaws.com/";
@@ -35,7 +35,7 @@ const HANDLER: [(&str, &str); 8] = [
 
 /// Settings of the peer's tests that are not parameters: facts about the cluster, and instructions for the peer's
 /// test.
-const OTHER: [&str; 3] = ["handler/region", "expectedPatch", "skip"];
+const OTHER: [&str; 4] = ["handler/region", "handler/baseArn", "expectedPatch", "skip"];
 
 /// Settings of the container credentials endpoint in the peer's tests, and our parameters.
 const ENDPOINT: [(&str, &str); 5] = [
@@ -125,8 +125,12 @@ fn read(file: &Path, shipped: &ShippedProfiles) -> Result<RunnableCase, String> 
             set(&mut case, shipped, "eks-pod-identity", parameter, value.into());
         }
     }
-    if let Some(region) = setting("handler/region") {
-        case.cluster = Map::from_iter([("region".to_owned(), region.into())]);
-    }
-    Ok(RunnableCase::new(shipped.all(), case, Expected::Object(expected)).normalized_by(normalize_spread))
+    let arn: Vec<&str> = setting("handler/baseArn").map(|arn| arn.split(':').collect()).unwrap_or_default();
+    let facts =
+        [("region", setting("handler/region")), ("partition", arn.get(1).copied()), ("account", arn.get(4).copied())];
+    case.cluster = facts.iter().filter_map(|(fact, value)| Some(((*fact).to_owned(), (*value)?.into()))).collect();
+    Ok(RunnableCase::new(shipped.all(), case, Expected::Object(expected)).normalized_by(|pod| {
+        normalize_spread(pod);
+        remove_omitted(pod);
+    }))
 }

@@ -78,8 +78,13 @@ pub(crate) fn settings(path: &Path) -> Result<Vec<Json>, String> {
     with_nulls(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
 }
 
+/// Parses YAML as the peers' tests do: of several entries with the same key, the last one counts.
 fn with_nulls(text: &str) -> Result<Vec<Json>, String> {
-    let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
+    let options = serde_saphyr::options! {
+        legacy_octal_numbers: true,
+        with_snippet: false,
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+    };
     let found: Vec<Json> =
         serde_saphyr::from_multiple_with_options(text, options).map_err(|error| error.to_string())?;
     let mut documents = Vec::new();
@@ -112,6 +117,62 @@ pub(crate) fn without_nulls(value: Json) -> Json {
         Json::Array(items) => items.into_iter().map(without_nulls).collect(),
         other => other,
     }
+}
+
+/// Fields that the API's types omit if their value is `false`.
+const OMITTED_FALSE: [&str; 7] = ["hostIPC", "hostNetwork", "hostPID", "readOnly", "stdin", "stdinOnce", "tty"];
+
+/// Fields that the API's types omit if their value is 0.
+const OMITTED_ZERO: [&str; 6] =
+    ["failureThreshold", "hostPort", "initialDelaySeconds", "periodSeconds", "successThreshold", "timeoutSeconds"];
+
+/// Maps whose entries are values of the author and not fields.
+const MAPS: [&str; 6] = ["annotations", "labels", "limits", "matchLabels", "nodeSelector", "requests"];
+
+/// Removes zero values that the API's types omit: `false` and 0 of the fields above, and empty strings. The peers read
+/// objects into these types and write them again.
+pub(crate) fn remove_omitted(value: &mut Json) {
+    match value {
+        Json::Object(members) => {
+            members.retain(|key, value| match value {
+                Json::Bool(false) => !OMITTED_FALSE.contains(&key.as_str()),
+                Json::Number(number) => number.as_i64() != Some(0) || !OMITTED_ZERO.contains(&key.as_str()),
+                Json::String(text) => !text.is_empty(),
+                _ => true,
+            });
+            members
+                .iter_mut()
+                .filter(|(key, _)| !MAPS.contains(&key.as_str()))
+                .for_each(|(_, value)| remove_omitted(value));
+        }
+        Json::Array(items) => items.iter_mut().for_each(remove_omitted),
+        _ => {}
+    }
+}
+
+#[test]
+fn omits_zero_values_like_kubernetes_types() {
+    let mut pod = json!({
+        "metadata": {"labels": {"a": ""}, "annotations": {"b": ""}},
+        "spec": {"hostNetwork": false, "hostPID": true, "nodeName": "", "terminationGracePeriodSeconds": 0, "containers": [
+            {"name": "a", "env": [{"name": "X", "value": ""}], "args": [""], "securityContext": {"privileged": false, "runAsUser": 0},
+                "readinessProbe": {"initialDelaySeconds": 0, "periodSeconds": 5}},
+        ]},
+    });
+    remove_omitted(&mut pod);
+    let expected = json!({
+        "metadata": {"labels": {"a": ""}, "annotations": {"b": ""}},
+        "spec": {"hostPID": true, "terminationGracePeriodSeconds": 0, "containers": [
+            {"name": "a", "env": [{"name": "X"}], "args": [""], "securityContext": {"privileged": false, "runAsUser": 0},
+                "readinessProbe": {"periodSeconds": 5}},
+        ]},
+    });
+    assert_eq!(pod, expected);
+}
+
+#[test]
+fn last_of_duplicate_keys_counts() {
+    assert_eq!(parse("a: 1\nb: 2\na: 3").unwrap(), [json!({"a": 3, "b": 2})]);
 }
 
 /// Rewrites quantities of resources as the API server does: `2000m` as `2`, `1024Mi` as `1Gi`, `0.5` as `500m`.

@@ -1,17 +1,18 @@
 //! Istio: workloads, and the results of its injector. `X.yaml` is a workload and `X.yaml.injected` its result. The
 //! injector rejects a workload without a result. If no workload has the name of a result, the result belongs to the
-//! workload whose name is a prefix. The rest of the name then means settings. `X.iop.yaml` contains the settings of
-//! `X`.
+//! workload whose name is a prefix. The rest of the name then means settings, as in `X-cni.yaml.injected` and
+//! `X.yaml.cni.injected`. `X.iop.yaml` contains the settings of `X`. A `Namespace` in one of the files is the namespace
+//! of the workloads.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pillion_cases::Case;
 use serde_json::Value as Json;
 
-use crate::peers::files::{documents, ending, longest_prefix, normalize_quantities};
+use crate::peers::files::{documents, ending, longest_prefix, normalize_quantities, remove_omitted, string};
 use crate::peers::istio_results::infer_parameters;
 use crate::peers::istio_settings::{apply_parameters, apply_settings};
-use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case};
+use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, annotations, case};
 use crate::peers::workloads::Workload;
 
 /// Variables whose value is JSON. They are compared as JSON, because white space and the order of keys have no
@@ -23,7 +24,8 @@ const STATUS: &str = "sidecar.istio.io/status";
 
 pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let inputs: Vec<_> = ending(folder, ".yaml").into_iter().filter(|(_, path)| !is_settings(path)).collect();
-    let goldens = ending(folder, ".yaml.injected");
+    let without_ending = |(name, path): (String, PathBuf)| (name.replacen(".yaml", "", 1), path);
+    let goldens: Vec<_> = ending(folder, ".injected").into_iter().map(without_ending).collect();
     let settings = ending(folder, ".iop.yaml");
     let names: Vec<String> = inputs.iter().map(|(name, _)| name.clone()).collect();
     let input = |name: &str| inputs.iter().find(|(other, _)| other == name).map(|(_, path)| path.as_path());
@@ -89,12 +91,14 @@ fn pairs(
     conditions: &Conditions<'_>,
     shipped: &ShippedProfiles,
 ) -> Vec<PeerCase> {
-    let read =
-        |path: &Path| documents(path).map(|documents| documents.iter().filter_map(Workload::of).collect::<Vec<_>>());
-    let (before, after) = match (read(workload), golden.map(read).transpose()) {
-        (Ok(before), Ok(after)) => (before, after),
+    let workloads = |documents: &[Json]| documents.iter().filter_map(Workload::of).collect::<Vec<_>>();
+    let (objects, results) = match (documents(workload), golden.map(documents).transpose()) {
+        (Ok(objects), Ok(results)) => (objects, results),
         (Err(error), _) | (_, Err(error)) => return vec![PeerCase::read(name, || Err(error))],
     };
+    let (before, after) = (workloads(&objects), results.as_deref().map(workloads));
+    let settings = conditions.installation.as_ref().ok().and_then(Option::as_deref).unwrap_or_default();
+    let namespace = objects.iter().chain(settings).find(|object| is_namespace(object));
     if let Some(after) = after.as_ref().filter(|after| after.len() != before.len() || after.is_empty()) {
         let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
         return vec![PeerCase::read(name, || Err(error))];
@@ -102,22 +106,33 @@ fn pairs(
     let cases = before.iter().enumerate().map(|(index, before)| {
         let name = if index == 0 { name.to_owned() } else { format!("{name}#{}", index + 1) };
         let after = after.as_ref().map(|after| &after[index]);
-        PeerCase::read(name, || read_one(before, after, conditions, shipped))
+        PeerCase::read(name, || read_one(before, after, namespace, conditions, shipped))
     });
     cases.collect()
+}
+
+fn is_namespace(object: &Json) -> bool {
+    string(object, "/kind") == Some("Namespace")
 }
 
 fn read_one(
     before: &Workload,
     after: Option<&Workload>,
+    namespace: Option<&Json>,
     conditions: &Conditions<'_>,
     shipped: &ShippedProfiles,
 ) -> Result<RunnableCase, String> {
     let mut case: Case = case(&shipped.names("istio"), pod(before));
     case.namespace.name = Some(before.namespace().to_owned());
+    if let Some(namespace) = namespace {
+        case.namespace.labels = annotations(namespace.pointer("/metadata/labels").and_then(Json::as_object));
+        case.namespace.annotations = annotations(namespace.pointer("/metadata/annotations").and_then(Json::as_object));
+    }
     let installation = conditions.installation.clone()?;
     let is_in_file = installation.is_some();
-    let applied = apply_settings(&mut case, shipped, conditions.variant, &installation.unwrap_or_default());
+    let mut settings = installation.unwrap_or_default();
+    settings.retain(|object| !is_namespace(object));
+    let applied = apply_settings(&mut case, shipped, conditions.variant, &settings);
     let after = after.map(pod);
     // The peer's tests set much in their own code. If there is no settings file, the settings are inferred from the
     // result.
@@ -134,6 +149,7 @@ fn read_one(
     let mut ready = RunnableCase::new(shipped.all(), case, expected).normalized_by(|pod| {
         normalize(pod);
         normalize_quantities(pod);
+        remove_omitted(pod);
     });
     if let Err(error) = applied {
         // The name of the result has an unknown meaning, but the settings may be inferred from the result.

@@ -152,6 +152,11 @@ fn infer_proxy(proxy: &Json, author: &Json, before: &Json, is_set: &dyn Fn(&str)
     if variable(proxy, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION").is_some() {
         found.push(("inboundTrafficPolicy", "LOCALHOST".into()));
     }
+    let attributes = "OTEL_RESOURCE_ATTRIBUTES";
+    found.push((
+        "otelServiceAttributes",
+        (variable(proxy, attributes).is_some() && variable(author, attributes).is_none()).into(),
+    ));
     infer_configuration(proxy, before, found);
     if !RESOURCES.iter().any(|key| is_set(&format!("sidecar.istio.io/{key}"))) && author.get("resources").is_none() {
         found.push(("resources", proxy.get("resources").cloned().unwrap_or_else(|| json!({}))));
@@ -251,9 +256,7 @@ fn infer_pod(result: &Json, before: &Json, is_set: &dyn Fn(&str) -> bool, found:
     let is_added = |key: &str| !is_set(key) && !TEMPLATE_KEYS.iter().any(|part| key.contains(part));
     let added: Map<String, Json> = after.into_iter().filter(|(key, _)| is_added(key)).collect();
     let is_other = before["metadata"]["annotations"] == result["metadata"]["annotations"];
-    found.extend(
-        Some(added).filter(|added| !added.is_empty() && !is_other).map(|added| ("injectedAnnotations", added.into())),
-    );
+    found.extend(Some(added).filter(|added| !added.is_empty() && !is_other).map(|added| ("annotations", added.into())));
 }
 
 fn variable<'j>(container: &'j Json, name: &str) -> Option<&'j str> {

@@ -17,6 +17,9 @@ const COMMON: [(&str, &str); 2] = [("image", "registry.istio.io/testing/proxyv2:
 /// The default parts of an image's name, for settings that give only some parts.
 const IMAGE: [&str; 3] = ["registry.istio.io/testing", "proxyv2", "latest"];
 
+/// The default of the status port in the mesh configuration.
+const DEFAULT_STATUS_PORT: u16 = 15020;
+
 /// Fields of an installation outside of the chart's values, and the equivalent value of the chart.
 const OUTSIDE_VALUES: [(&str, &str); 5] = [
     ("/namespace", "/global/istioNamespace"),
@@ -27,7 +30,7 @@ const OUTSIDE_VALUES: [(&str, &str); 5] = [
 ];
 
 /// Settings with one corresponding parameter. The value is converted to the parameter's type if necessary.
-const DIRECT: [(&str, &str); 59] = [
+const DIRECT: [(&str, &str); 60] = [
     ("/revision", "revision"),
     ("/revisionTags", "revisionTags"),
     ("/global/proxy/autoInject", "policy"),
@@ -85,6 +88,7 @@ const DIRECT: [(&str, &str); 59] = [
     ("/global/proxy/excludeOutboundPorts", "excludeOutboundPorts"),
     ("/pilot/cni/enabled", "cni"),
     ("/pilot/cni/provider", "cniProvider"),
+    ("/cni/provider", "cniProvider"),
     ("/global/proxy_init/forceApplyIptables", "forceApplyIptables"),
     ("/global/nativeNftables", "nativeNftables"),
 ];
@@ -317,13 +321,22 @@ fn convert_settings(
     if ["/global/hub", "/global/tag", "/global/proxy/image"].iter().any(|path| values.pointer(path).is_some()) {
         parameters.push(("image", image(&text("/global/proxy/image").unwrap_or_else(|| IMAGE[1].to_owned())).into()));
     }
-    if let Some(name) = text("/global/proxy_init/image") {
-        parameters.push(("initImage", image(&name).into()));
+    // A name alone means the image of the proxy.
+    if let Some(name) = text("/global/proxy_init/image").filter(|name| name.contains('/')) {
+        parameters.push(("initImage", name.into()));
     }
     if let Some(port) = text("/global/proxy/statusPort") {
-        // With port 0, the agent has no status port, but Prometheus still uses the default.
+        // Prometheus uses the port of the mesh configuration. With port 0, the agent has no status port.
+        parameters.push(("metricsPort", DEFAULT_STATUS_PORT.into()));
         parameters.push((if port == "0" { "statusPort" } else { "meshStatusPort" }, port.into()));
     }
+    let mut providers = values.pointer("/meshConfig/extensionProviders").and_then(Json::as_array).into_iter().flatten();
+    let enriches = |provider: &Json| {
+        provider
+            .pointer("/opentelemetry/serviceAttributeEnrichment")
+            .is_some_and(|kind| kind == "OTEL_SEMANTIC_CONVENTIONS")
+    };
+    parameters.push(("otelServiceAttributes", providers.any(enriches).into()));
     // With several control planes, the API server calls only the control plane of the pod's revision.
     if values.get("revision").is_some_and(|revision| !is_unset(revision)) {
         parameters.push(("defaultRevision", true.into()));
@@ -416,6 +429,9 @@ fn all_profiles_have_parameters_of_settings() {
         "resources",
         "metricsPort",
         "gatewaySysctls",
+        "otelServiceAttributes",
+        "openshift",
+        "knownTemplates",
     ]) {
         for profile in shipped.names(FOLDERS).iter().filter(|_| parameter != "annotations") {
             assert!(shipped.parameter(profile, parameter).is_some(), "{profile}: {parameter}");

@@ -2,9 +2,12 @@
 //! results of its command line.
 //!
 //! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name
-//! contains all parts of the patch's name. If several match, the patch with the most parts is chosen.
+//! contains all parts of the patch's name. If several match, the patch with the most parts is chosen. A pod whose name
+//! shares a part with a patch of annotations, or with a namespace with settings, is a case of the annotations: the peer
+//! never injects into it.
 //! `inject_X.golden.yml` is the result of `inject_X.input.yml`, or of the input whose name is a prefix of its own. In
-//! the latter case, the files do not contain the flags.
+//! the latter case, the files do not contain the flags. `inject_X.values.yml` has settings of `X`, by their names in the
+//! peer's chart.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,10 +16,15 @@ use pillion_api::names::SYSTEM_NAMESPACES;
 use pillion_cases::Case;
 use serde_json::{Map, Value as Json, json};
 
-use crate::peers::files::{documents, ending, longest_prefix, name, normalize_quantities, parse, patch, string, text};
+use crate::peers::files::{
+    documents, ending, longest_prefix, name, normalize_quantities, parse, patch, remove_omitted, string, text,
+};
 use crate::peers::linkerd_results::infer_parameters;
-use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, annotations, case, set, set_all};
-use crate::peers::workloads::Workload;
+use crate::peers::linkerd_settings::apply_values;
+use crate::peers::runner::{
+    Expected, PeerCase, RunnableCase, ShippedProfiles, annotations, case, set, set_all, set_typed,
+};
+use crate::peers::workloads::{Workload, container};
 
 const PROFILE: &str = "linkerd-proxy";
 
@@ -30,9 +38,21 @@ const REQUESTING: [&str; 2] = ["enabled", "ingress"];
 const WEBHOOK_PARAMETERS: [(&str, &str); 3] =
     [("version", "dev-undefined"), ("debugVersion", "dev-undefined"), ("trustAnchors", "IdentityTrustAnchorsPEM")];
 
-/// Parameters that the tests of the command line set. The trust anchors come from the installation.
-const COMMAND_LINE_PARAMETERS: [(&str, &str); 2] =
-    [("version", "test-inject-proxy-version"), ("createdBy", "linkerd/cli dev-undefined")];
+/// Parameters that the tests of the command line set. The trust anchors come from the installation. The command
+/// injects again into what is injected.
+const COMMAND_LINE_PARAMETERS: [(&str, &str); 4] = [
+    ("version", "test-inject-proxy-version"),
+    ("debugVersion", "test-inject-debug-version"),
+    ("createdBy", "linkerd/cli dev-undefined"),
+    ("reinject", "true"),
+];
+
+/// The container and the init container of the proxy.
+const PROXIES: [&str; 2] = ["linkerd-proxy", "linkerd-init"];
+
+/// The annotation and the label that the peer writes for each pod.
+const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
+const WORKLOAD_NAMESPACE: &str = "linkerd.io/workload-ns";
 
 /// Further parameters that the peer's tests set in code: a part of the file name, the parameter, and its value.
 const NAME_PARAMETERS: [(&str, &str, bool); 2] =
@@ -97,21 +117,43 @@ fn webhook(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
             }
         }
     }
+    let of_annotations = name_parts_of_annotations(&patches, &namespaces);
     for pod in &pods {
+        let annotates = !name_parts(&pod.name).is_disjoint(&of_annotations);
         for namespace in &namespaces {
-            if requests_injection(pod, namespace) && !is_tested_pair(pod, namespace, &patches) {
+            let injects = !annotates && requests_injection(pod, namespace);
+            if !annotates && !is_tested_pair(pod, namespace, &patches) {
                 continue;
             }
             let name = format!("webhook/{}/{}", pod.name, namespace.name);
-            cases.push(PeerCase::read(name, || webhook_case(pod, namespace, &patches, shipped)));
+            cases.push(PeerCase::read(name, || webhook_case(pod, namespace, injects, &patches, shipped)));
         }
     }
     cases
 }
 
+/// Returns the parts of names that only cases of annotations have: those of patches that change only annotations, and
+/// of namespaces with settings, without those of other patches and namespaces.
+fn name_parts_of_annotations(patches: &[Patch], namespaces: &[WebhookDocument]) -> BTreeSet<String> {
+    let (mut of_annotations, mut of_others) = (BTreeSet::new(), BTreeSet::from(["with", "without"].map(str::to_owned)));
+    for patch in patches {
+        let only_annotates = patch.operations.as_ref().is_ok_and(annotates);
+        let names = if only_annotates { &mut of_annotations } else { &mut of_others };
+        names.extend(patch.name_parts.iter().cloned());
+    }
+    for namespace in namespaces {
+        let settings = namespace.object["metadata"]["annotations"].as_object();
+        let has_settings = settings.is_some_and(|all| all.keys().any(|key| key != INJECT));
+        let names = if has_settings { &mut of_annotations } else { &mut of_others };
+        names.extend(name_parts(&namespace.name));
+    }
+    &of_annotations - &of_others
+}
+
 fn webhook_case(
     pod: &WebhookDocument,
     namespace: &WebhookDocument,
+    injects: bool,
     patches: &[Patch],
     shipped: &ShippedProfiles,
 ) -> Result<RunnableCase, String> {
@@ -129,8 +171,17 @@ fn webhook_case(
     for (parameter, value) in WEBHOOK_PARAMETERS {
         set(&mut case, shipped, PROFILE, parameter, value.into());
     }
+    if !injects && requests_injection(pod, namespace) {
+        // The peer tests only the annotations of this pod.
+        case.namespace.annotations.remove(INJECT);
+        if let Some(annotations) =
+            case.object.get_mut("metadata").and_then(|metadata| metadata["annotations"].as_object_mut())
+        {
+            annotations.remove(INJECT);
+        }
+    }
     let mut is_guess = false;
-    let expected = if requests_injection(pod, namespace) {
+    let expected = if injects {
         let (chosen, by_name) =
             patches_by_name(&name_parts(&pod.name), &name_parts(&namespace.name), patches, has_settings(&case));
         is_guess = !by_name;
@@ -138,6 +189,7 @@ fn webhook_case(
         for chosen in chosen {
             let mut result = object.clone();
             patch(&mut result, &chosen.operations.clone()?)?;
+            fill_workload_namespace(&mut result, case.namespace.name.as_deref().unwrap_or_default());
             expected.push(Expected::Object(result));
         }
         if expected.is_empty() {
@@ -162,16 +214,18 @@ fn webhook_case(
     Ok(ready)
 }
 
-/// Whether a pod gets the proxy. The annotation of the pod takes precedence over the annotation of its namespace.
+/// Whether a pod gets the proxy. The annotation of the pod takes precedence over the annotation of its namespace. A pod
+/// that has the proxy is left alone.
 fn requests_injection(pod: &WebhookDocument, namespace: &WebhookDocument) -> bool {
     let template = Workload::of(&pod.object).map(|workload| workload.template());
+    let template = template.filter(|template| PROXIES.iter().all(|name| container(template, name).is_none()));
     let value = |object: &Json| object["metadata"]["annotations"][INJECT].as_str().map(str::to_owned);
     let value = template.and_then(|template| value(&template).or_else(|| value(&namespace.object)));
     value.is_some_and(|value| REQUESTING.contains(&value.as_str()))
 }
 
-/// Whether a pod with a request is tested in a namespace. If the namespace has other annotations, some patch must
-/// have a part of the namespace's name.
+/// Whether a pod is tested in a namespace. If the namespace has annotations besides the request, some patch must have a
+/// part of the namespace's name.
 fn is_tested_pair(pod: &WebhookDocument, namespace: &WebhookDocument, patches: &[Patch]) -> bool {
     let annotations = namespace.object["metadata"]["annotations"].as_object();
     let (of_pod, of_namespace) = (name_parts(&pod.name), name_parts(&namespace.name));
@@ -217,6 +271,7 @@ fn patches_by_name<'p>(
 
 fn command_line(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let inputs = ending(folder, ".input.yml");
+    let values = ending(folder, ".values.yml");
     let names: Vec<String> = inputs.iter().map(|(name, _)| name.clone()).collect();
     let input = |name: &str| inputs.iter().find(|(other, _)| other == name).map(|(_, path)| path.clone());
     let goldens = ending(folder, ".golden.yml");
@@ -224,9 +279,11 @@ fn command_line(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     let mut cases = Vec::new();
     for (name, golden) in goldens {
         let label = format!("cli/{name}");
+        let values = values.iter().find(|(other, _)| *other == name).map(|(_, path)| path.as_path());
         match longest_prefix(&names, &name).and_then(|(input_name, _)| input(input_name)) {
             Some(workload) => {
-                cases.extend(command_line_cases(&label, &workload, &golden, installed_anchors.as_deref(), shipped));
+                let files = CommandLineFiles { input: &workload, golden: &golden, values };
+                cases.extend(command_line_cases(&label, &files, installed_anchors.as_deref(), shipped));
             }
             None => cases.push(PeerCase::read(label, || Err("there is no input for it".to_owned()))),
         }
@@ -234,14 +291,22 @@ fn command_line(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     cases
 }
 
-/// Creates a case for each workload of a file.
+/// The files of a case of the command line.
+struct CommandLineFiles<'f> {
+    input: &'f Path,
+    golden: &'f Path,
+    /// The settings, if a file has them.
+    values: Option<&'f Path>,
+}
+
+/// Creates a case for each workload of a file. A file without workloads gives no case.
 fn command_line_cases(
     label: &str,
-    input: &Path,
-    golden: &Path,
+    files: &CommandLineFiles<'_>,
     installed_anchors: Option<&str>,
     shipped: &ShippedProfiles,
 ) -> Vec<PeerCase> {
+    let CommandLineFiles { input, golden, values } = *files;
     let read =
         |path: &Path| documents(path).map(|documents| documents.iter().filter_map(Workload::of).collect::<Vec<_>>());
     let (before, after) = match (read(input), read(golden)) {
@@ -249,7 +314,7 @@ fn command_line_cases(
         (Err(error), _) | (_, Err(error)) => return vec![PeerCase::read(label, || Err(error))],
     };
     let error = golden_error(golden);
-    if after.len() != before.len() && !after.is_empty() || before.is_empty() {
+    if after.len() != before.len() && !after.is_empty() {
         let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
         return vec![PeerCase::read(label, || Err(error))];
     }
@@ -257,12 +322,35 @@ fn command_line_cases(
         let name = if index == 0 { label.to_owned() } else { format!("{label}#{}", index + 1) };
         let after = after.get(index);
         PeerCase::read(name, || {
-            let expected =
-                after.map_or(Expected::LeftAlone(error.clone()), |after| Expected::Object(after.controlled()));
-            Ok(command_line_case(label, before, expected, installed_anchors, shipped))
+            let (before, expected) = match after {
+                Some(after) if only_requests(before, after) => (after, Expected::Part(json!({"proxy": PROXIES[0]}))),
+                Some(after) => {
+                    let mut pod = after.controlled();
+                    fill_workload_namespace(&mut pod, before.namespace());
+                    (before, Expected::Object(pod))
+                }
+                None => (before, Expected::LeftAlone(error.clone())),
+            };
+            command_line_case(label, before, expected, values, installed_anchors, shipped)
         })
     });
     cases.collect()
+}
+
+/// Whether the peer's command only wrote the request for its webhook. Then the pod with the request must get the proxy.
+fn only_requests(before: &Workload, after: &Workload) -> bool {
+    let (before, after) = (before.template(), after.template());
+    let is_requested = |pod: &Json| pod["metadata"]["annotations"].get(INJECT).is_some();
+    is_requested(&after) && !is_requested(&before) && container(&after, PROXIES[0]).is_none()
+}
+
+/// Fills the peer's label with the namespace. The label is empty if the input has no namespace. The API server sets the
+/// default namespace before it calls a webhook.
+fn fill_workload_namespace(pod: &mut Json, namespace: &str) {
+    let label = pod["metadata"]["labels"].get_mut(WORKLOAD_NAMESPACE);
+    if let Some(label) = label.filter(|label| label.as_str() == Some("")) {
+        *label = namespace.into();
+    }
 }
 
 /// Returns the error message of the peer's command line, if there is one.
@@ -276,9 +364,10 @@ fn command_line_case(
     label: &str,
     before: &Workload,
     expected: Expected,
+    values: Option<&Path>,
     installed_anchors: Option<&str>,
     shipped: &ShippedProfiles,
-) -> RunnableCase {
+) -> Result<RunnableCase, String> {
     let mut object = before.controlled();
     let (mut requests_injection, mut own_anchors, mut has_flags) = (true, None, false);
     if let Expected::Object(expected) = &expected {
@@ -291,41 +380,64 @@ fn command_line_case(
     // The command injects every workload, which corresponds to a request by the namespace.
     case.namespace.annotations.insert(INJECT.to_owned(), REQUESTING[0].to_owned());
     for (parameter, value) in COMMAND_LINE_PARAMETERS {
-        set(&mut case, shipped, PROFILE, parameter, value.into());
+        set_typed(&mut case, shipped, PROFILE, parameter, &value.into());
     }
     for (_, parameter, value) in NAME_PARAMETERS.into_iter().filter(|(part, ..)| label.contains(part)) {
         set(&mut case, shipped, PROFILE, parameter, value.into());
     }
     let has_own_anchors = own_anchors.is_some() && installed_anchors.is_none();
-    if let Some(trust_anchors) = installed_anchors.map(str::to_owned).or(own_anchors) {
+    let must_inject = matches!(&expected, Expected::Part(_));
+    let any_anchors = must_inject.then(|| "any".to_owned());
+    if let Some(trust_anchors) = installed_anchors.map(str::to_owned).or(own_anchors).or(any_anchors) {
         set(&mut case, shipped, PROFILE, "trustAnchors", trust_anchors.into());
     }
-    // Settings in the peer's test code are inferred from the result.
+    if let Some(values) = values {
+        apply_values(&mut case, shipped, &documents(values)?)?;
+    }
+    // Settings in the peer's test code are inferred from the result, unless a file has them.
     let mut other = case.clone();
     let inferred = match &expected {
-        Expected::Object(expected) => infer_parameters(expected, &Json::Object(case.object.clone())),
+        Expected::Object(expected) if values.is_none() => {
+            infer_parameters(expected, &Json::Object(case.object.clone()))
+        }
         _ => Vec::new(),
     };
     let is_known =
         inferred.iter().all(|(parameter, value)| set_all(&mut other, shipped, "linkerd", parameter, value).is_ok());
-    let mut ready = RunnableCase::new(shipped.all(), case, expected)
-        .normalized_by(move |object| normalize(object, !requests_injection));
-    ready.has_inferred_settings = has_flags || has_own_anchors;
+    let mut ready = RunnableCase::new(shipped.all(), case, expected).normalized_by(move |object| {
+        if must_inject {
+            // Only whether the pod gets the proxy is compared.
+            if let Some(proxy) = container(object, PROXIES[0]) {
+                *object = json!({"proxy": proxy["name"]});
+            }
+            return;
+        }
+        normalize(object, !requests_injection);
+    });
+    ready.has_inferred_settings = has_flags || has_own_anchors || must_inject;
     ready.with_inferred_settings = (is_known && !inferred.is_empty()).then_some(other);
-    ready
+    Ok(ready)
 }
 
 /// Copies the flags of the command to the pod. The command writes its flags as annotations, so annotations that only
-/// the result has are flags. Returns whether a flag was copied. The list of opaque ports is not a flag, because the
-/// injector computes it.
+/// the result has are flags. Returns whether a flag was copied. The injector computes a list of opaque ports from the
+/// ports of the pod, so the list is a flag only if it contains something else.
 fn copy_flags(object: &mut Json, expected: &Json) -> bool {
-    let is_flag = |key: &str| {
-        let mut parts = key.split('/');
-        let is_config =
-            parts.next().is_some_and(|domain| domain.starts_with("config.") && domain.ends_with("linkerd.io"));
-        is_config && parts.next() != Some("opaque-ports")
+    let lists =
+        ["initContainers", "containers"].map(|list| object["spec"][list].as_array().cloned().unwrap_or_default());
+    let ports = lists.concat().into_iter().filter_map(|container| container["ports"].as_array().cloned()).flatten();
+    let ports: Vec<String> = ports.map(|port| port["containerPort"].to_string()).collect();
+    let is_flag = |key: &str, value: &Json| {
+        let domain = key.split('/').next().unwrap_or_default();
+        let value = value.as_str().unwrap_or_default();
+        match key {
+            OPAQUE_PORTS => !value.split(',').all(|port| ports.iter().any(|other| other == port)),
+            INJECT => value == REQUESTING[1],
+            _ => domain.starts_with("config.") && domain.ends_with("linkerd.io"),
+        }
     };
-    let flags = expected["metadata"]["annotations"].as_object().into_iter().flatten().filter(|(key, _)| is_flag(key));
+    let flags = expected["metadata"]["annotations"].as_object().into_iter().flatten();
+    let flags = flags.filter(|(key, value)| is_flag(key, value));
     let mut any = false;
     for (key, value) in flags {
         let annotations = &mut object["metadata"]["annotations"];
@@ -358,19 +470,30 @@ fn trust_anchors(pod: &Json) -> Option<String> {
 /// annotation from the namespace, and its tests do not always call this function.
 fn normalize(object: &mut Json, without_asking: bool) {
     normalize_quantities(object);
+    remove_omitted(object);
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("ownerReferences");
         metadata.remove("creationTimestamp");
         let annotations = metadata.get_mut("annotations").and_then(Json::as_object_mut).filter(|_| without_asking);
         annotations.map(|annotations: &mut Map<String, Json>| annotations.remove(INJECT));
     }
-    for list in ["initContainers", "containers"] {
-        for container in object["spec"][list].as_array_mut().into_iter().flatten() {
-            for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
-                if let Some(probe) = container.get_mut(probe).and_then(Json::as_object_mut) {
-                    probe.retain(|key, value| key != "initialDelaySeconds" || value != 0);
-                }
-            }
-        }
-    }
+}
+
+#[test]
+fn name_parts_tell_cases_of_annotations() {
+    let patch = |name: &str, path: &str| Patch {
+        name_parts: name_parts(name),
+        operations: Ok(json!([{"op": "add", "path": path, "value": {}}])),
+    };
+    let namespace = |name: &str, annotation: &str| WebhookDocument {
+        name: name.to_owned(),
+        object: json!({"kind": "Namespace", "metadata": {"annotations": {annotation: "1"}}}),
+    };
+    let patches = [patch("pod.patch", "/spec/volumes"), patch("filtered-pod-opaque", "/metadata/annotations")];
+    let namespaces = [namespace("namespace-inject-enabled", INJECT), namespace("namespace-with-ports", OPAQUE_PORTS)];
+    let found = name_parts_of_annotations(&patches, &namespaces);
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["filtered", "opaque", "ports"]);
+    let pod = |name: &str| WebhookDocument { name: name.to_owned(), object: json!({"kind": "Pod", "spec": {}}) };
+    assert!(is_tested_pair(&pod("pod-inject-empty"), &namespaces[0], &patches));
+    assert!(!is_tested_pair(&pod("pod-inject-empty"), &namespaces[1], &patches));
 }

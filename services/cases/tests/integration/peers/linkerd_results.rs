@@ -111,6 +111,11 @@ pub(crate) fn infer_parameters(result: &Json, before: &Json) -> Parameters {
             (parameter, probe.into())
         }));
     }
+    let debug = container(result, "linkerd-debug").and_then(|debug| debug["image"].as_str()?.rsplit_once(':'));
+    if let Some((image, version)) = debug {
+        found.extend((!is_set("debug-image")).then(|| ("debugImage", image.into())));
+        found.extend((!is_set("debug-image-version")).then(|| ("debugVersion", version.into())));
+    }
     infer_env(proxy, &is_set, &mut found);
     let validator = container(result, "linkerd-network-validator");
     found.push(("cni", validator.is_some().into()));

@@ -39,7 +39,8 @@ impl Workload {
         string(&self.object, "/metadata/namespace").unwrap_or("default")
     }
 
-    /// Returns the template as a pod. Labels and annotations become strings, as the API server requires.
+    /// Returns the template as a pod. Labels and annotations become strings, as the API server requires. Controllers
+    /// ignore the name of a template.
     pub(crate) fn template(&self) -> Json {
         let mut pod = self.object.pointer(self.template).cloned().unwrap_or_default();
         if let Some(pod) = pod.as_object_mut() {
@@ -49,6 +50,9 @@ impl Workload {
         }
         if !pod["metadata"].is_object() {
             pod["metadata"] = json!({});
+        }
+        if let Some(metadata) = pod["metadata"].as_object_mut().filter(|_| !self.template.is_empty()) {
+            metadata.remove("name");
         }
         for map in ["labels", "annotations"] {
             for (_, value) in pod["metadata"][map].as_object_mut().into_iter().flatten() {
@@ -141,4 +145,13 @@ pub(crate) fn strings(list: &Json) -> Vec<&str> {
 pub(crate) fn argument_after<'j>(args: &[&'j str], flag: &str) -> Option<&'j str> {
     let index = args.iter().position(|arg| *arg == flag)?;
     args.get(index + 1).copied()
+}
+
+#[test]
+fn name_of_template_is_dropped() {
+    let named =
+        json!({"kind": "Job", "spec": {"template": {"metadata": {"name": "a", "labels": {"b": "c"}}, "spec": {}}}});
+    assert_eq!(Workload::of(&named).unwrap().template()["metadata"], json!({"labels": {"b": "c"}}));
+    let pod = json!({"kind": "Pod", "metadata": {"name": "a"}, "spec": {}});
+    assert_eq!(Workload::of(&pod).unwrap().template()["metadata"], json!({"name": "a"}));
 }
