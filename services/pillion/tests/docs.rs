@@ -128,6 +128,25 @@ fn ci_runs_documented_test_command() {
     }
 }
 
+/// The tests that follow `docs/quickstart.md` thus also cover the README and `deploy/quickstart`.
+#[test]
+fn readme_quickstart_has_commands_of_page() {
+    let page = blocks(&root().join("docs/quickstart.md"));
+    for name in ["access-log.yaml", "web.yaml"] {
+        let file = fs::read_to_string(root().join("deploy/quickstart").join(name)).unwrap();
+        let is_shown = page.iter().any(|block| block.language == "yaml" && block.text == file);
+        assert!(is_shown, "docs/quickstart.md does not show deploy/quickstart/{name} as it is");
+    }
+    let commands: BTreeSet<&str> =
+        page.iter().filter(|block| block.language == "sh").flat_map(|block| block.text.lines()).collect();
+    let readme = blocks(&root().join("README.md"));
+    let short = readme.iter().find(|block| block.text.starts_with("kind create cluster\n")).unwrap();
+    for line in short.text.lines() {
+        let command = line.replace("deploy/quickstart/", "");
+        assert!(commands.contains(command.as_str()), "docs/quickstart.md has no command {command}");
+    }
+}
+
 /// A workload for pages whose commands need one but that show none.
 const DEPLOYMENT: &str = "\
 apiVersion: apps/v1
