@@ -63,6 +63,10 @@ peers dir=env("PILLION_PEERS", ""):
     PILLION_PEERS="$(realpath '{{ dir }}')" services/testkit/tools/result.sh \
         --workspace --test integration --run-ignored only --no-capture peers::the_peers_cases
 
+# Builds the documentation as a site in target/book; fetches mdBook and mermaid once
+docs:
+    services/testkit/tools/book.sh
+
 # Builds the programs that the tests run (control plane, Prometheus, k6, collector, helm, kubeconform) into a cache outside the checkout, and unpacks a browser there
 tools:
     @services/testkit/tools/build.sh

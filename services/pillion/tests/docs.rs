@@ -222,14 +222,36 @@ fn shell_commands_name_existing_files() {
     }
 }
 
-#[test]
-fn list_of_pages_is_complete() {
+/// Returns the pages of the site: all files of `docs` except the list of pages. Each with its path in `docs`.
+fn pages() -> Vec<(String, PathBuf)> {
     let docs = root().join("docs");
-    let list = fs::read_to_string(docs.join("README.md")).unwrap();
-    for entry in fs::read_dir(docs).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        let is_page = Path::new(&name).extension().is_some_and(|extension| extension == "md") && name != "README.md";
-        assert!(!is_page || list.contains(&format!("]({name})")), "docs/README.md has no link to {name}");
+    let name_of = |path: &Path| Some(path.strip_prefix(&docs).ok()?.to_str()?.to_owned());
+    let pages = documents().into_iter().filter_map(|path| Some((name_of(&path)?, path)));
+    pages.filter(|(name, _)| name != "SUMMARY.md").collect()
+}
+
+#[test]
+fn lists_of_pages_are_complete() {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let list = fs::read_to_string(root().join("docs/README.md")).unwrap();
+    let pages = pages();
+    for (name, _) in &pages {
+        let link = format!("]({name})");
+        assert_eq!(summary.matches(&link).count(), 1, "docs/SUMMARY.md has not one link to {name}");
+        let is_listed = name.contains('/') || name == "README.md" || list.contains(&link);
+        assert!(is_listed, "docs/README.md has no link to {name}");
+    }
+    assert!(pages.len() > 80, "found {} pages", pages.len());
+}
+
+#[test]
+fn pages_say_whom_they_are_for() {
+    for (name, path) in pages() {
+        let text = fs::read_to_string(path).unwrap();
+        let first = text.lines().skip(1).find(|line| !line.is_empty()).unwrap_or_default();
+        // A runbook begins with the meaning of its alert; the list of runbooks says whom all are for.
+        let is_runbook = name.starts_with("runbooks/Pillion");
+        assert!(is_runbook || first.starts_with("For: "), "docs/{name} begins with {first:?}, and not with `For: …`");
     }
 }
 
