@@ -405,6 +405,62 @@ fn broken_links_are_found() {
     }
 }
 
+/// Returns the files of `docs/comparison`, each with its path in `docs` and its content.
+fn comparison_files() -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for folder in fs::read_dir(root().join("docs/comparison")).unwrap() {
+        let folder = folder.unwrap().path();
+        for file in fs::read_dir(&folder).unwrap() {
+            let file = file.unwrap().path();
+            let name = file.strip_prefix(root().join("docs")).unwrap().to_str().unwrap().to_owned();
+            files.insert(name, fs::read_to_string(file).unwrap());
+        }
+    }
+    files
+}
+
+#[test]
+fn comparison_states_length_of_each_example() {
+    let page = fs::read_to_string(root().join("docs/comparison.md")).unwrap();
+    for (name, text) in comparison_files() {
+        let link = format!("[{}]({name})", text.lines().count());
+        assert!(page.contains(&link), "docs/comparison.md has no {link}");
+    }
+}
+
+#[test]
+fn comparison_examples_of_pillion_and_sidecarset_are_valid() {
+    for (name, text) in comparison_files() {
+        let mut pillion = Command::new(env!("CARGO_BIN_EXE_pillion"));
+        let file = root().join("docs").join(&name);
+        let output = match name.rsplit('/').next().unwrap() {
+            "pillion.yaml" => pillion.arg("lint").arg(&file).output().unwrap(),
+            "sidecarset.yaml" => pillion.args(["convert", "sidecarset", "-f"]).arg(&file).output().unwrap(),
+            _ => continue,
+        };
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        // 3: a profile cannot express the update strategy of a SidecarSet.
+        let is_valid = matches!(output.status.code(), Some(0 | 3)) && !stderr.contains("unknown");
+        assert!(is_valid, "{name} ({}):\n{stdout}{stderr}\n{text}", output.status);
+    }
+}
+
+/// Kyverno's policies have the specification of Kubernetes' own, which `tests/e2e/comparison.rs` runs.
+#[test]
+fn kyverno_examples_equal_policies() {
+    let files = comparison_files();
+    for (name, kyverno) in files.iter().filter(|(name, _)| name.ends_with("/kyverno.yaml")) {
+        let policy = &files[&name.replace("kyverno.yaml", "policy.yaml")];
+        let policy = policy.split("---\n").next().unwrap();
+        let expected = policy
+            .replace("admissionregistration.k8s.io/v1\n", "policies.kyverno.io/v1\n")
+            .replace("kind: MutatingAdmissionPolicy", "kind: MutatingPolicy")
+            .replace("kind: ValidatingAdmissionPolicy\n", "kind: ValidatingPolicy\n")
+            .replace("  reinvocationPolicy: IfNeeded\n", "");
+        assert_eq!(kyverno.replace("  validationActions: [Deny]\n", ""), expected, "{name}");
+    }
+}
+
 /// Returns the names of the profiles that a page links to.
 fn linked_profiles(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
