@@ -3,7 +3,8 @@
 //! Every `console` block is a session that must print what the block shows. It runs in a folder with files: the
 //! preceding `yaml` blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster
 //! are run, and `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of
-//! `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
+//! `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks, and a test in `node`
+//! those of `docs/quickstart.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
