@@ -70,6 +70,10 @@ peers dir=env("PILLION_PEERS", ""):
     PILLION_PEERS="$(realpath '{{ dir }}')" services/testkit/tools/result.sh \
         --workspace --test integration --run-ignored only --no-capture peers::the_peers_cases
 
+# Builds the documentation as a site in target/book; fetches mdBook and mermaid once
+docs:
+    services/testkit/tools/book.sh
+
 # Builds the programs that the tests run (control plane, Prometheus, k6, collector, helm, kubeconform) into a cache outside the checkout, and unpacks a browser there
 tools:
     @services/testkit/tools/build.sh
@@ -166,6 +170,19 @@ fuzz-check:
 fuzz-tools:
     @command -v cargo-fuzz >/dev/null || cargo +nightly install --locked cargo-fuzz@0.13.2
 
+# Builds the program and packs it into target/pillion-image.tar, an image by the chart's default name, for `kind load image-archive`
+image:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    cargo build --locked -p pillion
+    tree=$(mktemp -d)
+    trap 'rm -rf "$tree"' EXIT
+    install target/debug/pillion "$tree/pillion"
+    # The program is not static, so the image needs its libraries, at the paths where the loader searches.
+    ldd target/debug/pillion | grep -o '/[^ ]*' | while read -r library; do install -D "$library" "$tree$library"; done
+    architecture=$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
+    services/testkit/tools/image.sh pillion:{{ version }} target/pillion-image.tar /pillion -- "$architecture=$tree"
+
 # Writes a release to dist/: images, chart, manifests, command line, bills of materials, licences, checksums (--platform amd64 --platform arm64)
 dist *arguments:
     services/testkit/tools/dist.sh {{ arguments }}
@@ -207,6 +224,10 @@ cluster-install name:
     done
     echo "error: the pod has the containers '$names'; expected 'web sidecar-nginx'" >&2
     exit 1
+
+# Follows docs/quickstart.md on kind; needs a container engine
+quickstart: image
+    PATH=$PWD/target/debug:$(services/testkit/tools/build.sh kind kubectl helm):$PATH services/testkit/tools/quickstart.sh '^just |oci://'
 
 # Writes an archive of the command line for macOS on arm64 to dist/; runs on such a machine
 dist-macos:

@@ -3,7 +3,8 @@
 //! Every `console` block is a session that must print what the block shows. It runs in a folder with files: the
 //! preceding `yaml` blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster
 //! are run, and `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of
-//! `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks.
+//! `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks, and a test in `node`
+//! those of `docs/quickstart.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -128,6 +129,25 @@ fn ci_runs_documented_test_command() {
     }
 }
 
+/// The tests that follow `docs/quickstart.md` thus also cover the README and `deploy/quickstart`.
+#[test]
+fn readme_quickstart_has_commands_of_page() {
+    let page = blocks(&root().join("docs/quickstart.md"));
+    for name in ["access-log.yaml", "web.yaml"] {
+        let file = fs::read_to_string(root().join("deploy/quickstart").join(name)).unwrap();
+        let is_shown = page.iter().any(|block| block.language == "yaml" && block.text == file);
+        assert!(is_shown, "docs/quickstart.md does not show deploy/quickstart/{name} as it is");
+    }
+    let commands: BTreeSet<&str> =
+        page.iter().filter(|block| block.language == "sh").flat_map(|block| block.text.lines()).collect();
+    let readme = blocks(&root().join("README.md"));
+    let short = readme.iter().find(|block| block.text.starts_with("kind create cluster\n")).unwrap();
+    for line in short.text.lines() {
+        let command = line.replace("deploy/quickstart/", "");
+        assert!(commands.contains(command.as_str()), "docs/quickstart.md has no command {command}");
+    }
+}
+
 /// A workload for pages whose commands need one but that show none.
 const DEPLOYMENT: &str = "\
 apiVersion: apps/v1
@@ -221,14 +241,36 @@ fn shell_commands_name_existing_files() {
     }
 }
 
-#[test]
-fn list_of_pages_is_complete() {
+/// Returns the pages of the site: all files of `docs` except the list of pages. Each with its path in `docs`.
+fn pages() -> Vec<(String, PathBuf)> {
     let docs = root().join("docs");
-    let list = fs::read_to_string(docs.join("README.md")).unwrap();
-    for entry in fs::read_dir(docs).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        let is_page = Path::new(&name).extension().is_some_and(|extension| extension == "md") && name != "README.md";
-        assert!(!is_page || list.contains(&format!("]({name})")), "docs/README.md has no link to {name}");
+    let name_of = |path: &Path| Some(path.strip_prefix(&docs).ok()?.to_str()?.to_owned());
+    let pages = documents().into_iter().filter_map(|path| Some((name_of(&path)?, path)));
+    pages.filter(|(name, _)| name != "SUMMARY.md").collect()
+}
+
+#[test]
+fn lists_of_pages_are_complete() {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let list = fs::read_to_string(root().join("docs/README.md")).unwrap();
+    let pages = pages();
+    for (name, _) in &pages {
+        let link = format!("]({name})");
+        assert_eq!(summary.matches(&link).count(), 1, "docs/SUMMARY.md has not one link to {name}");
+        let is_listed = name.contains('/') || name == "README.md" || list.contains(&link);
+        assert!(is_listed, "docs/README.md has no link to {name}");
+    }
+    assert!(pages.len() > 80, "found {} pages", pages.len());
+}
+
+#[test]
+fn pages_say_whom_they_are_for() {
+    for (name, path) in pages() {
+        let text = fs::read_to_string(path).unwrap();
+        let first = text.lines().skip(1).find(|line| !line.is_empty()).unwrap_or_default();
+        // A runbook begins with the meaning of its alert; the list of runbooks says whom all are for.
+        let is_runbook = name.starts_with("runbooks/Pillion");
+        assert!(is_runbook || first.starts_with("For: "), "docs/{name} begins with {first:?}, and not with `For: …`");
     }
 }
 
@@ -379,6 +421,62 @@ fn broken_links_are_found() {
     ] {
         let found = broken(&page, &format!("{}\n{wrong}\n", text.replace("LICENSE", "cli.md")));
         assert!(found.len() == 1 && found[0].starts_with(expected), "{wrong}: {found:?}");
+    }
+}
+
+/// Returns the files of `docs/comparison`, each with its path in `docs` and its content.
+fn comparison_files() -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for folder in fs::read_dir(root().join("docs/comparison")).unwrap() {
+        let folder = folder.unwrap().path();
+        for file in fs::read_dir(&folder).unwrap() {
+            let file = file.unwrap().path();
+            let name = file.strip_prefix(root().join("docs")).unwrap().to_str().unwrap().to_owned();
+            files.insert(name, fs::read_to_string(file).unwrap());
+        }
+    }
+    files
+}
+
+#[test]
+fn comparison_states_length_of_each_example() {
+    let page = fs::read_to_string(root().join("docs/comparison.md")).unwrap();
+    for (name, text) in comparison_files() {
+        let link = format!("[{}]({name})", text.lines().count());
+        assert!(page.contains(&link), "docs/comparison.md has no {link}");
+    }
+}
+
+#[test]
+fn comparison_examples_of_pillion_and_sidecarset_are_valid() {
+    for (name, text) in comparison_files() {
+        let mut pillion = Command::new(env!("CARGO_BIN_EXE_pillion"));
+        let file = root().join("docs").join(&name);
+        let output = match name.rsplit('/').next().unwrap() {
+            "pillion.yaml" => pillion.arg("lint").arg(&file).output().unwrap(),
+            "sidecarset.yaml" => pillion.args(["convert", "sidecarset", "-f"]).arg(&file).output().unwrap(),
+            _ => continue,
+        };
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        // 3: a profile cannot express the update strategy of a SidecarSet.
+        let is_valid = matches!(output.status.code(), Some(0 | 3)) && !stderr.contains("unknown");
+        assert!(is_valid, "{name} ({}):\n{stdout}{stderr}\n{text}", output.status);
+    }
+}
+
+/// Kyverno's policies have the specification of Kubernetes' own, which `tests/e2e/comparison.rs` runs.
+#[test]
+fn kyverno_examples_equal_policies() {
+    let files = comparison_files();
+    for (name, kyverno) in files.iter().filter(|(name, _)| name.ends_with("/kyverno.yaml")) {
+        let policy = &files[&name.replace("kyverno.yaml", "policy.yaml")];
+        let policy = policy.split("---\n").next().unwrap();
+        let expected = policy
+            .replace("admissionregistration.k8s.io/v1\n", "policies.kyverno.io/v1\n")
+            .replace("kind: MutatingAdmissionPolicy", "kind: MutatingPolicy")
+            .replace("kind: ValidatingAdmissionPolicy\n", "kind: ValidatingPolicy\n")
+            .replace("  reinvocationPolicy: IfNeeded\n", "");
+        assert_eq!(kyverno.replace("  validationActions: [Deny]\n", ""), expected, "{name}");
     }
 }
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Prints the folder with Debian's runc, CNI plugins and nftables: / if they are installed. Otherwise unpacks them into the
-# cache and prints that folder. Installs nothing.
+# Prints the folder with Debian's runc, CNI plugins, nftables and static busybox: / if they are installed. Otherwise unpacks
+# them into the cache and prints that folder. Installs nothing.
 #
 #   packages.sh [--if-there]    --if-there fetches nothing; it exits with status 3 and lists the missing packages
 #
 # PILLION_TOOLS names another cache folder.
 set -euo pipefail
 
-packages=(runc containernetworking-plugins nftables)
-complete() { [ -x "$1/usr/sbin/runc" ] && [ -x "$1/usr/lib/cni/bridge" ] && [ -x "$1/usr/sbin/nft" ]; }
+packages=(runc containernetworking-plugins nftables busybox-static)
+complete() { [ -x "$1/usr/sbin/runc" ] && [ -x "$1/usr/lib/cni/bridge" ] && [ -x "$1/usr/sbin/nft" ] && [ -x "$1/bin/busybox" ]; }
 
 if complete /; then
   echo /

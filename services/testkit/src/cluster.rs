@@ -70,6 +70,14 @@ pub fn build() -> anyhow::Result<()> {
     parts::make_own().map(drop)
 }
 
+/// Returns the path of a static busybox, for images with a shell and other small programs.
+///
+/// # Errors
+/// [`build`] has not fetched it.
+pub fn busybox() -> anyhow::Result<PathBuf> {
+    Ok(parts::packages(&["--if-there"])?.join("bin/busybox"))
+}
+
 impl Cluster {
     /// Starts the cluster with this name, or resumes it with its data. The cluster has no owner, so it outlives this
     /// process. Builds or fetches missing parts, which takes a quarter of an hour the first time.

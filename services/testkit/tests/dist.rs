@@ -95,6 +95,8 @@ fn dist_is_complete_and_reproducible() {
     for file in &expected {
         assert!(sums.contains(&format!("  {file}\n")), "no {file} in {sums}");
     }
+    let values = run("tar", &["-xzOf", &format!("pillion-{version}.tgz"), "pillion/values.yaml"], &one);
+    assert!(values.contains("\n  repository: registry.example.com/platform/pillion\n"), "the chart has another image");
     let readme = fs::read_to_string(one.join("README.md")).unwrap();
     assert!(!readme.contains('{'), "a placeholder is left in {readme}");
 

@@ -180,8 +180,11 @@ if [ ${#trees[@]} -gt 1 ]; then
   digest=$("$tools/image.sh" "$repository:$version" "$out/$image" /pillion "${labels[@]}" -- "${trees[@]}")
 fi
 
-# Helm keeps the modification times of files.
+# The chart of a release names the image of the release. Helm keeps the modification times of files.
 cp -r charts/pillion "$work/chart"
+sed -i "s|^  repository: pillion$|  repository: $repository|" "$work/chart/values.yaml"
+grep --quiet --line-regexp --fixed-strings "  repository: $repository" "$work/chart/values.yaml" ||
+  fail "charts/pillion/values.yaml has no line '  repository: pillion' to set the image of the release in"
 find "$work/chart" -exec touch --date "@$SOURCE_DATE_EPOCH" {} +
 chart=$out/pillion-$version.tgz
 helm package "$work/chart" --destination "$out" --version "$version" --app-version "$version" >/dev/null
@@ -190,7 +193,7 @@ cp charts/pillion/crds/pillion.dev.yaml "$out/pillion-$version-crds.yaml"
   echo "# Pillion's chart with its default values: kubectl apply --server-side -f FILE"
   printf 'apiVersion: v1\nkind: Namespace\nmetadata: {name: pillion-system}\n'
   # Without the hook jobs for upgrades and removal, which only Helm starts at the right time.
-  helm template pillion "$chart" --namespace pillion-system --include-crds --no-hooks --set "image.repository=$repository"
+  helm template pillion "$chart" --namespace pillion-system --include-crds --no-hooks
 } >"$out/pillion-$version-manifests.yaml"
 for part in dashboards deploy profiles; do
   mkdir "$work/$part"

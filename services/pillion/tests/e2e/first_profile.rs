@@ -23,8 +23,12 @@ const OUTPUT_LIMIT: Duration = Duration::from_mins(2);
 /// Kubernetes' roles.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
 /// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` tests the latter.
-const SKIPPED: [&str; 3] =
-    ["kubectl logs ", "kubectl --namespace pillion-system rollout status ", "pillion dev -p shipper "];
+const SKIPPED: [&str; 4] = [
+    "kubectl logs ",
+    "kubectl wait --for=condition=Ready pod/",
+    "kubectl --namespace pillion-system rollout status ",
+    "pillion dev -p shipper ",
+];
 /// Marks output on a page that differs each time.
 const PLACEHOLDER: char = '…';
 

@@ -12,6 +12,7 @@ mod break_glass;
 mod chart;
 mod clock;
 mod cold_start;
+mod comparison;
 mod configuration;
 mod crashes;
 mod dashboards;

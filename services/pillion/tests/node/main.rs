@@ -9,6 +9,7 @@
 mod creations;
 mod install;
 mod platform;
+mod quickstart;
 mod recovery;
 mod tenant;
 mod uninstall;

@@ -68,25 +68,37 @@ impl Platform {
         Ok(platform)
     }
 
-    /// Imports Pillion's image under two tags: the archive that `PILLION_IMAGE` names, or an image of the program
-    /// that was built for the tests. Also imports a stand-in for the sidecar's image of the shipped profile.
+    /// Imports Pillion's image under two tags, and a stand-in for the sidecar's image of the shipped profile.
     fn import(&self) -> Result<()> {
-        let folder = self.cluster.home();
-        let shipped = std::env::var_os("PILLION_IMAGE").filter(|value| !value.is_empty()).map(PathBuf::from);
         for tag in ["one", "two"] {
-            let archive = folder.join(format!("pillion-{tag}.tar"));
-            let reference = format!("local.test/pillion:{tag}");
-            if let Some(shipped) = &shipped {
-                image::renamed(shipped, &reference, &archive)?;
-            } else {
-                let program = Path::new(env!("CARGO_BIN_EXE_pillion"));
-                Image::new(reference, "/pillion")?.program("/pillion", program)?.write(&archive)?;
-            }
-            self.cluster.load(&archive)?;
+            self.import_pillion(&format!("local.test/pillion:{tag}"))?;
         }
-        let archive = folder.join("nginx.tar");
+        self.import_idle("docker.io/library/nginx:1.29")
+    }
+
+    /// Imports Pillion's image by this name: the archive that `PILLION_IMAGE` names, or an image of the program that
+    /// was built for the tests.
+    pub(crate) fn import_pillion(&self, reference: &str) -> Result<()> {
+        let archive = self.cluster.home().join("pillion.tar");
+        if let Some(shipped) = std::env::var_os("PILLION_IMAGE").filter(|value| !value.is_empty()) {
+            image::renamed(Path::new(&shipped), reference, &archive)?;
+        } else {
+            let program = Path::new(env!("CARGO_BIN_EXE_pillion"));
+            Image::new(reference, "/pillion")?.program("/pillion", program)?.write(&archive)?;
+        }
+        self.cluster.load(&archive)
+    }
+
+    /// Imports an image by this name that does nothing.
+    pub(crate) fn import_idle(&self, reference: &str) -> Result<()> {
+        let folder = self.cluster.home();
         let pause = cluster::pause(folder)?;
-        Image::new("docker.io/library/nginx:1.29", "/pause")?.file("/pause", &pause)?.write(&archive)?;
+        self.import_image(Image::new(reference, "/pause")?.file("/pause", &pause)?)
+    }
+
+    pub(crate) fn import_image(&self, image: Image) -> Result<()> {
+        let archive = self.cluster.home().join("image.tar");
+        image.write(&archive)?;
         self.cluster.load(&archive)
     }
 

@@ -166,7 +166,8 @@ pub(super) fn allowed() -> Result<(), Lacking> {
     }
 }
 
-fn packages(arguments: &[&str]) -> anyhow::Result<PathBuf> {
+/// Returns the folder with Debian's packages. `--if-there` fetches nothing.
+pub(super) fn packages(arguments: &[&str]) -> anyhow::Result<PathBuf> {
     let output = Command::new("bash")
         .arg(Path::new(SCRIPTS).join("packages.sh"))
         .args(arguments)
