@@ -429,11 +429,6 @@ fn problem_of_switch(map: Option<&ConfigMap>) -> Option<&'static str> {
     (switch::webhooks(map) == Position::Off).then_some("the webhooks are disarmed")
 }
 
-fn describe_replicas(endpoints: &[(String, bool)]) -> String {
-    let ready = endpoints.iter().filter(|(_, ready)| *ready).count();
-    format!("{ready} of {} ready", endpoints.len())
-}
-
 fn describe_leader(lease: Option<&Lease>, now: Timestamp) -> String {
     let spec = lease.and_then(|lease| lease.spec.as_ref());
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
@@ -515,7 +510,7 @@ mod tests {
             findings: vec![finding],
             ..Report::default()
         };
-        report.namespaces.insert("shop".into(), 1);
+        report.namespaces.insert("shop".into(), [1, 0, 0]);
         assert_eq!(
             summary(&report),
             "pods of opted-in namespaces: 1 without a profile, 2 up to date; findings in 1 namespace"

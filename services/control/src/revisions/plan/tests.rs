@@ -325,7 +325,8 @@ impl Story {
 
     /// Accepts a text, and returns the served revision and the kept ones.
     fn accept(&mut self, revision: &str) -> (String, Vec<String>) {
-        self.case.accepted = Some(Accepted { revision: revision.into(), rollout: None });
+        self.case.accepted =
+            Some(Accepted { revision: revision.into(), rollout: None, activation: Activation::Requested });
         self.settle()
     }
 
@@ -406,7 +407,7 @@ fn event_names_revision_and_end_of_rollback() {
     story.accept("a");
     story.accept("b");
     story.roll_back("a", Some("b"), None);
-    story.case.accepted = Some(Accepted { revision: "c".into(), rollout: None });
+    story.case.accepted = Some(Accepted { revision: "c".into(), rollout: None, activation: Activation::Requested });
     let expected = "revision c is published, before it was a; this ends the rollback";
     assert_eq!(story.case.plan().events, [ProfileEvent::Published(expected.to_owned())]);
 }
