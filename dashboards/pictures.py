@@ -311,7 +311,7 @@ def render(name, source, folder):
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=DPI, facecolor=figure.get_facecolor())
     plt.close(figure)
-    image = Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     path = folder / f"dashboard-{name}.png"
     image.save(path, optimize=True)
     size = path.stat().st_size
