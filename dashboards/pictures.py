@@ -75,8 +75,8 @@ def formatted(value, unit):
 class Source:
     """The data of a Prometheus within a range of time."""
 
-    def __init__(self, url, minutes, window):
-        self.url, self.end = url.rstrip("/"), time.time()
+    def __init__(self, url, end, minutes, window):
+        self.url, self.end = url.rstrip("/"), end
         self.start, self.window, self.range = self.end - 60 * minutes, window, f"{round(minutes * 60)}s"
         self.step = max(1, round(60 * minutes / 240))
 
@@ -311,7 +311,7 @@ def render(name, source, folder):
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=DPI, facecolor=figure.get_facecolor())
     plt.close(figure)
-    image = Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     path = folder / f"dashboard-{name}.png"
     image.save(path, optimize=True)
     size = path.stat().st_size
@@ -324,12 +324,13 @@ def main():
     parser = argparse.ArgumentParser(description="Renders the dashboards to pictures, with the data of a Prometheus.")
     parser.add_argument("names", nargs="*", help="dashboards, such as overview; default: all")
     parser.add_argument("--url", required=True, help="URL of the Prometheus")
-    parser.add_argument("--minutes", type=float, default=60, help="the range of time to show, up to now; default: 60")
+    parser.add_argument("--minutes", type=float, default=60, help="the range of time to show; default: 60")
+    parser.add_argument("--end", type=float, default=time.time(), help="the end of the range, as Unix time; default: now")
     parser.add_argument("--window", default="2m", help="the window of rates, at least four scrape intervals; default: 2m")
     parser.add_argument("--output", type=pathlib.Path, default=FOLDER.parent / "docs/images", help="folder of the pictures")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    source = Source(arguments.url, arguments.minutes, arguments.window)
+    source = Source(arguments.url, arguments.end, arguments.minutes, arguments.window)
     for name in arguments.names or sorted(path.stem for path in FOLDER.glob("*.json")):
         render(name, source, arguments.output)
 
