@@ -68,7 +68,7 @@ dashboard-pictures:
 # Runs the test cases of other injectors in DIR (eks/, istio/, linkerd/, otel/, tumblr/); the last line is one JSON object
 peers dir=env("PILLION_PEERS", ""):
     PILLION_PEERS="$(realpath '{{ dir }}')" services/testkit/tools/result.sh \
-        --workspace --test integration --run-ignored only --no-capture peers::the_peers_cases
+        --workspace --test integration --run-ignored only --no-capture peers::peer_cases_have_expected_results
 
 # Builds the documentation as a site in target/book; fetches mdBook and mermaid once
 docs:

@@ -1,5 +1,5 @@
 //! The `CustomResourceDefinition`s of all kinds. They are generated from the Rust types, except that of
-//! [`InjectionCanary`].
+//! [`InjectionTrustProbe`].
 //!
 //! A CRD stays below 64 KiB, because `kubectl apply` copies the object into an annotation. So the schema takes any
 //! object as a template, and the engine checks its fields. CEL rules in the schema check everything else that a
@@ -9,13 +9,13 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
-use crate::canary::{self, InjectionCanary};
 use crate::kinds::{
     ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision, ProfileStatus, plural,
 };
 use crate::names;
 use crate::profile::ProfileSpec;
 use crate::revision::RevisionSpec;
+use crate::trust_probe::{self, InjectionTrustProbe};
 
 /// A validation rule of the schema, and the message for a profile that violates it.
 struct Rule {
@@ -73,7 +73,7 @@ const IMMUTABLE: &str = "a revision does not change; edit the profile, and the c
 /// Fails if a generated schema does not fit Kubernetes' type. That would be a mistake in this crate, which its tests
 /// find.
 pub fn definitions() -> Result<[CustomResourceDefinition; 5], serde_json::Error> {
-    Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, injection_canary()?])
+    Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, injection_trust_probe()?])
 }
 
 fn cluster() -> Result<CustomResourceDefinition, serde_json::Error> {
@@ -174,12 +174,12 @@ fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
 }
 
 /// Returns the CRD of the trust probe's kind: an object with a name and nothing else.
-fn injection_canary() -> Result<CustomResourceDefinition, serde_json::Error> {
+fn injection_trust_probe() -> Result<CustomResourceDefinition, serde_json::Error> {
     let names = json!({
-        "kind": InjectionCanary::KIND,
-        "listKind": "InjectionCanaryList",
-        "plural": canary::PLURAL,
-        "singular": "injectioncanary",
+        "kind": InjectionTrustProbe::KIND,
+        "listKind": "InjectionTrustProbeList",
+        "plural": trust_probe::PLURAL,
+        "singular": "injectiontrustprobe",
     });
     let schema = json!({
         "type": "object",

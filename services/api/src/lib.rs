@@ -9,7 +9,7 @@
 //! * [`profile`]: an injection profile as its author writes it.
 //! * [`revision`]: an accepted version of a profile, which never changes.
 //! * [`kinds`]: the two kinds of profiles and the two kinds of revisions.
-//! * [`canary`]: the kind whose dry run proves which CA an API server trusts.
+//! * [`trust_probe`]: the kind whose dry run proves which CA an API server trusts.
 //! * [`crd`]: the `CustomResourceDefinition`s of these kinds.
 //! * [`opt_in`]: the labels by which namespaces opt in.
 //! * [`held`]: the admission policies that make pods of `held` namespaces wait.
@@ -22,7 +22,7 @@ pub mod parameter;
 pub mod profile;
 pub mod revision;
 pub mod kinds;
-pub mod canary;
+pub mod trust_probe;
 pub mod crd;
 pub mod opt_in;
 pub mod held;

@@ -10,8 +10,8 @@
 //! only namespaced profiles validate, limited to their namespaces. So a tenant never changes which requests of another
 //! namespace are validated.
 //!
-//! Two entries serve Pillion itself. The API server calls `canary.pillion.dev` for the objects that prove which CA the
-//! API server trusts. It calls `profiles.pillion.dev` for profiles, and Pillion warns their authors of mistakes.
+//! Two entries serve Pillion itself. The API server calls `trust-probe.pillion.dev` for the objects that prove which CA
+//! the API server trusts. It calls `profiles.pillion.dev` for profiles, and Pillion warns their authors of mistakes.
 
 mod read;
 mod rules;
@@ -25,10 +25,10 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
-use crate::canary;
 use crate::held::{not_excluded, requirement};
 use crate::names::{GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, VALIDATE_PROFILES_PATH, VERSION};
 use crate::opt_in::{OptIn, OptInLabel};
+use crate::trust_probe;
 use rules::Scope;
 
 pub use read::{opt_in_of, validated_of};
@@ -64,15 +64,15 @@ pub struct Settings {
     /// The timeouts of the API server's calls.
     pub timeouts: Timeouts,
     /// Whether there is an entry for trust probes.
-    pub canary: bool,
+    pub trust_probe: bool,
     /// The epoch in the path of the trust probe's entry.
-    pub canary_epoch: u64,
+    pub trust_probe_epoch: u64,
     /// Whether there is an entry for profiles.
     pub validates_profiles: bool,
     /// Whether the connectivity check is still pending: endpoints can be ready before every node has a route to them.
     /// Until the check succeeds, a failed call rejects no request. The trust probe's entry calls the replicas, which
-    /// respond with [`REACHED`](canary::REACHED).
-    pub rehearses: bool,
+    /// respond with [`REACHED`](trust_probe::REACHED).
+    pub checks_connectivity: bool,
 }
 
 /// Timeouts of the API server's calls, in seconds, 1 to 30. All webhooks of a request share the request's time.
@@ -121,10 +121,10 @@ impl Settings {
             levels: vec![InjectionLevel::Enabled, InjectionLevel::Required],
             opt_in: OptIn::default(),
             timeouts: Timeouts::default(),
-            canary: false,
-            canary_epoch: 0,
+            trust_probe: false,
+            trust_probe_epoch: 0,
             validates_profiles: false,
-            rehearses: false,
+            checks_connectivity: false,
         }
     }
 
@@ -147,20 +147,20 @@ pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
 #[must_use]
 pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> MutatingWebhookConfiguration {
     let entry = |(level, index, label)| mutating_entry(settings, level, index, label, rules);
-    let entries = settings.entries().map(entry).chain(settings.canary.then(|| trust_probe_entry(settings)));
+    let entries = settings.entries().map(entry).chain(settings.trust_probe.then(|| trust_probe_entry(settings)));
     MutatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
         webhooks: Some(entries.collect()),
     }
 }
 
-/// Whether a configuration is for the [connectivity check](Settings::rehearses): its trust probe's entry calls this
-/// Service.
+/// Whether a configuration is for the [connectivity check](Settings::checks_connectivity): its trust probe's entry
+/// calls this Service.
 #[must_use]
-pub fn is_rehearsal(configuration: &MutatingWebhookConfiguration, service_name: &str) -> bool {
+pub fn is_connectivity_check(configuration: &MutatingWebhookConfiguration, service_name: &str) -> bool {
     let called = |entry: &MutatingWebhook| entry.client_config.service.as_ref().map(|service| service.name.clone());
-    let mut canaries = configuration.webhooks.iter().flatten().filter(|entry| entry.name == canary::WEBHOOK);
-    canaries.any(|entry| called(entry).as_deref() == Some(service_name))
+    let mut trust_probes = configuration.webhooks.iter().flatten().filter(|entry| entry.name == trust_probe::WEBHOOK);
+    trust_probes.any(|entry| called(entry).as_deref() == Some(service_name))
 }
 
 fn mutating_entry(
@@ -189,11 +189,11 @@ fn mutating_entry(
 /// Builds the entry for trust probes. Its failure policy is `Fail`, so that the probe fails if the API server does not
 /// trust the CA.
 fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
-    let path = canary::path(canary::PATH, settings.canary_epoch);
-    let canary_service = format!("{}-canary", settings.service_name);
-    let service = if settings.rehearses { &settings.service_name } else { &canary_service };
+    let path = trust_probe::path(trust_probe::PATH, settings.trust_probe_epoch);
+    let trust_probe_service = format!("{}-trust-probe", settings.service_name);
+    let service = if settings.checks_connectivity { &settings.service_name } else { &trust_probe_service };
     MutatingWebhook {
-        name: canary::WEBHOOK.to_owned(),
+        name: trust_probe::WEBHOOK.to_owned(),
         admission_review_versions: review_versions(),
         client_config: client_config(settings, service, &path),
         failure_policy: Some("Fail".to_owned()),
@@ -202,7 +202,7 @@ fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
         namespace_selector: Some(LabelSelector::default()),
         object_selector: Some(LabelSelector::default()),
         reinvocation_policy: Some("Never".to_owned()),
-        rules: Some(vec![rules::rule(GROUP, VERSION, &[canary::PLURAL], &["CREATE"], "Cluster")]),
+        rules: Some(vec![rules::rule(GROUP, VERSION, &[trust_probe::PLURAL], &["CREATE"], "Cluster")]),
         side_effects: "None".to_owned(),
         timeout_seconds: Some(TRUST_PROBE_TIMEOUT),
     }
@@ -212,12 +212,12 @@ fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
 /// at different times, so each has such an entry.
 fn validating_trust_probe_entry(settings: &Settings) -> ValidatingWebhook {
     let mutating = trust_probe_entry(settings);
-    let canary_service = format!("{}-canary", settings.service_name);
-    let path = canary::path(canary::VALIDATE_PATH, settings.canary_epoch);
+    let trust_probe_service = format!("{}-trust-probe", settings.service_name);
+    let path = trust_probe::path(trust_probe::VALIDATE_PATH, settings.trust_probe_epoch);
     ValidatingWebhook {
         name: mutating.name,
         admission_review_versions: mutating.admission_review_versions,
-        client_config: client_config(settings, &canary_service, &path),
+        client_config: client_config(settings, &trust_probe_service, &path),
         failure_policy: mutating.failure_policy,
         match_conditions: mutating.match_conditions,
         match_policy: mutating.match_policy,
@@ -236,7 +236,7 @@ pub fn validating(settings: &Settings, validated: &Validated) -> Option<Validati
     let entries_of = |entry| scopes.iter().map(move |scope| validating_entry(settings, entry, scope));
     let mut entries: Vec<_> = settings.entries().flat_map(entries_of).collect();
     entries.extend(settings.validates_profiles.then(|| profiles_entry(settings)));
-    entries.extend(settings.canary.then(|| validating_trust_probe_entry(settings)));
+    entries.extend(settings.trust_probe.then(|| validating_trust_probe_entry(settings)));
     (!entries.is_empty()).then(|| ValidatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
         webhooks: Some(entries),
@@ -311,7 +311,7 @@ fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClien
 /// waiting.
 const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static str {
     match level {
-        _ if settings.rehearses => "Ignore",
+        _ if settings.checks_connectivity => "Ignore",
         InjectionLevel::Enabled | InjectionLevel::Held => "Ignore",
         InjectionLevel::Required => "Fail",
     }

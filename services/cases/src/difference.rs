@@ -16,7 +16,7 @@ pub enum Aspect {
     /// The denial: its presence, message and status code.
     Denied,
     /// The messages for the author.
-    Told,
+    Message,
     /// The reason why a profile was applied or not.
     Reason,
     /// The object after a second call of the webhook.
@@ -47,7 +47,7 @@ impl Aspect {
             Self::Object => "",
             Self::Env => "variable ",
             Self::Denied => "refusal ",
-            Self::Told => "what the author is told ",
+            Self::Message => "message to the author ",
             Self::Reason => "reason of ",
             Self::SecondPass => "a second pass changes ",
             Self::Undone => "uninjected it is not what it was: ",

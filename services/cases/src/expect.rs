@@ -23,9 +23,11 @@ pub(crate) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<
     for (container, variables) in &case.env {
         all.extend(env(container, variables, &verdict.object));
     }
-    for part in case.told.iter().filter(|part| !verdict.told.iter().any(|told| told.contains(part.as_str()))) {
-        let found = (!verdict.told.is_empty()).then(|| verdict.told.join("\n").into());
-        all.push(difference(Aspect::Told, String::new(), found, Some(part.as_str().into())));
+    for part in
+        case.messages.iter().filter(|part| !verdict.messages.iter().any(|message| message.contains(part.as_str())))
+    {
+        let found = (!verdict.messages.is_empty()).then(|| verdict.messages.join("\n").into());
+        all.push(difference(Aspect::Message, String::new(), found, Some(part.as_str().into())));
     }
     for (profile, expected) in &case.reasons {
         let found = reason(profile, verdict);

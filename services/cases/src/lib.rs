@@ -94,7 +94,7 @@ pub struct Case {
     pub code: Option<u16>,
     /// Parts of the expected messages: warnings, the denial, or the details of profiles that were left out.
     #[serde(default)]
-    pub told: Vec<String>,
+    pub messages: Vec<String>,
     /// The expected reasons by profile, as their metric labels.
     #[serde(default)]
     pub reasons: BTreeMap<String, String>,
@@ -126,7 +126,7 @@ pub struct Verdict {
     /// The denial, if there is one.
     pub denied: Option<Denied>,
     /// All messages for the author: the denial, warnings, and why profiles were left out.
-    pub told: Vec<String>,
+    pub messages: Vec<String>,
     /// The differences from the expected result; empty if the case passes.
     pub differences: Vec<Difference>,
 }
@@ -173,7 +173,7 @@ pub enum Unusable {
     },
     /// The case has no expectation.
     #[error(
-        "nothing is expected: add at least one of `unchanged`, `result`, `part`, `env`, `denied`, `told` and `reasons`"
+        "nothing is expected: add at least one of `unchanged`, `result`, `part`, `env`, `denied`, `messages` and `reasons`"
     )]
     NothingExpected,
     /// A field does not have the required form.
@@ -198,7 +198,7 @@ impl Case {
             || self.part.is_some()
             || !self.env.is_empty()
             || self.denied.is_some()
-            || !self.told.is_empty()
+            || !self.messages.is_empty()
             || !self.reasons.is_empty()
     }
 }

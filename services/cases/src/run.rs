@@ -46,7 +46,7 @@ pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
         validation: validated.as_ref().map(|pass| pass.decision.clone()),
         object: runner.plain(first.object.clone()),
         denied: passes().find_map(|pass| pass.denied.clone()),
-        told: passes().flat_map(|pass| pass.messages.iter().cloned()).collect(),
+        messages: passes().flat_map(|pass| pass.messages.iter().cloned()).collect(),
         differences: Vec::new(),
     };
     verdict.differences = expect::differences(case, &runner.plain(runner.object.clone()), &verdict);

@@ -61,7 +61,7 @@ fn reports_each_unexpected_result() {
     let case = json!({
         "part": {"spec": {"containers": [{}, {"image": "helper:2"}]}},
         "env": {"helper": {"A": {"b": 2}, "C": "x"}, "nobody": {"A": "x"}},
-        "told": ["something"], "denied": "no", "reasons": {"helper": "match_condition", "other": "injected"},
+        "messages": ["something"], "denied": "no", "reasons": {"helper": "match_condition", "other": "injected"},
     });
     assert_eq!(
         differences(&helper(), case),
@@ -71,7 +71,7 @@ fn reports_each_unexpected_result() {
             "variable helper.A.b\n  expected  2\n  found     1",
             "variable helper.C\n  expected  \"x\"\n  found     (nothing)",
             "variable nobody\n  expected  \"a container of this name\"\n  found     (nothing)",
-            "what the author is told\n  expected  \"something\"\n  found     (nothing)",
+            "message to the author\n  expected  \"something\"\n  found     (nothing)",
             "reason of helper\n  expected  \"match_condition\"\n  found     \"injected\"",
             "reason of other\n  expected  \"injected\"\n  found     (nothing)",
         ]
@@ -101,8 +101,8 @@ fn denials_of_both_paths_count() {
     let validating = profiles(&json!({"p": {"activation": "Always", "validations": [
         {"expression": "!has(object.spec.hostPID)", "message": "no PIDs", "code": 402}]}}));
     let object = json!({"metadata": {}, "spec": {"hostPID": true, "containers": [{"name": "app", "image": "a"}]}});
-    let told = json!({"object": object, "denied": "no PIDs", "code": 402, "unchanged": true});
-    assert_eq!(differences(&validating, told), Vec::<String>::new());
+    let messages = json!({"object": object, "denied": "no PIDs", "code": 402, "unchanged": true});
+    assert_eq!(differences(&validating, messages), Vec::<String>::new());
     let other = differences(&validating, json!({"object": object, "denied": "no PIDs", "code": 403}));
     assert_eq!(other, ["refusal code\n  expected  403\n  found     402"]);
     assert_eq!(differences(&validating, json!({"unchanged": true})), Vec::<String>::new());

@@ -8,8 +8,9 @@ use pillion_api::names::{is_dns_label, is_dns_name};
 /// The default domain of cluster-internal names.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// Length of the longest suffix of an object name, `-controller`, in bytes. A name with its suffix must be a DNS label.
-const SUFFIX_BYTES: usize = 11;
+/// Length of the longest suffix of an object name, `-trust-probe`, in bytes. A name with its suffix must be a DNS
+/// label.
+const SUFFIX_BYTES: usize = 12;
 
 /// A release: its name and its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,15 +85,15 @@ impl Release {
 
     /// Returns the name of the Service of the controller's trust probe.
     #[must_use]
-    pub fn canary_service(&self) -> String {
-        format!("{}-canary", self.name)
+    pub fn trust_probe_service(&self) -> String {
+        format!("{}-trust-probe", self.name)
     }
 
     /// Returns the name of the Secret with the CAs, their keys and the record of the rotation. Replicas cannot read the
     /// Secret.
     #[must_use]
-    pub fn authority_secret(&self) -> String {
-        format!("{}-authority", self.name)
+    pub fn ca_secret(&self) -> String {
+        format!("{}-ca", self.name)
     }
 
     /// Returns the name of the Secret with the serving certificate of the replicas.
@@ -134,8 +135,8 @@ impl Release {
 
     /// Returns the names in the trust probe's certificate, in the order of [`Self::server_names`].
     #[must_use]
-    pub fn canary_names(&self) -> [String; 2] {
-        self.names_of(&self.canary_service())
+    pub fn trust_probe_names(&self) -> [String; 2] {
+        self.names_of(&self.trust_probe_service())
     }
 
     fn names_of(&self, service: &str) -> [String; 2] {
@@ -155,7 +156,7 @@ mod tests {
         for name in ["pillion", &longest] {
             let release = Release::new(name, "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
             let derived =
-                [release.canary_service(), release.authority_secret(), release.serving_secret(), release.lease()];
+                [release.trust_probe_service(), release.ca_secret(), release.serving_secret(), release.lease()];
             let mut distinct = derived.to_vec();
             distinct.sort();
             distinct.dedup();
@@ -168,7 +169,7 @@ mod tests {
     fn replicas_and_trust_probe_have_different_names() {
         let release = Release::new("pillion", "pillion-system", "example.org").unwrap();
         assert_eq!(release.server_names(), ["pillion.pillion-system.svc", "pillion.pillion-system.svc.example.org"]);
-        assert_eq!(release.canary_names()[0], "pillion-canary.pillion-system.svc");
+        assert_eq!(release.trust_probe_names()[0], "pillion-trust-probe.pillion-system.svc");
     }
 
     #[test]

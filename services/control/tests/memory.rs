@@ -120,7 +120,7 @@ fn listed(index: &mut Index, cost_center: usize, generation: i64) {
 }
 
 /// Prints and returns the memory that a closure has kept, and its peak use, in MiB.
-fn told(what: &str, info: &AllocationInfo) -> (f64, f64) {
+fn print_memory(what: &str, info: &AllocationInfo) -> (f64, f64) {
     let (live, peak) = (info.bytes_current as f64 / MIB, info.bytes_max as f64 / MIB);
     println!("{what}: {live:.2} MiB live, {peak:.2} MiB at the peak, {} allocations", info.count_total);
     (live, peak)
@@ -136,7 +136,7 @@ fn ten_thousand_namespaces_take_a_few_mebibytes() {
         }
         index.update(Update::Namespace(Change::ListComplete));
     });
-    let (live, peak) = told("10,000 namespaces", &info);
+    let (live, peak) = print_memory("10,000 namespaces", &info);
     println!("{} bytes a namespace", info.bytes_current / 10_000);
     assert_eq!(index.status().namespaces, NAMESPACES);
     assert!(live < 5.5 && peak < 6.0, "{live} MiB live, {peak} MiB at the peak");
@@ -167,10 +167,10 @@ fn caches_fit_memory_share_of_replica() {
         listed(&mut index, 1, 1);
         published = index.publish();
     });
-    let (first_live, first_peak) = told("first lists and publication", &first);
+    let (first_live, first_peak) = print_memory("first lists and publication", &first);
     let snapshot = published.clone().unwrap();
     let asked = measure(|| ask_everywhere(&snapshot));
-    let (asked_live, _) = told("what each namespace gets", &asked);
+    let (asked_live, _) = print_memory("what each namespace gets", &asked);
     drop(snapshot);
 
     let same = measure(|| {
@@ -179,12 +179,12 @@ fn caches_fit_memory_share_of_replica() {
             published = Some(next);
         }
     });
-    let (same_live, same_peak) = told("a list in which nothing is new", &same);
+    let (same_live, same_peak) = print_memory("a list in which nothing is new", &same);
     let other = measure(|| {
         listed(&mut index, 2, 2);
         published = index.publish();
     });
-    let (_, other_peak) = told("a list in which everything is new", &other);
+    let (_, other_peak) = print_memory("a list in which everything is new", &other);
     assert!(first_live + asked_live < 28.0, "{first_live} + {asked_live} MiB live");
     assert!(first_peak < 28.0 && same_peak < 1.5 && other_peak < 27.0, "{first_peak}, {same_peak}, {other_peak} MiB");
     assert!(same_live.abs() < 0.5, "an unchanged list keeps no memory: {same_live} MiB");
@@ -325,14 +325,14 @@ fn fifty_thousand_pods_take_few_mebibytes() {
     const PODS: usize = 50_000;
     println!("a pod's metadata: {} bytes", audited_pod(1, "r").to_string().len());
     let (mut auditor, info) = audited(PODS);
-    let (live, peak) = told("50,000 pods of the audit", &info);
+    let (live, peak) = print_memory("50,000 pods of the audit", &info);
     println!("{} bytes a pod", info.bytes_current / 50_000);
     assert!(live < 13.0 && peak < 13.5, "{live} MiB live, {peak} MiB at the peak");
 
     let facts = ClusterFacts::default();
     let mut report = None;
     let reported = measure(|| report = Some(auditor.report(&facts, 1_000)));
-    told("a report", &reported);
+    print_memory("a report", &reported);
     let report = report.unwrap();
     assert_eq!((report.pods.outdated, report.pods.injected), (10_000, 40_000));
     assert_eq!(report.findings.len(), 1_000);
@@ -347,7 +347,7 @@ fn fifty_thousand_pods_take_few_mebibytes() {
         auditor.set_snapshot(Arc::new(snapshot), 0);
         while auditor.judge(2_000) {}
     });
-    let (more, peak) = told("all judged again", &again);
+    let (more, peak) = print_memory("all judged again", &again);
     assert!(more < 1.0 && peak < 4.0, "{more} MiB more, {peak} MiB at the peak");
     assert_eq!(auditor.report(&facts, 0).pods.surplus, 50_000);
 }

@@ -72,12 +72,14 @@ fn disturbances_do_not_break_trust() {
 fn exploration_finds_wrong_decisions() {
     type Planner = fn(&Settings, &Observed) -> Step;
     let wrong: [(&str, Planner); 4] = [
-        ("the leaf is switched before the bundle is expanded", |settings, seen| match next(settings, seen) {
-            Step::Advance(record) if record.phase == Phase::Expanded => {
-                let (bundle_epoch, leaf_epoch) = (record.epoch, record.epoch);
-                Step::Advance(Record { phase: Phase::Switched, bundle_epoch, leaf_epoch, ..record })
+        ("the serving certificate is switched before the bundle is expanded", |settings, seen| {
+            match next(settings, seen) {
+                Step::Advance(record) if record.phase == Phase::Expanded => {
+                    let (bundle_epoch, certificate_epoch) = (record.epoch, record.epoch);
+                    Step::Advance(Record { phase: Phase::Switched, bundle_epoch, certificate_epoch, ..record })
+                }
+                step => step,
             }
-            step => step,
         }),
         ("the rotation does not wait for API servers", |settings, seen| {
             let mut seen = seen.clone();
@@ -92,12 +94,12 @@ fn exploration_finds_wrong_decisions() {
         ("what was written for an older epoch counts", |settings, seen| {
             let mut seen = seen.clone();
             if let pillion_control::certificates::rotation::Stored::Is(record) = &mut seen.record {
-                record.leaf_epoch = 0;
+                record.certificate_epoch = 0;
             }
             match next(settings, &seen) {
                 // This mistake replaces the trusted CAs, since it hides that the record was lost.
-                Step::WriteBundle { authorities, epoch, repair, .. } => {
-                    Step::WriteBundle { authorities, keep_unknown: false, epoch, repair }
+                Step::WriteBundle { cas, epoch, repair, .. } => {
+                    Step::WriteBundle { cas, keep_unknown: false, epoch, repair }
                 }
                 step => step,
             }
@@ -117,7 +119,9 @@ fn exploration_finds_wrong_decisions() {
 fn disturbances_break_trust_without_their_fixes() {
     let uncounted = Rules { fold: |outcomes, servers| fold(outcomes, servers.or(Some(0))), ..Rules::CODE };
     let restored = Rules { may_replace: |_, _| true, ..Rules::CODE };
-    for (rules, disturbance) in [(uncounted, Disturbance::ApiServersUncounted), (restored, Disturbance::LeafRestored)] {
+    for (rules, disturbance) in
+        [(uncounted, Disturbance::ApiServersUncounted), (restored, Disturbance::CertificateRestored)]
+    {
         let found = walk(rules, &[disturbance], WALKS, MOVES).found;
         let Some(Found { what, way }) = found else { panic!("not found: {disturbance:?}") };
         assert!(way.contains(&Move::Vandal(disturbance)), "{what}: {way:?}");

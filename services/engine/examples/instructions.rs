@@ -6,7 +6,7 @@
 //! instructions allocations REVIEW.json PROFILE.json...
 //! ```
 //!
-//! `scan` is the unit that the others are told in: one pass of `serde_json` over the body that keeps nothing. `answer`
+//! `scan` is the unit of the others: one pass of `serde_json` over the body that keeps nothing. `answer`
 //! reads the review, decides, and writes the answer. Under an instruction profiler the cost of one run is the difference
 //! of two counts divided by the difference of their numbers, so that starting and compiling drop out. `allocations` prints
 //! how often one answer asks for memory.
@@ -27,7 +27,7 @@ const USAGE: &str = "expected: scan COUNT REVIEW.json, or answer COUNT REVIEW.js
 
 type Failure = Box<dyn std::error::Error>;
 
-#[expect(clippy::print_stderr, reason = "what is wrong is told to who called it")]
+#[expect(clippy::print_stderr, reason = "errors are printed for the caller")]
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();

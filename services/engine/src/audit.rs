@@ -1,7 +1,7 @@
 //! Compares a running pod with the profiles that select it: which profiles should be on it, and which its record names.
 //!
 //! Selection sees the pod without its record, as in a second pass of injection. No template is evaluated. A stored pod
-//! does not name its creator, so a profile that reads the creator is [`Standing::Undecided`].
+//! does not name its creator, so a profile that reads the creator is [`MatchState::Undecided`].
 //!
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
@@ -26,7 +26,7 @@ use crate::snapshot::{Namespace, Snapshot};
 
 /// The relation of a profile to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum MatchState {
     /// The profile matches the pod.
     Wanted,
     /// The profile is requested, but the author of the pod opted out of it.
@@ -47,7 +47,7 @@ pub struct Expected {
     /// The profile.
     pub profile: Arc<CompiledProfile>,
     /// The relation of the profile to the pod.
-    pub standing: Standing,
+    pub match_state: MatchState,
     /// The pinned revision, if it is not available in the snapshot. `profile` then is the active revision.
     pub pinned: Option<Box<str>>,
 }
@@ -101,7 +101,7 @@ pub fn read(pod: Value<'_>) -> Read {
 
 /// Selects the profiles for a pod by labels and annotations. `pod` is the original pod, and only its `metadata` is
 /// needed. `known` returns whether an open profile matches, at the revision that the pod would get. If it returns
-/// `None`, the profile is [`Standing::Open`]. A profile that is pinned to an unavailable revision is open.
+/// `None`, the profile is [`MatchState::Open`]. A profile that is pinned to an unavailable revision is open.
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,
@@ -122,7 +122,7 @@ pub fn of_metadata(
         .map(|considered::Expected { decision, profile }| Expected {
             pinned: pin(&profile).cloned(),
             profile,
-            standing: decision.as_ref().map_or(Standing::Open, standing),
+            match_state: decision.as_ref().map_or(MatchState::Open, match_state),
         })
         .collect()
 }
@@ -180,18 +180,21 @@ pub fn of_object(
     };
     let selection = select::select(&candidates, Action::CREATE_POD, level, context, &arena);
     let profiles = selection.profiles.into_iter().map(|selected| selected.decision);
-    let expected =
-        |decision: ProfileDecision| Expected { standing: standing(&decision), profile: decision.profile, pinned: None };
+    let expected = |decision: ProfileDecision| Expected {
+        match_state: match_state(&decision),
+        profile: decision.profile,
+        pinned: None,
+    };
     profiles.map(expected).collect()
 }
 
-fn standing(decision: &ProfileDecision) -> Standing {
+fn match_state(decision: &ProfileDecision) -> MatchState {
     match (decision.outcome, decision.reason) {
-        (ProfileOutcome::Unchanged, _) => Standing::Wanted,
-        (_, Reason::OptedOut) => Standing::OptedOut,
-        (_, Reason::ExpressionFailed) => Standing::Undecided,
-        (_, Reason::LookupFailed) => Standing::NotLookedUp,
-        _ => Standing::NotWanted,
+        (ProfileOutcome::Unchanged, _) => MatchState::Wanted,
+        (_, Reason::OptedOut) => MatchState::OptedOut,
+        (_, Reason::ExpressionFailed) => MatchState::Undecided,
+        (_, Reason::LookupFailed) => MatchState::NotLookedUp,
+        _ => MatchState::NotWanted,
     }
 }
 

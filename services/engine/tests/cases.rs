@@ -15,7 +15,7 @@ use crate::common::{apply, with_managed_fields};
 use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::inject::undo;
-use pillion_engine::lookup::{Answer, LookedUp, Wanted, Which};
+use pillion_engine::lookup::{Answer, LookedUp, ObjectSelection, Wanted};
 use pillion_engine::profile::{Parent, Parents, ProfileName, ProfileSource};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
@@ -62,7 +62,7 @@ struct Case {
     reasons: Option<Vec<String>>,
     /// A part of each expected message to the pod author, in order.
     #[serde(default)]
-    told: Vec<String>,
+    messages: Vec<String>,
     /// A part of each expected message of the validating endpoint about the result, in order. If absent, the validating
     /// endpoint is not tested.
     validated: Option<Vec<String>>,
@@ -134,8 +134,8 @@ fn looked_up(file: &File, case: &Case, wanted: Wanted) -> LookedUp {
     });
     let objects = wanted.objects.into_iter().map(|query| {
         let key = match &query.which {
-            Which::Named(name) => format!("{}/{name}", query.resource),
-            Which::Selected(_) => query.resource.to_string(),
+            ObjectSelection::Named(name) => format!("{}/{name}", query.resource),
+            ObjectSelection::Selected(_) => query.resource.to_string(),
         };
         let object = case.lookups.get(&key).cloned();
         (query, found(object))
@@ -232,7 +232,7 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
             let found: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.reason.as_str()).collect();
             assert_eq!(&found, reasons, "{at} ({shown})");
         }
-        assert_messages(&messages(&response), &case.told, &at);
+        assert_messages(&messages(&response), &case.messages, &at);
         if let Some(expected) = &case.validated {
             let endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
             let (_, response) = decide_at(file, snapshot, case, &result, (endpoint, trust));
@@ -351,7 +351,7 @@ fn run(files: &[(String, File)]) -> usize {
 
 /// The documentation page with the examples. An example has these blocks in this order: `profile`s; one or more `pod`s;
 /// changes by `others` to the last result, and the result `then`. Blocks with facts (`namespace`, `facts`) precede a
-/// pod. Its `result` and the messages to its author (`told`) follow the pod.
+/// pod. Its `result` and the messages to its author (`messages`) follow the pod.
 const PAGE: &str = include_str!("../../../docs/profiles.md");
 
 /// Returns the fenced blocks of the page: the info string, the line number, and the content.
@@ -394,7 +394,7 @@ impl Example {
 
     fn file(self) -> File {
         for case in &self.cases {
-            let shows = ["result", "told"].into_iter().any(|name| case.get(name).is_some());
+            let shows = ["result", "messages"].into_iter().any(|name| case.get(name).is_some());
             assert!(shows, "{}: the pod has no expected result", case["name"]);
         }
         let Self { profiles, cluster, cases, .. } = self;
@@ -432,7 +432,7 @@ fn examples() -> Vec<(String, File)> {
             "yaml result" => example.of_pod(line, "result", value()),
             "yaml others" => example.of_pod(line, "foreign", value()),
             "yaml then" => example.of_pod(line, "then", value()),
-            "text told" => example.of_pod(line, "told", text.lines().collect::<Vec<_>>().into()),
+            "text messages" => example.of_pod(line, "messages", text.lines().collect::<Vec<_>>().into()),
             _ => panic!("line {line}: unknown block {words:?}"),
         }
     }

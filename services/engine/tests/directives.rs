@@ -246,7 +246,7 @@ proptest! {
     #![proptest_config(ProptestConfig::default())]
 
     #[test]
-    fn a_second_pass_changes_nothing(pod in pod(), profile in profile()) {
+    fn second_pass_changes_nothing(pod in pod(), profile in profile()) {
         let snapshot = compiled(&[profile]);
         let (first, _) = respond(&review(&pod), &snapshot);
         let after = patched(&review(&pod), &first);
@@ -256,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn after_others_have_changed_it_one_more_pass_is_enough(
+    fn settles_one_pass_after_changes_by_others(
         pod in pod(), profiles in prop::collection::vec(profile(), 1..3), edits in edits(),
     ) {
         // Two profiles that replace the same value would contradict each other.

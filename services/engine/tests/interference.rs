@@ -183,7 +183,7 @@ fn interference_in(
         }
         if let Some(fault) = claims.broken(&expected, &after) {
             let decisions = decided.decision.profiles.iter();
-            let told: Vec<_> = decisions
+            let lines: Vec<_> = decisions
                 .map(|decision| {
                     let (name, reason) = (decision.profile.display_name(), decision.reason);
                     format!("{name}: {:?} {reason} {:?}", decision.outcome, decision.detail)
@@ -195,7 +195,7 @@ fn interference_in(
                 case.is_there,
                 json!(profiles.cluster),
                 json!(profiles.own),
-                told.join("\n")
+                lines.join("\n")
             ));
         }
         (alone, both) = (expected, after);

@@ -87,7 +87,7 @@ pub struct Document<'a> {
     /// The initial values of replaced slots.
     originals: Vec<(SlotId, Value<'a>)>,
     /// The number of replacements, removals and insertions into lists.
-    upheavals: u32,
+    change_count: u32,
     /// Whether any slot that existed initially was ever removed.
     has_removed: bool,
     /// Whether the keys need no check for duplicates, because another document checks them.
@@ -142,7 +142,7 @@ impl<'a> Document<'a> {
             slots,
             texts: Vec::new(),
             originals: Vec::new(),
-            upheavals: 0,
+            change_count: 0,
             has_removed: false,
             skips_key_check: false,
             mark: Mark::default(),
@@ -172,7 +172,7 @@ impl<'a> Document<'a> {
         self.slots.truncate(self.mark.slots);
         self.texts.truncate(self.mark.texts);
         self.originals.truncate(self.mark.originals);
-        self.upheavals += 1;
+        self.change_count += 1;
         for (id, slot) in self.before.drain(..) {
             if let Some(changed) = self.slots.get_mut(id.place()) {
                 *changed = slot;
@@ -191,8 +191,8 @@ impl<'a> Document<'a> {
     /// one. Adding a member does not change the counter.
     #[inline]
     #[must_use]
-    pub const fn upheavals(&self) -> u32 {
-        self.upheavals
+    pub const fn change_count(&self) -> u32 {
+        self.change_count
     }
 
     /// Stores the JSON text of a new scalar. Returns the content for its slot.

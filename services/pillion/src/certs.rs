@@ -1,4 +1,5 @@
-//! `pillion certs`: requests a rotation of the certificates. [`Seen`] is their state, which `pillion status` shows.
+//! `pillion certs`: requests a rotation of the certificates. [`CertificateState`] is their state, which `pillion
+//! status` shows.
 //!
 //! Both use only the API server, so they also work without a running controller.
 
@@ -13,10 +14,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, Patch, PatchParams};
 use pillion_control::Release;
-use pillion_control::certificates::authority::{
-    AuthoritySecret, BundleContents, InvalidPair, KnownAuthorities, Lifetimes, ValidCertificate,
-};
-use pillion_control::certificates::rotation::{Authority, Phase, Record, Stored};
+use pillion_control::certificates::ca::{BundleContents, CaSecret, InvalidPair, KnownCas, Lifetimes, ValidCertificate};
+use pillion_control::certificates::rotation::{Ca, Phase, Record, Stored};
 use pillion_control::certificates::serving_secret::{ServingInputs, ServingSecret};
 use pillion_control::rotator::request::{FULFILLED_ANNOTATION, REQUEST_ANNOTATION, RotationRequest};
 use serde_json::{Value, json};
@@ -50,21 +49,21 @@ pub(crate) fn run(args: CertsArgs) -> anyhow::Result<Exit> {
 
 /// The observed state of the certificates, of their rotation, and of the webhook configuration.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct CertificateState {
     record: Stored<Record>,
     fault: Option<String>,
     fulfilled: Option<String>,
-    leaf: Option<Result<ValidCertificate, InvalidPair>>,
+    certificate: Option<Result<ValidCertificate, InvalidPair>>,
     signer: Option<u32>,
     entries: Vec<(String, BundleContents)>,
 }
 
-impl Seen {
+impl CertificateState {
     pub(crate) async fn read(client: &kube::Client, release: &Release) -> anyhow::Result<Self> {
         let secrets: Api<Secret> = Api::namespaced(client.clone(), release.namespace());
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-        let record = secrets.get_opt(&release.authority_secret()).await;
-        let record = record.context("the authorities' Secret cannot be read: that takes the right to get it")?;
+        let record = secrets.get_opt(&release.ca_secret()).await;
+        let record = record.context("the CAs' Secret cannot be read: that takes the right to get it")?;
         let serving = secrets.get_opt(&release.serving_secret()).await.context("the serving Secret cannot be read")?;
         let configuration = configurations.get_opt(release.configuration()).await;
         let configuration = configuration.context("the webhook configuration cannot be read")?;
@@ -72,18 +71,18 @@ impl Seen {
         let fulfilled =
             record.as_ref().and_then(|secret| secret.metadata.annotations.as_ref()?.get(FULFILLED_ANNOTATION));
         let fulfilled = fulfilled.cloned();
-        let authority = AuthoritySecret::read(record.as_ref(), release);
-        let known = authority.stored.get();
+        let ca = CaSecret::read(record.as_ref(), release);
+        let known = ca.stored.get();
         let judging = ServingInputs { release, known, lifetimes: &Lifetimes::default(), now: Timestamp::now() };
         let serving = ServingSecret::read(serving.as_ref(), judging);
-        let leaf = serving.stored.get().and_then(|serving| serving.leaf);
+        let certificate = serving.stored.get().and_then(|serving| serving.certificate);
         let entries = configuration.map(|configuration| entries(&configuration, known)).unwrap_or_default();
         Ok(Self {
-            record: authority.record(),
-            fault: authority.fault.as_ref().map(ToString::to_string),
+            record: ca.record(),
+            fault: ca.fault.as_ref().map(ToString::to_string),
             fulfilled,
-            signer: leaf.and_then(|leaf| leaf.signer).map(|signer| signer.0),
-            leaf: serving.judged,
+            signer: certificate.and_then(|certificate| certificate.signer).map(|signer| signer.0),
+            certificate: serving.judged,
             entries,
         })
     }
@@ -100,7 +99,7 @@ impl Seen {
             Stored::Missing => json!({"state": "missing"}),
             Stored::Corrupt => json!({"state": "damaged", "fault": self.fault}),
             Stored::Is(record) => {
-                let authority = |found: Authority| {
+                let ca = |found: Ca| {
                     json!({
                         "generation": found.generation.0, "created": found.created.to_string(),
                         "notAfter": found.not_after.to_string(), "hasKey": found.has_key,
@@ -108,18 +107,18 @@ impl Seen {
                 };
                 json!({
                     "state": "present", "phase": record.phase.to_string(), "since": record.since.to_string(),
-                    "epoch": record.epoch, "active": record.active.map(authority), "next": record.next.map(authority),
+                    "epoch": record.epoch, "active": record.active.map(ca), "next": record.next.map(ca),
                 })
             }
         };
-        let certificate = match &self.leaf {
+        let certificate = match &self.certificate {
             None => json!({"state": "missing"}),
             Some(Err(unfit)) => json!({"state": "unfit", "fault": unfit.to_string()}),
-            Some(Ok(fit)) => json!({"state": "fit", "authority": self.signer, "notAfter": fit.not_after.to_string()}),
+            Some(Ok(fit)) => json!({"state": "fit", "ca": self.signer, "notAfter": fit.not_after.to_string()}),
         };
         let webhooks = self.entries.iter().map(|(name, contents)| {
-            let authorities: Vec<_> = contents.authorities.iter().map(|generation| generation.0).collect();
-            json!({"name": name, "authorities": authorities, "unknown": contents.unknown.len()})
+            let cas: Vec<_> = contents.cas.iter().map(|generation| generation.0).collect();
+            json!({"name": name, "cas": cas, "unknown": contents.unknown.len()})
         });
         json!({"rotation": record, "certificate": certificate, "webhooks": webhooks.collect::<Vec<_>>()})
     }
@@ -136,7 +135,7 @@ impl Seen {
     /// Returns why the API server cannot call replicas, as far as the lines with this label show it.
     pub(crate) fn problem(&self, what: &str) -> Option<&'static str> {
         match what {
-            "certificate" if !matches!(self.leaf, Some(Ok(_))) => Some("there is no valid serving certificate"),
+            "certificate" if !matches!(self.certificate, Some(Ok(_))) => Some("there is no valid serving certificate"),
             "webhook" if self.entries.is_empty() => Some("the API server has no webhook configuration"),
             _ => None,
         }
@@ -159,20 +158,19 @@ impl Seen {
             }
             Stored::Is(record) => {
                 line("rotation", &format!("{} since {}, epoch {}", record.phase, at(record.since, now), record.epoch));
-                let all = [("authority", record.active), ("next", record.next)];
-                for (what, authority) in all.into_iter().filter_map(|(what, found)| Some((what, found?))) {
-                    line(what, &describe(authority, now));
+                let all = [("CA", record.active), ("next", record.next)];
+                for (what, ca) in all.into_iter().filter_map(|(what, found)| Some((what, found?))) {
+                    line(what, &describe(ca, now));
                 }
             }
         }
-        match &self.leaf {
+        match &self.certificate {
             None => {
                 line("certificate", "missing: the controller has not created one yet, or its Secret was deleted");
             }
             Some(Err(unfit)) => line("certificate", &format!("cannot be served: {unfit}")),
             Some(Ok(fit)) => {
-                let signer =
-                    self.signer.map_or_else(|| "an unknown CA".to_owned(), |signer| format!("authority {signer}"));
+                let signer = self.signer.map_or_else(|| "an unknown CA".to_owned(), |signer| format!("CA {signer}"));
                 line("certificate", &format!("of {signer}, ends {}", at(fit.not_after, now)));
             }
         }
@@ -180,10 +178,10 @@ impl Seen {
             line("webhook", "no entry: the API server calls no webhook");
         }
         for (name, contents) in &self.entries {
-            let known = contents.authorities.iter().map(|generation| generation.0.to_string()).collect::<Vec<_>>();
-            let mut trusts = format!("{name} trusts authority {}", known.join(" and "));
+            let known = contents.cas.iter().map(|generation| generation.0.to_string()).collect::<Vec<_>>();
+            let mut trusts = format!("{name} trusts CA {}", known.join(" and "));
             if known.is_empty() {
-                trusts = format!("{name} trusts no authority of the record");
+                trusts = format!("{name} trusts no CA of the record");
             }
             if !contents.unknown.is_empty() {
                 _ = write!(trusts, ", and {} others", contents.unknown.len());
@@ -194,10 +192,7 @@ impl Seen {
     }
 }
 
-fn entries(
-    configuration: &MutatingWebhookConfiguration,
-    known: Option<&KnownAuthorities>,
-) -> Vec<(String, BundleContents)> {
+fn entries(configuration: &MutatingWebhookConfiguration, known: Option<&KnownCas>) -> Vec<(String, BundleContents)> {
     let entries = configuration.webhooks.iter().flatten();
     let contents = entries.map(|entry| {
         let bundle = entry.client_config.ca_bundle.as_ref().map_or(&[][..], |bundle| &bundle.0);
@@ -206,14 +201,9 @@ fn entries(
     contents.collect()
 }
 
-fn describe(authority: Authority, now: Timestamp) -> String {
-    let key = if authority.has_key { "" } else { ", its key is deleted" };
-    format!(
-        "{} made {}, ends {}{key}",
-        authority.generation.0,
-        at(authority.created, now),
-        at(authority.not_after, now)
-    )
+fn describe(ca: Ca, now: Timestamp) -> String {
+    let key = if ca.has_key { "" } else { ", its key is deleted" };
+    format!("{} made {}, ends {}{key}", ca.generation.0, at(ca.created, now), at(ca.not_after, now))
 }
 
 /// Formats a time with its rough distance from now.
@@ -261,12 +251,12 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<Exit> {
         ),
         Err(error) => return Err(error).context("the Lease cannot be written: that takes the right to patch it"),
     }
-    output::print(&format!("asked for a new certificate authority ({request}); see: pillion status\n"))?;
+    output::print(&format!("asked for a new CA ({request}); see: pillion status\n"))?;
     let Some(limit) = args.wait else { return Ok(Exit::Success) };
     let end = Instant::now() + limit.0;
     let mut progress = Progress::new();
     loop {
-        let seen = Seen::read(&client, &release).await?;
+        let seen = CertificateState::read(&client, &release).await?;
         if seen.has_fulfilled(&request) {
             drop(progress);
             output::print(&seen.text(Timestamp::now()))?;

@@ -9,9 +9,9 @@ use std::fmt::{self, Write};
 use serde::{Serialize, Serializer};
 
 /// The maximum number of printed findings about pods, for each code and profile.
-const MOST_ALIKE: usize = 10;
+const MAX_SIMILAR_FINDINGS: usize = 10;
 /// The maximum number of pods that are named in a shared finding.
-const MOST_NAMES: usize = 5;
+const MAX_NAMED_PODS: usize = 5;
 
 /// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -184,9 +184,9 @@ codes! {
     /// A replica is listed as ready but is unreachable.
     ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a failed node between API server and replica";
     /// A pod that should be injected comes back from a dry run unchanged.
-    CanaryFailed => "canary_failed", Error, "see the other findings: the API server gets no usable response";
+    DryRunFailed => "dry_run_failed", Error, "see the other findings: the API server gets no usable response";
     /// No dry run was possible, so the path through the API server is untested.
-    CanaryNotTried => "canary_not_tried", Info, "opt a namespace in, and run the command as a user who may create pods there";
+    DryRunNotTried => "dry_run_not_tried", Info, "opt a namespace in, and run the command as a user who may create pods there";
     /// A service account lacks an RBAC permission that its component needs.
     RightMissing => "right_missing", Error, "apply the roles of the chart (or of deploy/rbac) again";
     /// No controller holds the Lease.
@@ -287,7 +287,7 @@ pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
 }
 
 /// Whether all findings are mere information, so that no action is needed.
-pub(crate) fn is_well(findings: &[Finding]) -> bool {
+pub(crate) fn needs_no_action(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.severity == Severity::Info)
 }
 
@@ -304,8 +304,8 @@ impl FoldedFinding<'_> {
         if count == 0 {
             return String::new();
         }
-        let some: Vec<_> = self.others.iter().map(|other| other.object.name.as_str()).take(MOST_NAMES).collect();
-        let rest = if count > MOST_NAMES { ", …" } else { "" };
+        let some: Vec<_> = self.others.iter().map(|other| other.object.name.as_str()).take(MAX_NAMED_PODS).collect();
+        let rest = if count > MAX_NAMED_PODS { ", …" } else { "" };
         format!(" and {count} more: {}{rest}", some.join(", "))
     }
 
@@ -339,8 +339,8 @@ fn folded(findings: &[Finding]) -> Vec<FoldedFinding<'_>> {
     folded
 }
 
-/// Formats findings for a terminal, each with its remedy. Shows at most [`MOST_ALIKE`] findings about pods for each
-/// code and profile.
+/// Formats findings for a terminal, each with its remedy. Shows at most [`MAX_SIMILAR_FINDINGS`] findings about pods
+/// for each code and profile.
 pub(crate) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut alike: BTreeMap<(Code, Option<&str>), usize> = BTreeMap::new();
@@ -349,7 +349,7 @@ pub(crate) fn lines(findings: &[Finding]) -> String {
         if object.kind == "Pod" {
             let count = alike.entry((*code, profile.as_deref())).or_default();
             *count += 1;
-            if *count > MOST_ALIKE {
+            if *count > MAX_SIMILAR_FINDINGS {
                 continue;
             }
         }
@@ -366,16 +366,19 @@ pub(crate) fn lines(findings: &[Finding]) -> String {
         let code = code.as_str();
         let _ = writeln!(text, "{colour}{word}\u{1b}[0m \u{1b}[1m{code}\u{1b}[0m: {object}{more}{of}\n  {message}");
         let remedies = group.remedies();
-        for remedy in remedies.iter().take(MOST_NAMES) {
+        for remedy in remedies.iter().take(MAX_NAMED_PODS) {
             let _ = writeln!(text, "  \u{1b}[32mdo\u{1b}[0m: {remedy}");
         }
-        if remedies.len() > MOST_NAMES {
-            let _ =
-                writeln!(text, "  and {} more commands like these; -o json lists them", remedies.len() - MOST_NAMES);
+        if remedies.len() > MAX_NAMED_PODS {
+            let _ = writeln!(
+                text,
+                "  and {} more commands like these; -o json lists them",
+                remedies.len() - MAX_NAMED_PODS
+            );
         }
     }
-    for ((code, _), count) in alike.into_iter().filter(|(_, count)| *count > MOST_ALIKE) {
-        let _ = writeln!(text, "and {} more of {}; -o json lists all", count - MOST_ALIKE, code.as_str());
+    for ((code, _), count) in alike.into_iter().filter(|(_, count)| *count > MAX_SIMILAR_FINDINGS) {
+        let _ = writeln!(text, "and {} more of {}; -o json lists all", count - MAX_SIMILAR_FINDINGS, code.as_str());
     }
     text
 }
@@ -433,7 +436,7 @@ mod tests {
         let found = sorted(found);
         let actual: Vec<_> = found.iter().map(|finding| (finding.code, &*finding.object.name)).collect();
         assert_eq!(actual, [(Code::NotOptedIn, "a"), (Code::NotOptedIn, "b"), (Code::DryRun, "a")]);
-        assert!(!is_well(&found) && is_well(&[finding(Code::DryRun, "a")]));
+        assert!(!needs_no_action(&found) && needs_no_action(&[finding(Code::DryRun, "a")]));
     }
 
     #[test]
@@ -451,7 +454,7 @@ mod tests {
         assert!(text.ends_with("  and 2 more commands like these; -o json lists them\n"), "{text}");
         let each = |place| Finding { message: format!("at {place}\nforged"), ..finding(Code::WebhookAway, "web") };
         let text = lines(&(0..40).map(each).collect::<Vec<_>>());
-        assert_eq!(text.matches("webhook_away\u{1b}").count(), MOST_ALIKE, "{text}");
+        assert_eq!(text.matches("webhook_away\u{1b}").count(), MAX_SIMILAR_FINDINGS, "{text}");
         assert!(text.ends_with("and 30 more of webhook_away; -o json lists all\n"), "{text}");
         assert!(!text.contains("\nforged"), "{text}");
     }

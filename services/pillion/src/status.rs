@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use crate::args::ClusterArgs;
 use crate::args::block_on;
 use crate::availability::{self, WebhookDeployment};
-use crate::certs::Seen;
+use crate::certs::CertificateState;
 use crate::exit::Exit;
 use crate::explain::profiles::readiness;
 use crate::explain::sidecar;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
         output::report(&summary(&status.report))?;
     }
     let works = status.overview.as_ref().is_none_or(Overview::works);
-    Ok(Exit::findings(!works || status.report.total() > 0 || !finding::is_well(&status.problems)))
+    Ok(Exit::findings(!works || status.report.total() > 0 || !finding::needs_no_action(&status.problems)))
 }
 
 /// Reads the installation, and then the pods. If the pods cannot be read, the second value is the error.
@@ -356,7 +356,7 @@ impl Overview {
             Err(error) => line("switch", cannot(error), None),
         }
         let mut certificates = None;
-        match Seen::read(client, release).await {
+        match CertificateState::read(client, release).await {
             Ok(seen) => {
                 for (what, said) in seen.lines(now) {
                     line(what, said, seen.problem(what));
@@ -477,7 +477,7 @@ fn describe_profiles(found: &cluster_listing::ClusterListing) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pillion_control::audit::{Cause, Standings, State};
+    use pillion_control::audit::{Cause, PodCounts, State};
     use serde_json::json;
 
     use super::*;
@@ -506,7 +506,7 @@ mod tests {
         );
         assert_eq!(table(&[], false), "");
         let mut report = Report {
-            pods: Standings { missing: 1, injected: 2, ..Standings::default() },
+            pods: PodCounts { missing: 1, injected: 2, ..PodCounts::default() },
             findings: vec![finding],
             ..Report::default()
         };
@@ -535,7 +535,7 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("\n\nreplicas      0 of 0 ready\n\n"), "{text}");
-        assert!(!finding::is_well(&status.problems));
+        assert!(!finding::needs_no_action(&status.problems));
         let document = document(&status);
         assert_eq!(document["problems"][0]["code"], "no_ready_replica");
         assert_eq!((&document["works"], &document["installation"][0]["said"]), (&json!(false), &json!("0 of 0 ready")));

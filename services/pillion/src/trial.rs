@@ -43,7 +43,7 @@ pub(crate) fn original_object(pod: &Value) -> Value {
     // Items of a list carry no `apiVersion` and `kind` of their own.
     fields.insert("apiVersion".to_owned(), "v1".into());
     fields.insert("kind".to_owned(), "Pod".into());
-    if !is_bound_by_author(pod)
+    if !has_authored_node_name(pod)
         && let Some(spec) = fields.get_mut("spec").and_then(Value::as_object_mut)
     {
         spec.shift_remove("nodeName");
@@ -63,7 +63,7 @@ pub(crate) fn original_object(pod: &Value) -> Value {
 
 /// Whether the pod's author set `nodeName`. The scheduler sets it by a binding, which leaves no trace in
 /// `managedFields`.
-fn is_bound_by_author(pod: &Value) -> bool {
+fn has_authored_node_name(pod: &Value) -> bool {
     let managers = pod.pointer("/metadata/managedFields").and_then(Value::as_array);
     managers.into_iter().flatten().any(|entry| entry.pointer("/fieldsV1/f:spec/f:nodeName").is_some())
 }

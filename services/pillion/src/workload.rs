@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use pillion_control::audit::kind_with_group;
 
 /// The maximum length of an owner chain.
-pub(crate) const MOST_OWNERS: usize = 4;
+pub(crate) const MAX_OWNERS: usize = 4;
 
 /// A workload, or a pod without a controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,7 +61,7 @@ impl Owners {
     ) -> kube::Result<Workload> {
         let Some((kind, name)) = owner else { return Ok(Workload::new(namespace, "Pod", pod)) };
         let mut workload = Workload::new(namespace, kind, name);
-        for _ in 0..MOST_OWNERS {
+        for _ in 0..MAX_OWNERS {
             match self.behind(&workload).await? {
                 Some(behind) => workload = behind,
                 None => break,

@@ -126,7 +126,7 @@ fn bombs_are_rejected_quickly_with_reason() {
         let beginning: String = stderr.chars().take(500).collect();
         assert_eq!(output.status.code(), Some(1), "{name}: {beginning}");
         assert!(stderr.contains(message), "{name}: {beginning}");
-        assert!(stderr.len() < 60_000, "{name}: {} bytes are told: {beginning}", stderr.len());
+        assert!(stderr.len() < 60_000, "{name}: {} bytes are printed: {beginning}", stderr.len());
     }
 }
 

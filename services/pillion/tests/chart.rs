@@ -271,7 +271,7 @@ fn services_lead_to_listening_ports() {
         for (component, flag, port) in [
             ("webhook", "--listen=", 8443),
             ("webhook", "--metrics-listen=", 9090),
-            ("controller", "--canary-listen=", 8443),
+            ("controller", "--trust-probe-listen=", 8443),
             ("controller", "--metrics-listen=", 9090),
         ] {
             assert_eq!(arguments(&objects, component, flag), format!("{expected}:{port}"), "{service}");
@@ -283,13 +283,13 @@ fn services_lead_to_listening_ports() {
             }
         }
         // The leader writes a single EndpointSlice, of its pod's IP family.
-        let probe_service = &named(&objects, "Service", "pillion-canary")["spec"];
+        let probe_service = &named(&objects, "Service", "pillion-trust-probe")["spec"];
         assert_eq!((probe_service.get("ipFamilies"), probe_service.get("ipFamilyPolicy")), (None, None), "{service}");
     }
     let given =
         rendered(&json!({"webhook": {"listenAddress": "[fd00::1]"}, "controller": {"listenAddress": "10.0.0.1"}}));
     assert_eq!(arguments(&given, "webhook", "--listen="), "[fd00::1]:8443");
-    assert_eq!(arguments(&given, "controller", "--canary-listen="), "10.0.0.1:8443");
+    assert_eq!(arguments(&given, "controller", "--trust-probe-listen="), "10.0.0.1:8443");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn host_network_rollout_waits_for_ports() {
 }
 
 #[test]
-fn network_policy_admits_only_api_servers_and_the_controller() {
+fn network_policy_admits_api_servers_and_controller_only() {
     let rendered = rendered(&json!({"networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"]}}));
     let reviews = &named(&rendered, "NetworkPolicy", "pillion-webhook")["spec"]["ingress"][0];
     let from = reviews["from"].as_array().unwrap();
@@ -441,7 +441,7 @@ fn trust_probe_service_is_the_programs() {
     let release = pillion_control::Release::new("pillion", "pillion-system", "cluster.local").unwrap();
     let expected = serde_json::to_value(pillion_control::trust_probe::service(&release).unwrap()).unwrap();
     let objects = rendered(&json!({}));
-    assert_eq!(bare(named(&objects, "Service", "pillion-canary").clone()), expected);
+    assert_eq!(bare(named(&objects, "Service", "pillion-trust-probe").clone()), expected);
 }
 
 #[test]

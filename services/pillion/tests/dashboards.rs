@@ -362,7 +362,7 @@ fn every_alert_has_description_and_runbook() {
 }
 
 #[test]
-fn runbooks_have_all_sections_and_known_metrics_and_panels() {
+fn runbooks_have_sections_known_metrics_and_panels() {
     let known = documented();
     let dashboards = dashboards();
     let titles: BTreeSet<_> =

@@ -125,7 +125,7 @@ fn injected_pod_keeps_authors_fields() {
 }
 
 #[test]
-fn a_template_is_injected_and_nothing_invented_stays_in_it() {
+fn injected_template_keeps_no_invented_fields() {
     let after = document(&inject(DEPLOYMENT, &[]));
     let template = &after["spec"]["template"];
     assert_injected(template);

@@ -111,7 +111,7 @@ fn missing_profile_is_reported_with_reason() {
     let output = test(folders(&[("a", PROFILE, cases)]).path(), &["a"]);
     let text = stdout(&output);
     assert!(text.contains("  spec.containers\n    expected  \"a list of 2\"\n"), "{text}");
-    assert!(text.contains("its author is told: pillion: profile helper was not applied: "), "{text}");
+    assert!(text.contains("message to the author: pillion: profile helper was not applied: "), "{text}");
 }
 
 #[test]

@@ -59,8 +59,8 @@ impl Collector {
             .stderr(log)
             .spawn()
             .unwrap();
-        let told = || std::fs::read_to_string(at("log")).unwrap();
-        eventually("the collector is ready", || told().contains("Everything is ready").then_some(()));
+        let log = || std::fs::read_to_string(at("log")).unwrap();
+        eventually("the collector is ready", || log().contains("Everything is ready").then_some(()));
         Self { process, file: at("spans.json").into(), clear, tls, ca: at("ca.crt"), _folder: folder }
     }
 

@@ -221,12 +221,12 @@ impl Isolation {
         for variable in PROXIES {
             command.env_remove(variable);
         }
-        let mut child = command.spawn().context(HOW_TO_UNSHARE)?;
+        let mut child = command.spawn().context(UNSHARE_HELP)?;
         // The command owns the writing end of the pipe, so the reader would never reach the end of the output.
         drop(command);
 
         // A thread inherits the output capture of the test harness, so the lines appear as the test's own.
-        let printer = std::thread::spawn(move || pass_on(reader));
+        let printer = std::thread::spawn(move || print_and_collect(reader));
         let status = wait(&mut child, self.time_limit + GRACE);
         *output = printer.join().unwrap_or_default();
         let status = status?;
@@ -242,7 +242,7 @@ impl Isolation {
 const PROXIES: [&str; 8] =
     ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"];
 
-const HOW_TO_UNSHARE: &str = "cannot run `unshare` (package util-linux), which gives each test namespaces of its own";
+const UNSHARE_HELP: &str = "cannot run `unshare` (package util-linux), which gives each test namespaces of its own";
 
 /// Returns the command line that runs only this test of this program.
 fn copy_of(test: &str) -> anyhow::Result<Vec<OsString>> {
@@ -256,7 +256,7 @@ fn arguments(test: &str) -> [&str; 5] {
 
 /// Checks that this machine allows namespaces, and returns a clear error if not.
 fn probe() -> anyhow::Result<()> {
-    let output = unshare().arg("true").stdin(Stdio::null()).output().context(HOW_TO_UNSHARE)?;
+    let output = unshare().arg("true").stdin(Stdio::null()).output().context(UNSHARE_HELP)?;
     if output.status.success() {
         return Ok(());
     }
@@ -289,7 +289,7 @@ fn name_from_type(type_name: &str) -> Option<String> {
     closure.is_empty().then(|| test.to_owned())
 }
 
-fn pass_on(reader: PipeReader) -> String {
+fn print_and_collect(reader: PipeReader) -> String {
     let mut all = String::new();
     for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);

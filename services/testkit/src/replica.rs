@@ -87,7 +87,7 @@ impl ReplicaSpec {
                     command.arg("--tls-cert").arg(&tls.cert).arg("--tls-key").arg(&tls.key);
                 }
             }
-            Role::Controller => drop(command.args(["controller", "--canary-listen", &listen])),
+            Role::Controller => drop(command.args(["controller", "--trust-probe-listen", &listen])),
         }
         command
             .arg("--kubeconfig")

@@ -60,13 +60,13 @@ pub enum ClientCaError {
         error: pem::Error,
     },
     /// The input has no certificate.
-    #[error("{origin} has no certificate: expected those of the authorities of clients, each as BEGIN CERTIFICATE")]
+    #[error("{origin} has no certificate: expected those of the CAs of clients, each as BEGIN CERTIFICATE")]
     NoCertificate {
         /// The source of the input.
         origin: String,
     },
     /// A certificate in the input is not a CA certificate.
-    #[error("certificate {number} in {origin} cannot be an authority's: {reason}")]
+    #[error("certificate {number} in {origin} cannot be a CA's: {reason}")]
     NotCa {
         /// The source of the input.
         origin: String,

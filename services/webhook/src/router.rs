@@ -17,8 +17,8 @@ use bytes::Bytes;
 use futures::FutureExt;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
-use pillion_api::canary;
 use pillion_api::names::VALIDATE_PROFILES_PATH;
+use pillion_api::trust_probe;
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::profile::{KnownParents, MAX_CHAIN, ProfileReview};
 use pillion_engine::review::{Endpoint, Review};
@@ -68,7 +68,7 @@ pub fn router(admission: Admission) -> Router {
     router
         .route(VALIDATE_PROFILES_PATH, post(profile))
         // The path ends with the caller's epoch, which a replica ignores.
-        .route(&format!("{}/{{epoch}}", canary::PATH), post(check))
+        .route(&format!("{}/{{epoch}}", trust_probe::PATH), post(check))
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
@@ -310,11 +310,11 @@ impl Service {
 
     async fn check_connectivity(&self, request: Request) -> Result<Response<Body>, Refusal> {
         let deadline = self.overload.deadline(request.uri().query());
-        let body = self.receive(request, canary::MAX_REVIEW_BYTES, deadline).await?;
+        let body = self.receive(request, trust_probe::MAX_REVIEW_BYTES, deadline).await?;
         let _request_permit = self.request_permit()?;
-        Ok(match canary::refusal(&body.bytes) {
+        Ok(match trust_probe::refusal(&body.bytes) {
             Ok(response) => json_response(response),
-            Err(error) => invalid_review_response("canary", &error),
+            Err(error) => invalid_review_response("trust probe", &error),
         })
     }
 }

@@ -40,7 +40,9 @@ pub enum CertificateError {
         expected: &'static str,
     },
     /// The input has no certificate.
-    #[error("{origin} has no certificate: expected the leaf first, then its intermediates, each as BEGIN CERTIFICATE")]
+    #[error(
+        "{origin} has no certificate: expected the serving certificate first, then its intermediates, each as BEGIN CERTIFICATE"
+    )]
     NoCertificate {
         /// The source of the input.
         origin: String,
@@ -74,7 +76,7 @@ pub enum CertificateError {
     /// The certificate and the key do not match.
     #[error(
         "the private key in {key} does not belong to the first certificate in {certificate}: one of the two was replaced \
-         without the other, or the leaf does not stand first"
+         without the other, or the serving certificate does not stand first"
     )]
     Mismatch {
         /// The source of the certificate.
@@ -121,7 +123,7 @@ impl ServingCertificate {
 
     /// Returns the serving certificate without its intermediates. `None` until one is set.
     #[must_use]
-    pub fn leaf(&self) -> Option<CertificateDer<'static>> {
+    pub fn der(&self) -> Option<CertificateDer<'static>> {
         self.current.load().as_ref()?.cert.first().cloned()
     }
 }
@@ -220,18 +222,18 @@ mod tests {
 
         assert!(!serving.swap(cert(&first), key(&first_key)).unwrap(), "the same certificate was reported as a change");
         assert!(serving.swap(cert(&second), key(&second_key)).unwrap());
-        assert_ne!(before.cert.first().cloned(), serving.leaf());
+        assert_ne!(before.cert.first().cloned(), serving.der());
     }
 
     #[test]
     fn awaited_certificate_is_none_until_swap() {
         let (first, first_key) = pair();
         let awaited = ServingCertificate::awaited();
-        assert_eq!(awaited.leaf(), None);
+        assert_eq!(awaited.der(), None);
         awaited.swap(cert(&first), key("broken")).unwrap_err();
-        assert_eq!(awaited.leaf(), None);
+        assert_eq!(awaited.der(), None);
         assert!(awaited.swap(cert(&first), key(&first_key)).unwrap());
-        assert!(awaited.leaf().is_some() && !awaited.swap(cert(&first), key(&first_key)).unwrap());
+        assert!(awaited.der().is_some() && !awaited.swap(cert(&first), key(&first_key)).unwrap());
     }
 
     #[test]

@@ -213,8 +213,8 @@ async fn new_ca_is_used_from_next_handshake() {
     for (text, expected) in [
         ("", "clients.crt has no certificate"),
         (broken, "clients.crt is not PEM text"),
-        (nonsense, "certificate 1 in clients.crt cannot be an authority's"),
-        (&*not_ca, "certificate 1 in clients.crt cannot be an authority's: it is not a CA"),
+        (nonsense, "certificate 1 in clients.crt cannot be a CA's"),
+        (&*not_ca, "certificate 1 in clients.crt cannot be a CA's: it is not a CA"),
         (&*format!("{}{not_ca}", next.pem()), "certificate 2 in clients.crt"),
     ] {
         let error = guarded.clients.swap(ca_text(text)).unwrap_err().to_string();

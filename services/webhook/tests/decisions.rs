@@ -57,9 +57,9 @@ async fn invalid_profile_reviews_and_checks_are_rejected() {
     let app = with_validation();
     let (strange, large, id) = ("\u{7f}".repeat(60_000), "\u{7f}".repeat(6 * 1024 * 1024), "u".repeat(257));
     for (path, review, status) in [
-        ("/canary/1", json!({"request": strange}), 400),
-        ("/canary/1", json!({"request": {"uid": id}}), 400),
-        ("/canary/1", json!({"request": large}), 413),
+        ("/trust-probe/1", json!({"request": strange}), 400),
+        ("/trust-probe/1", json!({"request": {"uid": id}}), 400),
+        ("/trust-probe/1", json!({"request": large}), 413),
         ("/validate-profiles", json!({"apiVersion": "admission.k8s.io/v1", "request": large}), 400),
         ("/validate-profiles", json!({"apiVersion": large, "request": {"uid": "u"}}), 400),
         ("/validate-profiles", json!({"apiVersion": "admission.k8s.io/v1", "request": {"uid": id}}), 400),
@@ -154,11 +154,11 @@ async fn connectivity_check_is_answered() {
     // The kill switch does not affect the connectivity check.
     for off in [false, true] {
         switch.set_off(off);
-        let answer = response(&app, "/canary/7", &denied_image(KNOWN)).await;
+        let answer = response(&app, "/trust-probe/7", &denied_image(KNOWN)).await;
         assert_eq!((&answer["uid"], &answer["allowed"]), (&json!("u-1"), &json!(false)));
-        assert_eq!(answer["status"]["message"], pillion_api::canary::REACHED);
+        assert_eq!(answer["status"]["message"], pillion_api::trust_probe::REACHED);
     }
-    assert_eq!(send(&app.router, "/canary/7", "{}").await.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(send(&app.router, "/trust-probe/7", "{}").await.status(), StatusCode::BAD_REQUEST);
 }
 
 /// Only one test at a time: the process has one global maximum log level.

@@ -94,7 +94,8 @@ mod tests {
             &["a=b:held", "c=d"],
         ] {
             let opt_in = OptIn::with(others.iter().copied()).unwrap();
-            let settings = Settings { opt_in: opt_in.clone(), canary: true, ..Settings::new("pillion-system", "") };
+            let settings =
+                Settings { opt_in: opt_in.clone(), trust_probe: true, ..Settings::new("pillion-system", "") };
             let read = opt_in_of(&mutating(&settings)).unwrap();
             let keys = |opt_in: &OptIn| opt_in.labels().iter().map(|label| label.key.clone()).collect::<Vec<_>>();
             assert_eq!(keys(&read), keys(&opt_in));

@@ -185,23 +185,27 @@ fn failure_modes_have_own_timeouts() {
 
 #[test]
 fn trust_probe_and_profile_entries_are_opt_in() {
-    let settings = Settings { canary: true, canary_epoch: 7, validates_profiles: true, ..Settings::new("system", "") };
+    let settings =
+        Settings { trust_probe: true, trust_probe_epoch: 7, validates_profiles: true, ..Settings::new("system", "") };
     let entries = mutating(&settings).webhooks.unwrap();
-    let canary = entries.last().unwrap();
-    let service = canary.client_config.service.as_ref().unwrap();
-    assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
+    let trust_probe = entries.last().unwrap();
+    let service = trust_probe.client_config.service.as_ref().unwrap();
+    assert_eq!((&*trust_probe.name, trust_probe.failure_policy.as_deref()), ("trust-probe.pillion.dev", Some("Fail")));
     assert_eq!(
         (&*service.name, service.path.as_deref(), service.port),
-        ("pillion-canary", Some("/canary/7"), Some(443))
+        ("pillion-trust-probe", Some("/trust-probe/7"), Some(443))
     );
-    assert_eq!(canary.rules.as_ref().unwrap()[0].scope.as_deref(), Some("Cluster"));
-    assert_eq!(rule_texts(canary.rules.as_ref().unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
+    assert_eq!(trust_probe.rules.as_ref().unwrap()[0].scope.as_deref(), Some("Cluster"));
+    assert_eq!(
+        rule_texts(trust_probe.rules.as_ref().unwrap()),
+        [("injectiontrustprobes".to_owned(), "CREATE".to_owned())]
+    );
 
     let entries = validating(&settings, &Validated::default()).unwrap().webhooks.unwrap();
-    let [profiles, canary] = entries.try_into().unwrap();
-    assert_eq!((&*canary.name, canary.failure_policy.as_deref()), ("canary.pillion.dev", Some("Fail")));
-    assert_eq!(canary.client_config.service.unwrap().path.as_deref(), Some("/canary/validate/7"));
-    assert_eq!(rule_texts(&canary.rules.unwrap()), [("injectioncanaries".to_owned(), "CREATE".to_owned())]);
+    let [profiles, trust_probe] = entries.try_into().unwrap();
+    assert_eq!((&*trust_probe.name, trust_probe.failure_policy.as_deref()), ("trust-probe.pillion.dev", Some("Fail")));
+    assert_eq!(trust_probe.client_config.service.unwrap().path.as_deref(), Some("/trust-probe/validate/7"));
+    assert_eq!(rule_texts(&trust_probe.rules.unwrap()), [("injectiontrustprobes".to_owned(), "CREATE".to_owned())]);
     assert_eq!((&*profiles.name, profiles.failure_policy.as_deref()), (PROFILES_ENTRY, Some("Ignore")));
     assert_eq!(profiles.client_config.service.unwrap().path.as_deref(), Some("/validate-profiles"));
     let kinds = "clusterinjectionprofiles,injectionprofiles".to_owned();
@@ -212,12 +216,12 @@ fn trust_probe_and_profile_entries_are_opt_in() {
 fn connectivity_check_denies_nothing() {
     let checked = Settings {
         levels: InjectionLevel::ALL.to_vec(),
-        canary: true,
-        canary_epoch: 7,
+        trust_probe: true,
+        trust_probe_epoch: 7,
         validates_profiles: true,
         ..Settings::new("pillion-system", "")
     };
-    let unchecked = Settings { rehearses: true, ..checked.clone() };
+    let unchecked = Settings { checks_connectivity: true, ..checked.clone() };
     let rules = mutating_rules([]);
     let policies = |settings: &Settings| -> Vec<String> {
         let mutating = mutating(settings).webhooks.unwrap().into_iter();
@@ -226,15 +230,18 @@ fn connectivity_check_denies_nothing() {
         let policies = policies.chain(validating.map(|entry| (entry.name, entry.failure_policy.unwrap())));
         policies.filter(|(_, policy)| policy == "Fail").map(|(name, _)| name).collect()
     };
-    let trust_probes = ["canary.pillion.dev"; 2];
+    let trust_probes = ["trust-probe.pillion.dev"; 2];
     assert_eq!(policies(&unchecked), trust_probes, "only trust probes can fail");
     let required = ["required.pillion.dev", trust_probes[0], "validate-required.pillion.dev", trust_probes[1]];
     assert_eq!(policies(&checked), required);
     let service = |settings: &Settings| {
-        let canary = mutating(settings).webhooks.unwrap().pop().unwrap().client_config.service.unwrap();
-        (canary.name, canary.path.unwrap())
+        let trust_probe = mutating(settings).webhooks.unwrap().pop().unwrap().client_config.service.unwrap();
+        (trust_probe.name, trust_probe.path.unwrap())
     };
-    assert_eq!(service(&unchecked), ("pillion".to_owned(), "/canary/7".to_owned()));
-    assert_eq!(service(&checked), ("pillion-canary".to_owned(), "/canary/7".to_owned()));
-    assert!(is_rehearsal(&mutating(&unchecked), "pillion") && !is_rehearsal(&mutating(&checked), "pillion"));
+    assert_eq!(service(&unchecked), ("pillion".to_owned(), "/trust-probe/7".to_owned()));
+    assert_eq!(service(&checked), ("pillion-trust-probe".to_owned(), "/trust-probe/7".to_owned()));
+    assert!(
+        is_connectivity_check(&mutating(&unchecked), "pillion")
+            && !is_connectivity_check(&mutating(&checked), "pillion")
+    );
 }

@@ -98,7 +98,7 @@ const PEERS: [Peer; 5] = [
 
 #[test]
 #[ignore = "needs the test cases of other injectors: just peers DIR"]
-fn the_peers_cases() {
+fn peer_cases_have_expected_results() {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from);
     let folder = folder.expect("PILLION_PEERS must name the folder with eks/, istio/ and so on");
     let shipped = ShippedProfiles::load();
@@ -133,7 +133,7 @@ fn the_peers_cases() {
 fn unexpected_files_are_reported() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/peers/strange");
     let shipped = ShippedProfiles::load();
-    let told: Vec<String> = PEERS
+    let messages: Vec<String> = PEERS
         .iter()
         .flat_map(|Peer { name, cases, .. }| {
             let cases = cases(&folder.join(name), &shipped);
@@ -141,7 +141,7 @@ fn unexpected_files_are_reported() {
         })
         .collect();
     let expected = std::fs::read_to_string(folder.join("expected.txt")).unwrap();
-    assert_eq!(told.join("\n"), expected.trim_end(), "\n{}", told.join("\n"));
+    assert_eq!(messages.join("\n"), expected.trim_end(), "\n{}", messages.join("\n"));
 }
 
 /// The shipped profiles cause no advice, such as advice about a mount whose volume does not exist.

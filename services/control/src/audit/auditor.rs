@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use pillion_engine::audit::{self, Standing};
+use pillion_engine::audit::{self, MatchState};
 use pillion_engine::lookup::{LookedUp, Wanted};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::snapshot::{Namespace, Snapshot};
@@ -360,12 +360,14 @@ impl Auditor {
 
     /// Schedules another read of the pods with failed lookups. Returns the number of these pods.
     pub(crate) fn retry_failed_lookups(&mut self) -> usize {
-        let lookup_failed = |judged: &ProfileVerdict| judged.standing == Standing::NotLookedUp;
+        let lookup_failed = |judged: &ProfileVerdict| judged.match_state == MatchState::NotLookedUp;
         let mut count = 0;
         for (namespace, state) in &mut self.namespaces {
             for (name, pod) in state.pods.iter_mut().filter(|(_, pod)| pod.verdict.iter().any(lookup_failed)) {
-                let open = pod.verdict.iter().cloned().map(|judged| match judged.standing {
-                    Standing::NotLookedUp => ProfileVerdict { standing: Standing::Open, from_whole: false, ..judged },
+                let open = pod.verdict.iter().cloned().map(|judged| match judged.match_state {
+                    MatchState::NotLookedUp => {
+                        ProfileVerdict { match_state: MatchState::Open, from_whole: false, ..judged }
+                    }
                     _ => judged,
                 });
                 pod.verdict = self.pools.verdicts.share(open.collect());
@@ -413,22 +415,22 @@ impl Auditor {
             audit::of_object(&self.snapshot, &namespace, &state.namespace, original, looked_up)
         });
         let answered = entry.verdict.iter().cloned().map(|judged| {
-            if judged.standing != Standing::Open {
+            if judged.match_state != MatchState::Open {
                 return judged;
             }
             // The evaluation panicked, and would panic again.
             let Ok(found) = &found else {
-                return ProfileVerdict { standing: Standing::Undecided, from_whole: true, ..judged };
+                return ProfileVerdict { match_state: MatchState::Undecided, from_whole: true, ..judged };
             };
             let of_whole = found.iter().find(|expected| expected.profile.display_name() == &**judged.profile.as_ref());
-            let standing = match of_whole {
+            let match_state = match of_whole {
                 // The whole pod does not match this profile.
-                None => Standing::NotWanted,
+                None => MatchState::NotWanted,
                 // The pinned revision was unavailable, so the pod was judged by another one.
-                Some(expected) if expected.revision() != &**judged.revision.as_ref() => Standing::NotLookedUp,
-                Some(expected) => expected.standing,
+                Some(expected) if expected.revision() != &**judged.revision.as_ref() => MatchState::NotLookedUp,
+                Some(expected) => expected.match_state,
             };
-            ProfileVerdict { standing, from_whole: true, ..judged }
+            ProfileVerdict { match_state, from_whole: true, ..judged }
         });
         entry.verdict = self.pools.verdicts.share(answered.collect());
         // The results may affect other profiles of the same exclusive group.
@@ -478,7 +480,7 @@ impl Auditor {
 }
 
 fn is_open(verdict: &[ProfileVerdict]) -> bool {
-    verdict.iter().any(|judged| judged.standing == Standing::Open)
+    verdict.iter().any(|judged| judged.match_state == MatchState::Open)
 }
 
 fn add_due(due: &mut BTreeMap<Box<str>, Due>, namespace: &str, name: &str) {
@@ -511,7 +513,7 @@ fn judge(
     let known = |profile: &CompiledProfile, revision: &str| {
         // The webhook decided about recorded profiles when the pod was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
-        has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.standing == Standing::Wanted))
+        has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.match_state == MatchState::Wanted))
     };
     let found = guarded(&format_args!("the metadata of a pod of {name}"), || {
         let tape = OwnedTape::parse((**pod.metadata).to_owned()).ok()?;
@@ -522,7 +524,7 @@ fn judge(
         let undecided = |(profile, revision): &(Box<str>, Box<str>)| ProfileVerdict {
             profile: pools.texts.share(profile.clone()),
             revision: pools.texts.share(revision.clone()),
-            standing: Standing::Undecided,
+            match_state: MatchState::Undecided,
             from_whole: false,
         };
         let undecided = pod.has.profiles.iter().map(undecided).collect();
@@ -532,14 +534,14 @@ fn judge(
     let judged = found.into_iter().map(|expected| {
         let (profile, revision) = (expected.profile.display_name(), expected.revision());
         let before = before(profile, revision).filter(|_| pod.has.revision(profile).is_none());
-        let standing = match (expected.standing, before.map(|judged| judged.standing)) {
-            (Standing::NotWanted, Some(found @ (Standing::Undecided | Standing::NotLookedUp))) => found,
-            (standing, _) => standing,
+        let match_state = match (expected.match_state, before.map(|judged| judged.match_state)) {
+            (MatchState::NotWanted, Some(found @ (MatchState::Undecided | MatchState::NotLookedUp))) => found,
+            (match_state, _) => match_state,
         };
         ProfileVerdict {
             profile: pools.texts.share(profile.into()),
             revision: pools.texts.share(revision.into()),
-            standing,
+            match_state,
             from_whole: before.is_some(),
         }
     });

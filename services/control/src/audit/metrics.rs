@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::cause::{Cause, State};
-use super::report::{ProfileAudit, Report, Standings};
+use super::report::{PodCounts, ProfileAudit, Report};
 
 /// The last report, and the number of requests for pods. Published as metrics.
 #[derive(Clone, Debug, Default)]
@@ -55,8 +55,8 @@ impl AuditMetrics {
     }
 }
 
-fn standings(pods: &Standings) -> [(&'static str, u64); 8] {
-    let Standings { missing, outdated, surplus, pending, undecided, injected, opted_out, not_asked } = *pods;
+fn pod_counts(pods: &PodCounts) -> [(&'static str, u64); 8] {
+    let PodCounts { missing, outdated, surplus, pending, undecided, injected, opted_out, not_asked } = *pods;
     [
         ("missing", missing),
         ("outdated", outdated),
@@ -83,7 +83,7 @@ impl Collector for AuditCollector {
 
         let help = "Pods of opted-in namespaces, by result of the audit";
         let mut metric = encoder.encode_descriptor("audit_pods", help, None, MetricType::Gauge)?;
-        for (state, count) in standings(&report.pods) {
+        for (state, count) in pod_counts(&report.pods) {
             gauge(count).encode(metric.encode_family(&[("state", state)])?)?;
         }
 

@@ -34,7 +34,7 @@ pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, PodScope, Served, once, served};
 pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
-pub use report::{Finding, ProfileAudit, Report, Standings};
+pub use report::{Finding, PodCounts, ProfileAudit, Report};
 pub use requests::NOT_ENDED;
 pub use task::{AuditSettings, Audited, Parts, Reads, run};
 

@@ -47,7 +47,7 @@ fn audited(name: &str) -> AuditedPod {
     read(whole(name).root()).unwrap()
 }
 
-fn standings(auditor: &Auditor) -> Standings {
+fn pod_counts(auditor: &Auditor) -> PodCounts {
     auditor.report(&ClusterFacts::default(), 10).pods
 }
 
@@ -57,7 +57,7 @@ fn pod_whose_evaluation_panics_is_undecided() {
     let template = json!({"metadata": {"labels": {"a": "b"}}});
     let mut auditor =
         listed(&json!({"activation": "Always", "matchConditions": conditions, "template": template}), &["bad", "good"]);
-    assert_eq!(standings(&auditor).pending, 2);
+    assert_eq!(pod_counts(&auditor).pending, 2);
     let fault = faults::at("pod of-bad/bad");
     for pod_fetch in std::iter::from_fn(|| auditor.next_fetch()).collect::<Vec<_>>() {
         let PodFetch::Get { name, .. } = &pod_fetch else { panic!("{pod_fetch:?}") };
@@ -65,7 +65,7 @@ fn pod_whose_evaluation_panics_is_undecided() {
         auditor.done(&pod_fetch, None, true);
     }
     drop(fault);
-    let found = standings(&auditor);
+    let found = pod_counts(&auditor);
     assert_eq!((found.undecided, found.missing, found.pending), (1, 1, 0), "{found:?}");
     assert_eq!(auditor.next_fetch(), None);
 }
@@ -75,12 +75,12 @@ fn panic_over_metadata_affects_one_pod() {
     let fault = faults::at("the metadata of a pod of of-bad");
     let mut auditor =
         listed(&json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}), &["bad", "good"]);
-    assert_eq!((auditor.pods(), standings(&auditor).missing), (2, 1));
+    assert_eq!((auditor.pods(), pod_counts(&auditor).missing), (2, 1));
 
     // The older revision in the pod's record is not reported as orphaned.
     let has = RecordedProfiles { is_recorded: true, profiles: vec![("proxy".into(), "old".into())] };
     auditor.update(Change::Applied(AuditedPod { has, ..audited("bad") }));
     drop(fault);
-    let found = standings(&auditor);
+    let found = pod_counts(&auditor);
     assert_eq!((found.undecided, found.surplus), (1, 0), "{found:?}");
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use pillion_api::names::MIRROR_ANNOTATION;
-use pillion_engine::audit::{self, Injected, Standing};
+use pillion_engine::audit::{self, Injected, MatchState};
 use pillion_json::{OwnedTape, Value};
 
 use crate::informer::namespaces::{ANNOTATION_BYTES, ANNOTATIONS_BYTES, LAST_APPLIED};
@@ -68,7 +68,7 @@ pub(super) struct PodEntry {
 pub(super) struct ProfileVerdict {
     pub(super) profile: Arc<Box<str>>,
     pub(super) revision: Arc<Box<str>>,
-    pub(super) standing: Standing,
+    pub(super) match_state: MatchState,
     /// Whether the result is from the whole pod. It stays valid until the profile or the namespace changes.
     pub(super) from_whole: bool,
 }
@@ -100,7 +100,7 @@ pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
         uid: text("uid").and_then(|uid| number(&uid)).unwrap_or_default(),
         created: created.map_or(0, Timestamp::as_second),
         owner: owner(metadata),
-        metadata: authors_metadata(authors),
+        metadata: original_metadata(authors),
         has,
         is_exempt: metadata.get("deletionTimestamp").is_some_and(|time| !time.is_null())
             || pod.at(&["metadata", "annotations", MIRROR_ANNOTATION]).is_some()
@@ -134,7 +134,7 @@ pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
 /// Returns a JSON object with `metadata` of the original pod: labels, annotations and the controlling owner. Rollouts
 /// need the owner, since they select whole workloads. Without an owner, adds the pod's `generateName` or `name`.
 /// Annotations that are too large to request a profile are dropped.
-fn authors_metadata(pod: Value<'_>) -> Box<str> {
+fn original_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);
     out.push_str(r#"},"annotations":{"#);

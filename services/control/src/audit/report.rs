@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use pillion_engine::audit::Standing;
+use pillion_engine::audit::MatchState;
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 
@@ -17,7 +17,7 @@ const MAX_AGES: usize = 64;
 
 /// Number of pods by result. Each pod is counted once, in the first field that fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standings {
+pub struct PodCounts {
     /// A profile is missing.
     pub missing: u64,
     /// A profile has an older revision.
@@ -80,7 +80,7 @@ pub struct Report {
     /// Whether all pods were listed and judged.
     pub is_complete: bool,
     /// Number of pods of opted-in namespaces, by result.
-    pub pods: Standings,
+    pub pods: PodCounts,
     /// Number of findings by state and cause, in the order of [`State::ALL`] and [`Cause::ALL`].
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
     /// Number of findings by namespace, in the order of [`State::ALL`].
@@ -149,7 +149,7 @@ impl<'a> Reporter<'a> {
         *count += 1;
         let pods = &mut self.report.pods;
         let has = |state| comparison.wrong.iter().any(|(_, found, ..)| *found == state);
-        let standing = match () {
+        let count = match () {
             () if has(State::Missing) => &mut pods.missing,
             () if has(State::Outdated) => &mut pods.outdated,
             () if has(State::Surplus) => &mut pods.surplus,
@@ -159,7 +159,7 @@ impl<'a> Reporter<'a> {
             () if comparison.opted_out => &mut pods.opted_out,
             () => &mut pods.not_asked,
         };
-        *standing += 1;
+        *count += 1;
         if comparison.wrong.is_empty() {
             return;
         }
@@ -256,28 +256,28 @@ fn compare(
     active: &HashMap<&str, &Arc<CompiledProfile>>,
 ) -> Comparison {
     let mut comparison = Comparison::default();
-    for ProfileVerdict { profile, revision, standing, .. } in verdict {
+    for ProfileVerdict { profile, revision, match_state, .. } in verdict {
         let profile = || profile.as_ref().clone();
         let revision: &str = revision;
-        match (standing, has.revision(&profile())) {
-            (Standing::Wanted, None) => {
+        match (match_state, has.revision(&profile())) {
+            (MatchState::Wanted, None) => {
                 comparison.wrong.push((profile(), State::Missing, Some(revision.into()), None));
             }
-            (Standing::Wanted, Some(there)) if there != revision => {
+            (MatchState::Wanted, Some(there)) if there != revision => {
                 comparison.wrong.push((profile(), State::Outdated, Some(revision.into()), Some(there.into())));
             }
-            (Standing::Wanted, Some(_)) => comparison.right.push(profile()),
-            (Standing::Open | Standing::Undecided | Standing::NotLookedUp, _) => {
-                comparison.is_pending |= *standing == Standing::Open;
+            (MatchState::Wanted, Some(_)) => comparison.right.push(profile()),
+            (MatchState::Open | MatchState::Undecided | MatchState::NotLookedUp, _) => {
+                comparison.is_pending |= *match_state == MatchState::Open;
                 comparison.undecided.push(profile());
             }
-            (Standing::OptedOut, _) => comparison.opted_out = true,
-            (Standing::NotWanted, _) => {}
+            (MatchState::OptedOut, _) => comparison.opted_out = true,
+            (MatchState::NotWanted, _) => {}
         }
     }
     for (profile, there) in &has.profiles {
         let is_for = |judged: &&ProfileVerdict| {
-            *judged.profile == *profile && !matches!(judged.standing, Standing::NotWanted | Standing::OptedOut)
+            *judged.profile == *profile && !matches!(judged.match_state, MatchState::NotWanted | MatchState::OptedOut)
         };
         if verdict.iter().any(|judged| is_for(&judged)) {
             continue;

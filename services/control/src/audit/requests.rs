@@ -18,7 +18,7 @@ use kube::{Api, Client};
 use pillion_api::names::NAMESPACE_NAME_LABEL;
 use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::opt_in_of;
-use pillion_api::{ClusterInjectionProfile, InjectionProfile, canary};
+use pillion_api::{ClusterInjectionProfile, InjectionProfile, trust_probe};
 use pillion_engine::profile::ProfileName;
 use pillion_json::OwnedTape;
 use tracing::{debug, warn};
@@ -39,7 +39,7 @@ const METADATA_PER_PAGE: u32 = 500;
 /// Whole pods per page. A pod may have a million bytes, and three copies of it are in memory while it is read.
 const PODS_PER_PAGE: u32 = 20;
 
-type PodAsFound = kube::api::DynamicObject;
+type UntypedPod = kube::api::DynamicObject;
 
 /// The state of the webhook, which the audit reads at regular intervals.
 #[derive(Debug)]
@@ -100,11 +100,11 @@ pub(super) async fn list_pods(
 
 /// Returns the API of a namespace's pods. They are read as arbitrary JSON, since an expression may read a field that
 /// this build does not know.
-fn pods(client: &Client, namespace: &str) -> Api<PodAsFound> {
+fn pods(client: &Client, namespace: &str) -> Api<UntypedPod> {
     Api::namespaced_with(client.clone(), namespace, &kube::api::ApiResource::erase::<Pod>(&()))
 }
 
-fn whole(pod: &PodAsFound) -> Option<OwnedTape> {
+fn whole(pod: &UntypedPod) -> Option<OwnedTape> {
     guarded(&pod_name(&pod.metadata), || OwnedTape::parse(serde_json::to_string(pod).ok()?).ok()).ok()?
 }
 
@@ -161,7 +161,7 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
 /// Returns the release's namespace, and the namespaces that every entry except the trust probe's excludes by name.
 /// `None` if there is no such entry.
 fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
-    let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != canary::WEBHOOK);
+    let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != trust_probe::WEBHOOK);
     let by_entry = entries.map(|entry| {
         let requirements =
             entry.namespace_selector.iter().flat_map(|selector| selector.match_expressions.iter().flatten());

@@ -38,12 +38,12 @@ use rustls_pki_types::CertificateDer;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::certificates::authority::judge::{self, is_signed_by};
-use crate::certificates::authority::{
-    CaName, EPOCH_ANNOTATION, Expected, InvalidPair, KnownAuthorities, Lifetimes, Reason, ServingMaterial,
-    ValidCertificate, certificates, claimed_generation, epoch,
+use crate::certificates::ca::judge::{self, is_signed_by};
+use crate::certificates::ca::{
+    CaName, EPOCH_ANNOTATION, Expected, InvalidPair, KnownCas, Lifetimes, Reason, ServingMaterial, ValidCertificate,
+    certificates, claimed_generation, epoch,
 };
-use crate::certificates::rotation::{Generation, Leaf, Serving, Stored};
+use crate::certificates::rotation::{Generation, Serving, ServingCertificate, Stored};
 use crate::client::watch_object;
 use crate::release::Release;
 
@@ -62,7 +62,7 @@ pub(crate) const GENERATION_ANNOTATION: &str = "pillion.dev/generation";
 const TYPE: &str = "kubernetes.io/tls";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
-const AUTHORITY: &str = "ca.crt";
+const CA: &str = "ca.crt";
 
 /// The leader's view of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub struct ServingInputs<'i> {
     /// The release.
     pub release: &'i Release,
     /// The CAs of the record; `None` if the record is not readable.
-    pub known: Option<&'i KnownAuthorities>,
+    pub known: Option<&'i KnownCas>,
     /// The lifetimes, for the time of renewal.
     pub lifetimes: &'i Lifetimes,
     /// The current time.
@@ -97,19 +97,19 @@ impl ServingSecret {
         let Some(secret) = secret else { return Self { stored: Stored::Missing, judged: None, highest: None } };
         let names = release.server_names();
         let judged = judge(secret, &names, now);
-        let leaf = judged.as_ref().ok().map(|fit| {
+        let certificate = judged.as_ref().ok().map(|fit| {
             let [name, _] = &names;
-            let mut authorities = known.into_iter().flat_map(KnownAuthorities::authorities);
-            let signer = authorities.find(|known| is_signed_by(fit, known.certificate(), name, now));
+            let mut cas = known.into_iter().flat_map(KnownCas::cas);
+            let signer = cas.find(|known| is_signed_by(fit, known.certificate(), name, now));
             let signer = signer.map(|known| known.facts.generation);
-            Leaf { signer, renew_at: lifetimes.renew_at(&fit.leaf, fit.not_before, fit.not_after) }
+            ServingCertificate { signer, renew_at: lifetimes.renew_at(&fit.certificate, fit.not_before, fit.not_after) }
         });
-        let highest = certificates(data(secret, CERTIFICATE)).first().and_then(|leaf| {
-            let issuer = CaName::of_issuer(leaf).and_then(|issuer| issuer.generation_in(release));
-            issuer.or_else(|| claimed_generation(release, leaf))
+        let highest = certificates(data(secret, CERTIFICATE)).first().and_then(|certificate| {
+            let issuer = CaName::of_issuer(certificate).and_then(|issuer| issuer.generation_in(release));
+            issuer.or_else(|| claimed_generation(release, certificate))
         });
         let written = secret.metadata.annotations.as_ref().and_then(|all| epoch(all.get(EPOCH_ANNOTATION)?));
-        let stored = written.map_or(Stored::Corrupt, |epoch| Stored::Is(Serving { leaf, epoch }));
+        let stored = written.map_or(Stored::Corrupt, |epoch| Stored::Is(Serving { certificate, epoch }));
         Self { stored, judged: Some(judged), highest }
     }
 }
@@ -119,13 +119,13 @@ impl ServingSecret {
 /// # Errors
 /// The pair cannot be served.
 pub fn judge(secret: &Secret, names: &[String], now: Timestamp) -> Result<ValidCertificate, InvalidPair> {
-    let trusted = authorities(secret)?;
+    let trusted = cas(secret)?;
     let expected = Expected { names, now, trusted: trusted.as_deref() };
     judge::judge(data(secret, CERTIFICATE), data(secret, KEY), expected)
 }
 
-fn authorities(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, InvalidPair> {
-    let text = data(secret, AUTHORITY);
+fn cas(secret: &Secret) -> Result<Option<Vec<CertificateDer<'static>>>, InvalidPair> {
+    let text = data(secret, CA);
     // An issuer such as cert-manager may leave `ca.crt` empty if it does not know the CA.
     if text.trim_ascii().is_empty() {
         return Ok(None);
@@ -164,7 +164,7 @@ impl ServingMaterial {
         let annotations = secret.metadata.annotations.get_or_insert_default();
         annotations.insert(EPOCH_ANNOTATION.to_owned(), epoch.to_string());
         annotations.insert(GENERATION_ANNOTATION.to_owned(), self.signer.0.to_string());
-        let texts = [(CERTIFICATE, self.pem()), (KEY, self.key().pem().to_owned()), (AUTHORITY, self.authority_pem())];
+        let texts = [(CERTIFICATE, self.pem()), (KEY, self.key().pem().to_owned()), (CA, self.ca_pem())];
         let data = texts.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
         secret.data = Some(BTreeMap::from(data));
         secret
@@ -336,7 +336,7 @@ impl ReportedState {
             }
             news => return news,
         };
-        let issuer = CaName::of_issuer(&pair.fit.leaf);
+        let issuer = CaName::of_issuer(&pair.fit.certificate);
         if let (Some(Served { issuer: served, not_after }), Some(offered)) = (&self.served, &issuer) {
             let since = match self.rejection {
                 Some(Rejection::Older(since)) => since,
@@ -379,7 +379,7 @@ mod tests {
     use kube::runtime::watcher::{self, Event};
 
     use super::*;
-    use crate::certificates::authority::Issuing;
+    use crate::certificates::ca::Issuing;
     use crate::release::DEFAULT_CLUSTER_DOMAIN;
 
     const DAY: Duration = Duration::from_hours(24);
@@ -400,8 +400,8 @@ mod tests {
     fn signed(by: Generation, now: Timestamp, epoch: u64) -> Secret {
         let (release, lifetimes) = (release(), Lifetimes::default());
         let issuing = Issuing { release: &release, lifetimes: &lifetimes, now };
-        let authority = issuing.authority(by).unwrap();
-        issuing.leaf(&authority, &release.server_names()).unwrap().secret(&release, epoch, None)
+        let ca = issuing.ca(by).unwrap();
+        issuing.serving_certificate(&ca, &release.server_names()).unwrap().secret(&release, epoch, None)
     }
 
     fn without_key(secret: &Secret) -> Secret {
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rejects_certificate_of_older_authority() {
+    async fn rejects_certificate_of_older_ca() {
         let (old, new) = (signed(Generation(4), noon(), 3), signed(Generation(5), noon(), 9));
         let newer = signed(Generation(6), noon(), 12);
         let restored = vec![

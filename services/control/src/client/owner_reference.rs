@@ -41,20 +41,20 @@ fn reference(release: &Release, uid: String) -> OwnerReference {
 /// Whether the object has this owner, and no reference to a deleted owner of the same name.
 pub(crate) fn has_owner(metadata: &ObjectMeta, owner: &OwnerReference) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
-    owners.clone().any(|known| known.uid == owner.uid) && !owners.any(|known| is_namesake(known, owner))
+    owners.clone().any(|known| known.uid == owner.uid) && !owners.any(|known| has_same_kind_and_name(known, owner))
 }
 
 /// Sets this owner and removes references to deleted owners of the same name.
 pub(crate) fn set_owner(metadata: &mut ObjectMeta, owner: OwnerReference) {
     let owners = metadata.owner_references.get_or_insert_default();
-    owners.retain(|known| !is_namesake(known, &owner));
+    owners.retain(|known| !has_same_kind_and_name(known, &owner));
     if owners.iter().all(|known| known.uid != owner.uid) {
         owners.push(owner);
     }
 }
 
 /// Whether the reference is to another object of the same kind and name.
-fn is_namesake(known: &OwnerReference, owner: &OwnerReference) -> bool {
+fn has_same_kind_and_name(known: &OwnerReference, owner: &OwnerReference) -> bool {
     let key = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
     known.uid != owner.uid && key(known) == key(owner)
 }

@@ -101,7 +101,7 @@ pillion_api::labelled! {
         /// Another kind, whose reaction to a deleted pod is unknown.
         Other => "other",
         /// The pod has no controlling owner.
-        Nobody => "none",
+        NoOwner => "none",
     }
 }
 
@@ -109,7 +109,7 @@ impl OwnerKind {
     /// Whether the owner's controller recreates a deleted pod, so that deleting it is safe.
     #[must_use]
     pub(crate) const fn recreates_pods(self) -> bool {
-        !matches!(self, Self::Other | Self::Nobody)
+        !matches!(self, Self::Other | Self::NoOwner)
     }
 
     fn of(owner: &OwnerReference) -> Self {
@@ -161,7 +161,7 @@ impl HeldPod {
         let owner = owners.iter().find(|owner| owner.controller == Some(true));
         Some(Self {
             resource_version: metadata.resource_version?.into(),
-            owner_kind: owner.map_or(OwnerKind::Nobody, OwnerKind::of),
+            owner_kind: owner.map_or(OwnerKind::NoOwner, OwnerKind::of),
             owner: owner.map_or_else(|| Arc::clone(&uid), |owner| owner.uid.as_str().into()),
             other_gates: spec
                 .scheduling_gates
@@ -224,7 +224,7 @@ mod tests {
     fn owner_kind_is_known_by_group_and_kind() {
         let spec = json!({"schedulingGates": [{"name": INJECTION_GATE}]});
         for (owner, kind, id) in [
-            (None, OwnerKind::Nobody, "u"),
+            (None, OwnerKind::NoOwner, "u"),
             (Some(("apps/v1", "ReplicaSet")), OwnerKind::ReplicaSet, "owner"),
             (Some(("v1", "ReplicationController")), OwnerKind::ReplicationController, "owner"),
             (Some(("apps/v1", "StatefulSet")), OwnerKind::StatefulSet, "owner"),

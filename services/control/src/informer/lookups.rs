@@ -288,8 +288,8 @@ impl Key {
     /// The engine has already checked both.
     pub(super) fn declared(query: &Query) -> Option<Self> {
         let (name, which) = match &query.which {
-            lookup::Which::Named(name) => (Some(name), KeyObjects::Named(name.clone())),
-            lookup::Which::Selected(selector) => (None, KeyObjects::Selected(selector_text(selector).into())),
+            lookup::ObjectSelection::Named(name) => (Some(name), KeyObjects::Named(name.clone())),
+            lookup::ObjectSelection::Selected(selector) => (None, KeyObjects::Selected(selector_text(selector).into())),
         };
         let is_secret = query.group.is_empty() && &*query.resource == "secrets";
         let parts = [Some(&query.version), Some(&query.resource), name];

@@ -62,7 +62,7 @@ impl Default for Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "of an election's settings, renewDeadline ({renew_deadline:?}) has to be shorter than leaseDuration \
-     ({lease_duration:?}) and longer than retryPeriod ({retry_period:?}): else two lead, or nobody for long"
+     ({lease_duration:?}) and longer than retryPeriod ({retry_period:?}): otherwise two controllers lead, or none for long"
 )]
 pub struct SettingsError {
     lease_duration: Duration,

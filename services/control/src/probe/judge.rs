@@ -16,14 +16,14 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::certificates::authority::judge::{is_valid_at, verify};
-use crate::certificates::authority::validity;
+use crate::certificates::ca::judge::{is_valid_at, verify};
+use crate::certificates::ca::validity;
 use crate::certificates::rotation::Generation;
 use crate::release::Release;
 
 /// A CA of the rotation's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownAuthority {
+pub struct KnownCa {
     /// The number of the CA.
     pub generation: Generation,
     /// The CA's certificate.
@@ -36,14 +36,14 @@ pub struct Expected {
     /// The name that an API server requires in the certificate.
     pub server_name: ServerName<'static>,
     /// The CAs of the record, trusted or not.
-    pub known: Vec<KnownAuthority>,
+    pub known: Vec<KnownCa>,
     /// The newest known CA, which should sign all served certificates. `None` with another issuer.
     pub newest: Option<Generation>,
     /// The certificates that API servers trust. While this is empty, no API server calls the webhook, and `known` is
     /// used instead.
     pub bundle: Vec<CertificateDer<'static>>,
     /// The epoch of the record at which the serving certificate last had to change.
-    pub leaf_epoch: u64,
+    pub certificate_epoch: u64,
 }
 
 /// The verdict on an endpoint.
@@ -76,7 +76,7 @@ pub enum Defect {
     /// The certificate lacks the required name.
     WrongName,
     /// The CA has expired or is not valid yet. The API server checks that too.
-    Authority,
+    Ca,
     /// The certificate is no server certificate, or is damaged.
     Unusable,
 }
@@ -118,14 +118,14 @@ impl Expected {
     #[must_use]
     pub fn of(
         release: &Release,
-        known: Vec<KnownAuthority>,
+        known: Vec<KnownCa>,
         newest: Option<Generation>,
         bundle: Vec<CertificateDer<'static>>,
-        leaf_epoch: u64,
+        certificate_epoch: u64,
     ) -> Option<Self> {
         let [name, _] = release.server_names();
         let server_name = ServerName::try_from(name).ok()?;
-        Some(Self { server_name, known, newest, bundle, leaf_epoch })
+        Some(Self { server_name, known, newest, bundle, certificate_epoch })
     }
 
     /// Returns the requirements on endpoints with certificates of another issuer: only the bundle is known.
@@ -146,7 +146,7 @@ impl Expected {
     }
 
     fn verdict(&self, chain: &[CertificateDer<'_>], from: Timestamp, now: Timestamp, least_left: Duration) -> Verdict {
-        let (authorities, valid) = match self.newest {
+        let (cas, valid) = match self.newest {
             Some(newest) => {
                 let mut known = self.known.iter();
                 let signer = known.find(|known| self.is_signed_by(&[&known.certificate], chain, from));
@@ -159,7 +159,7 @@ impl Expected {
             None if self.is_signed_by(&self.trusted(), chain, from) => (self.trusted(), Verdict::Trusted),
             None => return Verdict::Untrusted,
         };
-        match self.defect(&authorities, chain, now, least_left) {
+        match self.defect(&cas, chain, now, least_left) {
             Some(defect) => Verdict::Invalid(defect),
             None => valid,
         }
@@ -169,16 +169,16 @@ impl Expected {
     /// passed.
     fn defect(
         &self,
-        authorities: &[&CertificateDer<'static>],
+        cas: &[&CertificateDer<'static>],
         chain: &[CertificateDer<'_>],
         now: Timestamp,
         least_left: Duration,
     ) -> Option<Defect> {
-        let valid = valid_at(authorities, now);
+        let valid = valid_at(cas, now);
         match self.verify(chain, &valid, now) {
             Ok(()) => {}
             // The CA that signed the certificate is not valid now.
-            Err(CertificateError::UnknownIssuer) => return Some(Defect::Authority),
+            Err(CertificateError::UnknownIssuer) => return Some(Defect::Ca),
             Err(error) => return Some(defect_of(&error)),
         }
         let later = now.checked_add(least_left).unwrap_or(Timestamp::MAX);
@@ -187,13 +187,8 @@ impl Expected {
 
     /// Whether one of these CAs signed the certificate. The certificate's names and the validity of the CA do not
     /// matter. `from` is the start of the certificate's validity.
-    fn is_signed_by(
-        &self,
-        authorities: &[&CertificateDer<'static>],
-        chain: &[CertificateDer<'_>],
-        from: Timestamp,
-    ) -> bool {
-        match self.verify(chain, authorities, from) {
+    fn is_signed_by(&self, cas: &[&CertificateDer<'static>], chain: &[CertificateDer<'_>], from: Timestamp) -> bool {
+        match self.verify(chain, cas, from) {
             Ok(()) => true,
             // Names are checked after the signature, so the error of a wrong name means that the signature is valid.
             Err(error) => defect_of(&error) == Defect::WrongName,
@@ -203,10 +198,10 @@ impl Expected {
     fn verify(
         &self,
         chain: &[CertificateDer<'_>],
-        authorities: &[&CertificateDer<'static>],
+        cas: &[&CertificateDer<'static>],
         time: Timestamp,
     ) -> Result<(), CertificateError> {
-        verify(chain, authorities.iter().copied(), &self.server_name, time)
+        verify(chain, cas.iter().copied(), &self.server_name, time)
     }
 
     /// Returns the CAs of the bundle or, while it is empty, all known CAs.
@@ -220,8 +215,8 @@ impl Expected {
 }
 
 /// Returns the certificates that are valid at this time.
-fn valid_at<'c>(authorities: &[&'c CertificateDer<'static>], time: Timestamp) -> Vec<&'c CertificateDer<'static>> {
-    authorities.iter().copied().filter(|authority| is_valid_at(authority, time)).collect()
+fn valid_at<'c>(cas: &[&'c CertificateDer<'static>], time: Timestamp) -> Vec<&'c CertificateDer<'static>> {
+    cas.iter().copied().filter(|ca| is_valid_at(ca, time)).collect()
 }
 
 const fn defect_of(error: &CertificateError) -> Defect {
@@ -310,13 +305,13 @@ impl CertificateCollector {
 impl ServerCertVerifier for CertificateCollector {
     fn verify_server_cert(
         &self,
-        leaf: &CertificateDer<'_>,
+        certificate: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
         _: &ServerName<'_>,
         _: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let chain = std::iter::once(leaf).chain(others).map(|each| each.clone().into_owned()).collect();
+        let chain = std::iter::once(certificate).chain(others).map(|each| each.clone().into_owned()).collect();
         *self.chain.lock().unwrap_or_else(PoisonError::into_inner) = Some(chain);
         Ok(ServerCertVerified::assertion())
     }
@@ -324,19 +319,19 @@ impl ServerCertVerifier for CertificateCollector {
     fn verify_tls12_signature(
         &self,
         message: &[u8],
-        leaf: &CertificateDer<'_>,
+        certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, leaf, signature, &self.provider.signature_verification_algorithms)
+        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
     }
 
     fn verify_tls13_signature(
         &self,
         message: &[u8],
-        leaf: &CertificateDer<'_>,
+        certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, leaf, signature, &self.provider.signature_verification_algorithms)
+        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -352,13 +347,13 @@ mod tests {
     };
 
     use super::*;
-    use crate::certificates::authority::certificates;
+    use crate::certificates::ca::certificates;
     use crate::release::DEFAULT_CLUSTER_DOMAIN;
 
     const DAY: Duration = Duration::from_hours(24);
 
     /// A CA for the tests. Times are in days from now.
-    struct Authority {
+    struct Ca {
         generation: Generation,
         issuer: CertifiedIssuer<'static, KeyPair>,
     }
@@ -366,14 +361,15 @@ mod tests {
     /// Verdicts on three certificates, and whether they are trusted.
     type Verdicts = [(Verdict, bool); 3];
 
-    struct Leaf<'l> {
+    struct ServingCertificate<'l> {
         name: &'l str,
         from: i64,
         until: i64,
         for_servers: bool,
     }
 
-    const GOOD: Leaf<'static> = Leaf { name: "pillion.pillion-system.svc", from: -1, until: 7, for_servers: true };
+    const GOOD: ServingCertificate<'static> =
+        ServingCertificate { name: "pillion.pillion-system.svc", from: -1, until: 7, for_servers: true };
 
     fn set_validity(params: &mut CertificateParams, from: i64, until: i64) {
         let day = |days: i64| {
@@ -384,14 +380,14 @@ mod tests {
         (params.not_before, params.not_after) = (day(from), day(until));
     }
 
-    impl Authority {
+    impl Ca {
         fn new(generation: u32) -> Self {
             Self::valid(generation, -1, 365)
         }
 
         fn valid(generation: u32, from: i64, until: i64) -> Self {
             let mut params = CertificateParams::default();
-            params.distinguished_name.push(DnType::CommonName, format!("authority {generation}"));
+            params.distinguished_name.push(DnType::CommonName, format!("CA {generation}"));
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
             set_validity(&mut params, from, until);
@@ -403,18 +399,18 @@ mod tests {
             certificates(self.issuer.pem().as_bytes()).remove(0)
         }
 
-        fn known(&self) -> KnownAuthority {
-            KnownAuthority { generation: self.generation, certificate: self.certificate() }
+        fn known(&self) -> KnownCa {
+            KnownCa { generation: self.generation, certificate: self.certificate() }
         }
 
-        fn leaf(&self, leaf: &Leaf<'_>) -> Vec<CertificateDer<'static>> {
-            let mut params = CertificateParams::new(vec![leaf.name.to_owned()]).unwrap();
-            params.extended_key_usages = vec![if leaf.for_servers {
+        fn serving_certificate(&self, certificate: &ServingCertificate<'_>) -> Vec<CertificateDer<'static>> {
+            let mut params = CertificateParams::new(vec![certificate.name.to_owned()]).unwrap();
+            params.extended_key_usages = vec![if certificate.for_servers {
                 ExtendedKeyUsagePurpose::ServerAuth
             } else {
                 ExtendedKeyUsagePurpose::ClientAuth
             }];
-            set_validity(&mut params, leaf.from, leaf.until);
+            set_validity(&mut params, certificate.from, certificate.until);
             let pem = params.signed_by(&KeyPair::generate().unwrap(), &self.issuer).unwrap().pem();
             certificates(pem.as_bytes())
         }
@@ -424,9 +420,9 @@ mod tests {
         Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap()
     }
 
-    fn expected(known: &[&Authority], newest: u32, bundle: &[&Authority]) -> Expected {
-        let known = known.iter().map(|authority| authority.known()).collect();
-        let bundle = bundle.iter().map(|authority| authority.certificate()).collect();
+    fn expected(known: &[&Ca], newest: u32, bundle: &[&Ca]) -> Expected {
+        let known = known.iter().map(|ca| ca.known()).collect();
+        let bundle = bundle.iter().map(|ca| ca.certificate()).collect();
         Expected::of(&release(), known, Some(Generation(newest)), bundle, 1).unwrap()
     }
 
@@ -437,9 +433,9 @@ mod tests {
 
     #[test]
     fn verdict_and_trust_are_independent() {
-        let (old, new, stranger) = (Authority::new(1), Authority::new(2), Authority::new(3));
-        let leaves = [&old, &new, &stranger].map(|authority| authority.leaf(&GOOD));
-        let cases: [(&str, &[&Authority], Verdicts); 4] = [
+        let (old, new, untrusted) = (Ca::new(1), Ca::new(2), Ca::new(3));
+        let certificates = [&old, &new, &untrusted].map(|ca| ca.serving_certificate(&GOOD));
+        let cases: [(&str, &[&Ca], Verdicts); 4] = [
             (
                 "expanded",
                 &[&old, &new],
@@ -452,7 +448,7 @@ mod tests {
             ),
             (
                 "a foreign certificate in the bundle",
-                &[&old, &stranger],
+                &[&old, &untrusted],
                 [(Verdict::Older(Generation(1)), true), (Verdict::Newest, false), (Verdict::Untrusted, true)],
             ),
             (
@@ -463,28 +459,31 @@ mod tests {
         ];
         for (what, bundle, verdicts) in cases {
             let expected = expected(&[&old, &new], 2, bundle);
-            for (leaf, verdict) in leaves.iter().zip(verdicts) {
-                assert_eq!(judge(&expected, leaf), verdict, "{what}");
+            for (certificate, verdict) in certificates.iter().zip(verdicts) {
+                assert_eq!(judge(&expected, certificate), verdict, "{what}");
             }
         }
     }
 
     #[test]
-    fn invalid_certificate_of_newest_authority_has_defect() {
-        let new = Authority::new(2);
+    fn invalid_certificate_of_newest_ca_has_defect() {
+        let new = Ca::new(2);
         let expected = expected(&[&new], 2, &[&new]);
         let cases = [
             (GOOD, (Verdict::Newest, true)),
-            (Leaf { until: 2, ..GOOD }, (Verdict::Newest, true)),
-            (Leaf { until: 1, ..GOOD }, (Verdict::Invalid(Defect::Expiring), true)),
-            (Leaf { from: -9, until: -2, ..GOOD }, (Verdict::Invalid(Defect::Expired), false)),
-            (Leaf { from: 2, ..GOOD }, (Verdict::Invalid(Defect::NotYetValid), false)),
-            (Leaf { name: "other.pillion-system.svc", ..GOOD }, (Verdict::Invalid(Defect::WrongName), false)),
+            (ServingCertificate { until: 2, ..GOOD }, (Verdict::Newest, true)),
+            (ServingCertificate { until: 1, ..GOOD }, (Verdict::Invalid(Defect::Expiring), true)),
+            (ServingCertificate { from: -9, until: -2, ..GOOD }, (Verdict::Invalid(Defect::Expired), false)),
+            (ServingCertificate { from: 2, ..GOOD }, (Verdict::Invalid(Defect::NotYetValid), false)),
+            (
+                ServingCertificate { name: "other.pillion-system.svc", ..GOOD },
+                (Verdict::Invalid(Defect::WrongName), false),
+            ),
         ];
-        for (leaf, verdict) in cases {
-            assert_eq!(judge(&expected, &new.leaf(&leaf)), verdict);
+        for (certificate, verdict) in cases {
+            assert_eq!(judge(&expected, &new.serving_certificate(&certificate)), verdict);
         }
-        let for_clients = new.leaf(&Leaf { for_servers: false, ..GOOD });
+        let for_clients = new.serving_certificate(&ServingCertificate { for_servers: false, ..GOOD });
         assert!(matches!(
             judge(&expected, &for_clients),
             (Verdict::Untrusted | Verdict::Invalid(Defect::Unusable), false)
@@ -492,46 +491,56 @@ mod tests {
     }
 
     #[test]
-    fn expired_certificate_of_older_authority_is_older() {
-        let (old, new) = (Authority::new(1), Authority::new(2));
+    fn expired_certificate_of_older_ca_is_older() {
+        let (old, new) = (Ca::new(1), Ca::new(2));
         let expected = expected(&[&old, &new], 2, &[&old, &new]);
-        let expired = old.leaf(&Leaf { from: -9, until: -2, ..GOOD });
+        let expired = old.serving_certificate(&ServingCertificate { from: -9, until: -2, ..GOOD });
         assert_eq!(judge(&expected, &expired), (Verdict::Older(Generation(1)), false));
     }
 
     #[test]
-    fn validity_of_the_authority_counts() {
-        let (over, ending) = (Authority::valid(2, -30, -2), Authority::valid(3, -30, 1));
+    fn validity_of_ca_counts() {
+        let (over, ending) = (Ca::valid(2, -30, -2), Ca::valid(3, -30, 1));
         let expected_over = expected(&[&over], 2, &[&over]);
-        assert_eq!(judge(&expected_over, &over.leaf(&GOOD)), (Verdict::Invalid(Defect::Authority), false));
+        assert_eq!(judge(&expected_over, &over.serving_certificate(&GOOD)), (Verdict::Invalid(Defect::Ca), false));
         // The certificate has seven days left, but its CA has only one.
-        let soon = expected(&[&ending], 3, &[&ending]).judge(&ending.leaf(&GOOD), Timestamp::now(), 2 * DAY);
+        let soon =
+            expected(&[&ending], 3, &[&ending]).judge(&ending.serving_certificate(&GOOD), Timestamp::now(), 2 * DAY);
         assert_eq!((soon.verdict, soon.trusted), (Verdict::Invalid(Defect::Expiring), true));
     }
 
     #[test]
     fn certificates_of_other_issuers_are_judged_by_bundle() {
-        let (theirs, other) = (Authority::new(7), Authority::new(8));
+        let (theirs, other) = (Ca::new(7), Ca::new(8));
         let expected = Expected::of_other_issuer(&release(), vec![theirs.certificate()]).unwrap();
         let cases = [
-            (theirs.leaf(&GOOD), (Verdict::Trusted, true)),
-            (theirs.leaf(&Leaf { until: 1, ..GOOD }), (Verdict::Invalid(Defect::Expiring), true)),
-            (theirs.leaf(&Leaf { name: "other", ..GOOD }), (Verdict::Invalid(Defect::WrongName), false)),
-            (theirs.leaf(&Leaf { from: -9, until: -2, ..GOOD }), (Verdict::Invalid(Defect::Expired), false)),
-            (other.leaf(&GOOD), (Verdict::Untrusted, false)),
+            (theirs.serving_certificate(&GOOD), (Verdict::Trusted, true)),
+            (
+                theirs.serving_certificate(&ServingCertificate { until: 1, ..GOOD }),
+                (Verdict::Invalid(Defect::Expiring), true),
+            ),
+            (
+                theirs.serving_certificate(&ServingCertificate { name: "other", ..GOOD }),
+                (Verdict::Invalid(Defect::WrongName), false),
+            ),
+            (
+                theirs.serving_certificate(&ServingCertificate { from: -9, until: -2, ..GOOD }),
+                (Verdict::Invalid(Defect::Expired), false),
+            ),
+            (other.serving_certificate(&GOOD), (Verdict::Untrusted, false)),
         ];
-        for (leaf, verdict) in cases {
-            assert_eq!(judge(&expected, &leaf), verdict);
+        for (certificate, verdict) in cases {
+            assert_eq!(judge(&expected, &certificate), verdict);
         }
     }
 
     #[test]
     fn unreadable_certificate_is_untrusted() {
-        let new = Authority::new(2);
+        let new = Ca::new(2);
         let expected = expected(&[&new], 2, &[&new]);
         assert_eq!(judge(&expected, &[]), (Verdict::Untrusted, false));
         assert_eq!(judge(&expected, &[CertificateDer::from(vec![1, 2, 3])]), (Verdict::Untrusted, false));
         let none = Expected { known: Vec::new(), bundle: vec![CertificateDer::from(vec![1])], ..expected };
-        assert_eq!(judge(&none, &new.leaf(&GOOD)), (Verdict::Untrusted, false));
+        assert_eq!(judge(&none, &new.serving_certificate(&GOOD)), (Verdict::Untrusted, false));
     }
 }

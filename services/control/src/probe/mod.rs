@@ -35,14 +35,14 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use crate::certificates::authority::certificates;
+use crate::certificates::ca::certificates;
 use crate::certificates::clock::Clock;
 use crate::certificates::rotation::{Endpoints, Generation};
 use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::SwitchCreator;
 
-pub use judge::{Defect, Expected, Judgement, KnownAuthority, Unreachable, Verdict};
+pub use judge::{Defect, Expected, Judgement, KnownCa, Unreachable, Verdict};
 pub use metrics::{ProbeMetrics, RoundResult};
 pub use targets::{Endpoint, Selected};
 
@@ -311,7 +311,7 @@ fn log_changes(reported: &mut Vec<Probed>, round: Result<&ProbeRound, &kube::Err
 /// The requirements for which rounds are counted. The count starts again when they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RoundKey {
-    leaf_epoch: u64,
+    certificate_epoch: u64,
     newest: Option<Generation>,
 }
 
@@ -330,7 +330,7 @@ pub(crate) const NO_RESULTS: Endpoints =
 
 impl From<&Expected> for RoundKey {
     fn from(expected: &Expected) -> Self {
-        Self { leaf_epoch: expected.leaf_epoch, newest: expected.newest }
+        Self { certificate_epoch: expected.certificate_epoch, newest: expected.newest }
     }
 }
 
@@ -354,7 +354,7 @@ impl RoundCounter {
         Endpoints {
             answering: probed.iter().filter(|each| each.trusted).count(),
             rounds: self.passed,
-            older: probed.iter().any(|each| is_other_authority(each.verdict)),
+            older: probed.iter().any(|each| is_other_ca(each.verdict)),
             untrusted: probed.iter().any(|each| matches!(each.verdict, Verdict::Trusted | Verdict::Untrusted)),
             unreachable: probed.iter().filter(|each| matches!(each.verdict, Verdict::Unreachable(_))).count(),
         }
@@ -362,7 +362,7 @@ impl RoundCounter {
 }
 
 /// Whether a client that trusts only the newest CA would reject the endpoint now. Unreachable endpoints do not count.
-const fn is_other_authority(verdict: Verdict) -> bool {
+const fn is_other_ca(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Newest | Verdict::Invalid(Defect::Expiring) | Verdict::Unreachable(_) => false,
         Verdict::Older(_) | Verdict::Trusted | Verdict::Untrusted | Verdict::Invalid(_) => true,
@@ -386,8 +386,8 @@ mod tests {
         verdicts.iter().map(one).collect()
     }
 
-    const fn key(leaf_epoch: u64, newest: u32) -> RoundKey {
-        RoundKey { leaf_epoch, newest: Some(Generation(newest)) }
+    const fn key(certificate_epoch: u64, newest: u32) -> RoundKey {
+        RoundKey { certificate_epoch, newest: Some(Generation(newest)) }
     }
 
     /// The verdicts of a round, by address.
@@ -459,8 +459,8 @@ mod tests {
         let expected = Endpoints { answering: 2, rounds: 0, older: true, untrusted: false, unreachable: 1 };
         assert_eq!(all, expected);
         // An untrusted certificate also counts as a certificate of another CA.
-        let stranger = add(&[("a", Verdict::Untrusted)]);
-        assert_eq!(stranger, Endpoints { older: true, untrusted: true, ..NO_RESULTS });
+        let untrusted = add(&[("a", Verdict::Untrusted)]);
+        assert_eq!(untrusted, Endpoints { older: true, untrusted: true, ..NO_RESULTS });
         // An expired certificate counts as a certificate of another CA. An expiring one does not.
         assert!(add(&[("a", Verdict::Invalid(Defect::Expired))]).older);
         assert!(!add(&[("a", Verdict::Invalid(Defect::Expiring))]).older);

@@ -46,7 +46,7 @@ use self::connectivity::{Question, RoundResponses};
 use self::reconciler::{Next, Reconciler};
 use self::report::EventRecorder;
 use self::request::REQUEST_ANNOTATION;
-use crate::certificates::authority::{IssueError, Lifetimes, MissingAuthority};
+use crate::certificates::ca::{IssueError, Lifetimes, MissingCa};
 use crate::certificates::clock::Clock;
 use crate::certificates::rotation;
 use crate::client::chain;
@@ -54,7 +54,7 @@ use crate::client::watch_object::{self, Observation};
 use crate::leader::LeaderContext;
 use crate::probe::{self, Expected, ProbeMetrics, ProbeRound};
 use crate::trust_probe::server::IdentityError;
-use crate::trust_probe::{Asker, Canary};
+use crate::trust_probe::{Asker, TrustProbe};
 use crate::webhook_config::{Live, Rules, Target, WriteError};
 
 pub use report::RotatorMetrics;
@@ -134,10 +134,10 @@ enum ReconcileError {
     Issue(#[from] IssueError),
     /// The material of a CA in the record is missing.
     #[error(transparent)]
-    Missing(#[from] MissingAuthority),
+    Missing(#[from] MissingCa),
     /// The trust probe cannot serve its new certificate.
     #[error("the trust probe has no certificate to serve")]
-    Canary(#[from] IdentityError),
+    TrustProbe(#[from] IdentityError),
     /// The step needs the rotation's record, which is missing or unreadable.
     #[error("the record of the rotation cannot be read")]
     NoRecord,
@@ -174,7 +174,7 @@ struct Outputs {
     /// The question for the API servers.
     question: watch::Sender<Option<Question>>,
     /// The endpoint that API servers call for a trust probe.
-    canary: Canary,
+    trust_probe: TrustProbe,
 }
 
 impl Inputs {
@@ -194,7 +194,7 @@ impl Outputs {
         self.target.send_replace(None);
         self.expected.send_replace(None);
         self.question.send_replace(None);
-        self.canary.show(None);
+        self.trust_probe.show(None);
     }
 }
 
@@ -212,10 +212,10 @@ impl Rotator {
         let (expected, expects) = watch::channel(None);
         let (question, questions) = watch::channel(None);
         let (answers, responses) = watch::channel(None);
-        let canary = asker.canary().clone();
+        let trust_probe = asker.trust_probe().clone();
         let probes = settings.probes.clone();
         let inputs = Inputs { rules, live, found: found.subscribe(), responses, clock: clock.clone() };
-        let outputs = Outputs { target, expected, question, canary };
+        let outputs = Outputs { target, expected, question, trust_probe };
         let pause = probes.gap;
         let stop = leading.stop.clone();
         let reconciler = Reconciler::new(leading.clone(), settings, metrics, inputs, outputs);
@@ -291,7 +291,7 @@ fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
     let lease = Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), release.namespace());
     vec![
-        of(secret(), "the rotation's record", &release.authority_secret(), ResourceExt::resource_version),
+        of(secret(), "the rotation's record", &release.ca_secret(), ResourceExt::resource_version),
         of(secret(), "the serving certificate", &release.serving_secret(), ResourceExt::resource_version),
         // The Lease is renewed every few seconds, so only its annotation counts.
         of(lease, "the request for a rotation", &release.lease(), |lease| {

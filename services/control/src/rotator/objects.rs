@@ -12,7 +12,7 @@ use rustls_pki_types::CertificateDer;
 
 use super::ReconcileError;
 use super::request::RotationRequest;
-use crate::certificates::authority::{AuthoritySecret, KnownAuthorities, Lifetimes, claimed_generation};
+use crate::certificates::ca::{CaSecret, KnownCas, Lifetimes, claimed_generation};
 use crate::certificates::clock::{Clock, Reading};
 use crate::certificates::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
 use crate::certificates::serving_secret::{ServingInputs, ServingSecret};
@@ -26,9 +26,9 @@ pub(super) struct Objects {
     /// The Secret with the record, for its `resourceVersion`.
     pub(super) record: Option<Secret>,
     /// The contents of the Secret with the record.
-    pub(super) authority: AuthoritySecret,
+    pub(super) ca: CaSecret,
     /// The Secret with the serving certificate, for its `resourceVersion`.
-    pub(super) leaf: Option<Secret>,
+    pub(super) serving_secret: Option<Secret>,
     /// The contents of the Secret with the serving certificate.
     pub(super) serving: ServingSecret,
     /// The webhook configurations.
@@ -85,29 +85,30 @@ impl Objects {
         disarmed: bool,
     ) -> Result<Self, ReconcileError> {
         let secret = async |name: String| clients.secrets.get_opt(&name).await.map_err(ReconcileError::Read);
-        let record = secret(release.authority_secret()).await?;
-        let leaf = secret(release.serving_secret()).await?;
+        let record = secret(release.ca_secret()).await?;
+        let serving_secret = secret(release.serving_secret()).await?;
         let live = webhook_config::observe(&clients.client, release, disarmed).await.map_err(ReconcileError::Read)?;
         let lease = clients.leases.get_opt(&release.lease()).await.map_err(ReconcileError::Read)?;
-        let after = secret(release.authority_secret()).await?;
+        let after = secret(release.ca_secret()).await?;
         let version = |secret: &Option<Secret>| secret.as_ref().map(|secret| (secret.uid(), secret.resource_version()));
         if version(&record) != version(&after) {
             return Err(ReconcileError::Changed);
         }
         let time = clock.read();
-        let authority = AuthoritySecret::read(record.as_ref(), release);
-        let known = authority.stored.get();
-        let serving = ServingSecret::read(leaf.as_ref(), ServingInputs { release, known, lifetimes, now: time.now });
+        let ca = CaSecret::read(record.as_ref(), release);
+        let known = ca.stored.get();
+        let serving =
+            ServingSecret::read(serving_secret.as_ref(), ServingInputs { release, known, lifetimes, now: time.now });
         let know = |certificate: &[u8]| known?.generation_of(&CertificateDer::from(certificate));
         let configuration = live.configuration(&know);
         let unknown = live.unknown(&know).into_iter().map(CertificateDer::from).collect();
         let request = RotationRequest::of(lease.as_ref(), record.as_ref());
-        Ok(Self { record, authority, leaf, serving, live, configuration, unknown, request, time })
+        Ok(Self { record, ca, serving_secret, serving, live, configuration, unknown, request, time })
     }
 
     /// Returns the record with its CAs, if it is readable.
-    pub(super) fn known(&self) -> Option<&KnownAuthorities> {
-        self.authority.stored.get()
+    pub(super) fn known(&self) -> Option<&KnownCas> {
+        self.ca.stored.get()
     }
 
     /// Returns the record for the rotation, with two corrections. The key of `unable`, a CA that failed to sign, counts
@@ -115,10 +116,10 @@ impl Objects {
     /// write time far in the future is ignored: one API server's clock may be wrong, and the phase would last until
     /// that time.
     fn record(&self, unable: Option<Generation>) -> Stored<Record> {
-        let mut record = self.authority.record();
+        let mut record = self.ca.record();
         if let Stored::Is(record) = &mut record {
-            for authority in record.active.iter_mut().chain(&mut record.next) {
-                authority.has_key &= Some(authority.generation) != unable;
+            for ca in record.active.iter_mut().chain(&mut record.next) {
+                ca.has_key &= Some(ca.generation) != unable;
             }
             let written = self.record.as_ref().and_then(|secret| written(secret, self.time.latest));
             record.since = written.map_or(record.since, |at| at.max(record.since));
@@ -149,7 +150,7 @@ impl Objects {
             endpoints,
             propagation,
             asked: self.request.as_ref().map(RotationRequest::trigger),
-            highest: self.authority.highest.max(self.serving.highest).max(claimed),
+            highest: self.ca.highest.max(self.serving.highest).max(claimed),
         }
     }
 }

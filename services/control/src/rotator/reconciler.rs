@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::connectivity::{CheckResult, ConnectivityCheck, LIMIT, NO_RESPONSES, Question, RoundResponses, Stage};
 use super::objects::{ObjectClients, Objects, Observations};
 use super::{Inputs, Outputs, ReconcileError, RotatorMetrics, Settings, report};
-use crate::certificates::authority::{AuthorityMaterial, EPOCH_ANNOTATION, IssueError, Issuing, KnownAuthorities};
+use crate::certificates::ca::{CaMaterial, EPOCH_ANNOTATION, IssueError, Issuing, KnownCas};
 use crate::certificates::rotation::{
     self, Blocked, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Step, Trigger,
 };
@@ -57,7 +57,7 @@ pub(super) struct Reconciler {
     /// Unknown certificates that must stay trusted, even if they were removed from the configuration meanwhile.
     kept_unknown: Vec<CertificateDer<'static>>,
     /// When to renew the trust probe's certificate.
-    canary_renewal: Timestamp,
+    trust_probe_renewal: Timestamp,
     /// State of the connectivity check.
     check: ConnectivityCheck,
     /// Whether the connectivity check has timed out, and this was not reported yet.
@@ -84,7 +84,7 @@ impl Reconciler {
             unable: None,
             unchanged_since: (Versions::new(), Instant::now()),
             kept_unknown: Vec::new(),
-            canary_renewal: Timestamp::MIN,
+            trust_probe_renewal: Timestamp::MIN,
             check: ConnectivityCheck::Due,
             check_timed_out: false,
         }
@@ -133,19 +133,20 @@ impl Reconciler {
         if let Some(highest) = seen.forged() {
             self.ignore_forged_epochs(highest, &mut objects);
         }
-        let seen = seen.believed().into_owned();
+        let seen = seen.without_forged_epochs().into_owned();
         replace(&self.outputs.expected, expected);
         replace(&self.outputs.question, question);
 
         let record = seen.record.get();
-        let renewal = seen.serving.get().and_then(|serving| serving.leaf).map(|leaf| leaf.renew_at);
+        let renewal =
+            seen.serving.get().and_then(|serving| serving.certificate).map(|certificate| certificate.renew_at);
         self.metrics.set_state(seen.now, record, renewal);
         let step = rotation::next(&self.settings.rotation, &seen);
         if let Step::Wait { blocked, until } = step {
             let (blocked, until) = match (blocked, self.check) {
                 (Blocked::Idle, ConnectivityCheck::Since(since)) => {
                     let left = LIMIT.saturating_sub(since.elapsed());
-                    (Blocked::Rehearsal, Timestamp::now().checked_add(left).ok())
+                    (Blocked::ConnectivityCheck, Timestamp::now().checked_add(left).ok())
                 }
                 _ => (blocked, until),
             };
@@ -165,7 +166,7 @@ impl Reconciler {
         self.metrics.set_blocked(None);
         let name = name(&step);
         let done = self.perform(&step, &objects, &seen).await;
-        if let (Step::WriteLeaf { signer, .. }, Err(ReconcileError::Issue(error))) = (&step, &done) {
+        if let (Step::WriteServingCertificate { signer, .. }, Err(ReconcileError::Issue(error))) = (&step, &done) {
             self.record_unable(*signer, error);
         }
         self.metrics.count_step(
@@ -182,11 +183,11 @@ impl Reconciler {
     async fn perform(&self, step: &Step, objects: &Objects, seen: &Observed) -> Result<(), ReconcileError> {
         match step {
             Step::Wait { .. } => Ok(()),
-            Step::NewAuthority { generation, trigger } => {
-                self.new_authority(*generation, *trigger, objects, seen).await
-            }
+            Step::NewCa { generation, trigger } => self.new_ca(*generation, *trigger, objects, seen).await,
             Step::Advance(record) => self.advance(record.clone(), objects).await,
-            Step::WriteLeaf { signer, epoch } => self.write_leaf(*signer, *epoch, objects).await,
+            Step::WriteServingCertificate { signer, epoch } => {
+                self.write_serving_certificate(*signer, *epoch, objects).await
+            }
             Step::Claim { epoch } => {
                 let LeaderContext { client, release, .. } = &self.leading;
                 webhook_config::claim(client, release, &objects.live, *epoch)
@@ -202,38 +203,33 @@ impl Reconciler {
         }
     }
 
-    async fn new_authority(
+    async fn new_ca(
         &self,
         generation: Generation,
         trigger: Option<Trigger>,
         objects: &Objects,
         seen: &Observed,
     ) -> Result<(), ReconcileError> {
-        let new = self.issuing(objects.time.now).authority(generation)?;
+        let new = self.issuing(objects.time.now).ca(generation)?;
         let record = Record::with(new.facts, trigger, seen);
         let phase = record.phase;
-        let known = objects.authority.with(record, Some(new))?;
+        let known = objects.ca.with(record, Some(new))?;
         let mut secret = known.secret(&self.leading.release, objects.record.as_ref())?;
         if let Some(request) = objects.request.as_ref().filter(|request| Some(request.trigger()) == trigger) {
             request.fulfil(&mut secret);
         }
         self.put(secret, objects.record.is_some()).await?;
-        if let Some(fault) = &objects.authority.fault {
+        if let Some(fault) = &objects.ca.fault {
             warn!(%fault, "the record of the rotation was damaged");
         }
         trigger.inspect(|trigger| self.metrics.count_rotation(*trigger));
-        info!(
-            authority = generation.0,
-            trigger = trigger.map(Trigger::as_str),
-            phase = phase.as_str(),
-            "a new CA is created"
-        );
+        info!(ca = generation.0, trigger = trigger.map(Trigger::as_str), phase = phase.as_str(), "a new CA is created");
         Ok(())
     }
 
     async fn advance(&self, record: Record, objects: &Objects) -> Result<(), ReconcileError> {
         let (phase, epoch) = (record.phase, record.epoch);
-        let known = objects.authority.with(record, None)?;
+        let known = objects.ca.with(record, None)?;
         let secret = known.secret(&self.leading.release, objects.record.as_ref())?;
         self.put(secret, objects.record.is_some()).await?;
         if phase == Phase::Stable {
@@ -244,13 +240,18 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn write_leaf(&self, signer: Generation, epoch: u64, objects: &Objects) -> Result<(), ReconcileError> {
+    async fn write_serving_certificate(
+        &self,
+        signer: Generation,
+        epoch: u64,
+        objects: &Objects,
+    ) -> Result<(), ReconcileError> {
         let known = objects.known().ok_or(ReconcileError::NoRecord)?;
         let release = &self.leading.release;
-        let leaf = known.sign(signer, &release.server_names(), self.issuing(objects.time.now))?;
-        let secret = leaf.secret(release, epoch, objects.leaf.as_ref());
-        self.put(secret, objects.leaf.is_some()).await?;
-        info!(authority = signer.0, not_after = %leaf.not_after, renew_at = %leaf.renew_at, "a new serving certificate is written");
+        let certificate = known.sign(signer, &release.server_names(), self.issuing(objects.time.now))?;
+        let secret = certificate.secret(release, epoch, objects.serving_secret.as_ref());
+        self.put(secret, objects.serving_secret.is_some()).await?;
+        info!(ca = signer.0, not_after = %certificate.not_after, renew_at = %certificate.renew_at, "a new serving certificate is written");
         Ok(())
     }
 
@@ -260,8 +261,11 @@ impl Reconciler {
         let epoch = target.epoch;
         replace(&self.outputs.target, Some(Arc::new(target)));
         if repair == Repair::Create {
-            let rehearses = self.check.is_wanted();
-            info!(epoch, rehearses, "the webhook configuration has entries: API servers call the webhooks from now on");
+            let checks_connectivity = self.check.is_wanted();
+            info!(
+                epoch,
+                checks_connectivity, "the webhook configuration has entries: API servers call the webhooks from now on"
+            );
         } else {
             info!(epoch, "the CA bundle is written");
         }
@@ -270,9 +274,9 @@ impl Reconciler {
 
     /// Returns the webhook configurations that a step writes; `None` if it writes none.
     fn wanted(&self, step: &Step, objects: &Objects) -> Result<Option<Target>, ReconcileError> {
-        let Step::WriteBundle { authorities, keep_unknown, epoch, .. } = step else { return Ok(None) };
+        let Step::WriteBundle { cas, keep_unknown, epoch, .. } = step else { return Ok(None) };
         let known = objects.known().ok_or(ReconcileError::NoRecord)?;
-        self.target_with(objects, known, authorities, *keep_unknown, *epoch).map(Some)
+        self.target_with(objects, known, cas, *keep_unknown, *epoch).map(Some)
     }
 
     /// Returns the desired webhook configurations while the rotation has nothing to write. `None` while they have no
@@ -288,16 +292,16 @@ impl Reconciler {
     fn target_with(
         &self,
         objects: &Objects,
-        known: &KnownAuthorities,
-        authorities: &[Generation],
+        known: &KnownCas,
+        cas: &[Generation],
         keep_unknown: bool,
         epoch: u64,
     ) -> Result<Target, ReconcileError> {
         let unknown = if keep_unknown { self.kept_unknown.as_slice() } else { &[] };
-        let bundle = known.bundle(authorities, unknown)?;
+        let bundle = known.bundle(cas, unknown)?;
         let rules = self.inputs.rules.borrow().clone().unwrap_or_else(|| Rules::of_live(&objects.live));
-        let rehearses = self.check.is_wanted();
-        let settings = webhook_configuration::Settings { rehearses, ..self.settings.webhooks.clone() };
+        let checks_connectivity = self.check.is_wanted();
+        let settings = webhook_configuration::Settings { checks_connectivity, ..self.settings.webhooks.clone() };
         Ok(Target::new(settings, rules, bundle.into_bytes(), epoch))
     }
 
@@ -365,7 +369,7 @@ impl Reconciler {
     /// Records that a CA failed to sign, if a retry cannot succeed.
     fn record_unable(&mut self, signer: Generation, error: &IssueError) {
         if error.is_final() && self.unable != Some(signer) {
-            warn!(authority = signer.0, %error, "the CA can no longer sign: it needs a successor");
+            warn!(ca = signer.0, %error, "the CA can no longer sign: it needs a successor");
             self.unable = Some(signer);
         }
     }
@@ -386,27 +390,27 @@ impl Reconciler {
     /// Otherwise, it serves none.
     fn serve_trust_probe(&mut self, question: Option<Question>, objects: &Objects) -> Result<(), ReconcileError> {
         let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
-            self.outputs.canary.show(None);
+            self.outputs.trust_probe.show(None);
             return Ok(());
         };
-        if self.outputs.canary.shows() != Some(newest) {
-            self.outputs.canary.show(None);
-        } else if objects.time.now < self.canary_renewal {
+        if self.outputs.trust_probe.shows() != Some(newest) {
+            self.outputs.trust_probe.show(None);
+        } else if objects.time.now < self.trust_probe_renewal {
             return Ok(());
         }
         // With a wrong clock, the certificate would not be valid yet, or would have expired.
         if objects.time.agrees {
-            let names = self.leading.release.canary_names();
-            let leaf = match known.sign(newest, &names, self.issuing(objects.time.now)) {
+            let names = self.leading.release.trust_probe_names();
+            let certificate = match known.sign(newest, &names, self.issuing(objects.time.now)) {
                 Err(error) if error.is_final() => {
                     self.record_unable(newest, &error);
                     return Ok(());
                 }
                 signed => signed?,
             };
-            let identity = Identity::new(newest, leaf.pem().as_bytes(), leaf.key().pem().as_bytes())?;
-            self.outputs.canary.show(Some(identity));
-            self.canary_renewal = leaf.renew_at;
+            let identity = Identity::new(newest, certificate.pem().as_bytes(), certificate.key().pem().as_bytes())?;
+            self.outputs.trust_probe.show(Some(identity));
+            self.trust_probe_renewal = certificate.renew_at;
         }
         Ok(())
     }
@@ -415,21 +419,19 @@ impl Reconciler {
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();
-        let authority = |authority: &AuthorityMaterial| probe::KnownAuthority {
-            generation: authority.facts.generation,
-            certificate: authority.certificate().clone(),
-        };
+        let ca =
+            |ca: &CaMaterial| probe::KnownCa { generation: ca.facts.generation, certificate: ca.certificate().clone() };
         let newest = record.next.or(record.active).map(|newest| newest.generation);
         let bundle = Self::bundle(objects, known);
-        let authorities = known.authorities().map(authority).collect();
-        Expected::of(&self.leading.release, authorities, newest, bundle, record.leaf_epoch).map(Arc::new)
+        let cas = known.cas().map(ca).collect();
+        Expected::of(&self.leading.release, cas, newest, bundle, record.certificate_epoch).map(Arc::new)
     }
 
     /// Returns the CA certificates that every webhook entry trusts.
-    fn bundle(objects: &Objects, known: &KnownAuthorities) -> Vec<CertificateDer<'static>> {
+    fn bundle(objects: &Objects, known: &KnownCas) -> Vec<CertificateDer<'static>> {
         let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
-        let trusted = |authority: &&AuthorityMaterial| bundle.authorities.contains(&authority.facts.generation);
-        let ours = known.authorities().filter(trusted).map(|authority| authority.certificate().clone());
+        let trusted = |ca: &&CaMaterial| bundle.cas.contains(&ca.facts.generation);
+        let ours = known.cas().filter(trusted).map(|ca| ca.certificate().clone());
         ours.chain(objects.unknown.iter().cloned()).collect()
     }
 
@@ -466,8 +468,8 @@ fn question(objects: &Objects) -> Option<Question> {
     }
     let newest = record.next?.generation;
     let Configuration::Present(bundle) = &objects.configuration else { return None };
-    let rotation::Bundle { authorities, epoch, written, .. } = bundle;
-    let is_wanted = authorities.contains(&newest) && *epoch >= record.bundle_epoch;
+    let rotation::Bundle { cas, epoch, written, .. } = bundle;
+    let is_wanted = cas.contains(&newest) && *epoch >= record.bundle_epoch;
     is_wanted.then_some(Question::Trust { newest, epoch: *epoch, written: *written })
 }
 
@@ -484,10 +486,10 @@ fn replace<T: PartialEq>(sender: &tokio::sync::watch::Sender<T>, value: T) {
 
 const fn name(step: &Step) -> &'static str {
     match step {
-        Step::NewAuthority { .. } => "create_ca",
+        Step::NewCa { .. } => "create_ca",
         Step::Advance(_) => "advance",
         Step::Claim { .. } => "claim",
-        Step::WriteLeaf { .. } => "write_certificate",
+        Step::WriteServingCertificate { .. } => "write_certificate",
         Step::WriteBundle { .. } => "write_ca_bundle",
         Step::Wait { .. } => "wait",
     }

@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// The message, with instructions, if the newest CA cannot sign.
 pub(super) const UNABLE: &str = "the newest CA cannot sign, and replicas may serve its certificates already: delete the Secret \
-                                 RELEASE-authority, and the controller creates a new CA beside all trusted ones";
+                                 RELEASE-ca, and the controller creates a new CA beside all trusted ones";
 
 const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is created, and the rotation \
                      waits until they agree. Served certificates stay. Correct the wrong clock";
@@ -97,10 +97,10 @@ const fn messages(blocked: Blocked) -> Option<(&'static str, &'static str, &'sta
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),
         Blocked::Disarmed => Some(("Disarmed", DISARMED, ARMED)),
-        Blocked::Unable => Some(("AuthorityUnable", UNABLE, ABLE)),
+        Blocked::Unable => Some(("CACannotSign", UNABLE, ABLE)),
         Blocked::Idle
         | Blocked::NoEndpoint
-        | Blocked::Rehearsal
+        | Blocked::ConnectivityCheck
         | Blocked::Propagation
         | Blocked::Endpoints
         | Blocked::Soaking
@@ -126,7 +126,7 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
                 "the webhook configuration is filled when all endpoints answer with a certificate that will be trusted"
             );
         }
-        Blocked::Rehearsal => {
+        Blocked::ConnectivityCheck => {
             info!("failed calls reject no pods until every API server has shown that it reaches a replica");
         }
         Blocked::Disarmed => {
@@ -155,8 +155,8 @@ pub struct RotatorMetrics {
     steps: Family<LabelPair, Counter>,
     forged_epochs: Counter,
     phase_since: Gauge,
-    authority_ends: Gauge,
-    leaf_renewal: Gauge,
+    ca_not_after: Gauge,
+    certificate_renewal: Gauge,
     last_look: Gauge,
 }
 
@@ -188,8 +188,12 @@ impl RotatorMetrics {
         registry.register("rotation_foreign_epochs", text, metrics.forged_epochs.clone());
         for (name, help, gauge) in [
             ("rotation_phase_start", "Start of the current phase of the rotation, as Unix time", &metrics.phase_since),
-            ("ca_not_after", "End of the signing CA's validity, as Unix time", &metrics.authority_ends),
-            ("certificate_renewal", "Planned renewal of the serving certificate, as Unix time", &metrics.leaf_renewal),
+            ("ca_not_after", "End of the signing CA's validity, as Unix time", &metrics.ca_not_after),
+            (
+                "certificate_renewal",
+                "Planned renewal of the serving certificate, as Unix time",
+                &metrics.certificate_renewal,
+            ),
             ("rotation_last_reconcile", "Last reconciliation of the rotation, as Unix time", &metrics.last_look),
         ] {
             registry.register_with_unit(format!("{name}_timestamp"), help, Unit::Seconds, gauge.clone());
@@ -205,8 +209,8 @@ impl RotatorMetrics {
         }
         self.phase_since.set(record.map_or(0, |record| record.since.as_second()));
         let signer = record.and_then(Record::signer);
-        self.authority_ends.set(signer.map_or(0, |signer| signer.not_after.as_second()));
-        self.leaf_renewal.set(renewal.map_or(0, Timestamp::as_second));
+        self.ca_not_after.set(signer.map_or(0, |signer| signer.not_after.as_second()));
+        self.certificate_renewal.set(renewal.map_or(0, Timestamp::as_second));
     }
 
     pub(super) fn set_blocked(&self, blocked: Option<Blocked>) {

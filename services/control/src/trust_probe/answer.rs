@@ -1,6 +1,6 @@
 //! Interprets the responses of API servers.
 
-use pillion_api::canary::{REACHED, WEBHOOK};
+use pillion_api::trust_probe::{REACHED, WEBHOOK};
 
 use crate::certificates::rotation::{Generation, Propagation};
 
@@ -8,7 +8,7 @@ use crate::certificates::rotation::{Generation, Propagation};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReceivedCall {
     /// The CA of the certificate that the API server received and trusted.
-    pub(super) leaf: Generation,
+    pub(super) certificate: Generation,
     /// The epoch of the webhook entry that the API server used.
     pub(super) epoch: u64,
 }
@@ -36,11 +36,11 @@ pub enum Silence {
     /// The API server used an entry of an earlier epoch, so it does not have the current configuration.
     Stale,
     /// The API server received another certificate, since the trust probe's certificate changed meanwhile.
-    OtherLeaf,
+    OtherCertificate,
     /// The API server rejected the request for another reason, with this message.
     Refused(String),
     /// The trust probe has no certificate of the newest CA.
-    NoLeaf,
+    NoCertificate,
 }
 
 /// The response to a dry run.
@@ -80,9 +80,11 @@ pub(super) fn interpret_trust(
     epoch: u64,
 ) -> ServerOutcome {
     match (response, shown) {
-        (DryRunResponse::Allowed, Some(shown)) if shown.leaf == newest && shown.epoch >= epoch => ServerOutcome::Proven,
-        (DryRunResponse::Allowed, Some(shown)) if shown.leaf == newest => ServerOutcome::Silent(Silence::Stale),
-        (DryRunResponse::Allowed, Some(_)) => ServerOutcome::Silent(Silence::OtherLeaf),
+        (DryRunResponse::Allowed, Some(shown)) if shown.certificate == newest && shown.epoch >= epoch => {
+            ServerOutcome::Proven
+        }
+        (DryRunResponse::Allowed, Some(shown)) if shown.certificate == newest => ServerOutcome::Silent(Silence::Stale),
+        (DryRunResponse::Allowed, Some(_)) => ServerOutcome::Silent(Silence::OtherCertificate),
         (DryRunResponse::Allowed, None) => ServerOutcome::Silent(Silence::NotCalled),
         (DryRunResponse::Rejected(message), _) if rejects_certificate(message) => ServerOutcome::Behind,
         (DryRunResponse::Rejected(message), _) => ServerOutcome::Silent(Silence::Refused(message.to_owned())),
@@ -132,13 +134,13 @@ mod tests {
     use super::*;
 
     const NEWEST: Generation = Generation(2);
-    const UNTRUSTED: &str = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
-                            Post \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": tls: failed to verify \
+    const UNTRUSTED: &str = "Internal error occurred: failed calling webhook \"trust-probe.pillion.dev\": failed to call webhook: \
+                            Post \"https://pillion-trust-probe.pillion-system.svc:443/trust-probe?timeout=5s\": tls: failed to verify \
                             certificate: x509: certificate signed by unknown authority";
 
     #[test]
     fn only_a_recorded_call_is_proof() {
-        let by = |leaf, epoch| Some(ReceivedCall { leaf, epoch });
+        let by = |certificate, epoch| Some(ReceivedCall { certificate, epoch });
         assert_eq!(interpret_trust(DryRunResponse::Allowed, by(NEWEST, 7), NEWEST, 7), ServerOutcome::Proven);
         assert_eq!(interpret_trust(DryRunResponse::Allowed, by(NEWEST, 8), NEWEST, 7), ServerOutcome::Proven);
         assert_eq!(
@@ -151,7 +153,7 @@ mod tests {
         );
         assert_eq!(
             interpret_trust(DryRunResponse::Allowed, by(Generation(1), 7), NEWEST, 7),
-            ServerOutcome::Silent(Silence::OtherLeaf)
+            ServerOutcome::Silent(Silence::OtherCertificate)
         );
         // The API server called, but rejected the request or did not respond, which proves nothing.
         assert!(matches!(
@@ -165,11 +167,11 @@ mod tests {
     #[test]
     fn distinguishes_mistrust_from_other_failures() {
         assert_eq!(interpret_trust(DryRunResponse::Rejected(UNTRUSTED), None, NEWEST, 7), ServerOutcome::Behind);
-        let other_webhook = UNTRUSTED.replace("canary.pillion.dev", "somebody.else.dev");
-        let refused = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: Post \
-                       \"https://pillion-canary.pillion-system.svc:443/canary?timeout=5s\": dial tcp 10.0.0.1:8444: \
+        let other_webhook = UNTRUSTED.replace("trust-probe.pillion.dev", "somebody.else.dev");
+        let refused = "Internal error occurred: failed calling webhook \"trust-probe.pillion.dev\": failed to call webhook: Post \
+                       \"https://pillion-trust-probe.pillion-system.svc:443/trust-probe?timeout=5s\": dial tcp 10.0.0.1:8444: \
                        connect: connection refused";
-        for message in [other_webhook.as_str(), refused, "injectioncanaries.pillion.dev is forbidden", ""] {
+        for message in [other_webhook.as_str(), refused, "injectiontrustprobes.pillion.dev is forbidden", ""] {
             let silent = ServerOutcome::Silent(Silence::Refused(message.to_owned()));
             assert_eq!(interpret_trust(DryRunResponse::Rejected(message), None, NEWEST, 7), silent);
         }
@@ -177,7 +179,7 @@ mod tests {
 
     #[test]
     fn only_a_replicas_response_proves_reachability() {
-        let denied = format!("admission webhook \"canary.pillion.dev\" denied the request: {REACHED}");
+        let denied = format!("admission webhook \"trust-probe.pillion.dev\" denied the request: {REACHED}");
         assert_eq!(interpret_connectivity(DryRunResponse::Rejected(&denied)), ServerOutcome::Proven);
         assert_eq!(interpret_connectivity(DryRunResponse::Rejected(UNTRUSTED)), ServerOutcome::Behind);
         assert_eq!(
@@ -185,11 +187,11 @@ mod tests {
             ServerOutcome::Silent(Silence::NotCalled),
             "the API server has no entry yet"
         );
-        let on_the_way = "Internal error occurred: failed calling webhook \"canary.pillion.dev\": failed to call webhook: \
-                          Post \"https://pillion.pillion-system.svc:443/canary/7?timeout=5s\": dial tcp 10.0.0.1:443: \
+        let on_the_way = "Internal error occurred: failed calling webhook \"trust-probe.pillion.dev\": failed to call webhook: \
+                          Post \"https://pillion.pillion-system.svc:443/trust-probe/7?timeout=5s\": dial tcp 10.0.0.1:443: \
                           connect: connection refused";
-        let others = denied.replace("canary.pillion.dev", "somebody.else.dev");
-        for message in [on_the_way, others.as_str(), "injectioncanaries.pillion.dev is forbidden"] {
+        let others = denied.replace("trust-probe.pillion.dev", "somebody.else.dev");
+        for message in [on_the_way, others.as_str(), "injectiontrustprobes.pillion.dev is forbidden"] {
             assert_eq!(
                 interpret_connectivity(DryRunResponse::Rejected(message)),
                 ServerOutcome::Silent(Silence::Refused(message.to_owned()))

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, Config};
-use pillion_api::canary::InjectionCanary;
+use pillion_api::trust_probe::InjectionTrustProbe;
 use serde_json::json;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
@@ -24,8 +24,8 @@ use tracing::{debug, warn};
 use super::answer::{
     DryRunResponse, ReceivedCall, ServerOutcome, Silence, fold, interpret_connectivity, interpret_trust,
 };
-use super::server::Canary;
-use super::{CanaryMetrics, Settings};
+use super::server::TrustProbe;
+use super::{Settings, TrustProbeMetrics};
 use crate::certificates::rotation::{Generation, Propagation};
 use crate::client::chain;
 use crate::leader::FIELD_MANAGER;
@@ -38,10 +38,10 @@ pub struct Asker {
     client: Client,
     config: Config,
     release: Arc<Release>,
-    canary: Canary,
+    trust_probe: TrustProbe,
     address: SocketAddr,
     settings: Settings,
-    metrics: CanaryMetrics,
+    metrics: TrustProbeMetrics,
     servers: KnownServers,
     /// A client for each API server. The key `None` is the configured address.
     clients: BTreeMap<Option<SocketAddr>, Client>,
@@ -78,7 +78,7 @@ impl fmt::Debug for Asker {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Asker")
-            .field("canary", &self.canary)
+            .field("trust_probe", &self.trust_probe)
             .field("servers", &self.servers)
             .finish_non_exhaustive()
     }
@@ -91,19 +91,19 @@ impl Asker {
     pub fn new(
         (client, config): (Client, Config),
         release: Arc<Release>,
-        canary: Canary,
+        trust_probe: TrustProbe,
         address: SocketAddr,
         settings: Settings,
-        metrics: CanaryMetrics,
+        metrics: TrustProbeMetrics,
     ) -> Self {
         let (servers, clients) = (KnownServers::default(), BTreeMap::new());
-        Self { client, config, release, canary, address, settings, metrics, servers, clients }
+        Self { client, config, release, trust_probe, address, settings, metrics, servers, clients }
     }
 
     /// The endpoint that API servers call.
     #[must_use]
-    pub const fn canary(&self) -> &Canary {
-        &self.canary
+    pub const fn trust_probe(&self) -> &TrustProbe {
+        &self.trust_probe
     }
 
     /// Asks all API servers concurrently whether they trust this CA and have the configuration of this epoch. Takes at
@@ -112,12 +112,12 @@ impl Asker {
     /// If no API server is reachable at its own address, the configured address is asked. That proves the bundle of
     /// only one API server, so the others count as silent.
     pub async fn ask(&mut self, newest: Generation, epoch: u64) -> TrustRound {
-        let round = if self.canary.shows() == Some(newest) {
+        let round = if self.trust_probe.shows() == Some(newest) {
             let listed = self.list().await;
             self.ask_listed(&listed, Proof::Trust(newest, epoch)).await
         } else {
             // The endpoint serves a certificate of another CA, or none.
-            let outcome = ServerOutcome::Silent(Silence::NoLeaf);
+            let outcome = ServerOutcome::Silent(Silence::NoCertificate);
             TrustRound { propagation: fold([], None), answers: vec![ServerAnswer { server: None, outcome }] }
         };
         self.metrics.set_servers(round.propagation);
@@ -177,10 +177,10 @@ impl Asker {
         let mut asking = Vec::with_capacity(servers.len());
         for server in servers {
             let client = self.client_of(server);
-            let (canary, limit) = (self.canary.clone(), self.settings.timeout);
+            let (trust_probe, limit) = (self.trust_probe.clone(), self.settings.timeout);
             asking.push(async move {
                 let outcome = match client {
-                    Some(client) => timeout(limit, ask(&client, &canary, proof))
+                    Some(client) => timeout(limit, ask(&client, &trust_probe, proof))
                         .await
                         .unwrap_or(ServerOutcome::Silent(Silence::Timeout)),
                     None => ServerOutcome::Silent(Silence::Unreachable),
@@ -231,13 +231,13 @@ impl Asker {
 }
 
 /// Sends a dry run to one API server, and interprets its response.
-async fn ask(client: &Client, canary: &Canary, proof: Proof) -> ServerOutcome {
-    let name = format!("canary-{}", random::token());
-    let expectation = canary.expect(name.clone());
+async fn ask(client: &Client, trust_probe: &TrustProbe, proof: Proof) -> ServerOutcome {
+    let name = format!("trust-probe-{}", random::token());
+    let expectation = trust_probe.expect(name.clone());
     let params = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
-    let canaries: Api<InjectionCanary> = Api::all(client.clone());
+    let trust_probes: Api<InjectionTrustProbe> = Api::all(client.clone());
     let message;
-    let response = match canaries.create(&params, &InjectionCanary::new(name)).await {
+    let response = match trust_probes.create(&params, &InjectionTrustProbe::new(name)).await {
         Ok(_) => DryRunResponse::Allowed,
         Err(kube::Error::Api(ref status)) => {
             return interpret(DryRunResponse::Rejected(&status.message), expectation.shown(), proof);
@@ -329,7 +329,7 @@ pub fn service(release: &Release) -> Result<Service, serde_json::Error> {
     serde_json::from_value(json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": release.canary_service(), "namespace": release.namespace()},
+        "metadata": {"name": release.trust_probe_service(), "namespace": release.namespace()},
         "spec": {"ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": "https"}]},
     }))
 }
@@ -343,10 +343,10 @@ fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {
-            "name": release.canary_service(),
+            "name": release.trust_probe_service(),
             "namespace": release.namespace(),
             "labels": {
-                "kubernetes.io/service-name": release.canary_service(),
+                "kubernetes.io/service-name": release.trust_probe_service(),
                 // Without this label, the endpoint slice controller might delete the slice as its own.
                 "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
             },
@@ -361,7 +361,7 @@ fn slice(release: &Release, address: SocketAddr) -> Result<EndpointSlice, serde_
 async fn publish(client: &Client, release: &Release, address: SocketAddr) -> kube::Result<()> {
     let slice = slice(release, address).map_err(kube::Error::SerdeError)?;
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
-    let (name, params) = (release.canary_service(), PatchParams::apply(FIELD_MANAGER).force());
+    let (name, params) = (release.trust_probe_service(), PatchParams::apply(FIELD_MANAGER).force());
     match slices.patch(&name, &params, &Patch::Apply(&slice)).await {
         // The address has the other IP family, and the address type of a slice is immutable.
         Err(kube::Error::Api(status)) if status.code == 422 => {

@@ -2,9 +2,9 @@
 //!
 //! A change of the webhook configuration reaches each API server at its own time, without notice. So the controller
 //! serves a small admission endpoint, with a certificate of the newest CA and behind a separate Service. Both webhook
-//! configurations have an entry ([`pillion_api::canary::WEBHOOK`]) that routes the kind `InjectionCanary` to this
-//! endpoint. The controller sends each API server, at its own address, a dry run that creates an object of this kind.
-//! The API server must call the endpoint, and so shows whether it trusts the CA.
+//! configurations have an entry ([`pillion_api::trust_probe::WEBHOOK`]) that routes the kind `InjectionTrustProbe` to
+//! this endpoint. The controller sends each API server, at its own address, a dry run that creates an object of this
+//! kind. The API server must call the endpoint, and so shows whether it trusts the CA.
 //!
 //! Only a recorded call is proof. Each request has a random name. The endpoint records the names in the calls, together
 //! with the certificate of the connection. A connection serves one call, so an earlier handshake never counts for a
@@ -14,7 +14,7 @@
 //! responses. An API server is asked again and again until it proves its trust. No object changes when it does, so this
 //! task is no `Controller` of kube-rs.
 //!
-//! RBAC permissions: `create` on `injectioncanaries`; `list` on endpoint slices in the namespace `default`; `get`,
+//! RBAC permissions: `create` on `injectiontrustprobes`; `list` on endpoint slices in the namespace `default`; `get`,
 //! `create`, `patch` and `delete` on the one endpoint slice of the endpoint's Service; and `list` on leases in
 //! `kube-system`, to count API servers behind one address. Without the permission for leases, the number of API servers
 //! is unknown.
@@ -35,7 +35,7 @@ use crate::labels::Label;
 
 pub use answer::{ServerOutcome, Silence, fold};
 pub use asker::{Asker, ServerAnswer, TrustRound, service};
-pub use server::{Canary, Identity};
+pub use server::{Identity, TrustProbe};
 
 /// Timeouts and limits. Tests scale all durations down.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,13 +69,13 @@ impl Default for Settings {
 
 /// Gauges and counters of the trust probe. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct CanaryMetrics {
+pub struct TrustProbeMetrics {
     servers: Family<Label, Gauge>,
     asked: Family<Label, Counter>,
     calls: Counter,
 }
 
-impl CanaryMetrics {
+impl TrustProbeMetrics {
     /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn exposition_has_all_series() {
         let mut registry = Registry::default();
-        let metrics = CanaryMetrics::register(&mut registry);
+        let metrics = TrustProbeMetrics::register(&mut registry);
         metrics.count_call();
         metrics.count_request(&ServerOutcome::Behind);
         metrics.set_servers(Propagation { proven: 1, behind: 2, silent: 3 });

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use pillion_api::canary::{MAX_REVIEW_BYTES, PATH, VALIDATE_PATH, epoch_of};
+use pillion_api::trust_probe::{MAX_REVIEW_BYTES, PATH, VALIDATE_PATH, epoch_of};
 use rustls::ServerConfig;
 use rustls::server::NoServerSessionStorage;
 use rustls_pki_types::pem::PemObject;
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::answer::ReceivedCall;
-use super::{CanaryMetrics, Settings};
+use super::{Settings, TrustProbeMetrics};
 use crate::certificates::rotation::Generation;
 
 /// Pause after a connection could not be accepted, usually because too many files are open.
@@ -57,13 +57,13 @@ pub enum IdentityError {
 
 /// The endpoint of the trust probe. Clones share its state.
 #[derive(Clone)]
-pub struct Canary(Arc<CanaryState>);
+pub struct TrustProbe(Arc<TrustProbeState>);
 
-struct CanaryState {
+struct TrustProbeState {
     identity: ArcSwapOption<Identity>,
     /// The expected calls by name.
     expected: Mutex<HashMap<String, Calls>>,
-    metrics: CanaryMetrics,
+    metrics: TrustProbeMetrics,
 }
 
 /// The calls with one name, each with its certificate. Both webhook configurations have an entry. An API server may
@@ -77,7 +77,7 @@ struct Calls {
 /// Records the calls with one name until it is dropped.
 #[derive(Debug)]
 pub(super) struct Expectation {
-    canary: Canary,
+    trust_probe: TrustProbe,
     name: String,
 }
 
@@ -99,9 +99,9 @@ impl fmt::Debug for Identity {
     }
 }
 
-impl fmt::Debug for Canary {
+impl fmt::Debug for TrustProbe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Canary").field("shows", &self.shows()).finish_non_exhaustive()
+        formatter.debug_struct("TrustProbe").field("shows", &self.shows()).finish_non_exhaustive()
     }
 }
 
@@ -135,12 +135,12 @@ impl Identity {
     }
 }
 
-impl Canary {
-    /// Creates an endpoint without a certificate. It closes all connections until [`Canary::show`] sets one.
+impl TrustProbe {
+    /// Creates an endpoint without a certificate. It closes all connections until [`TrustProbe::show`] sets one.
     #[must_use]
-    pub fn new(metrics: CanaryMetrics) -> Self {
+    pub fn new(metrics: TrustProbeMetrics) -> Self {
         let (identity, expected) = (ArcSwapOption::empty(), Mutex::default());
-        Self(Arc::new(CanaryState { identity, expected, metrics }))
+        Self(Arc::new(TrustProbeState { identity, expected, metrics }))
     }
 
     /// Serves this certificate on new connections. With `None`, connections are closed.
@@ -171,9 +171,9 @@ impl Canary {
                         continue;
                     }
                 };
-                let (canary, limit) = (self.clone(), settings.call_limit);
+                let (trust_probe, limit) = (self.clone(), settings.call_limit);
                 connections.spawn(async move {
-                    if timeout(limit, canary.connection(stream)).await.is_err() {
+                    if timeout(limit, trust_probe.connection(stream)).await.is_err() {
                         debug!("a connection to the trust probe took too long");
                     }
                     drop(permit);
@@ -224,7 +224,7 @@ impl Canary {
             return Ok(status(StatusCode::BAD_REQUEST));
         };
         let ReviewRequest { uid, name } = review.request;
-        self.record_call(&name, validating.is_some(), ReceivedCall { leaf: shown, epoch });
+        self.record_call(&name, validating.is_some(), ReceivedCall { certificate: shown, epoch });
         let answer = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -246,7 +246,7 @@ impl Canary {
     /// Records calls with this name until the result is dropped. The name must not be guessable.
     pub(super) fn expect(&self, name: String) -> Expectation {
         self.lock().insert(name.clone(), Calls::default());
-        Expectation { canary: self.clone(), name }
+        Expectation { trust_probe: self.clone(), name }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Calls>> {
@@ -257,14 +257,14 @@ impl Canary {
 impl Expectation {
     /// Returns the recorded call if both configurations called with this name and with the same epoch and certificate.
     pub(super) fn shown(&self) -> Option<ReceivedCall> {
-        let Calls { mutating, validating } = self.canary.lock().get(&self.name).copied()?;
+        let Calls { mutating, validating } = self.trust_probe.lock().get(&self.name).copied()?;
         mutating.filter(|_| mutating == validating)
     }
 }
 
 impl Drop for Expectation {
     fn drop(&mut self) {
-        self.canary.lock().remove(&self.name);
+        self.trust_probe.lock().remove(&self.name);
     }
 }
 
@@ -278,20 +278,20 @@ mod tests {
 
     use super::*;
 
-    const NAME: &str = "pillion-canary.pillion-system.svc";
+    const NAME: &str = "pillion-trust-probe.pillion-system.svc";
 
     fn identity(generation: u32, ca: &TestCa) -> Identity {
         let (cert, key) = ca.serving(&[NAME]).unwrap();
         Identity::new(Generation(generation), cert.as_bytes(), key.as_bytes()).unwrap()
     }
 
-    async fn start(settings: Settings) -> (Canary, std::net::SocketAddr, CancellationToken) {
-        let canary = Canary::new(CanaryMetrics::default());
+    async fn start(settings: Settings) -> (TrustProbe, std::net::SocketAddr, CancellationToken) {
+        let trust_probe = TrustProbe::new(TrustProbeMetrics::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
-        let (serving, until) = (canary.clone(), stop.clone());
+        let (serving, until) = (trust_probe.clone(), stop.clone());
         tokio::spawn(async move { serving.serve(listener, &settings, until).await });
-        (canary, address, stop)
+        (trust_probe, address, stop)
     }
 
     async fn connect(
@@ -325,104 +325,108 @@ mod tests {
             .to_string()
     }
 
-    fn leaf(expectation: &Expectation) -> Option<Generation> {
-        expectation.shown().map(|shown| shown.leaf)
+    fn serving_certificate(expectation: &Expectation) -> Option<Generation> {
+        expectation.shown().map(|shown| shown.certificate)
     }
 
     #[tokio::test]
     async fn records_epoch_of_the_calling_entry() {
-        let (canary, address, _stop) = start(Settings::default()).await;
+        let (trust_probe, address, _stop) = start(Settings::default()).await;
         let ca = TestCa::new().unwrap();
-        canary.show(Some(identity(1, &ca)));
-        let one = canary.expect("one".to_owned());
-        call(address, &ca, "/canary/7", &review("one")).await.unwrap();
-        call(address, &ca, "/canary/validate/6", &review("one")).await.unwrap();
+        trust_probe.show(Some(identity(1, &ca)));
+        let one = trust_probe.expect("one".to_owned());
+        call(address, &ca, "/trust-probe/7", &review("one")).await.unwrap();
+        call(address, &ca, "/trust-probe/validate/6", &review("one")).await.unwrap();
         assert_eq!(one.shown(), None, "the configurations are not of one epoch");
-        call(address, &ca, "/canary/validate/7", &review("one")).await.unwrap();
-        assert_eq!(one.shown(), Some(ReceivedCall { leaf: Generation(1), epoch: 7 }));
-        for path in ["/canary/x", "/canary/7/8", "/canaries", "/canary/-1"] {
+        call(address, &ca, "/trust-probe/validate/7", &review("one")).await.unwrap();
+        assert_eq!(one.shown(), Some(ReceivedCall { certificate: Generation(1), epoch: 7 }));
+        for path in ["/trust-probe/x", "/trust-probe/7/8", "/trust-probes", "/trust-probe/-1"] {
             assert!(call(address, &ca, path, &review("one")).await.unwrap().contains("404 Not Found"), "{path}");
         }
     }
 
     #[tokio::test]
     async fn allows_calls_and_records_shown_certificate() {
-        let (canary, address, _stop) = start(Settings::default()).await;
+        let (trust_probe, address, _stop) = start(Settings::default()).await;
         let (first, second) = (TestCa::new().unwrap(), TestCa::new().unwrap());
-        assert!(call(address, &first, "/canary", "{}").await.is_err(), "the endpoint has no certificate yet");
+        assert!(call(address, &first, "/trust-probe", "{}").await.is_err(), "the endpoint has no certificate yet");
 
-        canary.show(Some(identity(1, &first)));
-        let (one, two) = (canary.expect("one".to_owned()), canary.expect("two".to_owned()));
-        let answer = call(address, &first, "/canary", &review("one")).await.unwrap();
+        trust_probe.show(Some(identity(1, &first)));
+        let (one, two) = (trust_probe.expect("one".to_owned()), trust_probe.expect("two".to_owned()));
+        let answer = call(address, &first, "/trust-probe", &review("one")).await.unwrap();
         assert!(answer.contains("200 OK") && answer.contains(r#""uid":"u-1""#), "{answer}");
         assert!(answer.contains(r#""allowed":true"#) && answer.contains("connection: close"), "{answer}");
         assert_eq!((one.shown(), two.shown()), (None, None), "the other configuration did not call");
-        call(address, &first, "/canary/validate", &review("one")).await.unwrap();
-        assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), None));
+        call(address, &first, "/trust-probe/validate", &review("one")).await.unwrap();
+        assert_eq!((serving_certificate(&one), serving_certificate(&two)), (Some(Generation(1)), None));
 
-        canary.show(Some(identity(2, &second)));
+        trust_probe.show(Some(identity(2, &second)));
         assert!(
-            call(address, &first, "/canary", &review("two")).await.is_err(),
+            call(address, &first, "/trust-probe", &review("two")).await.is_err(),
             "the endpoint serves a certificate of another CA"
         );
         assert_eq!(two.shown(), None);
-        call(address, &second, "/canary", &review("two")).await.unwrap();
-        call(address, &second, "/canary/validate", &review("two")).await.unwrap();
-        assert_eq!((leaf(&one), leaf(&two)), (Some(Generation(1)), Some(Generation(2))));
-        assert_eq!(canary.0.metrics.calls(), 4);
+        call(address, &second, "/trust-probe", &review("two")).await.unwrap();
+        call(address, &second, "/trust-probe/validate", &review("two")).await.unwrap();
+        assert_eq!((serving_certificate(&one), serving_certificate(&two)), (Some(Generation(1)), Some(Generation(2))));
+        assert_eq!(trust_probe.0.metrics.calls(), 4);
         // Only one of the two configurations has the change.
-        canary.show(Some(identity(1, &first)));
-        call(address, &first, "/canary", &review("two")).await.unwrap();
+        trust_probe.show(Some(identity(1, &first)));
+        call(address, &first, "/trust-probe", &review("two")).await.unwrap();
         assert_eq!(two.shown(), None);
 
         drop((one, two));
-        call(address, &first, "/canary", &review("nobody expects this")).await.unwrap();
-        assert!(canary.lock().is_empty(), "unexpected calls are not recorded");
+        call(address, &first, "/trust-probe", &review("nobody expects this")).await.unwrap();
+        assert!(trust_probe.lock().is_empty(), "unexpected calls are not recorded");
     }
 
     #[tokio::test]
     async fn earlier_connection_counts_for_its_certificate() {
-        let (canary, address, _stop) = start(Settings::default()).await;
+        let (trust_probe, address, _stop) = start(Settings::default()).await;
         let ca = TestCa::new().unwrap();
-        canary.show(Some(identity(1, &ca)));
-        let expectation = canary.expect("one".to_owned());
+        trust_probe.show(Some(identity(1, &ca)));
+        let expectation = trust_probe.expect("one".to_owned());
         let mut stream = connect(address, &ca).await.unwrap();
-        canary.show(Some(identity(2, &ca)));
+        trust_probe.show(Some(identity(2, &ca)));
         let body = review("one");
-        let request = format!("POST /canary HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let request = format!("POST /trust-probe HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         stream.write_all(request.as_bytes()).await.unwrap();
         stream.read_to_end(&mut Vec::new()).await.unwrap();
-        canary.show(Some(identity(1, &ca)));
-        call(address, &ca, "/canary/validate", &body).await.unwrap();
-        assert_eq!(leaf(&expectation), Some(Generation(1)), "the call counts for the certificate of its connection");
+        trust_probe.show(Some(identity(1, &ca)));
+        call(address, &ca, "/trust-probe/validate", &body).await.unwrap();
+        assert_eq!(
+            serving_certificate(&expectation),
+            Some(Generation(1)),
+            "the call counts for the certificate of its connection"
+        );
     }
 
     #[tokio::test]
     async fn rejects_requests_without_review() {
-        let (canary, address, _stop) = start(Settings::default()).await;
+        let (trust_probe, address, _stop) = start(Settings::default()).await;
         let ca = TestCa::new().unwrap();
-        canary.show(Some(identity(1, &ca)));
-        assert!(call(address, &ca, "/canary", "junk").await.unwrap().contains("400 Bad Request"));
+        trust_probe.show(Some(identity(1, &ca)));
+        assert!(call(address, &ca, "/trust-probe", "junk").await.unwrap().contains("400 Bad Request"));
         assert!(call(address, &ca, "/mutate", &review("x")).await.unwrap().contains("404 Not Found"));
         // The endpoint rejects the request before it reads all of it, so the response may be truncated.
-        let large = call(address, &ca, "/canary", &review(&"x".repeat(MAX_REVIEW_BYTES))).await;
+        let large = call(address, &ca, "/trust-probe", &review(&"x".repeat(MAX_REVIEW_BYTES))).await;
         assert!(!large.as_deref().unwrap_or_default().contains("200 OK"), "{large:?}");
-        assert_eq!(canary.0.metrics.calls(), 0);
+        assert_eq!(trust_probe.0.metrics.calls(), 0);
     }
 
     #[tokio::test]
     async fn silent_connections_time_out() {
         // The limit is long enough for a call on a busy machine.
         let (connections, call_limit) = (2, Duration::from_secs(1));
-        let (canary, address, stop) = start(Settings { call_limit, connections, ..Settings::default() }).await;
+        let (trust_probe, address, stop) = start(Settings { call_limit, connections, ..Settings::default() }).await;
         let ca = TestCa::new().unwrap();
-        canary.show(Some(identity(1, &ca)));
+        trust_probe.show(Some(identity(1, &ca)));
         let mut silent = Vec::new();
         for _ in 0..6 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         // The earlier connections time out, two at a time.
-        let answer = timeout(Duration::from_secs(30), call(address, &ca, "/canary", &review("x"))).await.unwrap();
+        let answer = timeout(Duration::from_secs(30), call(address, &ca, "/trust-probe", &review("x"))).await.unwrap();
         assert!(answer.unwrap().contains("200 OK"));
         stop.cancel();
     }

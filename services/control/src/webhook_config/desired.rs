@@ -54,7 +54,7 @@ impl Rules {
     /// namespaces, in the order of their names, up to [`MAXIMUM_OWN_CALLS`].
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
-        let (cluster, own): (Vec<_>, Vec<_>) = profiles.at_work().partition(|one| one.name().namespace.is_none());
+        let (cluster, own): (Vec<_>, Vec<_>) = profiles.active().partition(|one| one.name().namespace.is_none());
         let injecting = cluster.iter().filter(|profile| profile.injects());
         let validating = cluster.iter().filter(|profile| profile.validates());
         let everywhere = rules_of(validating.map(|profile| profile.target()));
@@ -138,13 +138,17 @@ impl Target {
     /// Creates a target from the settings and rules, with this CA bundle and epoch.
     #[must_use]
     pub fn new(settings: webhook_configuration::Settings, rules: Rules, ca_bundle: Vec<u8>, epoch: u64) -> Self {
-        Self { settings: webhook_configuration::Settings { ca_bundle, canary_epoch: epoch, ..settings }, rules, epoch }
+        Self {
+            settings: webhook_configuration::Settings { ca_bundle, trust_probe_epoch: epoch, ..settings },
+            rules,
+            epoch,
+        }
     }
 
     /// Whether the bundle has certificates and nothing else. With an empty bundle, the API server would trust the
     /// system's CAs.
     #[must_use]
-    pub(crate) fn has_authorities(&self) -> bool {
+    pub(crate) fn has_cas(&self) -> bool {
         Bundle::read(&self.settings.ca_bundle).clean
     }
 

@@ -174,8 +174,8 @@ impl KeeperState {
         }
     }
 
-    fn rehearses(&self) -> bool {
-        self.keeper.target.borrow().as_ref().is_some_and(|target| target.settings.rehearses)
+    fn checks_connectivity(&self) -> bool {
+        self.keeper.target.borrow().as_ref().is_some_and(|target| target.settings.checks_connectivity)
     }
 
     fn updates(&self) -> BoxStream<'static, Update> {
@@ -223,7 +223,7 @@ impl KeeperState {
         // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has
         // a decision. When an operator enables the webhooks again, the `ConfigMap` already exists, so the guardrail is
         // active at once. docs/break-glass.md gives the order of the steps.
-        if self.matching.is_none() || self.rehearses() {
+        if self.matching.is_none() || self.checks_connectivity() {
             return None;
         }
         let LeaderContext { client, release, .. } = &self.leading;
@@ -388,7 +388,7 @@ impl KeeperState {
 
     /// Logs a failed write. Returns when to retry, or `Idle` if a retry cannot succeed.
     fn schedule_retry(&mut self, error: &WriteError) -> Next {
-        if let WriteError::OtherRelease(_) | WriteError::NoAuthority = error {
+        if let WriteError::OtherRelease(_) | WriteError::NoCa = error {
             self.log_once(chain(error));
             return Next::Idle;
         }

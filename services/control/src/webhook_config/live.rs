@@ -8,7 +8,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhook, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
-use pillion_api::webhook_configuration::is_rehearsal;
+use pillion_api::webhook_configuration::is_connectivity_check;
 use rustls_pki_types::pem::{PemObject, SectionKind};
 use serde_json::Value;
 
@@ -80,7 +80,7 @@ impl Live {
         }
         let written = self.views().filter_map(|view| written(view.metadata)).max();
         Configuration::Present(rotation::Bundle {
-            authorities: seen.unwrap_or_default(),
+            cas: seen.unwrap_or_default(),
             uniform,
             unknown,
             epoch,
@@ -123,7 +123,7 @@ impl Live {
     /// Whether the mutating configuration was written for a connectivity check.
     #[must_use]
     pub(crate) fn is_connectivity_check(&self, release: &Release) -> bool {
-        self.mutating.as_ref().is_some_and(|mutating| is_rehearsal(mutating, release.service()))
+        self.mutating.as_ref().is_some_and(|mutating| is_connectivity_check(mutating, release.service()))
     }
 
     /// Returns the owner of a configuration that belongs to another release than `owner`, if any.
@@ -176,7 +176,7 @@ fn as_mutating(entry: &ValidatingWebhook) -> MutatingWebhook {
 
 /// Returns the epoch of a configuration; 0 if the annotation is missing or invalid.
 pub(super) fn epoch(metadata: &ObjectMeta) -> u64 {
-    annotation(metadata, EPOCH_ANNOTATION).and_then(crate::certificates::authority::epoch).unwrap_or_default()
+    annotation(metadata, EPOCH_ANNOTATION).and_then(crate::certificates::ca::epoch).unwrap_or_default()
 }
 
 /// Returns the time of the last write; `None` if the annotation is missing or invalid.
@@ -305,11 +305,11 @@ pub(super) mod tests {
     use rustls_pki_types::CertificateDer;
 
     use super::*;
-    use crate::certificates::authority;
+    use crate::certificates::ca;
 
     /// Returns a PEM bundle with a certificate-like section for each number.
     pub(crate) fn pem(numbers: &[u8]) -> Vec<u8> {
-        let certificates = numbers.iter().map(|number| authority::pem(&CertificateDer::from(der(*number))));
+        let certificates = numbers.iter().map(|number| ca::pem(&CertificateDer::from(der(*number))));
         certificates.collect::<String>().into_bytes()
     }
 

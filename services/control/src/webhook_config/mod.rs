@@ -28,7 +28,7 @@ use prometheus_client::registry::Registry;
 
 use crate::labels::LabelPair;
 
-pub(crate) use crate::certificates::authority::EPOCH_ANNOTATION;
+pub(crate) use crate::certificates::ca::EPOCH_ANNOTATION;
 pub use desired::{Drift, DriftKind, MAXIMUM_OWN_CALLS, Rules, Target, settings_of};
 pub use keeper::{Confirm, Keeper};
 pub use live::{ConfigurationKind, Live, entry_manager};

@@ -32,16 +32,16 @@ fn now() -> Timestamp {
 type Change = fn(&mut Live);
 
 /// Creates a target that has rules for validations, and a bundle of the CAs with these numbers.
-fn target(authorities: &[u8], epoch: u64) -> Target {
+fn target(cas: &[u8], epoch: u64) -> Target {
     let settings = pillion_api::webhook_configuration::Settings {
-        canary: true,
+        trust_probe: true,
         validates_profiles: true,
         ..settings_of(&release())
     };
     let rules = Rules::default();
     let own = OwnCalls::from([(("pods".to_owned(), Operation::Update), BTreeSet::from(["shop".to_owned()]))]);
     let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own }, ..rules };
-    Target::new(settings, rules, pem(authorities), epoch)
+    Target::new(settings, rules, pem(cas), epoch)
 }
 
 /// Returns the observed state after `target` was written.
@@ -114,8 +114,8 @@ fn drift_is_classified_by_kind() {
             "mutating:ca_bundle_foreign(required.pillion.dev)",
         ),
         (
-            |live| bundle(entry(live, "canary.pillion.dev"), &pem(&[200])),
-            "mutating:ca_bundle_incomplete(canary.pillion.dev) mutating:ca_bundle_foreign(canary.pillion.dev)",
+            |live| bundle(entry(live, "trust-probe.pillion.dev"), &pem(&[200])),
+            "mutating:ca_bundle_incomplete(trust-probe.pillion.dev) mutating:ca_bundle_foreign(trust-probe.pillion.dev)",
         ),
         (
             |live| bundle(entry(live, "required.pillion.dev"), &pem(&[2, 1])),
@@ -279,7 +279,7 @@ fn tenant_calls_are_bounded() {
 #[test]
 fn validating_configuration_needs_validations() {
     let mut quiet = target(&[1], 1);
-    quiet.settings.canary = false;
+    quiet.settings.trust_probe = false;
     let live = after(&quiet);
     quiet.settings.validates_profiles = false;
     quiet.rules.validated = Validated::default();
@@ -309,7 +309,7 @@ fn older_target_is_behind_newer_is_written() {
     let Plan::Repair(drifts) = plan(&release(), &live, Some(&target(&[1], 8)), now()) else { panic!() };
     assert_eq!(
         Drifts(&drifts).to_string(),
-        "mutating:marks mutating:service(canary.pillion.dev) validating:marks validating:service(canary.pillion.dev)"
+        "mutating:marks mutating:service(trust-probe.pillion.dev) validating:marks validating:service(trust-probe.pillion.dev)"
     );
     assert_eq!(plan(&release(), &live, None, now()), Plan::Idle, "without a target, nothing is written");
 }
@@ -329,9 +329,9 @@ fn removes_disarmed_and_ignores_other_releases() {
 
 #[test]
 fn rotation_sees_intersection_of_all_entries() {
-    let present = |authorities: &[u32], uniform, unknown| {
-        let authorities: BTreeSet<_> = authorities.iter().copied().map(Generation).collect();
-        Configuration::Present(Bundle { authorities, uniform, unknown, epoch: 7, written: now() })
+    let present = |cas: &[u32], uniform, unknown| {
+        let cas: BTreeSet<_> = cas.iter().copied().map(Generation).collect();
+        Configuration::Present(Bundle { cas, uniform, unknown, epoch: 7, written: now() })
     };
     let cases: [(Change, Configuration); 13] = [
         (|_| (), present(&[1, 2], true, false)),
@@ -341,10 +341,10 @@ fn rotation_sees_intersection_of_all_entries() {
         (|live| live.mutating.as_mut().unwrap().webhooks = None, Configuration::Empty { epoch: 7 }),
         (|live| live.mutating.as_mut().unwrap().webhooks = Some(Vec::new()), Configuration::Empty { epoch: 7 }),
         (|live| live.validating = None, present(&[1, 2], true, false)),
-        (|live| bundle(entry(live, "canary.pillion.dev"), &pem(&[2])), present(&[2], false, false)),
-        (|live| bundle(entry(live, "canary.pillion.dev"), &pem(&[1, 2, 200])), present(&[1, 2], false, true)),
-        (|live| bundle(entry(live, "canary.pillion.dev"), &pem(&[2, 1])), present(&[1, 2], true, false)),
-        (|live| bundle(entry(live, "canary.pillion.dev"), b"junk"), present(&[], false, false)),
+        (|live| bundle(entry(live, "trust-probe.pillion.dev"), &pem(&[2])), present(&[2], false, false)),
+        (|live| bundle(entry(live, "trust-probe.pillion.dev"), &pem(&[1, 2, 200])), present(&[1, 2], false, true)),
+        (|live| bundle(entry(live, "trust-probe.pillion.dev"), &pem(&[2, 1])), present(&[1, 2], true, false)),
+        (|live| bundle(entry(live, "trust-probe.pillion.dev"), b"junk"), present(&[], false, false)),
         (
             |live| validating_entry(live, "profiles.pillion.dev").client_config.ca_bundle = None,
             present(&[], false, false),
@@ -373,18 +373,18 @@ fn missing_write_time_counts_as_never() {
 }
 
 #[test]
-fn bundle_without_authority_is_rejected() {
+fn bundle_without_ca_is_rejected() {
     for text in ["", "junk", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"] {
         let target = Target::new(settings_of(&release()), Rules::default(), text.into(), 1);
-        assert!(!target.has_authorities(), "{text:?}");
+        assert!(!target.has_cas(), "{text:?}");
     }
-    assert!(target(&[1], 1).has_authorities());
+    assert!(target(&[1], 1).has_cas());
 }
 
 #[test]
 fn configuration_names_come_from_release() {
     let release = Release::new("injector", "platform", "cluster.local").unwrap();
-    let settings = pillion_api::webhook_configuration::Settings { canary: true, ..settings_of(&release) };
+    let settings = pillion_api::webhook_configuration::Settings { trust_probe: true, ..settings_of(&release) };
     let desired = Target::new(settings, Rules::default(), pem(&[1]), 1).desired(&release, now());
     assert_eq!(desired.mutating.metadata.name.as_deref(), Some(release.configuration()));
     let services: BTreeSet<_> = desired
@@ -397,7 +397,7 @@ fn configuration_names_come_from_release() {
             (service.namespace, service.name)
         })
         .collect();
-    let expected = [release.service().to_owned(), release.canary_service()];
+    let expected = [release.service().to_owned(), release.trust_probe_service()];
     assert_eq!(services, expected.map(|name| ("platform".to_owned(), name)).into());
 }
 

@@ -43,7 +43,7 @@ pub enum WriteError {
     NotEmpty,
     /// The bundle has no CA, or content besides CAs. With an empty bundle, the API server would trust the system's CAs.
     #[error("the bundle has no certificate, or something else: nothing is written")]
-    NoAuthority,
+    NoCa,
     /// An operator disabled the webhooks.
     #[error("an operator disarmed the webhook configurations: nothing is written")]
     Disarmed,
@@ -101,8 +101,8 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
 /// - The API server rejected a request. The mutating configuration may have been written nevertheless.
 pub async fn write(client: &Client, release: &Release, live: &Live, target: &Target) -> Result<Live, WriteError> {
     check(release, live, target.epoch)?;
-    if !target.has_authorities() {
-        return Err(WriteError::NoAuthority);
+    if !target.has_cas() {
+        return Err(WriteError::NoCa);
     }
     let Desired { mutating, validating } = target.desired(release, Timestamp::now());
     let mutating = put(client, release, live.mutating.as_ref(), mutating).await?;

@@ -9,12 +9,12 @@ use axum::Router;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use pillion_control::certificates::authority::certificates;
+use pillion_control::certificates::ca::certificates;
 use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
 use pillion_control::certificates::rotation::{Endpoints, Generation};
 use pillion_control::leader::LeaderContext;
 use pillion_control::probe::{
-    self, Defect, Expected, KnownAuthority, ProbeMetrics, ProbeRound, Prober, Settings, Unreachable, Verdict,
+    self, Defect, Expected, KnownCa, ProbeMetrics, ProbeRound, Prober, Settings, Unreachable, Verdict,
 };
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
@@ -55,16 +55,13 @@ async fn serve(address: IpAddr, ca: &TestCa, name: &str) -> anyhow::Result<Servi
     Ok(Serving(tokio::spawn(https::serve(listener, tls, Router::new()))))
 }
 
-fn known(generation: u32, ca: &TestCa) -> KnownAuthority {
-    KnownAuthority {
-        generation: Generation(generation),
-        certificate: certificates(ca.bundle_pem().as_bytes()).remove(0),
-    }
+fn known(generation: u32, ca: &TestCa) -> KnownCa {
+    KnownCa { generation: Generation(generation), certificate: certificates(ca.bundle_pem().as_bytes()).remove(0) }
 }
 
-fn expected(known: &[KnownAuthority], newest: u32, leaf_epoch: u64) -> Arc<Expected> {
+fn expected(known: &[KnownCa], newest: u32, certificate_epoch: u64) -> Arc<Expected> {
     let bundle = known.iter().map(|known| known.certificate.clone()).collect();
-    Arc::new(Expected::of(&release(), known.to_vec(), Some(Generation(newest)), bundle, leaf_epoch).unwrap())
+    Arc::new(Expected::of(&release(), known.to_vec(), Some(Generation(newest)), bundle, certificate_epoch).unwrap())
 }
 
 fn verdicts(found: &ProbeRound) -> Vec<(String, Verdict)> {
@@ -76,13 +73,13 @@ fn probes_all_endpoints_and_pods() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();
-        let (old, new, stranger) = (TestCa::new()?, TestCa::new()?, TestCa::new()?);
+        let (old, new, foreign_ca) = (TestCa::new()?, TestCa::new()?, TestCa::new()?);
         let addresses: Vec<_> = (1..=6).map(replica_address).collect();
         let service = register_service(&client, &addresses).await?;
         service.set_ready(addresses[2], false).await?;
         let _newest = serve(addresses[0], &new, SERVER_NAME).await?;
         let older = serve(addresses[1], &old, SERVER_NAME).await?;
-        let untrusted = serve(addresses[2], &stranger, SERVER_NAME).await?;
+        let untrusted = serve(addresses[2], &foreign_ca, SERVER_NAME).await?;
         let misnamed = serve(addresses[3], &new, "other.pillion-system.svc").await?;
         // One endpoint hangs, and one does not exist.
         let hangs = TcpListener::bind((addresses[4], PORT)).await?;
@@ -219,10 +216,10 @@ fn reports_certificates_of_other_issuers() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let client = control_plane.client();
-        let (theirs, stranger) = (TestCa::new()?, TestCa::new()?);
+        let (theirs, foreign_ca) = (TestCa::new()?, TestCa::new()?);
         let addresses = [replica_address(1), replica_address(2)];
         register_service(&client, &addresses).await?;
-        let _stranger = serve(addresses[1], &stranger, SERVER_NAME).await?;
+        let _foreign = serve(addresses[1], &foreign_ca, SERVER_NAME).await?;
         let configuration: MutatingWebhookConfiguration = serde_json::from_value(json!({
             "metadata": {"name": "pillion"},
             "webhooks": [{

@@ -10,10 +10,10 @@ use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use pillion_api::canary::{InjectionCanary, PATH, PLURAL, VALIDATE_PATH, WEBHOOK, path};
+use pillion_api::trust_probe::{InjectionTrustProbe, PATH, PLURAL, VALIDATE_PATH, WEBHOOK, path};
 use pillion_control::certificates::rotation::{Generation, Propagation};
 use pillion_control::trust_probe::{
-    self, Asker, Canary, CanaryMetrics, Identity, ServerOutcome, Settings, Silence, TrustRound,
+    self, Asker, Identity, ServerOutcome, Settings, Silence, TrustProbe, TrustProbeMetrics, TrustRound,
 };
 use pillion_testkit::namespace::{API_SERVER, SECOND_API_SERVER};
 use pillion_testkit::registration::NAMESPACE;
@@ -30,9 +30,9 @@ const NEWEST: Generation = Generation(2);
 /// A controller's trust probe, with the objects that route API servers to it.
 struct Rig {
     control_plane: ControlPlane,
-    canary: Canary,
+    trust_probe: TrustProbe,
     asker: Asker,
-    metrics: CanaryMetrics,
+    metrics: TrustProbeMetrics,
     newest: TestCa,
     stop: CancellationToken,
     /// The epoch of the configurations that a proof requires. `writes` is the epoch for which they are written.
@@ -56,32 +56,32 @@ impl Rig {
         let release = Arc::new(release());
         let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
         services.create(&PostParams::default(), &trust_probe::service(&release)?).await?;
-        let (metrics, stop, newest) = (CanaryMetrics::default(), CancellationToken::new(), TestCa::new()?);
-        let canary = Canary::new(metrics.clone());
+        let (metrics, stop, newest) = (TrustProbeMetrics::default(), CancellationToken::new(), TestCa::new()?);
+        let trust_probe = TrustProbe::new(metrics.clone());
         let listener = TcpListener::bind((CONTROLLER, 8444)).await?;
         let address = listener.local_addr()?;
-        let (serving, until) = (canary.clone(), stop.clone());
+        let (serving, until) = (trust_probe.clone(), stop.clone());
         tokio::spawn(async move { serving.serve(listener, &settings(), until).await });
         let asker = Asker::new(
             (client, control_plane.config()?),
             release,
-            canary.clone(),
+            trust_probe.clone(),
             address,
             settings(),
             metrics.clone(),
         );
-        Ok(Self { control_plane, canary, asker, metrics, newest, stop, epoch: 0, writes: 0 })
+        Ok(Self { control_plane, trust_probe, asker, metrics, newest, stop, epoch: 0, writes: 0 })
     }
 
     fn show(&self, generation: Generation, ca: &TestCa) -> anyhow::Result<()> {
-        let (cert, key) = ca.serving(&[&release().canary_names()[0]])?;
-        self.canary.show(Some(Identity::new(generation, cert.as_bytes(), key.as_bytes())?));
+        let (cert, key) = ca.serving(&[&release().trust_probe_names()[0]])?;
+        self.trust_probe.show(Some(Identity::new(generation, cert.as_bytes(), key.as_bytes())?));
         Ok(())
     }
 
     /// Writes the configurations with these CAs in their bundles.
-    async fn trust(&self, authorities: &[&TestCa]) -> anyhow::Result<()> {
-        let bundle: String = authorities.iter().map(|ca| ca.bundle_pem()).collect();
+    async fn trust(&self, cas: &[&TestCa]) -> anyhow::Result<()> {
+        let bundle: String = cas.iter().map(|ca| ca.bundle_pem()).collect();
         let configuration = |kind: &str, path: &str| {
             json!({
                 "apiVersion": "admissionregistration.k8s.io/v1",
@@ -94,7 +94,7 @@ impl Rig {
                     "failurePolicy": "Fail",
                     "timeoutSeconds": 2,
                     "clientConfig": {
-                        "service": {"namespace": NAMESPACE, "name": release().canary_service(), "path": path, "port": 443},
+                        "service": {"namespace": NAMESPACE, "name": release().trust_probe_service(), "path": path, "port": 443},
                         "caBundle": STANDARD.encode(&bundle),
                     },
                     "rules": [{
@@ -212,7 +212,7 @@ fn only_calls_with_newest_certificate_are_proof() {
         // The trust probe serves a certificate of another CA.
         let asked = rig.ask().await;
         ensure!(asked.propagation == Propagation { proven: 0, behind: 0, silent: 1 }, "{asked:?}");
-        ensure!(asked.answers[0].outcome == ServerOutcome::Silent(Silence::NoLeaf), "{asked:?}");
+        ensure!(asked.answers[0].outcome == ServerOutcome::Silent(Silence::NoCertificate), "{asked:?}");
         let asked = eventually(SOON, "trust in the old CA is proven", async || {
             let asked = rig.asker.ask(Generation(1), 0).await;
             ensure!(asked.propagation.proven == 1, "{asked:?}");
@@ -222,11 +222,11 @@ fn only_calls_with_newest_certificate_are_proof() {
         ensure!(asked.propagation.silent == 0, "{asked:?}");
         // Calls on connections with the old certificate must not count as proof of trust in the new CA.
         rig.trust(&[&old]).await?;
-        let canaries: Api<InjectionCanary> = Api::all(rig.control_plane.client());
+        let trust_probes: Api<InjectionTrustProbe> = Api::all(rig.control_plane.client());
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
         eventually(SOON, "a call succeeds with the old certificate", async || {
             let before = rig.metrics.calls();
-            canaries.create(&dry_run, &InjectionCanary::new("by-hand")).await?;
+            trust_probes.create(&dry_run, &InjectionTrustProbe::new("by-hand")).await?;
             ensure!(rig.metrics.calls() > before);
             Ok(())
         })
@@ -235,11 +235,11 @@ fn only_calls_with_newest_certificate_are_proof() {
         rig.becomes(0, 1, 0).await?;
         rig.trust(&[&rig.newest]).await?;
         rig.becomes(1, 0, 0).await?;
-        ensure!(canaries.list(&ListParams::default()).await?.items.is_empty(), "no object is stored");
+        ensure!(trust_probes.list(&ListParams::default()).await?.items.is_empty(), "no object is stored");
 
         // A certificate for other names is not trusted either. Without an entry, there is no call.
         let (cert, key) = rig.newest.serving(&["other.pillion-system.svc"])?;
-        rig.canary.show(Some(Identity::new(NEWEST, cert.as_bytes(), key.as_bytes())?));
+        rig.trust_probe.show(Some(Identity::new(NEWEST, cert.as_bytes(), key.as_bytes())?));
         rig.becomes(0, 1, 0).await?;
         rig.show(NEWEST, &rig.newest)?;
         rig.becomes(1, 0, 0).await?;
@@ -303,7 +303,7 @@ fn asks_configured_address_without_listed_api_servers() {
         let mut by_name = Asker::new(
             (rig.control_plane.client(), rig.control_plane.config()?),
             Arc::new(release()),
-            rig.canary.clone(),
+            rig.trust_probe.clone(),
             SocketAddr::new(CONTROLLER, 8444),
             {
                 let mut settings = settings();
@@ -319,10 +319,10 @@ fn asks_configured_address_without_listed_api_servers() {
             Ok(asked)
         })
         .await?;
-        let told: Vec<_> = asked.answers.iter().map(|each| (each.server.is_some(), each.outcome.clone())).collect();
+        let outcomes: Vec<_> = asked.answers.iter().map(|each| (each.server.is_some(), each.outcome.clone())).collect();
         ensure!(
-            told == [(true, ServerOutcome::Silent(Silence::Unreachable)), (false, ServerOutcome::Proven)],
-            "{told:?}"
+            outcomes == [(true, ServerOutcome::Silent(Silence::Unreachable)), (false, ServerOutcome::Proven)],
+            "{outcomes:?}"
         );
         Ok(())
     });

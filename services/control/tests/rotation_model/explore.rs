@@ -7,7 +7,7 @@ use pillion_control::certificates::rotation::{Phase, Settings, Stored};
 
 use crate::rotation_model::leader::{Leader, decide, write};
 use crate::rotation_model::world::{
-    API_SERVERS, BundleVersion, Disturbance, LeafVersion, REPLICAS, Reading, Replica, Rules, STRANGER, World,
+    API_SERVERS, BundleVersion, CertificateVersion, Disturbance, FOREIGN_CA, REPLICAS, Reading, Replica, Rules, World,
 };
 
 /// Maximum number of moves until an undisturbed rotation is complete.
@@ -190,16 +190,17 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
     }
     for replica in 0..REPLICAS {
         let Replica { seen, serves, .. } = world.replicas[replica];
-        if seen < world.leaf.version() {
+        if seen < world.certificate.version() {
             let mut next = world.clone();
             // A replica without a certificate reads the current Secret before it follows changes.
-            let seen = if serves.is_some() { seen + 1 } else { world.leaf.version() };
-            next.replicas[replica] = world.replicas[replica].sees(seen, world.leaf.seen(seen), rules);
+            let seen = if serves.is_some() { seen + 1 } else { world.certificate.version() };
+            next.replicas[replica] = world.replicas[replica].sees(seen, world.certificate.seen(seen), rules);
             add(Move::ReplicaSees(replica), next);
         }
         if serves.is_some() {
             let mut next = world.clone();
-            next.replicas[replica] = Replica::default().sees(world.leaf.version(), world.leaf.newest(), rules);
+            next.replicas[replica] =
+                Replica::default().sees(world.certificate.version(), world.certificate.newest(), rules);
             add(Move::ReplicaRestarts(replica), next);
         }
     }
@@ -222,25 +223,25 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
             let bundle = world.bundle.newest().filter(|bundle| bundle.entries)?;
             next.bundle.push(BundleVersion { trusted: 0, vandals: true, ..bundle });
         }
-        Disturbance::StrangerTrusted => {
+        Disturbance::ForeignCaTrusted => {
             let bundle = world.bundle.newest().filter(|bundle| bundle.entries)?;
-            next.bundle.push(BundleVersion { trusted: bundle.trusted | STRANGER, ..bundle });
+            next.bundle.push(BundleVersion { trusted: bundle.trusted | FOREIGN_CA, ..bundle });
         }
-        Disturbance::LeafLost => {
-            let leaf = world.leaf.newest()?;
-            next.leaf.push(LeafVersion { signer: None, ..leaf });
+        Disturbance::CertificateLost => {
+            let certificate = world.certificate.newest()?;
+            next.certificate.push(CertificateVersion { signer: None, ..certificate });
         }
         Disturbance::BundleEpochRaised => {
             let bundle = world.bundle.newest()?;
             next.bundle.push(BundleVersion { epoch: bundle.epoch + RAISED, raised: true, ..bundle });
         }
-        Disturbance::LeafEpochRaised => {
-            let leaf = world.leaf.newest()?;
-            next.leaf.push(LeafVersion { epoch: leaf.epoch + RAISED, ..leaf });
+        Disturbance::CertificateEpochRaised => {
+            let certificate = world.certificate.newest()?;
+            next.certificate.push(CertificateVersion { epoch: certificate.epoch + RAISED, ..certificate });
         }
-        Disturbance::LeafRestored => {
-            let leaf = world.leaf_backup.filter(|backup| world.leaf.newest() != Some(*backup))?;
-            next.leaf.push(LeafVersion { restored: true, ..leaf });
+        Disturbance::CertificateRestored => {
+            let certificate = world.certificate_backup.filter(|backup| world.certificate.newest() != Some(*backup))?;
+            next.certificate.push(CertificateVersion { restored: true, ..certificate });
         }
         Disturbance::ApiServersUncounted => next.uncounted = true,
         Disturbance::RecordLost => next.record = Stored::Missing,
@@ -264,8 +265,8 @@ fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<Strin
     // There are no further requests. A recovery may need one more CA than the model has.
     for _ in 0..MAX_REST_MOVES {
         world.api_servers = [world.bundle.version(); API_SERVERS];
-        let (version, leaf) = (world.leaf.version(), world.leaf.newest());
-        world.replicas = world.replicas.map(|replica| replica.sees(version, leaf, rules));
+        let (version, certificate) = (world.certificate.version(), world.certificate.newest());
+        world.replicas = world.replicas.map(|replica| replica.sees(version, certificate, rules));
         world.forget();
         let decided = decide(&world, &Reading::of(&world), rules, settings, (false, false));
         let decided = decided.or_else(|| decide(&world, &Reading::of(&world), rules, settings, (true, false)));
@@ -281,5 +282,8 @@ fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<Strin
             return None;
         }
     }
-    Some(format!("it never comes to rest from {:?}, bundle {:?}, leaf {:?}", world.record, world.bundle, world.leaf))
+    Some(format!(
+        "it never comes to rest from {:?}, bundle {:?}, serving certificate {:?}",
+        world.record, world.bundle, world.certificate
+    ))
 }

@@ -5,7 +5,7 @@
 use jiff::Timestamp;
 use pillion_control::certificates::rotation::{Generation, Observed, Record, Settings, Step, Stored};
 
-use crate::rotation_model::world::{BundleVersion, GENERATIONS, LeafVersion, Reading, Rules, World, authority, bit};
+use crate::rotation_model::world::{BundleVersion, CertificateVersion, GENERATIONS, Reading, Rules, World, bit, ca};
 
 pub(crate) type Planner = fn(&Settings, &Observed) -> Step;
 
@@ -23,7 +23,7 @@ pub(crate) enum Leader {
 pub(crate) enum Write {
     Record { record: Box<Record>, version: u32, highest: u32 },
     Bundle { bundle: BundleVersion, version: u32 },
-    Leaf { leaf: LeafVersion, version: u32 },
+    ServingCertificate { certificate: CertificateVersion, version: u32 },
 }
 
 /// Reads the record and decides. `late`: whether all deadlines have passed. `asked`: whether a rotation is requested.
@@ -44,8 +44,8 @@ pub(crate) fn decide(
     let timeless = |record: Record| Box::new(Record { since: Timestamp::UNIX_EPOCH, ..record });
     match (rules.planner)(settings, &seen) {
         Step::Wait { .. } => None,
-        Step::NewAuthority { generation, trigger } => {
-            let record = Record::with(authority(generation), trigger, &seen);
+        Step::NewCa { generation, trigger } => {
+            let record = Record::with(ca(generation), trigger, &seen);
             (generation.0 <= GENERATIONS + u32::from(world.disturbances_left == 0)).then(|| Write::Record {
                 record: timeless(record),
                 version: world.record_version,
@@ -59,16 +59,16 @@ pub(crate) fn decide(
             bundle: BundleVersion { entries: false, trusted: 0, epoch, vandals: false, raised: false },
             version: reading.bundle_version,
         }),
-        Step::WriteLeaf { signer: Generation(signer), epoch } => Some(Write::Leaf {
-            leaf: LeafVersion { signer: Some(Generation(signer)), epoch, restored: false },
-            version: reading.leaf_version,
+        Step::WriteServingCertificate { signer: Generation(signer), epoch } => Some(Write::ServingCertificate {
+            certificate: CertificateVersion { signer: Some(Generation(signer)), epoch, restored: false },
+            version: reading.certificate_version,
         }),
-        Step::WriteBundle { authorities, keep_unknown, epoch, .. } => {
+        Step::WriteBundle { cas, keep_unknown, epoch, .. } => {
             let known = seen.record.get().into_iter().flat_map(|record| [record.active, record.next]).flatten();
-            let known = known.fold(0, |mask, authority| mask | bit(authority.generation));
+            let known = known.fold(0, |mask, ca| mask | bit(ca.generation));
             let unknown = reading.bundle.map_or(0, |bundle| bundle.trusted & !known);
             let kept = if keep_unknown { unknown } else { 0 };
-            let trusted = authorities.iter().fold(kept, |mask, generation| mask | bit(*generation));
+            let trusted = cas.iter().fold(kept, |mask, generation| mask | bit(*generation));
             Some(Write::Bundle {
                 bundle: BundleVersion { entries: true, trusted, epoch, vandals: false, raised: false },
                 version: reading.bundle_version,
@@ -89,9 +89,9 @@ pub(crate) fn write(world: &mut World, write: Write) {
             world.highest = world.highest.max(highest);
         }
         Write::Bundle { bundle, version } if version == world.bundle.version() => world.bundle.push(bundle),
-        Write::Leaf { leaf, version } if version == world.leaf.version() => {
-            world.leaf_backup.get_or_insert(leaf);
-            world.leaf.push(leaf);
+        Write::ServingCertificate { certificate, version } if version == world.certificate.version() => {
+            world.certificate_backup.get_or_insert(certificate);
+            world.certificate.push(certificate);
         }
         // The object has changed since it was read, so the API server responds with a conflict.
         _ => {}

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use pillion_control::certificates::rotation::{
-    Authority, Bundle, Configuration, Endpoints, Generation, Leaf, Observed, Propagation, Record, Serving, Settings,
-    Stored, Trigger, next,
+    Bundle, Ca, Configuration, Endpoints, Generation, Observed, Propagation, Record, Serving, ServingCertificate,
+    Settings, Stored, Trigger, next,
 };
 use pillion_control::certificates::serving_secret::may_replace;
 use pillion_control::trust_probe::{ServerOutcome, Silence, fold};
@@ -24,7 +24,7 @@ const LATE: Timestamp = Timestamp::constant(100 * 24 * 3600, 0);
 
 /// A set of CAs, one bit each. Bit 7 is an unknown certificate.
 pub(crate) type Mask = u8;
-pub(crate) const STRANGER: Mask = 1 << 7;
+pub(crate) const FOREIGN_CA: Mask = 1 << 7;
 
 pub(crate) const fn bit(generation: Generation) -> Mask {
     1 << generation.0
@@ -34,17 +34,17 @@ pub(crate) const fn bit(generation: Generation) -> Mask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Disturbance {
     BundleEmptied,
-    StrangerTrusted,
-    LeafLost,
+    ForeignCaTrusted,
+    CertificateLost,
     RecordLost,
     RecordCorrupted,
     RecordRestored,
     /// The epoch of the bundle is raised.
     BundleEpochRaised,
     /// The epoch of the serving certificate is raised.
-    LeafEpochRaised,
+    CertificateEpochRaised,
     /// The Secret with the serving certificate is restored to its first version.
-    LeafRestored,
+    CertificateRestored,
     /// The API servers can no longer be listed. One of them is asked, and their number is unknown.
     ApiServersUncounted,
 }
@@ -52,14 +52,14 @@ pub(crate) enum Disturbance {
 impl Disturbance {
     pub(crate) const ALL: [Self; 10] = [
         Self::BundleEmptied,
-        Self::StrangerTrusted,
-        Self::LeafLost,
+        Self::ForeignCaTrusted,
+        Self::CertificateLost,
         Self::RecordLost,
         Self::RecordCorrupted,
         Self::RecordRestored,
         Self::BundleEpochRaised,
-        Self::LeafEpochRaised,
-        Self::LeafRestored,
+        Self::CertificateEpochRaised,
+        Self::CertificateRestored,
         Self::ApiServersUncounted,
     ];
 }
@@ -79,7 +79,7 @@ pub(crate) struct BundleVersion {
 
 /// A version of the Secret with the serving certificate. It has no signer if the certificate was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LeafVersion {
+pub(crate) struct CertificateVersion {
     pub(crate) signer: Option<Generation>,
     pub(crate) epoch: u64,
     /// Whether this version was restored from outside. A replica that starts with it fails, which is not caused by the
@@ -121,9 +121,13 @@ impl Rules {
 impl Replica {
     /// Returns the replica after it saw this version of the Secret. A missing certificate does not replace the last
     /// valid one.
-    pub(crate) fn sees(self, version: u32, leaf: Option<LeafVersion>, rules: Rules) -> Self {
+    pub(crate) fn sees(self, version: u32, certificate: Option<CertificateVersion>, rules: Rules) -> Self {
         let seen = Self { seen: version, ..self };
-        let Some((offered, restored)) = leaf.and_then(|leaf| Some((leaf.signer?, leaf.restored))) else { return seen };
+        let Some((offered, restored)) =
+            certificate.and_then(|certificate| Some((certificate.signer?, certificate.restored)))
+        else {
+            return seen;
+        };
         match self.serves {
             Some(served) if !(rules.may_replace)(served, offered) => seen,
             Some(served) => Self { serves: Some(offered), misled: self.misled && served == offered, ..seen },
@@ -174,14 +178,14 @@ pub(crate) struct World {
     /// The record of epoch 2, as a backup.
     pub(crate) backup: Option<Record>,
     pub(crate) bundle: Object<BundleVersion>,
-    pub(crate) leaf: Object<LeafVersion>,
+    pub(crate) certificate: Object<CertificateVersion>,
     /// Number of versions of the bundle that each API server has seen.
     pub(crate) api_servers: [u32; API_SERVERS],
     /// Whether the last API server is paused.
     pub(crate) stopped: bool,
     pub(crate) replicas: [Replica; REPLICAS],
     /// The first serving certificate, as a backup.
-    pub(crate) leaf_backup: Option<LeafVersion>,
+    pub(crate) certificate_backup: Option<CertificateVersion>,
     /// Whether the API servers cannot be listed.
     pub(crate) uncounted: bool,
     pub(crate) leaders: [Leader; LEADERS],
@@ -197,11 +201,11 @@ impl World {
             record_version: 0,
             backup: None,
             bundle: Object { base: 0, versions: Vec::new() },
-            leaf: Object { base: 0, versions: Vec::new() },
+            certificate: Object { base: 0, versions: Vec::new() },
             api_servers: [0; API_SERVERS],
             stopped: false,
             replicas: [Replica::default(); REPLICAS],
-            leaf_backup: None,
+            certificate_backup: None,
             uncounted: false,
             leaders: [const { Leader::Idle }; LEADERS],
             highest: 0,
@@ -232,7 +236,7 @@ impl World {
                 let Some(signer) = serves.filter(|_| !misled) else { continue };
                 if bundle.trusted & bit(signer) == 0 {
                     return Some(format!(
-                        "API server {api_server} trusts {:#b}, and replica {replica} serves a leaf of {}",
+                        "API server {api_server} trusts {:#b}, and replica {replica} serves a serving certificate of {}",
                         bundle.trusted, signer.0
                     ));
                 }
@@ -261,7 +265,7 @@ impl World {
         let oldest = self.api_servers.iter().copied().min().unwrap_or(0);
         self.bundle.forget(oldest);
         let oldest = self.replicas.iter().map(|replica| replica.seen).min().unwrap_or(0);
-        self.leaf.forget(oldest);
+        self.certificate.forget(oldest);
     }
 }
 
@@ -270,10 +274,10 @@ impl World {
 pub(crate) struct Reading {
     pub(crate) bundle: Option<BundleVersion>,
     pub(crate) bundle_version: u32,
-    pub(crate) leaf: Option<LeafVersion>,
-    pub(crate) leaf_version: u32,
+    pub(crate) certificate: Option<CertificateVersion>,
+    pub(crate) certificate_version: u32,
     pub(crate) record_version: u32,
-    leaves: [Option<Generation>; REPLICAS],
+    certificates: [Option<Generation>; REPLICAS],
     trusts: [Option<Mask>; API_SERVERS],
     uncounted: bool,
 }
@@ -287,10 +291,10 @@ impl Reading {
         Self {
             bundle: world.bundle.newest(),
             bundle_version: world.bundle.version(),
-            leaf: world.leaf.newest(),
-            leaf_version: world.leaf.version(),
+            certificate: world.certificate.newest(),
+            certificate_version: world.certificate.version(),
             record_version: world.record_version,
-            leaves: world.replicas.map(|replica| replica.serves),
+            certificates: world.replicas.map(|replica| replica.serves),
             trusts,
             uncounted: world.uncounted,
         }
@@ -307,38 +311,34 @@ impl Reading {
     ) -> Observed {
         let record = world.record.clone();
         let known = record.get();
-        let authorities: Vec<_> =
+        let cas: Vec<_> =
             known.into_iter().flat_map(|record| [record.active, record.next]).flatten().map(|a| a.generation).collect();
-        let all = authorities.iter().fold(0, |mask, generation| mask | bit(*generation));
-        let newest = authorities.iter().copied().max();
+        let all = cas.iter().fold(0, |mask, generation| mask | bit(*generation));
+        let newest = cas.iter().copied().max();
         let now = if late { LATE } else { Timestamp::UNIX_EPOCH };
         let configuration = self.bundle.map_or(Configuration::Absent, |bundle| {
             if !bundle.entries {
                 return Configuration::Empty { epoch: bundle.epoch };
             }
             Configuration::Present(Bundle {
-                authorities: authorities
-                    .iter()
-                    .copied()
-                    .filter(|a| bundle.trusted & bit(*a) != 0)
-                    .collect::<BTreeSet<_>>(),
+                cas: cas.iter().copied().filter(|a| bundle.trusted & bit(*a) != 0).collect::<BTreeSet<_>>(),
                 uniform: bundle.trusted != 0,
                 unknown: bundle.trusted & !all != 0,
                 epoch: bundle.epoch,
                 written: Timestamp::UNIX_EPOCH,
             })
         });
-        let serving = self.leaf.map_or(Stored::Missing, |leaf| {
-            let signer = leaf.signer.map(|signer| authorities.iter().copied().find(|known| *known == signer));
+        let serving = self.certificate.map_or(Stored::Missing, |certificate| {
+            let signer = certificate.signer.map(|signer| cas.iter().copied().find(|known| *known == signer));
             Stored::Is(Serving {
-                leaf: signer.map(|signer| Leaf { signer, renew_at: Timestamp::MAX }),
-                epoch: leaf.epoch,
+                certificate: signer.map(|signer| ServingCertificate { signer, renew_at: Timestamp::MAX }),
+                epoch: certificate.epoch,
             })
         });
         let trusted = self.bundle.filter(|bundle| bundle.entries).map_or(all, |bundle| bundle.trusted);
         let newest_bit = newest.map_or(0, bit);
-        let served: Vec<_> = self.leaves.iter().flatten().collect();
-        let all_newest = served.len() == REPLICAS && served.iter().all(|leaf| Some(**leaf) == newest);
+        let served: Vec<_> = self.certificates.iter().flatten().collect();
+        let all_newest = served.len() == REPLICAS && served.iter().all(|certificate| Some(**certificate) == newest);
         let answer = |trusts: &Option<Mask>| match trusts {
             Some(trusts) if trusts & newest_bit != 0 => ServerOutcome::Proven,
             Some(_) => ServerOutcome::Behind,
@@ -353,10 +353,10 @@ impl Reading {
             configuration,
             serving,
             endpoints: Endpoints {
-                answering: served.iter().filter(|leaf| trusted & bit(***leaf) != 0).count(),
+                answering: served.iter().filter(|certificate| trusted & bit(***certificate) != 0).count(),
                 rounds: if all_newest { settings.rounds } else { 0 },
-                older: served.iter().any(|leaf| Some(**leaf) != newest),
-                untrusted: served.iter().any(|leaf| all & bit(**leaf) == 0),
+                older: served.iter().any(|certificate| Some(**certificate) != newest),
+                untrusted: served.iter().any(|certificate| all & bit(**certificate) == 0),
                 unreachable: REPLICAS - served.len(),
             },
             propagation: (rules.fold)(&answers, number),
@@ -368,6 +368,6 @@ impl Reading {
 }
 
 /// Returns the CA with this number, which never expires.
-pub(crate) fn authority(generation: Generation) -> Authority {
-    Authority { generation, created: Timestamp::UNIX_EPOCH, not_after: Timestamp::MAX, has_key: true }
+pub(crate) fn ca(generation: Generation) -> Ca {
+    Ca { generation, created: Timestamp::UNIX_EPOCH, not_after: Timestamp::MAX, has_key: true }
 }

@@ -128,13 +128,13 @@ fn instructions(case: Case, piece: Piece) -> f64 {
     command.arg(std::env::current_exe().unwrap());
     command.args([COUNTED, &place.to_string(), if piece == Piece::Scan { "0" } else { "1" }]);
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "valgrind failed: {told}");
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "valgrind failed: {log}");
     // The format is `==42== Collected : 1234567`.
-    let line = told.lines().find(|line| line.contains("Collected"));
+    let line = log.lines().find(|line| line.contains("Collected"));
     let count = line.and_then(|line| line.rsplit_once(':')).and_then(|(_, count)| count.trim().parse::<f64>().ok());
-    let count = count.unwrap_or_else(|| panic!("valgrind printed no count: {told}"));
-    assert!(count > 10_000.0, "valgrind did not find the function to count: {told}");
+    let count = count.unwrap_or_else(|| panic!("valgrind printed no count: {log}"));
+    assert!(count > 10_000.0, "valgrind did not find the function to count: {log}");
     count / f64::from(REPETITIONS)
 }
 

@@ -22,16 +22,16 @@ fn opted_in() -> Arc<Namespace> {
     Arc::new(Namespace::opted_in(InjectionLevel::Enabled))
 }
 
-fn shown(expected: &[Expected]) -> Vec<(String, Standing)> {
-    expected.iter().map(|expected| (expected.profile.display_name().to_owned(), expected.standing)).collect()
+fn shown(expected: &[Expected]) -> Vec<(String, MatchState)> {
+    expected.iter().map(|expected| (expected.profile.display_name().to_owned(), expected.match_state)).collect()
 }
 
-fn of_metadata(snapshot: &Snapshot, pod: &Json) -> Vec<(String, Standing)> {
+fn of_metadata(snapshot: &Snapshot, pod: &Json) -> Vec<(String, MatchState)> {
     let tape = OwnedTape::parse(pod.to_string()).unwrap();
     shown(&super::of_metadata(snapshot, "shop", &opted_in(), tape.root(), |_, _| None))
 }
 
-fn of_object(snapshot: &Snapshot, pod: &Json) -> Vec<(String, Standing)> {
+fn of_object(snapshot: &Snapshot, pod: &Json) -> Vec<(String, MatchState)> {
     let tape = OwnedTape::parse(pod.to_string()).unwrap();
     shown(&super::of_object(snapshot, "shop", &opted_in(), tape.root(), &LookedUp::default()))
 }
@@ -69,20 +69,20 @@ fn metadata_decides_without_expressions() {
             "matchConditions": [{"name": "few", "expression": "object.spec.containers.size() < 2"}]}),
         ),
     ]);
-    let names = |all: Vec<(String, Standing)>, of: Standing| {
-        all.into_iter().filter(|(_, standing)| *standing == of).map(|(name, _)| name).collect::<Vec<_>>()
+    let names = |all: Vec<(String, MatchState)>, of: MatchState| {
+        all.into_iter().filter(|(_, match_state)| *match_state == of).map(|(name, _)| name).collect::<Vec<_>>()
     };
     let plain = of_metadata(&snapshot, &pod(&json!({}), &json!({})));
-    assert_eq!(names(plain.clone(), Standing::Wanted), ["always", "forced"]);
-    assert_eq!(names(plain.clone(), Standing::Open), ["limited"]);
-    assert_eq!(names(plain, Standing::NotWanted), ["blue"]);
+    assert_eq!(names(plain.clone(), MatchState::Wanted), ["always", "forced"]);
+    assert_eq!(names(plain.clone(), MatchState::Open), ["limited"]);
+    assert_eq!(names(plain, MatchState::NotWanted), ["blue"]);
 
     let asking = of_metadata(&snapshot, &pod(&json!({"color": "blue"}), &json!({"example.com/ask": "yes"})));
-    assert_eq!(names(asking, Standing::Wanted), ["always", "asked", "blue", "forced"]);
+    assert_eq!(names(asking, MatchState::Wanted), ["always", "asked", "blue", "forced"]);
 
     let out = of_metadata(&snapshot, &pod(&json!({"pillion.dev/inject": "false"}), &json!({})));
-    assert_eq!(names(out.clone(), Standing::Wanted), ["forced"]);
-    assert_eq!(names(out, Standing::OptedOut), ["always", "blue", "limited"]);
+    assert_eq!(names(out.clone(), MatchState::Wanted), ["forced"]);
+    assert_eq!(names(out, MatchState::OptedOut), ["always", "blue", "limited"]);
 }
 
 #[test]
@@ -99,11 +99,11 @@ fn whole_pod_decides_open_profiles() {
             "matchConditions": [{"name": "mine", "expression": "request.userInfo.username == 'me'"}]}),
         ),
     ]);
-    let expected = |few| vec![("few".to_owned(), few), ("mine".to_owned(), Standing::Undecided)];
+    let expected = |few| vec![("few".to_owned(), few), ("mine".to_owned(), MatchState::Undecided)];
     let mut pod = pod(&json!({}), &json!({}));
-    assert_eq!(of_object(&snapshot, &pod), expected(Standing::Wanted));
+    assert_eq!(of_object(&snapshot, &pod), expected(MatchState::Wanted));
     pod["spec"]["containers"] = json!([{"name": "a", "image": "a"}, {"name": "b", "image": "b"}]);
-    assert_eq!(of_object(&snapshot, &pod), expected(Standing::NotWanted));
+    assert_eq!(of_object(&snapshot, &pod), expected(MatchState::NotWanted));
 }
 
 #[test]
@@ -114,9 +114,10 @@ fn refusable_parameter_makes_profile_open() {
     };
     let snapshot = snapshot(&[("defaults", parameter("Default")), ("skips", parameter("Skip"))]);
     let wrong = pod(&json!({}), &json!({"example.com/size": "large"}));
-    let standings = |all: Vec<(String, Standing)>| all.into_iter().map(|(_, standing)| standing).collect::<Vec<_>>();
-    assert_eq!(standings(of_metadata(&snapshot, &wrong)), [Standing::Wanted, Standing::Open]);
-    assert_eq!(standings(of_object(&snapshot, &wrong)), [Standing::Wanted, Standing::NotWanted]);
+    let match_states =
+        |all: Vec<(String, MatchState)>| all.into_iter().map(|(_, match_state)| match_state).collect::<Vec<_>>();
+    assert_eq!(match_states(of_metadata(&snapshot, &wrong)), [MatchState::Wanted, MatchState::Open]);
+    assert_eq!(match_states(of_object(&snapshot, &wrong)), [MatchState::Wanted, MatchState::NotWanted]);
 }
 
 #[test]
@@ -130,10 +131,14 @@ fn parent_of_open_stand_in_is_open() {
         ("b", json!({"activation": "Always", "exclusiveGroup": "g", "order": 2})),
         ("c", json!({"activation": "Always", "exclusiveGroup": "h", "order": 3})),
     ]);
-    let standings = |all: Vec<(String, Standing)>| all.into_iter().map(|(_, standing)| standing).collect::<Vec<_>>();
+    let match_states =
+        |all: Vec<(String, MatchState)>| all.into_iter().map(|(_, match_state)| match_state).collect::<Vec<_>>();
     let pod = pod(&json!({}), &json!({}));
-    assert_eq!(standings(of_metadata(&snapshot, &pod)), [Standing::Open, Standing::Open, Standing::Wanted]);
-    assert_eq!(standings(of_object(&snapshot, &pod)), [Standing::Wanted, Standing::NotWanted, Standing::Wanted]);
+    assert_eq!(match_states(of_metadata(&snapshot, &pod)), [MatchState::Open, MatchState::Open, MatchState::Wanted]);
+    assert_eq!(
+        match_states(of_object(&snapshot, &pod)),
+        [MatchState::Wanted, MatchState::NotWanted, MatchState::Wanted]
+    );
 }
 
 #[test]
@@ -179,11 +184,11 @@ fn metadata_and_object_agree_on_known_profiles() {
         let Injected::Profiles(had) =
             read(OwnedTape::parse(injected(&snapshot, &pod).to_string()).unwrap().root()).injected
         else {
-            assert!(whole.iter().all(|expected| expected.standing != Standing::Wanted), "{pod}");
+            assert!(whole.iter().all(|expected| expected.match_state != MatchState::Wanted), "{pod}");
             continue;
         };
         let had: Vec<_> = had.into_iter().map(|(profile, _)| profile).collect();
-        let wanted = whole.iter().filter(|expected| expected.standing == Standing::Wanted);
+        let wanted = whole.iter().filter(|expected| expected.match_state == MatchState::Wanted);
         assert_eq!(
             had,
             wanted.map(|expected| expected.profile.display_name().into()).collect::<Vec<Box<str>>>(),
@@ -216,19 +221,19 @@ fn pin_to_inactive_revision_is_open() {
         });
         assert_eq!(found.len(), 1);
         let found = found.remove(0);
-        (found.standing, found.revision().to_owned())
+        (found.match_state, found.revision().to_owned())
     };
     let (to_new, to_old) = (format!("a@{}", new.revision()), format!("a@{}", old.revision()));
     let (new, old) = (new.revision().to_owned(), old.revision().to_owned());
-    assert_eq!(asks("", &to_old, None), (Standing::Open, old.clone()));
-    assert_eq!(asks("", &to_old, Some(true)), (Standing::Wanted, old.clone()));
-    assert_eq!(asks(&to_old, "", None), (Standing::Open, old.clone()));
+    assert_eq!(asks("", &to_old, None), (MatchState::Open, old.clone()));
+    assert_eq!(asks("", &to_old, Some(true)), (MatchState::Wanted, old.clone()));
+    assert_eq!(asks(&to_old, "", None), (MatchState::Open, old.clone()));
     assert_eq!(
         asks(&to_old, &to_new, None),
-        (Standing::Wanted, new.clone()),
+        (MatchState::Wanted, new.clone()),
         "the pod's own pin replaces the namespace's"
     );
-    assert_eq!(asks("", "a@0123456789", None), (Standing::Wanted, new), "the revision is not stored");
+    assert_eq!(asks("", "a@0123456789", None), (MatchState::Wanted, new), "the revision is not stored");
 }
 
 #[test]
@@ -240,14 +245,14 @@ fn failed_lookup_differs_from_undecided() {
         )])
     };
     let tape = OwnedTape::parse(pod(&json!({}), &json!({})).to_string()).unwrap();
-    let standing = |expression: &str, looked_up: &LookedUp| {
-        super::of_object(&with(expression), "shop", &opted_in(), tape.root(), looked_up)[0].standing
+    let match_state = |expression: &str, looked_up: &LookedUp| {
+        super::of_object(&with(expression), "shop", &opted_in(), tape.root(), looked_up)[0].match_state
     };
     let unavailable = LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
-    assert_eq!(standing("serviceAccount.hasValue()", &unavailable), Standing::NotLookedUp);
+    assert_eq!(match_state("serviceAccount.hasValue()", &unavailable), MatchState::NotLookedUp);
     let unknown = LookedUp { cluster: LookedUp::unknown_cluster(), ..LookedUp::default() };
-    assert_eq!(standing("cluster.?region.orValue('') == ''", &unknown), Standing::Undecided);
-    assert_eq!(standing("cluster.?region.orValue('') == ''", &LookedUp::default()), Standing::Wanted);
+    assert_eq!(match_state("cluster.?region.orValue('') == ''", &unknown), MatchState::Undecided);
+    assert_eq!(match_state("cluster.?region.orValue('') == ''", &LookedUp::default()), MatchState::Wanted);
 }
 
 #[test]

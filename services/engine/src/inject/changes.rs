@@ -195,7 +195,7 @@ impl<'a> Merge<'_, 'a> {
         let mut items = None;
         self.expand(nodes, None, &schema::ANY, &mut |merge, element| {
             for node in element.pending_conditions() {
-                merge.bind_nothing_existing(node);
+                merge.bind_existing_to_none(node);
                 if !merge.is_wanted(node)? {
                     return Ok(());
                 }
@@ -346,7 +346,7 @@ impl<'a> Merge<'_, 'a> {
 /// Returns the violation of a namespaced profile that changes keys. The record could only restore the whole list, so in
 /// a second pass the platform's profiles would miss elements that other webhooks added in between.
 fn renamed(list: &str) -> Excess {
-    let message = "a namespaced profile cannot change the fields by which elements of a list are told apart; leave them out of \
+    let message = "a namespaced profile cannot change the fields that identify elements of a list; leave them out of \
                    $forEach: existing, or remove the element and add another one";
     Excess::new(Limit::Removal, list, message)
 }

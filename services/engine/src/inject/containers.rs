@@ -110,7 +110,7 @@ impl<'a> Merge<'_, 'a> {
                     ContainerOrigin::Author => {
                         let found = match in_order.next_if(has_name) {
                             Some(next) => Some((list, next)),
-                            None => self.authors_container(author, list, has_name)?,
+                            None => self.original_container(author, list, has_name)?,
                         };
                         match found {
                             Some(("containers", value)) => (ContainerType::App, value),
@@ -131,7 +131,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Finds a container of the original object, and returns it with its original list. Searches `list` first, and then
     /// the other list, because a profile may have moved the container.
-    fn authors_container(
+    fn original_container(
         &mut self,
         author: Value<'a>,
         list: &'static str,

@@ -129,7 +129,7 @@ impl<'a> Merge<'_, 'a> {
             Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
         }
         let known = self.bindings.known();
-        self.bind_nothing_existing(node);
+        self.bind_existing_to_none(node);
         let part = self.resolve(node, type_)?;
         self.bindings.forget(known);
         match part {
@@ -269,7 +269,7 @@ impl<'a> Merge<'_, 'a> {
         self.note_in_front(list, element, keyed);
         match rule {
             _ if self.is_earlier_addition() && rule != ConflictRule::Replace && join.is_none() => {
-                if element.part.acts_again() {
+                if element.part.changes_earlier_additions() {
                     self.settle();
                     self.object(existing, element.part, keyed.element, Some(&keys))?;
                 }

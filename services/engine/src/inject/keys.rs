@@ -66,7 +66,7 @@ impl<'a> Keys<'a> {
 pub(super) struct Index<'a> {
     list: Option<SlotId>,
     /// The number of structural changes of the document when the list was read.
-    upheavals: u32,
+    change_count: u32,
     elements: Vec<(SlotId, Option<Value<'a>>)>,
 }
 
@@ -81,9 +81,9 @@ impl<'a> Index<'a> {
     /// Returns the elements of a list, each with its value of `key`. Reads the list, unless it was the last one read
     /// and the document has not changed since.
     pub(super) fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
-        if self.list != Some(list) || self.upheavals != document.upheavals() {
+        if self.list != Some(list) || self.change_count != document.change_count() {
             self.list = Some(list);
-            self.upheavals = document.upheavals();
+            self.change_count = document.change_count();
             self.elements.clear();
             self.elements.extend(document.children(list).map(|slot| (slot, document.value_of(slot, key))));
         }
@@ -93,9 +93,9 @@ impl<'a> Index<'a> {
     /// Adds an element that was just inserted into the list, if the document has not changed otherwise since the list
     /// was read.
     pub(super) fn added(&mut self, document: &Document<'a>, list: SlotId, element: SlotId, keys: &Keys<'a>) {
-        let upheavals = self.upheavals.wrapping_add(1);
-        if self.list == Some(list) && upheavals == document.upheavals() {
-            self.upheavals = upheavals;
+        let change_count = self.change_count.wrapping_add(1);
+        if self.list == Some(list) && change_count == document.change_count() {
+            self.change_count = change_count;
             self.elements.push((element, keys.at(0)));
         }
     }

@@ -279,8 +279,8 @@ impl Part<'_> {
     }
 
     /// Whether the part also changes values that an earlier pass added.
-    pub(super) fn acts_again(self) -> bool {
-        matches!(self, Self::Node(node) if node.acts_again)
+    pub(super) fn changes_earlier_additions(self) -> bool {
+        matches!(self, Self::Node(node) if node.changes_earlier_additions)
     }
 }
 
@@ -358,7 +358,7 @@ impl InsertCounts {
 
     /// Resets the counts of the first position: namespaced profiles count from the end of the elements that the
     /// platform inserted there.
-    pub(super) fn forget_first(&mut self) {
+    pub(super) fn reset_first(&mut self) {
         for positions in self.0.values_mut() {
             positions.retain(|(position, _)| *position != InsertPosition::First);
         }
@@ -605,7 +605,7 @@ impl<'a> Merge<'_, 'a> {
         }
         let result = match present {
             Some(present) => self.merge_part(member.at, present, part, directives.join, member.field),
-            None if self.mode.settled && directives.join.is_none() && !part.acts_again() => Ok(()),
+            None if self.mode.settled && directives.join.is_none() && !part.changes_earlier_additions() => Ok(()),
             None => match self.clear_choice(member) {
                 Ok(true) => self.add_member(member, existing, part, directives.join),
                 Ok(false) => Ok(()),

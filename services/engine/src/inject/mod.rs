@@ -155,10 +155,10 @@ pub(crate) fn apply<'a>(
         let name = selected.profile.display_name();
         let verdict = if !is_applicable(selected) {
             None
-        } else if gives_way(selected, verdicts.last(), earlier) {
+        } else if is_replaced(selected, verdicts.last(), earlier) {
             pass.record.keep_of(earlier, name);
             None
-        } else if selected.stands_in && is_too_late(selected.profile, earlier) {
+        } else if selected.stands_in && was_only_parent_applied(selected.profile, earlier) {
             let detail = "the cluster profile that it extends was applied to the object before it";
             Some(Verdict::left_out(FailurePolicy::Ignore, Reason::LimitExceeded, detail.into()))
         } else if let Some(why) = exclusions.reason(selected) {
@@ -187,7 +187,7 @@ fn is_applicable(selected: &Selected<'_>) -> bool {
 
 /// Whether a stand-in replaces a cluster profile. `stand_in` is the verdict of the profile before it. A stand-in that
 /// is skipped now still replaces the profile if an earlier pass applied the stand-in.
-fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
+fn is_replaced(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
     let Some(name) = selected.decision.detail.as_deref().filter(|_| selected.decision.reason == Reason::Extended)
     else {
         return false;
@@ -197,7 +197,7 @@ fn gives_way(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlie
 }
 
 /// Whether an earlier pass applied the parent of a profile, but not the profile itself.
-fn is_too_late(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
+fn was_only_parent_applied(profile: &CompiledProfile, earlier: Option<&Record>) -> bool {
     let has = |name: &str| earlier.is_some_and(|earlier| earlier.has(name));
     !has(profile.display_name()) && profile.ancestors().next().is_some_and(has)
 }
@@ -294,7 +294,7 @@ impl<'a> Pass<'a> {
     /// profile's result is compared, and returns the protected places. Fails if the record cannot be read, or if the
     /// namespace has no budget left for the check.
     fn prepare_check(&mut self, document: &Document<'a>, selected: &Selected<'a>) -> Result<Protected, Excess> {
-        self.insert_counts.forget_first();
+        self.insert_counts.reset_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
         let renders = self.is_touched && self.rendered.is_none();
         if let Some(bindings) = &selected.bindings {
@@ -311,7 +311,7 @@ impl<'a> Pass<'a> {
 
     /// The places that the platform's profiles changed so far; `None` if the record cannot be read.
     fn protected(&self) -> Option<Protected> {
-        let record = self.record.so_far()?;
+        let record = self.record.finished_entries()?;
         let places = self.confirmed.iter().map(|(pointer, done)| (Cow::Borrowed(&**pointer), *done));
         Some(Protected::new(record.of_the_platform().chain(places)))
     }
@@ -326,7 +326,7 @@ impl<'a> Pass<'a> {
     ) -> Result<OwnedTape, Excess> {
         // The profile must not replace a protected value even by an equal one: the record would then list the value as
         // the profile's.
-        let record = self.record.so_far().ok_or_else(Excess::unreadable)?;
+        let record = self.record.finished_entries().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
         let before = self.rendered.as_ref().map_or(self.target.object, OwnedTape::root);
         let after = limits::render(document)?;

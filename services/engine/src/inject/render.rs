@@ -147,7 +147,7 @@ impl<'a> Merge<'_, 'a> {
         };
         let Some((_, node)) = fields.iter().find(|(key, _)| **key == *name) else { return Ok(None) };
         let known = self.bindings.known();
-        self.bind_nothing_existing(node);
+        self.bind_existing_to_none(node);
         let part = if self.is_wanted(node)? { self.resolve(node, &crate::schema::ANY)? } else { None };
         self.bindings.forget(known);
         match part {
@@ -225,7 +225,7 @@ impl<'a> Merge<'_, 'a> {
                     out.push_str(key);
                     out.push_str("\":");
                     let known = self.bindings.known();
-                    self.bind_nothing_existing(node);
+                    self.bind_existing_to_none(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
                     self.bindings.forget(known);
                     if !written {
@@ -244,7 +244,7 @@ impl<'a> Merge<'_, 'a> {
                 out.push('[');
                 self.expand(nodes, None, &crate::schema::ANY, &mut |merge, element| {
                     for node in element.pending_conditions() {
-                        merge.bind_nothing_existing(node);
+                        merge.bind_existing_to_none(node);
                         if !merge.is_wanted(node)? {
                             return Ok(());
                         }
@@ -378,7 +378,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Binds the variable `existing` to no value, for parts of a value that is written as a whole.
-    pub(super) fn bind_nothing_existing(&self, node: &Node) {
+    pub(super) fn bind_existing_to_none(&self, node: &Node) {
         if node.uses_existing {
             self.bindings.know(EXISTING, Computed::none());
         }

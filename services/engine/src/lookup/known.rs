@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Answer, LookedUp, OwnerChain, Query, Wanted, Which};
+use super::{Answer, LookedUp, ObjectSelection, OwnerChain, Query, Wanted};
 use crate::json::OwnedTape;
 
 /// The maximum nesting of lists.
@@ -113,8 +113,8 @@ impl KnownObjects {
     fn object(&self, query: &Query) -> Option<Arc<OwnedTape>> {
         let mut all = self.all(&query.group, &query.resource, &query.namespace);
         let value = match &query.which {
-            Which::Named(name) => all.find(|known| *known.name == **name)?.object.clone(),
-            Which::Selected(selector) => {
+            ObjectSelection::Named(name) => all.find(|known| *known.name == **name)?.object.clone(),
+            ObjectSelection::Selected(selector) => {
                 let is_selected = |known: &&KnownObject| {
                     let labels = known.object.pointer("/metadata/labels");
                     selector.matches(|key| labels?.get(key)?.as_str())
@@ -185,18 +185,20 @@ mod tests {
         let documents = [json!({"kind": "List", "apiVersion": "v1", "items": [
             map("a", None, "red"), map("b", Some("shop"), "red"), map("c", Some("shop"), "blue")]})];
         let known = KnownObjects::new(&documents, "default");
-        let query = |namespace: &str, which: Which| Query {
+        let query = |namespace: &str, which: ObjectSelection| Query {
             group: "".into(),
             version: "v1".into(),
             resource: "configmaps".into(),
             namespace: namespace.into(),
             which,
         };
-        let named = |namespace: &str, name: &str| known.object(&query(namespace, Which::Named(name.into()))).is_some();
+        let named = |namespace: &str, name: &str| {
+            known.object(&query(namespace, ObjectSelection::Named(name.into()))).is_some()
+        };
         assert!(named("default", "a") && named("shop", "b"));
         assert!(!named("shop", "a") && !named("default", "b") && !named("shop", "d"));
         let selector = serde_json::from_value(json!({"matchLabels": {"team": "red"}})).unwrap();
-        let red = known.object(&query("shop", Which::Selected(selector))).unwrap();
+        let red = known.object(&query("shop", ObjectSelection::Selected(selector))).unwrap();
         let found: Vec<_> = red.root().items().filter_map(|item| item.at(&["metadata", "name"])?.as_str()).collect();
         assert_eq!(found, ["b"]);
     }

@@ -56,12 +56,12 @@ pub struct Query {
     /// The namespace of the objects; empty for cluster-scoped objects.
     pub namespace: Box<str>,
     /// Which objects of the resource to return.
-    pub which: Which,
+    pub which: ObjectSelection,
 }
 
 /// A selection of the objects of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum ObjectSelection {
     /// The object with this name.
     Named(Box<str>),
     /// All objects with these labels, as a list.
@@ -307,9 +307,9 @@ fn check_resource(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>
     }
 }
 
-fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Option<Which> {
+fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Option<ObjectSelection> {
     match (&lookup.object_name, &lookup.selector) {
-        (Some(name), None) if is_dns_name(name) => Some(Which::Named(name.as_str().into())),
+        (Some(name), None) if is_dns_name(name) => Some(ObjectSelection::Named(name.as_str().into())),
         (Some(name), None) => {
             let diagnostic =
                 Diagnostic::new(format!("{path}.objectName"), format!("{name:?} is not the name of an object"));
@@ -318,7 +318,7 @@ fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Opti
             None
         }
         (None, Some(selector)) => match selector.fault() {
-            None => Some(Which::Selected(selector.clone())),
+            None => Some(ObjectSelection::Selected(selector.clone())),
             Some((field, sentence)) => {
                 diagnostics.push(Diagnostic::new(format!("{path}.selector.{field}"), sentence));
                 None

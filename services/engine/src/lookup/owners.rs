@@ -121,13 +121,13 @@ impl OwnerChain {
     /// Returns the next owner to look up; `None` if no further lookup is needed.
     #[must_use]
     pub fn next(&self) -> Option<&OwnerReference> {
-        self.place_of_next().and_then(|place| self.owners.get(place)).map(|owner| &owner.reference)
+        self.next_owner_index().and_then(|place| self.owners.get(place)).map(|owner| &owner.reference)
     }
 
     /// Adds the result of the lookup of [`OwnerChain::next`]: the object with its metadata, or `None` if it does not
     /// exist.
     pub fn found(&mut self, object: Option<Arc<OwnedTape>>) {
-        let Some(place) = self.place_of_next() else { return };
+        let Some(place) = self.next_owner_index() else { return };
         let is_last = place + 1 == self.owners.len();
         let Some(owner) = self.owners.get_mut(place) else { return };
         owner.asked = true;
@@ -162,7 +162,7 @@ impl OwnerChain {
         }
     }
 
-    fn place_of_next(&self) -> Option<usize> {
+    fn next_owner_index(&self) -> Option<usize> {
         let last = self.owners.len().checked_sub(1)?;
         self.owners.iter().enumerate().position(|(place, owner)| {
             let open = place == last && owner.reference.may_be_made_by_another();

@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 
 use super::{Diagnostic, MAX_CHAIN, Parent, Parents, ProfileName, ProfileSource};
 use crate::json::OwnedTape;
-use crate::lookup::{Answer, Query, Which};
+use crate::lookup::{Answer, ObjectSelection, Query};
 
 /// The maximum number of reported mistakes. The API server accepts 4,096 characters of warnings in total.
 const MAX_WARNINGS: usize = 8;
@@ -131,7 +131,7 @@ impl ProfileReview {
                     version: VERSION.into(),
                     resource: plural::CLUSTER.into(),
                     namespace: "".into(),
-                    which: Which::Named(name.as_str().into()),
+                    which: ObjectSelection::Named(name.as_str().into()),
                 });
             };
             next = text.as_ref()?.extends.as_ref();
@@ -199,7 +199,7 @@ impl KnownParents {
         struct Object {
             spec: ProfileSpec,
         }
-        let Which::Named(name) = &query.which else { return };
+        let ObjectSelection::Named(name) = &query.which else { return };
         let text = match answer {
             // A parent that this build cannot parse may still be valid.
             Answer::Found(object) => serde_json::from_str(object.root().raw()).ok().map(|Object { spec }| spec),
@@ -290,10 +290,10 @@ mod tests {
         let child = review(&json!({"extends": {"name": "middle"}, "parameters": [{"name": "x", "default": 1}]}), "");
         let mut known = KnownParents::with_names(["middel".to_owned()]);
         let middle = child.wanted(&known).unwrap();
-        assert_eq!(middle.which, Which::Named("middle".into()));
+        assert_eq!(middle.which, ObjectSelection::Named("middle".into()));
         known.found(&middle, &found(&json!({"extends": {"name": "top"}})));
         let top = child.wanted(&known).unwrap();
-        assert_eq!(top.which, Which::Named("top".into()));
+        assert_eq!(top.which, ObjectSelection::Named("top".into()));
         let text = json!({
             "activation": "Never", "parameters": [{"name": "x", "type": "string", "default": "a"}],
             "template": {"metadata": {"labels": {"a": "${params.x}"}}},

@@ -64,7 +64,7 @@ const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 /// API groups that no profile may target.
 const REFUSED_GROUPS: [(&str, &str); 6] = [
     ("pillion.dev", "a profile cannot act on profiles"),
-    ("authentication.k8s.io", "tokens and who somebody is are not a profile's to judge"),
+    ("authentication.k8s.io", "profiles cannot decide on tokens and identities"),
     ("authorization.k8s.io", "access reviews are not a profile's to judge"),
     ("admissionregistration.k8s.io", "what admits objects is not itself admitted by a profile"),
     ("apiregistration.k8s.io", "the API server's own registrations are not a profile's to judge"),

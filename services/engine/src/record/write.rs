@@ -201,7 +201,7 @@ impl RecordWriter {
     }
 
     /// Returns the record of the finished entries.
-    pub(crate) fn so_far(&self) -> Option<Record> {
+    pub(crate) fn finished_entries(&self) -> Option<Record> {
         self.at(self.mark())
     }
 

@@ -167,7 +167,9 @@ impl<'r> ReviewContext<'r> {
         let is_new = self.action.operation == Operation::Create;
         let candidates = self.namespace_candidates();
         let has_record = || self.object.at(&["metadata", "annotations", INJECTED_ANNOTATION]).is_some();
-        if !candidates.wants_lookups() && !revisions::may_fetch(&candidates, self.object, is_new && has_record()) {
+        if !candidates.wants_lookups()
+            && !revisions::may_need_revisions(&candidates, self.object, is_new && has_record())
+        {
             return Wanted::default();
         }
         // A malformed object is denied when the review is decided.

@@ -270,7 +270,7 @@ fn internal_error_names_failed_stage() {
 }
 
 #[test]
-fn a_second_pass_changes_nothing() {
+fn second_pass_changes_nothing() {
     let first = inject(&as_stored(pod()), &[("nginx", sidecar())]);
     let second = inject(&first.object, &[("nginx", sidecar())]);
     assert_eq!(second.decided.patch, None);

@@ -63,7 +63,7 @@ pub(crate) struct KeyGroup {
 
 /// The profiles that act on resources with one name, in any API group.
 #[derive(Debug, Default)]
-struct Acting {
+struct ActingProfiles {
     /// The API groups that the profiles target.
     groups: Vec<Box<str>>,
     /// Profiles with `activation: Always`: they apply even if the object does not request them.
@@ -102,9 +102,9 @@ pub(crate) struct Index {
     /// Profiles that act on new pods without a request.
     always: Vec<Place>,
     /// Profiles with templates, by resource.
-    templates: HashMap<Box<str>, Acting>,
+    templates: HashMap<Box<str>, ActingProfiles>,
     /// Profiles with validations, by resource.
-    validations: HashMap<Box<str>, Acting>,
+    validations: HashMap<Box<str>, ActingProfiles>,
     selective: Vec<Place>,
     names: HashMap<Box<str>, Place>,
     /// The promoted revisions of profiles in a rollout.
@@ -168,7 +168,7 @@ impl Index {
         self.by_resource(action).is_some_and(|acting| acting.groups.iter().any(|group| **group == *action.group))
     }
 
-    fn by_resource(&self, action: Action<'_>) -> Option<&Acting> {
+    fn by_resource(&self, action: Action<'_>) -> Option<&ActingProfiles> {
         match action.phase {
             Phase::Mutate => self.templates.get(action.resource),
             Phase::Validate => self.validations.get(action.resource),
@@ -203,7 +203,7 @@ impl Index {
             [(profile.has_template, &mut self.templates), (!profile.validations.is_empty(), &mut self.validations)]
         {
             for resource in profile.target.resources.iter().filter(|_| acts) {
-                let acting: &mut Acting = by_resource.entry(resource.clone()).or_default();
+                let acting: &mut ActingProfiles = by_resource.entry(resource.clone()).or_default();
                 if !acting.groups.contains(&profile.target.group) {
                     acting.groups.push(profile.target.group.clone());
                 }
@@ -410,7 +410,7 @@ impl Candidates {
     }
 
     /// Returns the active revisions of the profile with this display name, as in records.
-    pub(crate) fn places_called(&self, display_name: &str) -> impl Iterator<Item = Place> {
+    pub(crate) fn active_places_of(&self, display_name: &str) -> impl Iterator<Item = Place> {
         let is_own = display_name.contains('/');
         let [cluster, own] = self.places_by_name(display_name);
         let places = if is_own { own } else { cluster };

@@ -23,15 +23,15 @@ use crate::profile::target::Action;
 
 use super::candidates::Candidates;
 use super::request::{self, Pod, RequestedProfiles};
-use super::{Selected, give_way, group_is_taken, is_stand_in, object_matches, resolve_parameters};
+use super::{Selected, drop_replaced, group_is_taken, is_stand_in, object_matches, resolve_parameters};
 
-/// The standing of a profile before its conditions are evaluated.
+/// The state of a profile before its conditions are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum RequestState {
     /// The profile is requested and part of the decision.
-    Asked,
+    Requested,
     /// The profile might act on the object, but neither the object nor its namespace requests it.
-    NotAsked,
+    NotRequested,
     /// The labels of the namespace do not match the profile's `namespaceSelector`.
     NamespaceSelector,
     /// The profile targets other resources or operations.
@@ -69,8 +69,8 @@ pub struct ParameterValue {
 pub struct Considered {
     /// The profile, at the revision that the object gets.
     pub profile: Arc<CompiledProfile>,
-    /// The standing of the profile.
-    pub standing: Standing,
+    /// The state of the profile.
+    pub request_state: RequestState,
     /// The values of the profile's parameters; empty unless the profile is requested.
     pub parameters: Vec<ParameterValue>,
 }
@@ -107,22 +107,22 @@ pub(crate) fn considered<'p>(
         .iter()
         .map(|profile| Considered {
             profile: Arc::clone(profile),
-            standing: Standing::Asked,
+            request_state: RequestState::Requested,
             parameters: values(profile, context),
         })
         .collect();
     for profile in profiles.filter(|profile| is_visible(profile) && !is_requested(profile)) {
         let selector = profile.namespace_selector();
-        let standing = if !profile.acts_on(action) {
-            Standing::OtherTarget
+        let request_state = if !profile.acts_on(action) {
+            RequestState::OtherTarget
         } else if selector.is_some_and(|selector| !selector.matches(|key| context.namespace.label(key))) {
-            Standing::NamespaceSelector
+            RequestState::NamespaceSelector
         } else {
-            Standing::NotAsked
+            RequestState::NotRequested
         };
         // A profile in a rollout has two revisions, and is listed once.
         if !all.iter().any(|other| other.profile.name() == profile.name()) {
-            all.push(Considered { profile: Arc::clone(profile), standing, parameters: Vec::new() });
+            all.push(Considered { profile: Arc::clone(profile), request_state, parameters: Vec::new() });
         }
     }
     all
@@ -229,7 +229,7 @@ pub(crate) fn expected(
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail: None };
         selected.push(Selected { decision, profile, bindings: None, stands_in: false });
     }
-    give_way(&mut selected);
+    drop_replaced(&mut selected);
     // A cluster profile is open too if an open profile may stand in for it.
     for child in unknown.clone() {
         let Some(child) = selected.get(child).map(|child| child.profile) else { continue };

@@ -132,7 +132,7 @@ pub(crate) fn select<'v>(
         let decision = ProfileDecision { profile: Arc::clone(profile), outcome, reason, detail };
         profiles.push(Selected { decision, profile, bindings, stands_in: false });
     }
-    give_way(&mut profiles);
+    drop_replaced(&mut profiles);
     put_in_place(&mut profiles);
     // A stand-in has the preconditions of its cluster profile, and warns in its stead.
     let is_extended = |name: &str| {
@@ -187,7 +187,7 @@ fn group_is_taken(profile: &CompiledProfile, earlier: &[Selected<'_>]) -> bool {
 }
 
 /// Drops each cluster profile that has a stand-in: the first matching namespaced profile that only sets its values.
-fn give_way(profiles: &mut [Selected<'_>]) {
+fn drop_replaced(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some((earlier, [child, ..])) = profiles.split_at_mut_checked(index) else { continue };
         if child.decision.outcome != ProfileOutcome::Unchanged || child.profile.limits() != Limits::Parent {
@@ -292,7 +292,7 @@ fn check_conditions<'v>(
         refusals.push(Refusal { outcome, reason: Reason::Precondition, detail });
     }
     refusals.extend(invalid);
-    if let Some(refusal) = refusals.into_iter().reduce(graver) {
+    if let Some(refusal) = refusals.into_iter().reduce(more_severe) {
         return Err(refusal);
     }
     notices.append(&mut warnings);
@@ -343,7 +343,7 @@ fn resolve_parameters(
                 values.push(&parameter.name, Err(EvaluationError::new(reason.sentence())));
                 let refusal = Refusal { outcome, reason, detail: Some(message) };
                 invalid = Some(match invalid.take() {
-                    Some(first) => graver(first, refusal),
+                    Some(first) => more_severe(first, refusal),
                     None => refusal,
                 });
                 continue;
@@ -361,7 +361,7 @@ fn resolve_parameters(
 }
 
 /// Returns the graver of two refusals. If they are equally grave, returns one with both details.
-fn graver(first: Refusal, next: Refusal) -> Refusal {
+fn more_severe(first: Refusal, next: Refusal) -> Refusal {
     match (first.outcome == ProfileOutcome::Denied, next.outcome == ProfileOutcome::Denied) {
         (true, false) => first,
         (false, true) => next,

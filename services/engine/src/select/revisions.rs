@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use crate::decision::Notice;
 use crate::json::Value;
-use crate::lookup::{Answer, Query, Which, workload};
+use crate::lookup::{Answer, ObjectSelection, Query, workload};
 use crate::namespace::NamespaceMetadata;
 use crate::profile::request::names;
 use crate::profile::{CompiledProfile, Limits, ProfileName};
@@ -81,7 +81,7 @@ pub(crate) fn choose(
 }
 
 /// Whether a choice may need revisions that are not active.
-pub(crate) fn may_fetch(candidates: &Candidates, object: Value<'_>, has_record: bool) -> bool {
+pub(crate) fn may_need_revisions(candidates: &Candidates, object: Value<'_>, has_record: bool) -> bool {
     let is_pin = |list: &str| list.contains('@');
     has_record
         || is_pin(&candidates.namespace_names)
@@ -99,7 +99,7 @@ pub(crate) fn query(profile: &ProfileName, revision: &str) -> Query {
         version: VERSION.into(),
         resource: resource.into(),
         namespace: profile.namespace.clone().unwrap_or_default(),
-        which: Which::Named(object_name(&profile.name, revision).into()),
+        which: ObjectSelection::Named(object_name(&profile.name, revision).into()),
     }
 }
 
@@ -185,7 +185,7 @@ impl<'c> Chooser<'c, '_> {
 
     /// Chooses the revision that an earlier pass applied. If it is no longer stored, the active revision is used.
     fn recorded(&mut self, profile: &str, revision: &str) {
-        let places: Vec<_> = self.candidates.places_called(profile).collect();
+        let places: Vec<_> = self.candidates.active_places_of(profile).collect();
         let Some(name) = places.first().and_then(|place| self.candidates.profile(*place)).map(|profile| profile.name())
         else {
             return;

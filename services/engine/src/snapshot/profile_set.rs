@@ -147,7 +147,7 @@ impl ProfileSet {
     }
 
     /// Returns all active revisions: those of [`Self::iter`], and the promoted revisions of profiles in a rollout.
-    pub fn at_work(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
+    pub fn active(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().map(|entry| &entry.profile)
     }
 

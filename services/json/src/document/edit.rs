@@ -21,7 +21,7 @@ impl<'a> Document<'a> {
 
     /// Adds an item at the end of an open list. Returns its slot.
     pub fn push_item(&mut self, id: SlotId, content: Content<'a>) -> SlotId {
-        self.upheavals += 1;
+        self.change_count += 1;
         self.append(id, None, content, State::Added)
     }
 
@@ -29,7 +29,7 @@ impl<'a> Document<'a> {
     /// shorter. Returns the item's slot.
     pub fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
         let before = self.children(id).nth(index);
-        self.upheavals += u32::from(before.is_some());
+        self.change_count += u32::from(before.is_some());
         let Some(before) = before else { return self.push_item(id, content) };
         let previous = self.all_children(id).find(|child| self.next(*child) == Some(before));
         let added = self.new_slot(None, content, State::Added);
@@ -69,7 +69,7 @@ impl<'a> Document<'a> {
 
     /// Replaces the content of a slot.
     pub fn replace(&mut self, id: SlotId, content: Content<'a>) {
-        self.upheavals += 1;
+        self.change_count += 1;
         if let (State::Original, Content::Value(original)) = (self.state(id), self.content(id)) {
             self.originals.push((id, original));
         }
@@ -91,7 +91,7 @@ impl<'a> Document<'a> {
 
     /// Removes a slot. An added slot is unlinked, so the patch does not mention it.
     pub fn remove(&mut self, id: SlotId, parent: SlotId) {
-        self.upheavals += 1;
+        self.change_count += 1;
         if self.state(id) == State::Added {
             self.unlink(id, parent);
         } else if let Some(slot) = self.slot_mut(id) {

@@ -11,7 +11,7 @@ use pillion_api::names::{InjectionLevel, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::Release;
-use pillion_control::certificates::authority::Lifetimes;
+use pillion_control::certificates::ca::Lifetimes;
 use pillion_control::certificates::rotation;
 use pillion_control::held::{PolicySettings, ReleaseSettings};
 use pillion_control::informer::share;
@@ -74,10 +74,10 @@ pub(crate) struct Certificates {
     pub(crate) managed: bool,
     /// How long a CA certificate is valid.
     #[schemars(extend("range" = ["10s", "87600h"]))]
-    pub(crate) authority_lifetime: Time,
+    pub(crate) ca_lifetime: Time,
     /// How long a serving certificate is valid. It is renewed after half of this time.
     #[schemars(extend("range" = ["5s", "8760h"]))]
-    pub(crate) leaf_lifetime: Time,
+    pub(crate) serving_lifetime: Time,
     /// The age of a CA at which the next one is created.
     #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
@@ -154,8 +154,8 @@ impl Default for Certificates {
         let rotation = rotation::Settings::default();
         Self {
             managed: true,
-            authority_lifetime: Time(Duration::from_hours(24 * 365)),
-            leaf_lifetime: Time(Duration::from_hours(24 * 7)),
+            ca_lifetime: Time(Duration::from_hours(24 * 365)),
+            serving_lifetime: Time(Duration::from_hours(24 * 7)),
             rotate_after: Time(rotation.rotate_after),
             propagation_timeout: Time(rotation.propagation_timeout),
             probe_rounds: rotation.rounds,
@@ -209,7 +209,7 @@ impl Webhooks {
             required: seconds(self.timeout_required),
             held: seconds(self.timeout_held),
         };
-        settings.canary = true;
+        settings.trust_probe = true;
         settings.validates_profiles = true;
         settings
     }
@@ -239,12 +239,12 @@ impl Certificates {
         settings.gap = self.probe_gap.0;
         settings.timeout = self.probe_timeout.0;
         // The default is a day. A certificate that lives for minutes never has a day left.
-        settings.least_left = settings.least_left.min(self.leaf_lifetime.0 / 7);
+        settings.least_left = settings.least_left.min(self.serving_lifetime.0 / 7);
         settings
     }
 
     /// Returns the settings of the trust probe.
-    pub(crate) fn canary(&self) -> trust_probe::Settings {
+    pub(crate) fn trust_probe(&self) -> trust_probe::Settings {
         let mut settings = trust_probe::Settings::default();
         settings.timeout = self.probe_timeout.0;
         settings.vanished = self.propagation_timeout.0;
@@ -265,10 +265,10 @@ impl Certificates {
 impl ControllerPolicy {
     /// Returns the settings of the certificate rotation.
     pub(crate) fn rotator(&self, release: &Release) -> rotator::Settings {
-        let Certificates { authority_lifetime, leaf_lifetime, interval, .. } = &self.certificates;
+        let Certificates { ca_lifetime, serving_lifetime, interval, .. } = &self.certificates;
         rotator::Settings {
             rotation: self.certificates.rotation(),
-            lifetimes: Lifetimes::of(authority_lifetime.0, leaf_lifetime.0),
+            lifetimes: Lifetimes::of(ca_lifetime.0, serving_lifetime.0),
             webhooks: self.webhooks.settings(release),
             probes: self.certificates.probes(),
             interval: interval.0,
@@ -333,14 +333,14 @@ impl PolicyFile for ControllerPolicy {
                 shorter,
             ),
             at_most(
-                ("certificates.leafLifetime", certificates.leaf_lifetime),
-                ("certificates.authorityLifetime", certificates.authority_lifetime),
-                "a certificate ends before its authority: make its life shorter",
+                ("certificates.servingLifetime", certificates.serving_lifetime),
+                ("certificates.caLifetime", certificates.ca_lifetime),
+                "a certificate ends before its CA: make its life shorter",
             ),
             at_most(
                 ("certificates.rotateAfter", certificates.rotate_after),
-                ("certificates.authorityLifetime", certificates.authority_lifetime),
-                "the next authority is made long before the old one ends: make the time shorter",
+                ("certificates.caLifetime", certificates.ca_lifetime),
+                "the next CA is made long before the old one ends: make the time shorter",
             ),
         ]
         .into_iter()
@@ -388,7 +388,7 @@ mod tests {
             ("certificates: {overlop: 1s}\n", "c.yaml:3:16: unknown field `overlop` (did you mean `overlap`?)"),
             ("certificates: {interval: 1ms}\n", "expected 100ms to 1h, found 1ms"),
             ("leadership: {renewDeadline: 20s}\n", "expected at most leadership.leaseDuration (15s), found 20s"),
-            ("certificates: {leafLifetime: 8760h, authorityLifetime: 24h}\n", "certificates.authorityLifetime (24h)"),
+            ("certificates: {servingLifetime: 8760h, caLifetime: 24h}\n", "certificates.caLifetime (24h)"),
             ("logs: {level: \"pillion=loud\"}\n", "pillion=loud"),
             ("webhooks: {optIn: [a=b, 'a=b:required']}\n", "a=b is given twice"),
             ("webhooks: {optIn: ['a=b:held']}\n", "a=b cannot be held: only pillion.dev/injection=held has pods wait"),

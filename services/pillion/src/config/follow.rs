@@ -111,11 +111,11 @@ impl ConfigFile {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
             // The file is small, so it is read on this worker thread.
-            tokio::task::block_in_place(|| self.look());
+            tokio::task::block_in_place(|| self.check_for_changes());
         }
     }
 
-    fn look(&mut self) {
+    fn check_for_changes(&mut self) {
         let text = read::text_of(&self.file);
         let seen = text.clone().map_err(|problem| problem.to_string());
         // A problem is reported once, until the file changes.

@@ -13,7 +13,7 @@ use kube::api::{Api, ListParams, PostParams};
 use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
-use pillion_control::certificates::authority::certificates;
+use pillion_control::certificates::ca::certificates;
 use pillion_control::client::lists;
 use pillion_control::informer::cluster_listing::Stored;
 use pillion_control::informer::text::Broken;
@@ -26,15 +26,15 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use crate::availability::WebhookDeployment;
-use crate::explain::facts::{self, What};
+use crate::explain::facts::{self, ChangeKind};
 use crate::finding::ObjectRef;
 use crate::installation::{Installation, NotRead, Part, Unread, endpoints, kept, own_configuration};
 use crate::trial;
 
 /// The maximum number of pairs of namespace and profile that are evaluated to find one for the dry run.
-const MOST_PAIRS: usize = 2_000;
+const MAX_PAIRS: usize = 2_000;
 /// The number of rejected pods after which the dry run stops.
-const MOST_REFUSALS: usize = 5;
+const MAX_REFUSALS: usize = 5;
 /// The number of pods that are created by dry run. Each may reach another replica.
 const TRIES: usize = 6;
 
@@ -46,7 +46,7 @@ struct Permission {
     group: &'static str,
     resource: &'static str,
     subresource: &'static str,
-    at_home: bool,
+    in_release_namespace: bool,
     /// The suffix of the object's name after the release's name. `None`: any name.
     name: Option<&'static str>,
 }
@@ -57,11 +57,11 @@ const fn permission(
     group: &'static str,
     resource: &'static str,
 ) -> Permission {
-    Permission { account, verb, group, resource, subresource: "", at_home: false, name: None }
+    Permission { account, verb, group, resource, subresource: "", in_release_namespace: false, name: None }
 }
 
-const fn at_home(permission: Permission, name: &'static str) -> Permission {
-    Permission { at_home: true, name: Some(name), ..permission }
+const fn in_release_namespace(permission: Permission, name: &'static str) -> Permission {
+    Permission { in_release_namespace: true, name: Some(name), ..permission }
 }
 
 /// The permissions without which a component cannot work. `tests/e2e/rbac.rs` has the complete lists.
@@ -72,8 +72,8 @@ const PERMISSIONS: [Permission; 19] = [
     permission("webhook", "watch", "pillion.dev", "injectionprofiles"),
     permission("webhook", "get", "pillion.dev", "clusterprofilerevisions"),
     permission("webhook", "get", "pillion.dev", "profilerevisions"),
-    at_home(permission("webhook", "watch", "", "secrets"), "-serving"),
-    at_home(permission("webhook", "watch", "", "configmaps"), ""),
+    in_release_namespace(permission("webhook", "watch", "", "secrets"), "-serving"),
+    in_release_namespace(permission("webhook", "watch", "", "configmaps"), ""),
     permission("controller", "create", "admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
     Permission {
         name: Some(""),
@@ -86,11 +86,11 @@ const PERMISSIONS: [Permission; 19] = [
         subresource: "status",
         ..permission("controller", "patch", "pillion.dev", "clusterinjectionprofiles")
     },
-    permission("controller", "create", "pillion.dev", "injectioncanaries"),
-    at_home(permission("controller", "update", "", "secrets"), "-authority"),
-    at_home(permission("controller", "update", "", "secrets"), "-serving"),
-    at_home(permission("controller", "update", "coordination.k8s.io", "leases"), "-controller"),
-    Permission { at_home: true, ..permission("controller", "list", "discovery.k8s.io", "endpointslices") },
+    permission("controller", "create", "pillion.dev", "injectiontrustprobes"),
+    in_release_namespace(permission("controller", "update", "", "secrets"), "-ca"),
+    in_release_namespace(permission("controller", "update", "", "secrets"), "-serving"),
+    in_release_namespace(permission("controller", "update", "coordination.k8s.io", "leases"), "-controller"),
+    Permission { in_release_namespace: true, ..permission("controller", "list", "discovery.k8s.io", "endpointslices") },
 ];
 
 /// Gathers all facts. A fact that cannot be read is listed in `unread`, and the others are still gathered.
@@ -113,7 +113,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let namespaces = kept(namespaces, Part::Namespaces, &mut unread).unwrap_or_default();
     let (permissions, missing_accounts) = permissions(client, release, &mut unread).await;
     let probed = probe(client, release, bundle, &mut unread).await;
-    let canary = canary(client, &snapshot, ours).await;
+    let dry_run = dry_run(client, &snapshot, ours).await;
     let request_keys =
         snapshot.profiles().iter().flat_map(|profile| profile.request_keys().map(str::to_owned)).collect();
     Facts {
@@ -125,7 +125,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
         serving: kept(serving, Part::ServingSecret, &mut unread).ok_or(NotRead),
         lease: kept(lease, Part::Lease, &mut unread).ok_or(NotRead),
         probed,
-        canary,
+        dry_run,
         request_keys,
         permissions,
         missing_accounts,
@@ -182,7 +182,7 @@ async fn permissions(
             group: Some(permission.group.to_owned()),
             resource: Some(permission.resource.to_owned()),
             subresource: Some(permission.subresource.to_owned()).filter(|sub| !sub.is_empty()),
-            namespace: permission.at_home.then(|| release.namespace().to_owned()),
+            namespace: permission.in_release_namespace.then(|| release.namespace().to_owned()),
             name: name.clone(),
             ..ResourceAttributes::default()
         };
@@ -206,7 +206,7 @@ async fn permissions(
             permission.verb,
             permission.resource,
             name.map(|name| format!(" {name}")).unwrap_or_default(),
-            if permission.at_home { format!(" in {}", release.namespace()) } else { String::new() }
+            if permission.in_release_namespace { format!(" in {}", release.namespace()) } else { String::new() }
         );
         found.push((account, what, answer.status.is_some_and(|status| status.allowed)));
     }
@@ -214,7 +214,7 @@ async fn permissions(
 }
 
 /// Creates pods by dry run in opted-in namespaces, for a profile that matches according to the engine.
-async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebhookConfiguration>) -> Canary {
+async fn dry_run(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebhookConfiguration>) -> DryRun {
     let entries = ours.into_iter().flat_map(|one| one.webhooks.iter().flatten());
     let excluded: Vec<_> = entries
         .flat_map(|entry| entry.namespace_selector.iter().flat_map(|one| one.match_expressions.iter().flatten()))
@@ -228,7 +228,7 @@ async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebh
         })
         .collect();
     if namespaces.is_empty() {
-        return Canary::NotTried("no namespace is opted in".to_owned());
+        return DryRun::NotTried("no namespace is opted in".to_owned());
     }
     // Namespaces that reject pods on failure come first: there the API server gives the reason.
     namespaces.sort_by_key(|(name, namespace)| (namespace.level() != Some(InjectionLevel::Required), *name));
@@ -238,7 +238,7 @@ async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebh
     let own: Vec<_> =
         ours.into_iter().flat_map(|one| one.webhooks.iter().flatten()).map(|entry| &*entry.name).collect();
     let mut not_taken = Vec::new();
-    for (name, namespace, profile) in pairs.take(MOST_PAIRS) {
+    for (name, namespace, profile) in pairs.take(MAX_PAIRS) {
         let pod = pod(name, &profile.name().name);
         let facts = Asked {
             namespace: Some(Arc::clone(namespace)),
@@ -257,18 +257,18 @@ async fn canary(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebh
         if applies && decided.patch.is_some() {
             match send(client, name, profile.display_name(), &pod, &own).await {
                 // A quota, a policy or another webhook rejects pods here; another namespace may accept them.
-                Canary::NotTried(why) => not_taken.push(why),
-                tried @ Canary::Tried { .. } => return tried,
+                DryRun::NotTried(why) => not_taken.push(why),
+                tried @ DryRun::Tried { .. } => return tried,
             }
-            if not_taken.len() >= MOST_REFUSALS {
+            if not_taken.len() >= MAX_REFUSALS {
                 break;
             }
         }
     }
     if let Some(why) = not_taken.pop() {
-        return Canary::NotTried(why);
+        return DryRun::NotTried(why);
     }
-    Canary::NotTried("no profile matches a plain pod in an opted-in namespace".to_owned())
+    DryRun::NotTried("no profile matches a plain pod in an opted-in namespace".to_owned())
 }
 
 fn pod(namespace: &str, profile: &str) -> Value {
@@ -296,10 +296,10 @@ fn is_failed_call(message: &str, own: &[&str]) -> bool {
     quoted.is_some_and(|(name, _)| own.contains(&name))
 }
 
-async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own: &[&str]) -> Canary {
+async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own: &[&str]) -> DryRun {
     let pods = Api::<Pod>::namespaced(client.clone(), namespace);
     let Ok(pod) = serde_json::from_value::<Pod>(pod.clone()) else {
-        return Canary::NotTried("the pod cannot be built".to_owned());
+        return DryRun::NotTried("the pod cannot be built".to_owned());
     };
     let parameters = PostParams { dry_run: true, field_manager: Some("pillion-doctor".to_owned()) };
     let (mut untouched, mut refused) = (0, Vec::new());
@@ -307,22 +307,22 @@ async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own:
         match pods.create(&parameters, &pod).await {
             Ok(made) => {
                 let changes = facts::of_record(&serde_json::to_value(&made).unwrap_or_default());
-                let is_whole =
-                    !changes.is_empty() && changes.iter().all(|change| change.present || change.what != What::Added);
+                let is_whole = !changes.is_empty()
+                    && changes.iter().all(|change| change.present || change.what != ChangeKind::Added);
                 untouched += usize::from(!is_whole);
             }
             Err(kube::Error::Api(status)) if is_failed_call(&status.message, own) => {
                 refused.push(status.message.clone());
             }
             Err(error) => {
-                return Canary::NotTried(format!(
+                return DryRun::NotTried(format!(
                     "the API server rejects it in namespace {namespace}: {}",
                     crate::output::causes(&error.into())
                 ));
             }
         }
     }
-    Canary::Tried { namespace: namespace.to_owned(), profile: profile.to_owned(), tries: TRIES, untouched, refused }
+    DryRun::Tried { namespace: namespace.to_owned(), profile: profile.to_owned(), tries: TRIES, untouched, refused }
 }
 
 async fn images(client: &Client, release: &Release) -> Vec<(String, String)> {
@@ -354,7 +354,7 @@ pub(crate) struct Facts {
     pub(crate) serving: Result<Option<Secret>, NotRead>,
     /// The result of probing each endpoint from this process.
     pub(crate) probed: Vec<Probed>,
-    pub(crate) canary: Canary,
+    pub(crate) dry_run: DryRun,
     /// The labels and annotations by which pods and namespaces request profiles.
     pub(crate) request_keys: Vec<String>,
     /// RBAC permissions of the service accounts: account, permission, and whether it is granted.
@@ -373,7 +373,7 @@ pub(crate) struct Facts {
 
 /// The result of creating pods by dry run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Canary {
+pub(crate) enum DryRun {
     /// No pod was created, for this reason.
     NotTried(String),
     /// The numbers of created and of unchanged pods, and the API server's messages for rejected pods.

@@ -6,14 +6,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhook;
 use pillion_api::names::INJECTION_LABEL;
-use pillion_control::certificates::authority::certificates;
-use pillion_control::certificates::authority::judge::{Expected, judge as judge_leaf};
+use pillion_control::certificates::ca::certificates;
+use pillion_control::certificates::ca::judge::{Expected, judge as judge_certificate};
 use pillion_control::probe::{Defect, Probed, Verdict};
 use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 
-use super::gather::{Canary, Facts, is_ours, service};
+use super::gather::{DryRun, Facts, is_ours, service};
 use crate::availability;
 use crate::explain::judge::{NO, misspelt};
 use crate::explain::profiles::{readiness, rolled_back};
@@ -31,7 +31,7 @@ pub(crate) enum Check {
     Replicas,
     NetworkPath,
     Certificates,
-    Canary,
+    DryRun,
     Rights,
     Leader,
     Profiles,
@@ -48,7 +48,7 @@ impl Check {
         Self::Replicas,
         Self::NetworkPath,
         Self::Certificates,
-        Self::Canary,
+        Self::DryRun,
         Self::Rights,
         Self::Leader,
         Self::Profiles,
@@ -66,7 +66,7 @@ impl Check {
             Self::Replicas => "replicas behind the Service",
             Self::NetworkPath => "connections to replicas",
             Self::Certificates => "certificates and CA bundles",
-            Self::Canary => "dry run of a pod through the API server",
+            Self::DryRun => "dry run of a pod through the API server",
             Self::Rights => "RBAC permissions of the service accounts",
             Self::Leader => "leader of the controllers",
             Self::Profiles => "profiles",
@@ -85,8 +85,8 @@ pub(crate) fn judge(facts: &Facts) -> Vec<(Check, Vec<Finding>)> {
         Check::WebhookConfiguration => configuration(facts),
         Check::Replicas => replicas(facts),
         Check::NetworkPath => network(facts),
-        Check::Certificates => leaves(facts),
-        Check::Canary => canary(facts),
+        Check::Certificates => certificate_findings(facts),
+        Check::DryRun => dry_run(facts),
         Check::Rights => permissions(facts),
         Check::Leader => leader(facts),
         Check::Profiles => facts
@@ -171,7 +171,7 @@ fn ready(endpoints: &[(String, bool)]) -> usize {
 /// Whether the dry run proves that the webhook does not answer the API server. An unchanged pod proves it only if there
 /// can be no other reason.
 fn is_unanswered(facts: &Facts) -> bool {
-    let Canary::Tried { namespace, untouched, refused, .. } = &facts.canary else { return false };
+    let DryRun::Tried { namespace, untouched, refused, .. } = &facts.dry_run else { return false };
     if !refused.is_empty() {
         return true;
     }
@@ -221,24 +221,24 @@ fn network(facts: &Facts) -> Vec<Finding> {
     silent.iter().filter_map(find).collect()
 }
 
-fn canary(facts: &Facts) -> Vec<Finding> {
-    match &facts.canary {
-        Canary::NotTried(why) => {
+fn dry_run(facts: &Facts) -> Vec<Finding> {
+    match &facts.dry_run {
+        DryRun::NotTried(why) => {
             let object = ObjectRef::new("Release", Some(facts.release.namespace()), facts.release.name());
-            vec![Finding::new(Code::CanaryNotTried, object, format!("no dry run through the API server: {why}"))]
+            vec![Finding::new(Code::DryRunNotTried, object, format!("no dry run through the API server: {why}"))]
         }
-        Canary::Tried { namespace, profile, tries, untouched, refused } => {
+        DryRun::Tried { namespace, profile, tries, untouched, refused } => {
             let object = || ObjectRef::new("Namespace", None, namespace);
             let mut found = Vec::new();
             if *untouched > 0 {
                 let message = format!(
                     "{untouched} of {tries} dry-run pods in namespace {namespace} came back without profile {profile}"
                 );
-                found.push(Finding::new(Code::CanaryFailed, object(), message));
+                found.push(Finding::new(Code::DryRunFailed, object(), message));
             }
             if let Some(error) = refused.first() {
                 let message = format!("{} of {tries} dry-run pods were rejected: {error}", refused.len());
-                found.push(Finding::new(Code::CanaryFailed, object(), message));
+                found.push(Finding::new(Code::DryRunFailed, object(), message));
             }
             found
         }
@@ -395,17 +395,17 @@ const RENEWED_BEFORE: Duration = Duration::from_hours(24);
 type Pair = (Vec<u8>, Vec<u8>);
 
 /// Returns all findings about certificates.
-pub(super) fn leaves(facts: &Facts) -> Vec<Finding> {
-    let (leaf, mut found) = served(facts);
-    if let Some(leaf) = &leaf {
-        found.extend(bundles(facts, leaf));
+pub(super) fn certificate_findings(facts: &Facts) -> Vec<Finding> {
+    let (certificate, mut found) = served(facts);
+    if let Some(certificate) = &certificate {
+        found.extend(bundles(facts, certificate));
     }
-    found.extend(if found.is_empty() && leaf.is_some() && is_intercepted(facts) {
+    found.extend(if found.is_empty() && certificate.is_some() && is_intercepted(facts) {
         vec![intercepted(facts)]
     } else {
         facts.probed.iter().filter_map(|one| shown(facts, one)).collect()
     });
-    if let Canary::Tried { refused, .. } = &facts.canary
+    if let DryRun::Tried { refused, .. } = &facts.dry_run
         && found.iter().all(|finding| finding.code != Code::CaBundleMismatch)
         && let Some(error) = refused.iter().find(|error| error.contains("x509"))
     {
@@ -417,7 +417,7 @@ pub(super) fn leaves(facts: &Facts) -> Vec<Finding> {
 /// Whether something between here and the replicas replaces their certificates: no connection from here shows a trusted
 /// one, but the API server's calls succeed.
 fn is_intercepted(facts: &Facts) -> bool {
-    let Canary::Tried { untouched: 0, refused, .. } = &facts.canary else { return false };
+    let DryRun::Tried { untouched: 0, refused, .. } = &facts.dry_run else { return false };
     let mut reached = facts.probed.iter().filter(|one| !matches!(one.verdict, Verdict::Unreachable(_))).peekable();
     let is_other = |one: &Probed| matches!(one.verdict, Verdict::Untrusted | Verdict::Invalid(_));
     refused.is_empty() && reached.peek().is_some() && reached.all(is_other)
@@ -443,7 +443,7 @@ fn served(facts: &Facts) -> (Option<Pair>, Vec<Finding>) {
     };
     let part = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|bytes| bytes.0.clone());
     let pair = (part("tls.crt").unwrap_or_default(), part("tls.key").unwrap_or_default());
-    let found = match judge_leaf(&pair.0, &pair.1, expected(facts, &release.server_names(), None)) {
+    let found = match judge_certificate(&pair.0, &pair.1, expected(facts, &release.server_names(), None)) {
         Err(unfit) => find(Code::CertificateUnfit, format!("it cannot be served: {unfit}")),
         Ok(fit) => soon(fit.not_after, facts.now).map(|left| find(Code::CertificateExpiring, left)).unwrap_or_default(),
     };
@@ -460,14 +460,14 @@ fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
     let release = &facts.release;
     let names = release.server_names();
     let mut found = Vec::new();
-    if judge_leaf(certificate, key, expected(facts, &names, None)).is_err() {
+    if judge_certificate(certificate, key, expected(facts, &names, None)).is_err() {
         return found;
     }
     for configuration in facts.configurations.iter().flatten() {
         let name = configuration.metadata.name.as_deref().unwrap_or_default();
         for entry in configuration.webhooks.iter().flatten().filter(|entry| is_ours(entry, release)) {
             let trusted = certificates(entry.client_config.ca_bundle.as_ref().map_or(&[][..], |bundle| &bundle.0));
-            if let Err(unfit) = judge_leaf(certificate, key, expected(facts, &names, Some(&trusted))) {
+            if let Err(unfit) = judge_certificate(certificate, key, expected(facts, &names, Some(&trusted))) {
                 let object = ObjectRef::new("MutatingWebhookConfiguration", None, name);
                 let message =
                     format!("the caBundle of entry {} does not verify the serving certificate: {unfit}", entry.name);
@@ -499,7 +499,7 @@ const fn describe(defect: Defect) -> &'static str {
         Defect::Expired => "it has expired",
         Defect::NotYetValid => "it is not valid yet",
         Defect::WrongName => "it is not for the name of the Service",
-        Defect::Authority => "its CA has expired, or is not valid yet",
+        Defect::Ca => "its CA has expired, or is not valid yet",
         Defect::Unusable => "it is damaged, or no server certificate",
     }
 }

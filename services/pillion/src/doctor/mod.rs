@@ -38,7 +38,7 @@ pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<Exit> {
     let found = checks.iter().flat_map(|(_, findings)| findings.iter().cloned()).chain(judge::unread(&facts));
     let findings = finding::sorted(found.collect());
     output.print(|| Ok(text(&checks, &findings)), || document(&checks, &findings))?;
-    Ok(Exit::findings(!finding::is_well(&findings)))
+    Ok(Exit::findings(!finding::needs_no_action(&findings)))
 }
 
 fn worst(findings: &[Finding]) -> Option<Severity> {

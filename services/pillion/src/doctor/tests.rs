@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::Release;
-use pillion_control::certificates::authority::{Issuing, Lifetimes, ServingMaterial};
+use pillion_control::certificates::ca::{Issuing, Lifetimes, ServingMaterial};
 use pillion_control::certificates::rotation::Generation;
 use serde_json::json;
 
@@ -19,8 +19,8 @@ fn ca() -> &'static ServingMaterial {
         let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
         let (lifetimes, now) = (Lifetimes::default(), "2026-11-22T00:00:00Z".parse().unwrap());
         let issuing = Issuing { release: &release, lifetimes: &lifetimes, now };
-        let authority = issuing.authority(Generation(1)).unwrap();
-        issuing.leaf(&authority, &release.server_names()).unwrap()
+        let ca = issuing.ca(Generation(1)).unwrap();
+        issuing.serving_certificate(&ca, &release.server_names()).unwrap()
     });
     &MADE
 }
@@ -39,13 +39,13 @@ fn well() -> Facts {
         now,
         opt_in: OptIn::default(),
         has_crds: true,
-        configurations: Some(vec![mutating(&Settings::new("pillion-system", ca().authority_pem()))]),
+        configurations: Some(vec![mutating(&Settings::new("pillion-system", ca().ca_pem()))]),
         switch: Ok(None),
         endpoints: Some(vec![("10.0.0.1".to_owned(), true), ("10.0.0.2".to_owned(), true)]),
         deployment: WebhookDeployment::Replicas(2),
         serving: Ok(Some(serving())),
         probed: Vec::new(),
-        canary: tried(0, &[]),
+        dry_run: tried(0, &[]),
         permissions: vec![("pillion-webhook".to_owned(), "list namespaces".to_owned(), true)],
         request_keys: vec!["pillion.dev/inject-nginx".to_owned()],
         missing_accounts: Vec::new(),
@@ -58,8 +58,8 @@ fn well() -> Facts {
     }
 }
 
-fn tried(untouched: usize, refused: &[&str]) -> Canary {
-    Canary::Tried {
+fn tried(untouched: usize, refused: &[&str]) -> DryRun {
+    DryRun::Tried {
         namespace: "shop".to_owned(),
         profile: "nginx".to_owned(),
         tries: 6,
@@ -98,13 +98,13 @@ fn each_mistake_has_its_code() {
         // Without a ready replica, connections to replicas are not reported as working.
         (Facts { endpoints: Some(Vec::new()), ..well() }, &["no_ready_replica", "unreadable"]),
         (Facts { endpoints: Some(vec![("10.0.0.1".to_owned(), true)]), ..well() }, &["few_ready_replicas"]),
-        (Facts { canary: tried(2, &[]), ..well() }, &["canary_failed"]),
+        (Facts { dry_run: tried(2, &[]), ..well() }, &["dry_run_failed"]),
         (Facts { serving: Err(NotRead), ..well() }, &[]),
         (
-            Facts { canary: tried(0, &["failed calling webhook: x509: unknown authority"]), ..well() },
-            &["ca_bundle_mismatch", "canary_failed"],
+            Facts { dry_run: tried(0, &["failed calling webhook: x509: unknown authority"]), ..well() },
+            &["ca_bundle_mismatch", "dry_run_failed"],
         ),
-        (Facts { canary: Canary::NotTried("why".to_owned()), ..well() }, &["canary_not_tried"]),
+        (Facts { dry_run: DryRun::NotTried("why".to_owned()), ..well() }, &["dry_run_not_tried"]),
         (
             Facts { permissions: vec![("pillion-webhook".to_owned(), "list namespaces".to_owned(), false)], ..well() },
             &["right_missing"],
@@ -158,17 +158,17 @@ fn replica_is_unreachable_only_with_evidence() {
     );
     // An unchanged pod proves nothing if the switch is off, or another webhook may have reverted the change.
     let off = serde_json::from_value(json!({"data": {"injection": "disabled"}})).unwrap();
-    let facts = Facts { probed: all(), canary: tried(6, &[]), switch: Ok(Some(off)), ..well() };
-    assert_eq!(codes(&facts), ["switched_off", "unreadable", "canary_failed"]);
+    let facts = Facts { probed: all(), dry_run: tried(6, &[]), switch: Ok(Some(off)), ..well() };
+    assert_eq!(codes(&facts), ["switched_off", "unreadable", "dry_run_failed"]);
     let mut other = mutating(&Settings::new("mesh-system", "ca"));
     other.metadata.name = Some("mesh".to_owned());
     let configurations = Some(vec![other, well().configurations.unwrap().remove(0)]);
-    let facts = Facts { probed: all(), canary: tried(6, &[]), configurations, ..well() };
-    assert_eq!(codes(&facts), ["unreadable", "canary_failed", "other_injector"]);
-    let expected = ["replica_unreachable", "replica_unreachable", "canary_failed"];
-    assert_eq!(codes(&Facts { probed: all(), canary: tried(6, &[]), ..well() }), expected);
-    let stranger = vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Trusted)];
-    assert_eq!(codes(&Facts { probed: stranger, ..well() }), ["ca_bundle_mismatch"]);
+    let facts = Facts { probed: all(), dry_run: tried(6, &[]), configurations, ..well() };
+    assert_eq!(codes(&facts), ["unreadable", "dry_run_failed", "other_injector"]);
+    let expected = ["replica_unreachable", "replica_unreachable", "dry_run_failed"];
+    assert_eq!(codes(&Facts { probed: all(), dry_run: tried(6, &[]), ..well() }), expected);
+    let untrusted = vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Trusted)];
+    assert_eq!(codes(&Facts { probed: untrusted, ..well() }), ["ca_bundle_mismatch"]);
     // A proxy between this program and the cluster intercepts TLS: the certificate is right, and the dry run passes.
     let others = || vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Untrusted)];
     let found: Vec<_> = judge(&Facts { probed: others(), ..well() }).into_iter().flat_map(|(_, found)| found).collect();
@@ -176,8 +176,8 @@ fn replica_is_unreachable_only_with_evidence() {
     assert_eq!((found[0].code, found[0].severity), (Code::Unreadable, Severity::Info));
     assert!(found[0].message.contains("intercepts TLS"), "{found:?}");
     // Without a dry run, the replicas may really serve a wrong certificate.
-    let untried = Facts { probed: others(), canary: Canary::NotTried("why".to_owned()), ..well() };
-    assert_eq!(codes(&untried), ["ca_bundle_mismatch", "ca_bundle_mismatch", "canary_not_tried"]);
+    let untried = Facts { probed: others(), dry_run: DryRun::NotTried("why".to_owned()), ..well() };
+    assert_eq!(codes(&untried), ["ca_bundle_mismatch", "ca_bundle_mismatch", "dry_run_not_tried"]);
 }
 
 #[test]

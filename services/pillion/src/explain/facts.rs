@@ -123,13 +123,13 @@ impl Question {
     }
 
     /// Returns the pod as stored, if it exists.
-    pub(crate) fn as_found(&self) -> Option<OwnedTape> {
+    pub(crate) fn stored_tape(&self) -> Option<OwnedTape> {
         OwnedTape::parse(self.found.as_ref()?.to_string()).ok()
     }
 
     /// Whether the stored pod has an injection record that Pillion wrote.
     pub(crate) fn is_injected(&self) -> bool {
-        let injected = self.as_found().map(|pod| pillion_engine::audit::read(pod.root()).injected);
+        let injected = self.stored_tape().map(|pod| pillion_engine::audit::read(pod.root()).injected);
         matches!(injected, Some(Injected::Profiles(profiles)) if !profiles.is_empty())
     }
 
@@ -415,7 +415,7 @@ pub(crate) struct Change {
     /// The revision of the profile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) revision: Option<String>,
-    pub(crate) what: What,
+    pub(crate) what: ChangeKind,
     /// The path, with list elements by name.
     pub(crate) path: String,
     /// Whether the field is present in the pod. Always true for a removed field.
@@ -432,7 +432,7 @@ pub(crate) struct Manager {
 /// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum What {
+pub(crate) enum ChangeKind {
     Added,
     Replaced,
     Removed,
@@ -456,15 +456,15 @@ pub(crate) fn of_record(pod: &Value) -> Vec<Change> {
         let text = |field: &str| entry.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
         let list = |field: &str| entry.get(field).and_then(Value::as_array).into_iter().flatten();
         let mut add = |what, path: &str| {
-            let present = what == What::Removed || has_path(pod, path);
+            let present = what == ChangeKind::Removed || has_path(pod, path);
             let (by, path) = (text("profile"), path.to_owned());
             changes.push(Change { by, revision: Some(text("revision")), what, path, present });
         };
         for path in list("added").filter_map(Value::as_str) {
-            add(What::Added, path);
+            add(ChangeKind::Added, path);
         }
         for replaced in list("replaced").filter_map(Value::as_array) {
-            let what = if replaced.len() > 2 { What::Removed } else { What::Replaced };
+            let what = if replaced.len() > 2 { ChangeKind::Removed } else { ChangeKind::Replaced };
             if let Some(path) = replaced.first().and_then(Value::as_str) {
                 add(what, path);
             }
@@ -585,20 +585,20 @@ mod tests {
 
     #[test]
     fn recorded_changes_are_checked_in_pod() {
-        let told: Vec<_> =
+        let reported: Vec<_> =
             of_record(&pod()).into_iter().map(|change| (change.what, change.path, change.present)).collect();
         let expected = [
-            (What::Added, "/metadata/annotations/example.com~1a", true),
-            (What::Added, "/spec/containers/proxy", true),
-            (What::Added, "/spec/containers/gone", false),
-            (What::Added, "/spec/containers/proxy/ports/80,TCP", true),
-            (What::Added, "/spec/tolerations/odd", true),
-            (What::Added, "/spec/volumes/conf", false),
-            (What::Replaced, "/spec/containers/app/image", false),
-            (What::Removed, "/spec/containers/app/env/A", true),
+            (ChangeKind::Added, "/metadata/annotations/example.com~1a", true),
+            (ChangeKind::Added, "/spec/containers/proxy", true),
+            (ChangeKind::Added, "/spec/containers/gone", false),
+            (ChangeKind::Added, "/spec/containers/proxy/ports/80,TCP", true),
+            (ChangeKind::Added, "/spec/tolerations/odd", true),
+            (ChangeKind::Added, "/spec/volumes/conf", false),
+            (ChangeKind::Replaced, "/spec/containers/app/image", false),
+            (ChangeKind::Removed, "/spec/containers/app/env/A", true),
         ];
         let expected: Vec<_> = expected.into_iter().map(|(what, path, is)| (what, path.to_owned(), is)).collect();
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
         assert!(of_record(&json!({})).is_empty());
     }
 
@@ -608,7 +608,7 @@ mod tests {
             {"manager": "kubectl", "time": "2026-01-01T00:00:00Z"},
             {"manager": "kubelet", "time": "2026-01-01T00:00:01Z", "subresource": "status"},
         ]}});
-        let told: Vec<_> = managers(&object).into_iter().map(|one| (one.manager, one.time)).collect();
-        assert_eq!(told, [("kubectl".to_owned(), "2026-01-01T00:00:00Z".to_owned())]);
+        let reported: Vec<_> = managers(&object).into_iter().map(|one| (one.manager, one.time)).collect();
+        assert_eq!(reported, [("kubectl".to_owned(), "2026-01-01T00:00:00Z".to_owned())]);
     }
 }

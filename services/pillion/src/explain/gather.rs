@@ -33,12 +33,12 @@ use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
 use crate::installation::{Installation, endpoints, own_configuration};
 use crate::load::{self, Problem, Source, yaml};
-use crate::workload::MOST_OWNERS;
+use crate::workload::MAX_OWNERS;
 
 /// The maximum number of pods of a workload or a namespace that are checked.
-const MOST_PODS: u32 = 500;
+const MAX_PODS_OF_WORKLOAD: u32 = 500;
 /// The maximum number of jobs of a CronJob that are checked.
-const MOST_JOBS: usize = 20;
+const MAX_JOBS: usize = 20;
 /// The label with the Job's name on its pods.
 const JOB_LABEL: &str = "job-name";
 /// The API version of all supported kinds.
@@ -177,7 +177,7 @@ impl Cluster {
                     let (pods, is_cut) = self.pods(namespace, &which).await?;
                     more = more.or(is_cut);
                     for pod in &pods {
-                        if self.owners(pod, namespace, &mut known).await.may_be(uid) {
+                        if self.owners(pod, namespace, &mut known).await.may_be_owned_by(uid) {
                             questions.push(facts::of_pod(pod, namespace));
                         }
                     }
@@ -217,7 +217,7 @@ impl Cluster {
 
     /// Returns the first pods of a list, and a finding if there are more.
     async fn pods(&self, namespace: &str, which: &ListParams) -> anyhow::Result<(Vec<Value>, Option<Finding>)> {
-        let list = self.api(kind("Pod"), namespace).list(&which.clone().limit(MOST_PODS)).await;
+        let list = self.api(kind("Pod"), namespace).list(&which.clone().limit(MAX_PODS_OF_WORKLOAD)).await;
         let list = list.with_context(|| format!("the pods of namespace {namespace} cannot be listed"))?;
         let is_cut = list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty());
         let message = format!("only the first {MOST_PODS} pods were checked");
@@ -235,12 +235,12 @@ impl Cluster {
         if kind_of.kind != "CronJob" {
             return Ok((found.pointer("/spec/selector").map(selecting).transpose()?, None));
         }
-        let list = self.api(kind("Job"), namespace).list(&ListParams::default().limit(MOST_PODS)).await;
+        let list = self.api(kind("Job"), namespace).list(&ListParams::default().limit(MAX_PODS_OF_WORKLOAD)).await;
         let list = list.with_context(|| format!("the jobs of namespace {namespace} cannot be listed"))?;
         let is_cut = list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty());
         let mut names = jobs_of(facts::metadata(found, "uid").unwrap_or_default(), &list.items);
-        let is_cut = is_cut || names.len() > MOST_JOBS;
-        names.truncate(MOST_JOBS);
+        let is_cut = is_cut || names.len() > MAX_JOBS;
+        names.truncate(MAX_JOBS);
         let which = || ListParams::default().labels(&format!("{JOB_LABEL} in ({})", names.join(",")));
         let message = || format!("only the latest {} jobs were checked", names.len());
         Ok(((!names.is_empty()).then(which), is_cut.then(|| not_all(namespace, message()))))
@@ -291,7 +291,7 @@ impl Cluster {
         }
         let mut owners = Owners { all: Vec::new(), first: uid, is_whole: true };
         let mut at = pod.clone();
-        for _ in 0..MOST_OWNERS {
+        for _ in 0..MAX_OWNERS {
             let Some((kind, name)) = controller(&at) else { break };
             let found = self.api(kind, namespace).get_opt(&name).await;
             owners.is_whole = found.is_ok();
@@ -378,7 +378,7 @@ fn jobs_of(uid: &str, jobs: &[DynamicObject]) -> Vec<String> {
 
 impl Owners {
     /// Whether the owner chain has this UID, or may have it because an owner could not be read.
-    fn may_be(&self, uid: &str) -> bool {
+    fn may_be_owned_by(&self, uid: &str) -> bool {
         let is_it = |owner: &Value| facts::metadata(owner, "uid") == Some(uid);
         self.first.as_str() == Some(uid) || self.all.iter().any(is_it) || (!self.is_whole && !self.first.is_null())
     }
@@ -405,11 +405,11 @@ pub(crate) fn objects(file: &Path) -> anyhow::Result<Vec<Value>> {
     let source = Arc::new(Source::new(name.as_str(), text));
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(&source, fault));
     let documents = documents.map_err(|problem| anyhow::anyhow!("{problem}"))?;
-    Ok(taken_apart(documents.iter().map(yaml::Node::to_value)))
+    Ok(expand_lists(documents.iter().map(yaml::Node::to_value)))
 }
 
 /// Expands lists into their items.
-pub(crate) fn taken_apart(documents: impl IntoIterator<Item = Value>) -> Vec<Value> {
+pub(crate) fn expand_lists(documents: impl IntoIterator<Item = Value>) -> Vec<Value> {
     let mut objects = Vec::new();
     for document in documents {
         match document.get("items").and_then(Value::as_array) {
@@ -596,11 +596,11 @@ mod tests {
     fn selected_pod_belongs_only_by_owner() {
         let owned =
             |by: Value, is_whole| Owners { first: json!("set"), all: vec![json!({"metadata": {"uid": by}})], is_whole };
-        assert!(owned(json!("web"), true).may_be("web") && owned(json!("web"), true).may_be("set"));
-        assert!(!owned(json!("other"), true).may_be("web"));
+        assert!(owned(json!("web"), true).may_be_owned_by("web") && owned(json!("web"), true).may_be_owned_by("set"));
+        assert!(!owned(json!("other"), true).may_be_owned_by("web"));
         // An unreadable owner chain may contain any owner.
-        assert!(owned(json!("other"), false).may_be("web"));
-        assert!(!Owners { first: Value::Null, all: Vec::new(), is_whole: true }.may_be("web"));
+        assert!(owned(json!("other"), false).may_be_owned_by("web"));
+        assert!(!Owners { first: Value::Null, all: Vec::new(), is_whole: true }.may_be_owned_by("web"));
     }
 
     #[test]

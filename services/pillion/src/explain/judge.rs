@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::facts::{self, Change, ExplainFacts, Manager, Origin, Question};
 use super::profiles::{self, ProfileView};
-use super::webhooks::{self, About, CallOutcome, EntryView};
+use super::webhooks::{self, CallOutcome, EntryRequest, EntryView};
 use crate::availability;
 use crate::finding::{Code, Finding, ObjectRef, Severity, sorted};
 
@@ -108,7 +108,7 @@ pub(crate) fn judge(facts: &ExplainFacts, question: &Question) -> Explanation {
     let entries = webhooks::entries(
         facts.configurations.as_deref().unwrap_or_default(),
         &facts.release,
-        About {
+        EntryRequest {
             namespace: &facts.namespace.name,
             namespace_labels: &facts.namespace.labels,
             pod: question.pod(),
@@ -349,7 +349,7 @@ impl Judging<'_> {
             }
             let mut code = profiles::code(decision.reason);
             let is_condition = matches!(decision.reason, Reason::MatchCondition | Reason::Precondition);
-            if is_condition && self.is_for_want_of_a_network(&decision.profile) {
+            if is_condition && self.matches_without_host_network(&decision.profile) {
                 code = Some(Code::HostNetwork);
             }
             let Some(code) = code.filter(|code| *code != Code::OptedOut || !self.has(Code::OptedOut)) else { continue };
@@ -380,7 +380,7 @@ impl Judging<'_> {
     }
 
     /// Whether the profile would match without `hostNetwork`. The engine decides the changed pod.
-    fn is_for_want_of_a_network(&self, profile: &CompiledProfile) -> bool {
+    fn matches_without_host_network(&self, profile: &CompiledProfile) -> bool {
         if self.question.pod().pointer("/spec/hostNetwork").and_then(Value::as_bool) != Some(true) {
             return false;
         }
@@ -476,7 +476,7 @@ impl Judging<'_> {
 }
 
 /// The minimum similarity at which a label is considered a misspelt opt-in label.
-const ALIKE: f64 = 0.93;
+const MIN_SIMILARITY: f64 = 0.93;
 /// Label values that mean "not opted in".
 pub(crate) const NO: [&str; 6] = ["disabled", "false", "off", "no", "none", "never"];
 
@@ -623,7 +623,7 @@ pub(crate) fn misspelt<'l>(
     }
     let is_alike = |key: &str| {
         let key = key.to_lowercase();
-        key == INJECT_LABEL || strsim::jaro_winkler(&key, INJECTION_LABEL) > ALIKE
+        key == INJECT_LABEL || strsim::jaro_winkler(&key, INJECTION_LABEL) > MIN_SIMILARITY
     };
     labels
         .iter()

@@ -25,9 +25,9 @@ use pillion_control::Release;
 use pillion_engine::profile::CompiledProfile;
 use serde_json::{Value, json};
 
-use self::facts::{Target, What};
+use self::facts::{ChangeKind, Target};
 use self::gather::{Asked, Cluster, OfflineInputs, PodLookupCache};
-pub(crate) use self::gather::{opted_in, taken_apart};
+pub(crate) use self::gather::{expand_lists, opted_in};
 use self::judge::Verdict;
 pub(crate) use self::judge::{DecisionView, Explanation, view};
 use self::webhooks::{CallOutcome, EntryView};
@@ -114,7 +114,7 @@ pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     let text = || if explanations.is_empty() { finding::lines(&findings) } else { text(&explanations, &findings) };
     output.print(|| Ok(text()), || document(&explanations, &findings))?;
     let is_good = !explanations.is_empty() && explanations.iter().all(|one| one.verdict.is_good());
-    Ok(Exit::findings(!(is_good && finding::is_well(&findings))))
+    Ok(Exit::findings(!(is_good && finding::needs_no_action(&findings))))
 }
 
 /// Returns the findings of all explanations. What the first explanation reports, of a workload or a namespace, is not
@@ -336,9 +336,9 @@ fn changes(text: &mut String, explanation: &Explanation) {
     }
     for change in &explanation.changes {
         let sign = match change.what {
-            What::Added => "+",
-            What::Replaced => "~",
-            What::Removed => "-",
+            ChangeKind::Added => "+",
+            ChangeKind::Replaced => "~",
+            ChangeKind::Removed => "-",
         };
         let gone = if change.present { String::new() } else { format!("  {RED}missing now{RESET}") };
         let revision = change.revision.as_deref().unwrap_or_default();

@@ -9,7 +9,7 @@ use pillion_engine::audit::Injected;
 use pillion_engine::decision::ProfileOutcome;
 use serde_json::Value;
 
-use super::facts::{self, Change, Origin, What};
+use super::facts::{self, Change, ChangeKind, Origin};
 use super::judge::Judging;
 use super::sidecar;
 use super::webhooks::CallOutcome;
@@ -19,7 +19,7 @@ impl Judging<'_> {
     /// Compares the pod with the expected state. Returns true if the pod lacks a profile.
     pub(super) fn stored(&mut self, changes: &[Change]) -> bool {
         let question = self.question;
-        let (Some(pod), Some(found)) = (question.as_found(), &question.found) else { return false };
+        let (Some(pod), Some(found)) = (question.stored_tape(), &question.found) else { return false };
         if question.origin != Origin::Stored {
             return false;
         }
@@ -67,9 +67,9 @@ impl Judging<'_> {
         }
         let has_all = self.knows_profiles();
         for (name, revision) in has.iter().filter(|_| has_all) {
-            let at_work = self.considered.iter().find(|one| one.profile.display_name() == &**name);
+            let active = self.considered.iter().find(|one| one.profile.display_name() == &**name);
             let is_wanted = wanted.iter().any(|profile| profile.display_name() == &**name);
-            if !is_wanted && at_work.is_none_or(|one| one.profile.revision() != &**revision) {
+            if !is_wanted && active.is_none_or(|one| one.profile.revision() != &**revision) {
                 self.explain_state(name, State::Surplus, true, (Some(revision), None));
             }
         }
@@ -91,7 +91,8 @@ impl Judging<'_> {
 
     /// Reports additions of Pillion that are missing, and other webhooks that may have removed them.
     fn taken_away(&mut self, changes: &[Change]) {
-        let gone: Vec<_> = changes.iter().filter(|change| change.what == What::Added && !change.present).collect();
+        let gone: Vec<_> =
+            changes.iter().filter(|change| change.what == ChangeKind::Added && !change.present).collect();
         let Some(first) = gone.first() else { return };
         let others: Vec<_> = self
             .entries

@@ -10,7 +10,7 @@ use pillion_control::informer::cluster_listing::Stored;
 use pillion_control::informer::text::Broken;
 use pillion_engine::decision::{Decision, Notice, Reason};
 use pillion_engine::profile::CompiledProfile;
-use pillion_engine::select::considered::{Considered, ParameterValue, SetBy, Standing};
+use pillion_engine::select::considered::{Considered, ParameterValue, RequestState, SetBy};
 use pillion_engine::snapshot::Snapshot;
 use serde::Serialize;
 use serde_json::Value;
@@ -117,17 +117,17 @@ fn view(decision: &Decision, considered: &Considered) -> ProfileView {
             decided.reason.as_str(),
             describe_reason(decided.reason, decided.detail.as_deref()),
         ),
-        None => match considered.standing {
-            Standing::NamespaceSelector => (
+        None => match considered.request_state {
+            RequestState::NamespaceSelector => (
                 "not_matched",
                 "namespace_selector",
                 "the labels of the namespace do not match the profile's namespaceSelector".to_owned(),
             ),
-            Standing::OtherTarget => {
+            RequestState::OtherTarget => {
                 ("not_matched", "other_resource", "its target is not the creation of pods".to_owned())
             }
-            Standing::Asked => ("not_matched", decision.reason.as_str(), decision.reason.sentence().to_owned()),
-            Standing::NotAsked => ("not_requested", "not_requested", not_requested(considered)),
+            RequestState::Requested => ("not_matched", decision.reason.as_str(), decision.reason.sentence().to_owned()),
+            RequestState::NotRequested => ("not_requested", "not_requested", not_requested(considered)),
         },
     };
     ProfileView {
@@ -238,7 +238,7 @@ pub(crate) fn notice(
             let name = word.split('@').next().unwrap_or(word);
             let selective = considered
                 .iter()
-                .find(|one| one.standing == Standing::NamespaceSelector && *one.profile.name().name == *name);
+                .find(|one| one.request_state == RequestState::NamespaceSelector && *one.profile.name().name == *name);
             // Reported as a mismatch of the namespace selector instead.
             if selective.is_some() {
                 return;
@@ -281,7 +281,7 @@ pub(crate) fn excluded_by_namespace(
     pod: &Value,
     namespace: &NamespaceFacts,
 ) -> Vec<(String, bool)> {
-    let selective = considered.iter().filter(|one| one.standing == Standing::NamespaceSelector);
+    let selective = considered.iter().filter(|one| one.request_state == RequestState::NamespaceSelector);
     let asked = |one: &&Considered| {
         let profile = &one.profile;
         let by_key = profile.is_asked_for(requests_of(profile, pod, namespace));
@@ -433,7 +433,8 @@ mod tests {
             let spec = json!({"requestedBy": {"annotation": KEY, "empty": empty}, "template": {"metadata": {"labels": {"a": "b"}}}});
             let spec = serde_json::from_value(spec).unwrap();
             let profile = Arc::new(compile(&ProfileName::cluster("agent"), &spec).unwrap());
-            let considered = Considered { profile, standing: Standing::NamespaceSelector, parameters: Vec::new() };
+            let considered =
+                Considered { profile, request_state: RequestState::NamespaceSelector, parameters: Vec::new() };
             let annotations = [(KEY.to_owned(), on_namespace.to_owned())].into();
             let namespace = NamespaceFacts { annotations, ..NamespaceFacts::default() };
             let pod = json!({"metadata": {"annotations": {KEY: on_pod}}});

@@ -3,7 +3,7 @@
 use pillion_api::names::INJECTED_ANNOTATION;
 use serde_json::Value;
 
-use super::facts::{What, of_own_record};
+use super::facts::{ChangeKind, of_own_record};
 
 /// The number of restarts after which a container that runs but is not ready counts as failing.
 const MANY_RESTARTS: i64 = 3;
@@ -61,7 +61,7 @@ pub(crate) fn failing(pod: &Value) -> Vec<FailingSidecar> {
     }
     let added: Vec<(String, String)> = of_own_record(pod)
         .into_iter()
-        .filter(|change| change.what == What::Added)
+        .filter(|change| change.what == ChangeKind::Added)
         .filter_map(|change| {
             let name = ["/spec/containers/", "/spec/initContainers/"]
                 .into_iter()

@@ -216,7 +216,7 @@ fn each_pod_and_profile_cause_has_its_code() {
     // Missing parts of an ended pod need no action.
     let explanation = judge(&explain_facts(&[], &[logger()]), &ended);
     assert_eq!(codes(&explanation), ["not_opted_in", "being_deleted"]);
-    assert!(explanation.verdict.is_good() && finding::is_well(&explanation.findings), "{explanation:?}");
+    assert!(explanation.verdict.is_good() && finding::needs_no_action(&explanation.findings), "{explanation:?}");
     assert_eq!(found(&explain_facts(ENABLED, &[]), &plain()).0, ["no_profile"]);
     let requested = ("asked", json!({"template": {"metadata": {"annotations": {"a/b": "1"}}}}));
     assert_eq!(found(&explain_facts(ENABLED, std::slice::from_ref(&requested)), &plain()).0, ["not_requested"]);
@@ -242,9 +242,9 @@ fn template_is_explained_for_its_pods() {
 #[test]
 fn served_profile_is_not_matched_without_opt_in() {
     let facts = explain_facts(&[], &[logger()]);
-    let told: Vec<_> =
+    let reported: Vec<_> =
         judge(&facts, &plain()).profiles.into_iter().map(|one| (one.profile, one.outcome, one.reason)).collect();
-    assert_eq!(told, [("logger".to_owned(), "not_matched", "not_opted_in")]);
+    assert_eq!(reported, [("logger".to_owned(), "not_matched", "not_opted_in")]);
 }
 
 /// Returns the user's name, groups and `dryRun` of the review.
@@ -338,7 +338,7 @@ fn without_replica_new_pods_are_not_injected() {
         pod["spec"]["containers"].as_array_mut().unwrap().push(json!({"name": "logger", "image": "l:1"}));
     });
     let explanation = judge(&none(ENABLED), &injected);
-    assert!(explanation.verdict.is_good() && finding::is_well(&explanation.findings), "{explanation:?}");
+    assert!(explanation.verdict.is_good() && finding::needs_no_action(&explanation.findings), "{explanation:?}");
     // Another cause than the webhook keeps the default remedy.
     let explanation = judge(&explain_facts(ENABLED, &[logger()]), &rejected_deployment("exceeded quota: pods"));
     assert_eq!((codes(&explanation), explanation.verdict), (vec!["pods_missing"], Verdict::WouldBeInjected));
@@ -436,7 +436,7 @@ fn text_hides_entries_of_other_failure_modes() {
 }
 
 #[test]
-fn finding_of_workload_is_not_repeated_for_its_pods() {
+fn workload_finding_is_not_repeated_for_pods() {
     let facts = explain_facts(ENABLED, &[logger()]);
     let labels = json!({"pillion.dev/inject": "false"});
     let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {"template": {

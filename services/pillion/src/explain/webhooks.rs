@@ -56,7 +56,7 @@ pub(crate) enum CallOutcome {
 
 /// The request for which entries are evaluated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct About<'a> {
+pub(crate) struct EntryRequest<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) namespace_labels: &'a BTreeMap<String, String>,
     /// The pod as its author wrote it.
@@ -71,7 +71,7 @@ pub(crate) struct About<'a> {
 pub(crate) fn entries(
     configurations: &[MutatingWebhookConfiguration],
     release: &Release,
-    about: About<'_>,
+    about: EntryRequest<'_>,
 ) -> Vec<EntryView> {
     let mut configurations: Vec<_> = configurations.iter().collect();
     configurations.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
@@ -129,7 +129,7 @@ fn level(entry: &MutatingWebhook, release: &Release) -> Option<InjectionLevel> {
     InjectionLevel::ALL.into_iter().find(|level| level.path() == path)
 }
 
-fn outcome(entry: &MutatingWebhook, about: About<'_>) -> (CallOutcome, String) {
+fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, String) {
     let labels = about.pod.pointer("/metadata/labels");
     let of_pod = |key: &str| labels?.get(key)?.as_str();
     let of_namespace = |key: &str| about.namespace_labels.get(key).map(String::as_str);
@@ -187,7 +187,7 @@ fn mismatch<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l st
 }
 
 /// Evaluates the conditions of an entry as those of an otherwise empty profile.
-fn conditions_hold(conditions: &[&MatchCondition], about: About<'_>) -> (CallOutcome, String) {
+fn conditions_hold(conditions: &[&MatchCondition], about: EntryRequest<'_>) -> (CallOutcome, String) {
     let unknown = |why: String| (CallOutcome::Unknown, why);
     let spec = json!({
         "activation": "Always",
@@ -239,7 +239,7 @@ mod tests {
         change(&mut configuration.webhooks.as_mut().unwrap()[0]);
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let user = json!({"username": "u"});
-        let about = About {
+        let about = EntryRequest {
             namespace: "shop",
             namespace_labels: &labels,
             pod,
@@ -273,7 +273,7 @@ mod tests {
     fn entries_of_other_failure_modes_name_both() {
         let labels = BTreeMap::from([("pillion.dev/injection".to_owned(), "enabled".to_owned())]);
         let (pod, user) = (pod(&json!({})), json!({"username": "u"}));
-        let about = About {
+        let about = EntryRequest {
             namespace: "shop",
             namespace_labels: &labels,
             pod: &pod,
@@ -312,7 +312,7 @@ mod tests {
             entry.match_conditions = Some(expressions.iter().map(condition).collect());
             let labels = BTreeMap::from([("pillion.dev/injection".to_owned(), "enabled".to_owned())]);
             let (pod, user) = (pod(&json!({})), json!({"username": "u", "groups": ["system:authenticated"]}));
-            let about = About {
+            let about = EntryRequest {
                 namespace: "shop",
                 namespace_labels: &labels,
                 pod: &pod,

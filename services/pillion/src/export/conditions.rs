@@ -10,7 +10,7 @@ use pillion_api::profile::{Activation, EmptyValue, OnUnknown, Operation, OptOut,
 use pillion_expression::{Expression, Part, Scope, Source, Text};
 use serde_json::{Value, json};
 
-use super::{LeftOut, Profile, Reach};
+use super::{LeftOut, PolicyScope, Profile};
 
 /// A condition of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
     let mut add = |name: &str, expression: String| {
         conditions.push(Condition { name: format!("pillion-{name}"), expression });
     };
-    if profile.reach == Reach::Profile
+    if profile.reach == PolicyScope::Profile
         && let [_, _, ..] = profile.opt_in.labels()
     {
         add("opted-in", opted_in(profile.opt_in));
@@ -183,7 +183,7 @@ fn opted_in(opt_in: &OptIn) -> String {
 pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
     let mut expressions = Vec::new();
-    if profile.reach == Reach::Profile {
+    if profile.reach == PolicyScope::Profile {
         // With several labels, a condition checks which one decides.
         if let [only] = profile.opt_in.labels() {
             let values: Vec<_> = only.values.iter().map(|(value, _)| value).collect();

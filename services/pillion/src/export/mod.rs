@@ -41,7 +41,7 @@ pub(crate) struct ExportArgs {
 
 /// The objects that a policy covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+enum PolicyScope {
     /// Objects to which the profile applies.
     Profile,
     /// Objects of every kind in all namespaces that the profile's selector matches. The API server evaluates the policy
@@ -78,7 +78,7 @@ struct Profile<'p> {
     spec: &'p ProfileSpec,
     /// Another profile that is requested by the same key.
     rival: Option<&'p str>,
-    reach: Reach,
+    reach: PolicyScope,
     /// The labels by which namespaces opt in.
     opt_in: &'p OptIn,
 }
@@ -87,7 +87,7 @@ struct Profile<'p> {
 pub(crate) fn run(args: ExportArgs) -> anyhow::Result<Exit> {
     let ExportArgs { paths, output, everywhere, opt_in } = args;
     let opt_in = OptIn::with(opt_in.iter().map(String::as_str)).context("--opt-in")?;
-    let reach = if everywhere { Reach::Everywhere } else { Reach::Profile };
+    let reach = if everywhere { PolicyScope::Everywhere } else { PolicyScope::Profile };
     let loaded = load::profiles_with_texts(&paths);
     output::problems(&loaded.problems)?;
     if !loaded.problems.is_empty() {

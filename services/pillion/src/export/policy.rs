@@ -9,7 +9,7 @@ use pillion_api::profile::{
 use serde_json::{Map, Value, json};
 
 use super::conditions::{self, Condition, Expressions, Message, Used, quoted};
-use super::{Exported, LeftOut, Profile, Reach};
+use super::{Exported, LeftOut, PolicyScope, Profile};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 
@@ -18,7 +18,7 @@ const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("Reque
 
 /// Resources that every cluster needs, or that only query permissions. With `--everywhere`, policies exclude them,
 /// since no profile may target them.
-const VITAL: [(&str, &str); 4] = [
+const EXCLUDED_RESOURCES: [(&str, &str); 4] = [
     ("", "events"),
     ("events.k8s.io", "events"),
     ("coordination.k8s.io", "leases"),
@@ -45,7 +45,7 @@ struct Common {
 pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
     let additions = match additions(profile.spec) {
-        Ok(Some(_)) if profile.reach == Reach::Everywhere => {
+        Ok(Some(_)) if profile.reach == PolicyScope::Everywhere => {
             left_out
                 .push(LeftOut::new("spec.template", "everywhere is for validations: nothing is added to every object"));
             None
@@ -244,10 +244,14 @@ fn policy(
     let name = format!("pillion-{}{suffix}", profile.compiled.display_name().replace('/', "-"));
     let used: Used = natives.iter().flat_map(|native| native.used.iter().cloned()).collect();
     let mut policy = base(profile, common, &used, expressions, &rule(spec, profile.reach))?;
-    if profile.reach == Reach::Everywhere
+    if profile.reach == PolicyScope::Everywhere
         && let Some(constraints) = policy.get_mut("matchConstraints")
     {
-        set(constraints, "excludeResourceRules", VITAL.map(|(group, resource)| every(group, resource, &["*"])).into());
+        set(
+            constraints,
+            "excludeResourceRules",
+            EXCLUDED_RESOURCES.map(|(group, resource)| every(group, resource, &["*"])).into(),
+        );
     }
     set(&mut policy, "validations", natives.into_iter().map(|native| native.text).collect());
     let binding = json!({"policyName": name, "validationActions": [action]});
@@ -334,14 +338,14 @@ fn fails_on_error(spec: &ProfileSpec) -> bool {
     }
 }
 
-fn rule(spec: &ProfileSpec, reach: Reach) -> Value {
+fn rule(spec: &ProfileSpec, reach: PolicyScope) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let create = vec![Operation::Create];
     let operations = if target.operations.is_empty() { create } else { target.operations };
     let operations: Vec<_> = operations.into_iter().map(Operation::as_str).collect();
     match reach {
-        Reach::Everywhere => every("*", "*", &operations),
-        Reach::Profile => json!({
+        PolicyScope::Everywhere => every("*", "*", &operations),
+        PolicyScope::Profile => json!({
             "apiGroups": [target.group], "apiVersions": [target.version], "resources": target.resources,
             "operations": operations, "scope": "Namespaced",
         }),

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_file_line_and_column() {
+    fn line_has_file_line_and_column() {
         let problem = problem("a: 1\né: ü: x\n", "ü").with_help("do it right".to_owned());
         assert_eq!(problem.to_string(), "a.yaml:2:4: that is wrong (do it right)");
         assert_eq!(Problem::whole("b", "cannot be read").to_string(), "b: cannot be read");
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_gets_the_parts_of_it() {
+    fn json_has_parts_of_problem() {
         let problem = problem("a: 1\nb: 22\n", "22").with_help("x".to_owned()).of_field("spec.b").harmless();
         assert_eq!(problem.to_string(), "a.yaml:2:4: spec.b: that is wrong (x)");
         let expected = json!({"severity": "warning", "file": "a.yaml", "line": 2, "column": 4, "endColumn": 6,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn multi_line_and_end_of_file_positions_are_shown() {
+    fn shows_positions_of_lines_and_end_of_file() {
         let text = problem("a: |\n  one\n  two\n", "one\n  two").render();
         assert!(text.contains("one") && !text.contains("two"), "{text}");
         let mut last = problem("a: 1\n", "1");

@@ -30,7 +30,7 @@ fn load(files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn profiles_of_all_documents_lists_and_files_are_found_in_order() {
+fn finds_profiles_in_order_of_files() {
     let tenant = good("own").replace("Cluster", "").replace("  name: own", "  name: own\n  namespace: team-b");
     let without = good("here").replace("Cluster", "");
     let list = format!("apiVersion: v1\nkind: List\nitems:\n- {}", good("listed").replace('\n', "\n  ").trim_end());
@@ -45,7 +45,7 @@ fn profiles_of_all_documents_lists_and_files_are_found_in_order() {
 }
 
 #[test]
-fn what_is_wrong_with_an_object_is_told_at_its_place() {
+fn reports_mistakes_with_position_of_object() {
     for (text, line) in [
         (good("Upper"), "p.yaml:4:9: metadata.name: `Upper` is not a name of Kubernetes"),
         (good("x").replace("  name: x", "  labels: {}"), "p.yaml:4:3: metadata.name is missing"),
@@ -77,7 +77,7 @@ fn what_is_wrong_with_an_object_is_told_at_its_place() {
 }
 
 #[test]
-fn a_broken_file_does_not_hide_the_others_and_a_name_is_taken_once() {
+fn broken_file_hides_no_others_names_are_unique() {
     let (names, problems) =
         load(&[("a.yaml", &good("one")), ("b.yaml", "a: [\n"), ("c.yaml", &good("one")), ("d.yaml", &good("two"))]);
     assert_eq!(names, ["one", "two"]);
@@ -87,7 +87,7 @@ fn a_broken_file_does_not_hide_the_others_and_a_name_is_taken_once() {
 }
 
 #[test]
-fn texts_are_kept_for_who_asks_and_everything_stands_in_the_order_of_the_files() {
+fn keeps_texts_on_request_in_file_order() {
     let folder = tempfile::tempdir().unwrap();
     let tenants = |name: &str| good(name).replace("Cluster", "");
     let child = |name: &str| {
@@ -136,7 +136,7 @@ fn names_are_subdomains() {
 }
 
 #[test]
-fn a_profile_extends_another_wherever_that_one_stands() {
+fn profile_extends_parent_of_any_file() {
     let child = |name: &str, parent: &str| {
         let text = good(name);
         let (head, _) = text.split_once("spec:").unwrap();
@@ -177,7 +177,7 @@ fn a_profile_extends_another_wherever_that_one_stands() {
 }
 
 #[test]
-fn what_is_too_long_to_be_stored_is_told_before_it_is_applied() {
+fn rejects_profile_above_storage_limits() {
     let with = |name: &str, count| {
         let head =
             format!("apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {{name: {name}}}\n");

@@ -8,7 +8,7 @@ use pillion_api::names::PROFILE_LABEL;
 use pillion_api::revision::label_value;
 use serde_json::{Value, json};
 
-use super::{Profile, Which};
+use super::{Profile, ProfileRef};
 use crate::exit::Exit;
 use crate::output::{self, ListForm};
 
@@ -16,7 +16,7 @@ use crate::output::{self, ListForm};
 #[derive(Clone, Debug, Args)]
 pub(super) struct HistoryArgs {
     #[command(flatten)]
-    which: Which,
+    which: ProfileRef,
     /// The output format.
     #[arg(short, long, value_enum, default_value_t = ListForm::Text, value_name = "FORMAT")]
     output: ListForm,

@@ -36,7 +36,7 @@ enum ProfilesCommand {
 
 /// The profile of a command.
 #[derive(Clone, Debug, Args)]
-struct Which {
+struct ProfileRef {
     /// Name of the profile.
     #[arg(value_name = "NAME")]
     name: String,
@@ -64,7 +64,7 @@ pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<Exit> {
     }
 }
 
-impl Which {
+impl ProfileRef {
     async fn read(&self) -> anyhow::Result<Profile> {
         let client = self.api_server.connect().await?;
         let api = self.api(&client, &self.resource());
@@ -106,7 +106,7 @@ impl Which {
     }
 }
 
-impl std::fmt::Display for Which {
+impl std::fmt::Display for ProfileRef {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.namespace {
             Some(namespace) => write!(formatter, "InjectionProfile {}/{}", namespace, self.name),

@@ -17,7 +17,7 @@ use pillion_api::{ClusterInjectionProfile, InjectionProfile};
 use pillion_control::client::lists;
 use serde_json::json;
 
-use super::Which;
+use super::ProfileRef;
 use crate::config::Time;
 use crate::exit::Exit;
 use crate::output::{self, Progress};
@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug, Args)]
 pub(super) struct RollbackArgs {
     #[command(flatten)]
-    which: Which,
+    which: ProfileRef,
     /// The revision; its first digits are enough. Default: the promoted revision, else the one before the published
     /// revision.
     #[arg(long, value_name = "REVISION")]
@@ -91,7 +91,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
 }
 
 /// Waits until the controller has published the revision. Returns false if it has not after `limit`.
-async fn is_published(which: &Which, expected: &str, limit: Duration) -> anyhow::Result<bool> {
+async fn is_published(which: &ProfileRef, expected: &str, limit: Duration) -> anyhow::Result<bool> {
     let mut progress = Progress::new();
     let wait = async {
         loop {

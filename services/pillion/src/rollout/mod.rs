@@ -24,7 +24,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use self::plan::{Plan, Stale};
-use self::restart::UnderWay;
+use self::restart::OngoingRestarts;
 use crate::args::block_on;
 use crate::args::{ClusterArgs, NamespaceArgs};
 use crate::config::Time;
@@ -126,7 +126,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
 }
 
 async fn plan_of(client: &Client, stale: &Stale) -> anyhow::Result<Plan> {
-    if let Some(why) = stale.is_in_vain() {
+    if let Some(why) = stale.reason_not_to_restart() {
         return Ok(Plan::Leave(why.to_owned()));
     }
     restart::plan(client, &stale.workload).await
@@ -141,11 +141,11 @@ async fn restart_all(
     progress: &RefCell<Progress>,
 ) -> anyhow::Result<()> {
     let has_failed = AtomicBool::new(false);
-    let under_way = UnderWay::default();
+    let ongoing = OngoingRestarts::default();
     let all = lines.iter().filter(|line| !matches!(line.plan, Plan::Leave(_))).count();
     let restarts = lines.iter_mut().filter(|line| !matches!(line.plan, Plan::Leave(_))).enumerate();
     let restarts = restarts.map(|(place, line)| {
-        let (has_failed, under_way) = (&has_failed, &under_way);
+        let (has_failed, ongoing) = (&has_failed, &ongoing);
         async move {
             if has_failed.load(Ordering::Relaxed) {
                 line.outcome = Some(RestartOutcome::NotBegun);
@@ -154,10 +154,10 @@ async fn restart_all(
             let name = line.stale.workload.to_string();
             progress.borrow_mut().report(&format!("{name}: begins, {} of {all}", place + 1))?;
             let show = |waits: &str| progress.borrow_mut().show(&format!("{name}: {waits}"));
-            let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, under_way, &show)).await {
+            let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, ongoing, &show)).await {
                 Ok(Ok(())) => RestartOutcome::Restarted,
                 Ok(Err(error)) => RestartOutcome::Failed(output::causes(&error)),
-                Err(_) => RestartOutcome::Failed(restart::still_waits_for(client, &line.stale, under_way, limit).await),
+                Err(_) => RestartOutcome::Failed(restart::explain_timeout(client, &line.stale, ongoing, limit).await),
             };
             if outcome != RestartOutcome::Restarted {
                 has_failed.store(true, Ordering::Relaxed);

@@ -31,17 +31,20 @@ pub(super) enum Plan {
 
 /// The disruption of a restart in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct Disruption {
     /// The number of pods that are unavailable at one time.
     pods: i64,
     /// The labels of the workload's pod template.
     labels: Option<Value>,
 }
 
-impl Taken {
+impl Disruption {
     /// Returns the disruption of restarting this workload.
     pub(super) fn by(kind: &str, workload: &Value) -> Self {
-        Self { pods: at_one_time(kind, workload), labels: workload.pointer("/spec/template/metadata/labels").cloned() }
+        Self {
+            pods: max_unavailable_pods(kind, workload),
+            labels: workload.pointer("/spec/template/metadata/labels").cloned(),
+        }
     }
 }
 
@@ -59,7 +62,7 @@ pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
 /// Plans the restart of a Deployment, a `StatefulSet` or a `DaemonSet`, given the budgets of its namespace and the
 /// restarts in progress there. A budget's status may not include these restarts yet. Once it does, they are counted
 /// twice, which only delays the restart.
-pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], under_way: &[&Taken]) -> Plan {
+pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], ongoing: &[&Disruption]) -> Plan {
     let at = |pointer: &str| workload.pointer(pointer);
     if workload.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
         return Plan::Leave("it is being deleted".to_owned());
@@ -75,7 +78,7 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
     {
         return Plan::Leave(format!("its partition is {partition}: pods below it would not be restarted"));
     }
-    let disrupted = at_one_time(kind, workload);
+    let disrupted = max_unavailable_pods(kind, workload);
     let labels = at("/spec/template/metadata/labels");
     for budget in budgets.iter().filter(|budget| selects(budget, labels)) {
         let name = budget.metadata.name.as_deref().unwrap_or_default();
@@ -83,7 +86,7 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
         let is_known = status.is_some_and(|status| status.observed_generation >= budget.metadata.generation);
         let allowed =
             status.filter(|_| is_known).map_or(0, |status| i64::from(status.disruptions_allowed.unwrap_or(0)));
-        let beside = under_way.iter().filter(|taken| selects(budget, taken.labels.as_ref()));
+        let beside = ongoing.iter().filter(|taken| selects(budget, taken.labels.as_ref()));
         let beside: i64 = beside.map(|taken| taken.pods).fold(0, i64::saturating_add);
         if disrupted > allowed.saturating_sub(beside) {
             let others = if beside == 0 { String::new() } else { format!(", of which other restarts use {beside}") };
@@ -107,7 +110,7 @@ fn selects(budget: &PodDisruptionBudget, labels: Option<&Value>) -> bool {
 }
 
 /// Returns the number of pods that a rolling update removes before new ones are available.
-fn at_one_time(kind: &str, workload: &Value) -> i64 {
+fn max_unavailable_pods(kind: &str, workload: &Value) -> i64 {
     let at = |pointer: &str| workload.pointer(pointer);
     let replicas = match kind {
         "DaemonSet" => at("/status/desiredNumberScheduled").and_then(Value::as_i64).unwrap_or(1),
@@ -176,7 +179,7 @@ pub(super) struct Wrong {
 
 impl Stale {
     /// Returns the reason not to restart, if new pods would have the same differences.
-    pub(super) fn is_in_vain(&self) -> Option<&'static str> {
+    pub(super) fn reason_not_to_restart(&self) -> Option<&'static str> {
         self.profiles
             .values()
             .all(Wrong::is_left_out)
@@ -306,11 +309,11 @@ mod tests {
     fn restarts_share_disruption_budget() {
         let shared = || [budget(&json!({"matchLabels": {"app": "web"}}), 1, (1, 1))];
         let web = deployment(&json!({}));
-        let other = Taken::by("Deployment", &web);
+        let other = Disruption::by("Deployment", &web);
         let Plan::Wait(why) = of("Deployment", &web, &shared(), &[&other]) else { panic!("it should wait") };
         assert!(why.ends_with("PodDisruptionBudget web allows 1, of which other restarts use 1"), "{why}");
         let db = json!({"spec": {"replicas": 1, "template": {"metadata": {"labels": {"app": "db"}}}}});
-        assert_eq!(of("Deployment", &web, &shared(), &[&Taken::by("StatefulSet", &db)]), Plan::Restart);
+        assert_eq!(of("Deployment", &web, &shared(), &[&Disruption::by("StatefulSet", &db)]), Plan::Restart);
     }
 
     #[test]
@@ -332,7 +335,7 @@ mod tests {
     #[test]
     fn daemon_set_nodes_are_counted_like_controller() {
         let of = |update: Value| {
-            at_one_time(
+            max_unavailable_pods(
                 "DaemonSet",
                 &json!({"spec": {"updateStrategy": {"rollingUpdate": update}}, "status": {"desiredNumberScheduled": 10}}),
             )
@@ -373,7 +376,7 @@ mod tests {
             (nginx.state, &nginx.want, &nginx.has),
             (State::Outdated, &["new".into()].into(), &["old".into()].into())
         );
-        assert_eq!(stale.is_in_vain(), None);
+        assert_eq!(stale.reason_not_to_restart(), None);
     }
 
     #[test]
@@ -400,8 +403,8 @@ mod tests {
     #[test]
     fn restart_is_in_vain_for_left_out_profiles() {
         let left_out = || finding("a", "nginx", State::Missing, Cause::LeftOut);
-        assert!(stale(vec![left_out()]).is_in_vain().is_some());
+        assert!(stale(vec![left_out()]).reason_not_to_restart().is_some());
         let also = finding("b", "nginx", State::Missing, Cause::WebhookAway);
-        assert!(stale(vec![left_out(), also]).is_in_vain().is_none());
+        assert!(stale(vec![left_out(), also]).reason_not_to_restart().is_none());
     }
 }

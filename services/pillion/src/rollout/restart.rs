@@ -15,7 +15,7 @@ use pillion_control::client::lists;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use super::plan::{self, Plan, Stale, Taken};
+use super::plan::{self, Disruption, Plan, Stale};
 use crate::explain::sidecar;
 use crate::workload::{Owners, Workload, controller};
 
@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// The disruptions of restarts in progress, by workload. The lock is held while a restart begins, so that only one
 /// restart at a time is compared with the budgets.
-pub(super) type UnderWay = Mutex<Vec<(Workload, Taken)>>;
+pub(super) type OngoingRestarts = Mutex<Vec<(Workload, Disruption)>>;
 
 /// A workload with its plan.
 struct Considered {
@@ -45,7 +45,11 @@ pub(super) async fn plan(client: &Client, workload: &Workload) -> anyhow::Result
 }
 
 /// Plans a restart. `begun` has the restarts in progress, whose disruptions count.
-async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Taken)]) -> anyhow::Result<Considered> {
+async fn consider(
+    client: &Client,
+    workload: &Workload,
+    begun: &[(Workload, Disruption)],
+) -> anyhow::Result<Considered> {
     let leave = |why: &str| Considered { plan: Plan::Leave(why.to_owned()), object: Value::Null };
     let Some(api) = api(client, workload) else {
         return Ok(leave(plan::of_kind(&workload.kind).unwrap_or_default()));
@@ -55,7 +59,7 @@ async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Take
     let budgets = budgets.list(&ListParams::default()).await;
     let budgets =
         budgets.with_context(|| format!("the budgets of namespace {} cannot be listed", workload.namespace))?;
-    let is_beside = |(other, _): &&(Workload, Taken)| other.namespace == workload.namespace && other != workload;
+    let is_beside = |(other, _): &&(Workload, Disruption)| other.namespace == workload.namespace && other != workload;
     let beside: Vec<_> = begun.iter().filter(is_beside).map(|(_, taken)| taken).collect();
     Ok(Considered { plan: plan::of(&workload.kind, &object, &budgets.items, &beside), object })
 }
@@ -65,19 +69,19 @@ async fn consider(client: &Client, workload: &Workload, begun: &[(Workload, Take
 pub(super) async fn run(
     client: &Client,
     stale: &Stale,
-    under_way: &UnderWay,
+    ongoing: &OngoingRestarts,
     show: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let api = api(client, workload).context("this kind cannot be restarted")?;
     loop {
-        let mut begun = under_way.lock().await;
+        let mut begun = ongoing.lock().await;
         let Considered { plan, object } = consider(client, workload, &begun).await?;
         match plan {
             Plan::Restart => {
-                try_a_pod(client, stale, &object).await?;
+                try_pod(client, stale, &object).await?;
                 // Recorded before the patch, so that it counts even if the patch fails.
-                begun.push((workload.clone(), Taken::by(&workload.kind, &object)));
+                begun.push((workload.clone(), Disruption::by(&workload.kind, &object)));
                 patch(&api, workload).await?;
                 break;
             }
@@ -91,12 +95,12 @@ pub(super) async fn run(
     }
     is_done(client, &api, stale, show).await?;
     // A failed restart stays recorded, since its pods may still be unavailable.
-    under_way.lock().await.retain(|(other, _)| other != workload);
+    ongoing.lock().await.retain(|(other, _)| other != workload);
     Ok(())
 }
 
 /// Creates a pod by dry run, and fails unless it is injected as the stale pods should be.
-async fn try_a_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
+async fn try_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     let pod = pod(&workload.kind, object).context("it has no pod template")?;
     let pod = serde_json::from_value(pod).context("its pod template cannot be read")?;
@@ -126,9 +130,9 @@ async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale, show:
     let Stale { workload, .. } = stale;
     loop {
         let object = read(api, workload).await?.context("it was deleted")?;
-        match waits_for(&workload.kind, &object) {
-            Some(Waits::Never(why)) => bail!("{why}"),
-            Some(Waits::For(what)) => {
+        match unfinished_restart(&workload.kind, &object) {
+            Some(UnfinishedRestart::Never(why)) => bail!("{why}"),
+            Some(UnfinishedRestart::For(what)) => {
                 show(&what);
                 if let Some(why) = stuck_sidecar(client, workload, &object).await? {
                     bail!("{why}");
@@ -136,7 +140,7 @@ async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale, show:
                 tokio::time::sleep(LOOK_EVERY).await;
             }
             None => {
-                return are_as_their_profiles_say(client, stale, &object).await;
+                return check_new_pods(client, stale, &object).await;
             }
         }
     }
@@ -183,16 +187,21 @@ async fn pods(client: &Client, workload: &Workload, object: &Value) -> anyhow::R
 }
 
 /// Explains why a restart timed out.
-pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &UnderWay, limit: Duration) -> String {
+pub(super) async fn explain_timeout(
+    client: &Client,
+    stale: &Stale,
+    ongoing: &OngoingRestarts,
+    limit: Duration,
+) -> String {
     let Stale { workload, .. } = stale;
     let waits = async {
-        if let Plan::Wait(why) = consider(client, workload, &under_way.lock().await).await?.plan {
+        if let Plan::Wait(why) = consider(client, workload, &ongoing.lock().await).await?.plan {
             return Ok(why);
         }
         let api = api(client, workload).context("no such kind")?;
         let object = read(&api, workload).await?.context("it was deleted")?;
-        anyhow::Ok(match waits_for(&workload.kind, &object) {
-            Some(Waits::For(what) | Waits::Never(what)) => what,
+        anyhow::Ok(match unfinished_restart(&workload.kind, &object) {
+            Some(UnfinishedRestart::For(what) | UnfinishedRestart::Never(what)) => what,
             None => "it is done now".to_owned(),
         })
     };
@@ -202,7 +211,7 @@ pub(super) async fn still_waits_for(client: &Client, stale: &Stale, under_way: &
 
 /// The state of an unfinished restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Waits {
+enum UnfinishedRestart {
     /// The restart waits for this.
     For(String),
     /// The restart failed, for this reason.
@@ -210,17 +219,19 @@ enum Waits {
 }
 
 /// Returns why the restart of a workload is not finished; `None` once all of its pods are new and available.
-fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
+fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
     let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     if number("/status/observedGeneration") < number("/metadata/generation") {
-        return Some(Waits::For("its controller has not observed the restart yet".to_owned()));
+        return Some(UnfinishedRestart::For("its controller has not observed the restart yet".to_owned()));
     }
     let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
     let is_late =
         |condition: &Value| condition.get("reason").is_some_and(|reason| reason == "ProgressDeadlineExceeded");
     if conditions.into_iter().flatten().any(is_late) {
-        return Some(Waits::Never("its new pods were not available within its progressDeadlineSeconds".to_owned()));
+        return Some(UnfinishedRestart::Never(
+            "its new pods were not available within its progressDeadlineSeconds".to_owned(),
+        ));
     }
     let (wanted, new, available, all) = if kind == "DaemonSet" {
         let wanted = number("/status/desiredNumberScheduled");
@@ -235,19 +246,19 @@ fn waits_for(kind: &str, object: &Value) -> Option<Waits> {
     let counts = [(new, "new"), (available, "available")];
     for (count, what) in counts {
         if count < wanted {
-            return Some(Waits::For(format!("{count} of {wanted} pods are {what}")));
+            return Some(UnfinishedRestart::For(format!("{count} of {wanted} pods are {what}")));
         }
     }
     match all - wanted {
         ..=0 => None,
-        1 => Some(Waits::For("1 old pod still exists".to_owned())),
-        old => Some(Waits::For(format!("{old} old pods still exist"))),
+        1 => Some(UnfinishedRestart::For("1 old pod still exists".to_owned())),
+        old => Some(UnfinishedRestart::For(format!("{old} old pods still exist"))),
     }
 }
 
 /// Fails unless the new pods are injected as expected, since another restart would not help either. Pods that have
 /// ended are not replaced, and pods of other owners with the same labels are ignored.
-async fn are_as_their_profiles_say(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
+async fn check_new_pods(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let pods = pods(client, workload, object).await?;
     let mut owners = Owners::new(client.clone());
@@ -322,7 +333,7 @@ mod tests {
     use super::*;
 
     fn waits_for_text(kind: &str, object: &Value) -> Option<String> {
-        waits_for(kind, object).map(|(Waits::For(what) | Waits::Never(what))| what)
+        unfinished_restart(kind, object).map(|(UnfinishedRestart::For(what) | UnfinishedRestart::Never(what))| what)
     }
 
     #[test]
@@ -340,7 +351,7 @@ mod tests {
         assert_eq!(of(2, 3, 3, 4).unwrap(), "1 old pod still exists");
         assert_eq!(of(2, 3, 3, 3), None);
         let late = json!({"observedGeneration": 2, "conditions": [{"type": "Progressing", "reason": "ProgressDeadlineExceeded"}]});
-        assert!(matches!(waits_for("Deployment", &deployment(late)), Some(Waits::Never(_))));
+        assert!(matches!(unfinished_restart("Deployment", &deployment(late)), Some(UnfinishedRestart::Never(_))));
     }
 
     #[test]

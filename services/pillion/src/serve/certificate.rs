@@ -48,7 +48,7 @@ pub(crate) struct CertificateArgs {
     #[arg(long = "server-name", value_name = "NAME", env = "PILLION_SERVER_NAME", value_delimiter = ',')]
     #[arg(requires = "serving_secret", conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) server_names: Vec<String>,
-    /// The serving certificate, PEM: the leaf first, then its intermediates. Read again when it changes.
+    /// The serving certificate, PEM, then its intermediates. Read again when it changes.
     #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT")]
     #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -192,7 +192,7 @@ impl CertificateSource {
             Self::Secret(CertificateSecret { watched, serving }) => {
                 let WatchedSecret { namespace, name, .. } = &watched;
                 let source = format!("Secret {namespace}/{name}");
-                let tell = |news| reloads.looked(take(&source, &serving, &ready, news));
+                let tell = |news| reloads.count_check(take(&source, &serving, &ready, news));
                 watched.clone().follow(client, stop, tell).await;
             }
         }
@@ -201,7 +201,7 @@ impl CertificateSource {
 
 /// Activates the Secret's certificate if it is valid, and logs and returns the result.
 fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: News) -> ReloadResult {
-    let last = || if serving.leaf().is_some() { "the last good one stays" } else { "there is none to serve yet" };
+    let last = || if serving.der().is_some() { "the last good one stays" } else { "there is none to serve yet" };
     let pair = match news {
         News::Valid(pair) => pair,
         News::Invalid(why) => {
@@ -216,7 +216,7 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
                 reason = "older",
                 served,
                 offered,
-                "the Secret has a serving certificate of an older authority, as after a restored backup; the served one stays, \
+                "the Secret has a serving certificate of an older CA, as after a restored backup; the served one stays, \
                  and the controller is expected to write a new one"
             );
             return ReloadResult::Invalid;
@@ -267,14 +267,14 @@ impl CertificateFiles {
     pub(crate) async fn follow(mut self, every: Duration, reloads: ReloadMetrics, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
-            if let Some(result) = self.look().await {
-                reloads.looked(result);
+            if let Some(result) = self.check_for_changes().await {
+                reloads.count_check(result);
             }
         }
     }
 
     /// Checks the files. Returns the result, or `None` if they have not changed.
-    async fn look(&mut self) -> Option<ReloadResult> {
+    async fn check_for_changes(&mut self) -> Option<ReloadResult> {
         let fresh = match read(&self.certificate, &self.key).await {
             Ok(fresh) => fresh,
             Err(error) => {
@@ -348,7 +348,7 @@ pub(crate) struct ClientArgs {
 
 /// The file with the CAs of clients, and its active content.
 #[derive(Debug)]
-pub(crate) struct ClientAuthorityFile {
+pub(crate) struct ClientCaFile {
     path: PathBuf,
     seen: Vec<u8>,
     clients: Arc<ClientCertificates>,
@@ -359,7 +359,7 @@ impl ClientArgs {
     ///
     /// # Errors
     /// The file cannot be read or has no CA certificate, or `--client-name` is set without `--client-ca`.
-    pub(crate) async fn load(self) -> anyhow::Result<Option<ClientAuthorityFile>> {
+    pub(crate) async fn load(self) -> anyhow::Result<Option<ClientCaFile>> {
         let Some(path) = self.client_ca else {
             if !self.client_name.is_empty() {
                 bail!("--client-name says nothing without --client-ca: a name is believed only by a certificate");
@@ -370,11 +370,11 @@ impl ClientArgs {
         let source = path.display().to_string();
         let clients = ClientCertificates::new(PemText { source: &source, text: &seen }, self.client_name)
             .context("--client-ca cannot be used")?;
-        Ok(Some(ClientAuthorityFile { path, seen, clients }))
+        Ok(Some(ClientCaFile { path, seen, clients }))
     }
 }
 
-impl ClientAuthorityFile {
+impl ClientCaFile {
     /// Returns the active CA and names.
     pub(crate) fn clients(&self) -> Arc<ClientCertificates> {
         Arc::clone(&self.clients)
@@ -384,18 +384,15 @@ impl ClientAuthorityFile {
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
-            self.look().await;
+            self.check_for_changes().await;
         }
     }
 
-    async fn look(&mut self) {
+    async fn check_for_changes(&mut self) {
         let fresh = match read_file(&self.path).await {
             Ok(fresh) => fresh,
             Err(error) => {
-                return warn!(
-                    "the authority of clients cannot be read, the last good one stays: {}",
-                    output::causes(&error)
-                );
+                return warn!("the CA of clients cannot be read, the last good one stays: {}", output::causes(&error));
             }
         };
         // Invalid content is not tried again until the file changes, so it is reported once.
@@ -418,7 +415,7 @@ async fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// A serving certificate, its key, and its CA; all PEM.
 pub(crate) struct SelfSigned {
-    pub(crate) authority: String,
+    pub(crate) ca: String,
     pub(crate) certificate: String,
     pub(crate) key: String,
 }
@@ -429,10 +426,10 @@ pub(crate) struct SelfSigned {
 /// # Errors
 /// The cryptography library fails.
 pub(crate) fn self_signed_certificate(listen: IpAddr) -> anyhow::Result<SelfSigned> {
-    let mut params = named("Pillion dev authority")?;
+    let mut params = named("Pillion dev CA")?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    let authority = CertifiedIssuer::self_signed(params, new_key()?).context("cannot sign the authority")?;
+    let ca = CertifiedIssuer::self_signed(params, new_key()?).context("cannot sign the CA")?;
 
     let mut params = named("Pillion dev")?;
     params.subject_alt_names = vec![SanType::DnsName("localhost".try_into().context("cannot name the certificate")?)];
@@ -445,8 +442,8 @@ pub(crate) fn self_signed_certificate(listen: IpAddr) -> anyhow::Result<SelfSign
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
     let key = new_key()?;
-    let leaf = params.signed_by(&key, &authority).context("cannot sign the certificate")?;
-    Ok(SelfSigned { authority: authority.pem(), certificate: leaf.pem(), key: key.serialize_pem() })
+    let certificate = params.signed_by(&key, &ca).context("cannot sign the certificate")?;
+    Ok(SelfSigned { ca: ca.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
 }
 
 /// Generates an ECDSA P-256 key.
@@ -506,10 +503,10 @@ mod tests {
             let made = rcgen::generate_simple_self_signed(vec!["pillion.test".to_owned()]).unwrap();
             (made.cert.pem(), made.signing_key.serialize_pem(), made.cert.der().clone())
         };
-        let (certificate, key, leaf) = pair();
+        let (certificate, key, der) = pair();
         let news = |key: &str| {
-            let fit = pillion_control::certificates::authority::ValidCertificate {
-                leaf: leaf.clone(),
+            let fit = pillion_control::certificates::ca::ValidCertificate {
+                certificate: der.clone(),
                 not_before: jiff::Timestamp::MIN,
                 not_after: jiff::Timestamp::MAX,
             };
@@ -521,13 +518,13 @@ mod tests {
         let look = |news| take("Secret a/b", &serving, &ready, news);
         assert_eq!(look(News::Gone), ReloadResult::Unreadable);
         assert_eq!(look(news(&pair().1)), ReloadResult::Invalid);
-        assert_eq!(serving.leaf(), None);
+        assert_eq!(serving.der(), None);
         assert_eq!(readiness.check().unwrap_err().waiting_for, ["serving certificate"]);
         assert_eq!(look(news(&key)), ReloadResult::Served);
-        assert!(readiness.check().is_ok() && serving.leaf() == Some(leaf.clone()));
+        assert!(readiness.check().is_ok() && serving.der() == Some(der.clone()));
         assert_eq!(look(news(&key)), ReloadResult::Unchanged);
         assert_eq!(look(News::Gone), ReloadResult::Unreadable);
-        assert!(readiness.check().is_ok() && serving.leaf() == Some(leaf.clone()));
+        assert!(readiness.check().is_ok() && serving.der() == Some(der.clone()));
     }
 
     #[tokio::test]
@@ -544,24 +541,24 @@ mod tests {
         let mut files = load(dir.path()).await.unwrap();
         let taken = |files: &CertificateFiles| files.seen.certificate.clone();
 
-        assert_eq!(files.look().await, None, "the files are unchanged");
+        assert_eq!(files.check_for_changes().await, None, "the files are unchanged");
         let second = write(dir.path());
-        assert_eq!(files.look().await, Some(ReloadResult::Served));
+        assert_eq!(files.check_for_changes().await, Some(ReloadResult::Served));
         assert_eq!(taken(&files), second.into_bytes());
         // Swapping to the active certificate returns false, which proves that the second one is active.
         let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
         assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
 
         std::fs::write(dir.path().join("tls.key"), "broken").unwrap();
-        assert_eq!(files.look().await, Some(ReloadResult::Invalid));
+        assert_eq!(files.check_for_changes().await, Some(ReloadResult::Invalid));
         std::fs::remove_file(dir.path().join("tls.crt")).unwrap();
-        assert_eq!(files.look().await, Some(ReloadResult::Unreadable));
+        assert_eq!(files.check_for_changes().await, Some(ReloadResult::Unreadable));
         let third = write(dir.path());
-        assert_eq!(files.look().await, Some(ReloadResult::Served));
+        assert_eq!(files.check_for_changes().await, Some(ReloadResult::Served));
         std::fs::write(dir.path().join("tls.crt"), format!("{third}\n")).unwrap();
-        assert_eq!(files.look().await, Some(ReloadResult::Unchanged));
+        assert_eq!(files.check_for_changes().await, Some(ReloadResult::Unchanged));
         std::fs::write(dir.path().join("tls.crt"), &third).unwrap();
-        assert_eq!(files.look().await, Some(ReloadResult::Unchanged));
+        assert_eq!(files.check_for_changes().await, Some(ReloadResult::Unchanged));
         assert_eq!(taken(&files), third.into_bytes());
         let (certificate, key) = pem(&files.certificate, &files.key, &files.seen);
         assert!(!files.serving.swap(certificate.as_text(), key.as_text()).unwrap());
@@ -592,11 +589,11 @@ mod tests {
         following.await.unwrap();
     }
 
-    fn authority() -> String {
-        self_signed_certificate(Ipv4Addr::LOCALHOST.into()).unwrap().authority
+    fn ca() -> String {
+        self_signed_certificate(Ipv4Addr::LOCALHOST.into()).unwrap().ca
     }
 
-    async fn load_clients(path: &Path) -> anyhow::Result<ClientAuthorityFile> {
+    async fn load_clients(path: &Path) -> anyhow::Result<ClientCaFile> {
         let args = ClientArgs { client_ca: Some(path.to_owned()), client_name: Vec::new() };
         args.load().await.map(Option::unwrap)
     }
@@ -607,8 +604,8 @@ mod tests {
         let path = dir.path().join("ca.crt");
         let error = format!("{:#}", load_clients(&path).await.unwrap_err());
         assert!(error.contains("--client-ca") && error.contains("ca.crt"), "{error}");
-        let leaf = self_signed_certificate(Ipv4Addr::LOCALHOST.into()).unwrap().certificate;
-        for (text, expected) in [("", "has no certificate"), (&*leaf, "is not a CA")] {
+        let certificate = self_signed_certificate(Ipv4Addr::LOCALHOST.into()).unwrap().certificate;
+        for (text, expected) in [("", "has no certificate"), (&*certificate, "is not a CA")] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", load_clients(&path).await.unwrap_err());
             assert!(error.contains(expected), "{error}");
@@ -622,27 +619,27 @@ mod tests {
     async fn new_client_ca_is_used_unless_broken() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.crt");
-        std::fs::write(&path, authority()).unwrap();
+        std::fs::write(&path, ca()).unwrap();
         let mut file = load_clients(&path).await.unwrap();
         // Swapping to the active CA returns false.
-        let at_work = |file: &ClientAuthorityFile, text: &str| {
+        let is_active = |file: &ClientCaFile, text: &str| {
             !file.clients.swap(PemText { source: "a test", text: text.as_bytes() }).unwrap()
         };
 
-        let second = authority();
+        let second = ca();
         std::fs::write(&path, &second).unwrap();
-        file.look().await;
-        assert!(at_work(&file, &second));
+        file.check_for_changes().await;
+        assert!(is_active(&file, &second));
         for broken in ["", "-----BEGIN CERTIFICATE-----\nMIIB\n"] {
             std::fs::write(&path, broken).unwrap();
-            file.look().await;
+            file.check_for_changes().await;
         }
         std::fs::remove_file(&path).unwrap();
-        file.look().await;
-        assert!(at_work(&file, &second));
-        let third = authority();
+        file.check_for_changes().await;
+        assert!(is_active(&file, &second));
+        let third = ca();
         std::fs::write(&path, &third).unwrap();
-        file.look().await;
-        assert!(at_work(&file, &third));
+        file.check_for_changes().await;
+        assert!(is_active(&file, &third));
     }
 }

@@ -10,7 +10,7 @@ use clap::Args;
 use futures::FutureExt;
 use pillion_control::Release;
 use pillion_control::lease::{Elector, LeaseMetrics};
-use pillion_control::trust_probe::{self, Canary};
+use pillion_control::trust_probe::{self, TrustProbe};
 use pillion_webhook::health::Readiness;
 use pillion_webhook::metrics::{Exposition, register_process};
 use prometheus_client::registry::Registry;
@@ -46,9 +46,10 @@ pub(crate) struct ControllerArgs {
     #[arg(long, value_name = "NAME", env = "PILLION_IDENTITY")]
     pub(crate) identity: Option<String>,
     /// Address of the trust probe, over TLS. By calling it, API servers prove that they trust the newest CA.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_CANARY_LISTEN")]
-    pub(crate) canary_listen: SocketAddr,
-    /// IP address at which API servers reach this process, such as the pod's. Default: the address of --canary-listen.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_TRUST_PROBE_LISTEN")]
+    pub(crate) trust_probe_listen: SocketAddr,
+    /// IP address at which API servers reach this process, such as the pod's. Default: the address of
+    /// --trust-probe-listen.
     #[arg(long, value_name = "ADDRESS", env = "PILLION_POD_IP")]
     pub(crate) pod_ip: Option<IpAddr>,
     /// Address of the port for /livez, /readyz and /metrics, in clear text.
@@ -106,9 +107,9 @@ async fn control(
     readiness.register(&mut registry, "pillion_controller");
     let lease = LeaseMetrics::register(&mut registry);
     let metrics = LeaderMetrics::register(&mut registry, &policy.metrics);
-    let canary = Canary::new(metrics.canary.clone());
-    let canary_listener = servers::bind("--canary-listen", args.canary_listen).await?;
-    let canary_address = reached_at(canary_listener.local_addr()?, args.pod_ip)?;
+    let trust_probe = TrustProbe::new(metrics.trust_probe.clone());
+    let trust_probe_listener = servers::bind("--trust-probe-listen", args.trust_probe_listen).await?;
+    let trust_probe_address = reached_at(trust_probe_listener.local_addr()?, args.pod_ip)?;
     let elector = Elector::new(client.clone(), &release, &identity, policy.leadership.election(), lease)?;
     let operations = Operations::bind(args.metrics_listen, readiness.clone(), Exposition::from(registry)).await?;
     info!(identity = elector.identity(), metrics_address = %operations.address()?, "taking part in the election");
@@ -117,14 +118,14 @@ async fn control(
     let mut operations = operations.start(end.clone())?;
     let mut tasks = JoinSet::new();
     tasks.spawn(level.follow(detail, stop.clone()).map(|()| "the log's level"));
-    let serving = canary.clone();
+    let serving = trust_probe.clone();
     let until = stop.clone();
     tasks.spawn(async move {
-        serving.serve(canary_listener, &trust_probe::Settings::default(), until).await;
-        "the canary"
+        serving.serve(trust_probe_listener, &trust_probe::Settings::default(), until).await;
+        "the trust probe"
     });
     let (policy, failures) = (Arc::new(policy), Failures::default());
-    let term = Term { client, config, release, policy, metrics, canary, canary_address, failures };
+    let term = Term { client, config, release, policy, metrics, trust_probe, trust_probe_address, failures };
     let electing = elector.run(stop.clone(), move |claim| term.clone().lead(claim));
     tasks.spawn(electing.map(|()| "the election"));
 
@@ -134,7 +135,7 @@ async fn control(
             Ok(())
         }
         ended = tasks.join_next() => Err(match ended {
-            Some(Ok(what)) => anyhow!("{what} ended, though nobody asked it to"),
+            Some(Ok(what)) => anyhow!("{what} ended unexpectedly"),
             Some(Err(error)) => anyhow!(error).context("a task failed"),
             None => anyhow!("there is nothing to do"),
         }),
@@ -154,7 +155,9 @@ async fn control(
 fn reached_at(listens: SocketAddr, pod: Option<IpAddr>) -> anyhow::Result<SocketAddr> {
     let address = pod.unwrap_or_else(|| listens.ip());
     if address.is_unspecified() {
-        return Err(anyhow!("--canary-listen {listens} is no address that API servers could call: give --pod-ip too"));
+        return Err(anyhow!(
+            "--trust-probe-listen {listens} is no address that API servers could call: give --pod-ip too"
+        ));
     }
     Ok(SocketAddr::new(address, listens.port()))
 }

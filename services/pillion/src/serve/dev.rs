@@ -114,7 +114,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         output::problems(&loaded.problems)?;
     }
     let levels = namespaces::levels(&namespaces);
-    let snapshot = Snapshot::new(profiles.at_work()).with_namespaces(namespaces);
+    let snapshot = Snapshot::new(profiles.active()).with_namespaces(namespaces);
     let snapshot = snapshot.with_guardrails(start.guardrails.clone());
     let sample = Sample::find(&snapshot, &opted_in(&levels));
     folder.write_sample(&sample)?;
@@ -206,7 +206,7 @@ impl Follow<'_> {
     }
 
     fn publish(&self, loaded: &Loaded) -> anyhow::Result<()> {
-        let snapshot = self.snapshot.load().with_profiles(self.profiles.at_work());
+        let snapshot = self.snapshot.load().with_profiles(self.profiles.active());
         let sample = Sample::find(&snapshot, &opted_in(self.namespaces));
         self.snapshot.store(Arc::new(snapshot));
         output::problems(&loaded.problems)?;
@@ -252,7 +252,7 @@ fn opted_in(namespaces: &Levels) -> impl Iterator<Item = &str> + Clone {
 
 fn certificate(listen: SocketAddr, folder: &Folder) -> anyhow::Result<Arc<ServingCertificate>> {
     let made = self_signed_certificate(listen.ip())?;
-    folder.write_ca(&made.authority)?;
+    folder.write_ca(&made.ca)?;
     let certificate = PemText { source: "the certificate made here", text: made.certificate.as_bytes() };
     let key = PemText { source: "the key made here", text: made.key.as_bytes() };
     Ok(ServingCertificate::new(certificate, key)?)

@@ -15,7 +15,7 @@ use crate::load::{self, Problem};
 pub(crate) struct ProfileFiles {
     paths: Vec<PathBuf>,
     fingerprint: Option<u64>,
-    at_work: BTreeMap<ProfileName, Arc<CompiledProfile>>,
+    active: BTreeMap<ProfileName, Arc<CompiledProfile>>,
 }
 
 /// The result of reading the files.
@@ -34,7 +34,7 @@ pub(crate) struct Loaded {
 impl ProfileFiles {
     /// Creates an empty set; nothing is read yet.
     pub(crate) const fn new(paths: Vec<PathBuf>) -> Self {
-        Self { paths, fingerprint: None, at_work: BTreeMap::new() }
+        Self { paths, fingerprint: None, active: BTreeMap::new() }
     }
 
     /// Returns the paths of the profile files.
@@ -43,8 +43,8 @@ impl ProfileFiles {
     }
 
     /// Returns the active profiles.
-    pub(crate) fn at_work(&self) -> ProfileSet {
-        ProfileSet::new(self.at_work.values().cloned())
+    pub(crate) fn active(&self) -> ProfileSet {
+        ProfileSet::new(self.active.values().cloned())
     }
 
     /// Reads the files if they changed since the last time; otherwise returns `None`.
@@ -58,18 +58,18 @@ impl ProfileFiles {
         let fresh: BTreeMap<_, _> = profiles.into_iter().map(|profile| (profile.name().clone(), profile)).collect();
         let mut loaded = Loaded { problems, ..Loaded::default() };
         for (name, profile) in &fresh {
-            let before = self.at_work.get(name).map(|before| before.revision());
+            let before = self.active.get(name).map(|before| before.revision());
             if before != Some(profile.revision()) {
                 loaded.changed.push(name.clone());
             }
         }
         // The profiles of a broken file are unknown, so nothing is removed while there is one.
-        let missing: Vec<_> = self.at_work.keys().filter(|name| !fresh.contains_key(*name)).cloned().collect();
+        let missing: Vec<_> = self.active.keys().filter(|name| !fresh.contains_key(*name)).cloned().collect();
         if loaded.problems.is_empty() {
-            self.at_work = fresh;
+            self.active = fresh;
             loaded.gone = missing;
         } else {
-            self.at_work.extend(fresh);
+            self.active.extend(fresh);
             loaded.kept = missing;
         }
         Some(loaded)
@@ -121,10 +121,10 @@ mod tests {
         std::fs::write(dir.path().join("one.yaml"), "kind: [").unwrap();
         let broken = files.load_if_changed().unwrap();
         assert_eq!((names(&broken.kept), broken.problems.len()), (vec!["one".to_owned()], 1));
-        assert_eq!(files.at_work().len(), 2);
+        assert_eq!(files.active().len(), 2);
 
         std::fs::remove_file(dir.path().join("one.yaml")).unwrap();
         assert_eq!(names(&files.load_if_changed().unwrap().gone), ["one"]);
-        assert_eq!(files.at_work().len(), 1);
+        assert_eq!(files.active().len(), 1);
     }
 }

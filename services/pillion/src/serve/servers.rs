@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_soft_limit_becomes_the_hard_one() {
+    fn soft_limit_becomes_hard_limit() {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let less = current.or(maximum).map_or(256, |limit| limit.min(256));
         setrlimit(Resource::Nofile, Rlimit { current: Some(less), maximum }).unwrap();

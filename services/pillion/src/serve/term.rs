@@ -25,7 +25,7 @@ use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
 use pillion_control::revisions;
 use pillion_control::rotator::{Rotator, RotatorMetrics};
-use pillion_control::trust_probe::{Asker, Canary, CanaryMetrics};
+use pillion_control::trust_probe::{Asker, TrustProbe, TrustProbeMetrics};
 use pillion_control::webhook_config::switch::{self, KillSwitch};
 use pillion_control::webhook_config::{self, Keeper, Rules};
 use pillion_engine::snapshot::Snapshot;
@@ -46,7 +46,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The metrics of all leader tasks.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaderMetrics {
-    pub(crate) canary: CanaryMetrics,
+    pub(crate) trust_probe: TrustProbeMetrics,
     rotator: RotatorMetrics,
     probe: ProbeMetrics,
     configuration: webhook_config::Metrics,
@@ -62,7 +62,7 @@ pub(crate) struct LeaderMetrics {
 impl LeaderMetrics {
     pub(crate) fn register(registry: &mut Registry, limits: &MetricLimits) -> Self {
         Self {
-            canary: CanaryMetrics::register(registry),
+            trust_probe: TrustProbeMetrics::register(registry),
             rotator: RotatorMetrics::register(registry),
             probe: ProbeMetrics::register(registry),
             configuration: webhook_config::Metrics::register(registry),
@@ -94,9 +94,9 @@ pub(crate) struct Term {
     pub(crate) release: Arc<Release>,
     pub(crate) policy: Arc<ControllerPolicy>,
     pub(crate) metrics: LeaderMetrics,
-    pub(crate) canary: Canary,
+    pub(crate) trust_probe: TrustProbe,
     /// The address of the trust probe for API servers.
-    pub(crate) canary_address: SocketAddr,
+    pub(crate) trust_probe_address: SocketAddr,
     pub(crate) failures: Failures,
 }
 
@@ -130,17 +130,18 @@ impl Term {
 
     /// Starts the tasks for certificates and webhook configurations, and those that depend on them.
     fn rotate(self, tasks: &mut Tasks, snapshot: Arc<ArcSwap<Snapshot>>, status: watch::Receiver<Status>) {
-        let Self { client, config, release, policy, metrics, canary, canary_address, failures: _ } = self;
-        let (told_rules, rules) = watch::channel(None);
-        tasks.spawn("the rules", follow_rules(snapshot, status, told_rules, tasks.stop()));
+        let Self { client, config, release, policy, metrics, trust_probe, trust_probe_address, failures: _ } = self;
+        let (rules_sender, rules) = watch::channel(None);
+        tasks.spawn("the rules", follow_rules(snapshot, status, rules_sender, tasks.stop()));
 
         let clock = Clock::new(clock::Settings::default(), metrics.clock);
         let (telling, api_server, until) = (clock.clone(), client.clone(), tasks.stop());
         tasks.spawn("the clock", async move { telling.run(api_server, until).await });
 
         let access = (client.clone(), config);
-        let asking = policy.certificates.canary();
-        let asker = Asker::new(access, Arc::clone(&release), canary, canary_address, asking, metrics.canary);
+        let asking = policy.certificates.trust_probe();
+        let asker =
+            Asker::new(access, Arc::clone(&release), trust_probe, trust_probe_address, asking, metrics.trust_probe);
 
         let (target, targets) = watch::channel(None);
         // Never confirms a target: only the rotation knows whether endpoints answer, so this keeper fills no empty
@@ -220,9 +221,9 @@ impl Tasks {
 
     /// Starts following the kill switch. The receiver gets whether injection is disabled; `None` until that is known.
     fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<Option<bool>> {
-        let (told, off) = watch::channel(None);
-        let begin = told.clone();
-        let tell = Arc::new(move |is_off| _ = told.send_replace(Some(is_off)));
+        let (sender, off) = watch::channel(None);
+        let begin = sender.clone();
+        let tell = Arc::new(move |is_off| _ = sender.send_replace(Some(is_off)));
         let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, move || {
             // Injection is enabled unless another value was reported before.
             begin.send_if_modified(|off| {
@@ -243,9 +244,9 @@ impl Tasks {
         releases: ReleaseSettings,
         metrics: HeldMetrics,
     ) {
-        let (told_wanted, wanted) = watch::channel(None);
-        let (told_injection, injection) = watch::channel(Injection::Silent);
-        let (judging, until) = (wanted::follow(known, told_wanted, told_injection), self.stop());
+        let (wanted_sender, wanted) = watch::channel(None);
+        let (injection_sender, injection) = watch::channel(Injection::Silent);
+        let (judging, until) = (wanted::follow(known, wanted_sender, injection_sender), self.stop());
         self.spawn("what held namespaces wait for", async move { until.run_until_cancelled(judging).await });
         let keeping = policies::run(self.leading(), settings, wanted, metrics.clone());
         self.spawn("the policies of held namespaces", keeping);
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn task_that_fails_in_each_term_leaves_time_to_others() {
+    async fn failing_task_leaves_time_to_others() {
         let (failures, stop) = (Failures::default(), CancellationToken::new());
         let second = Duration::from_secs(1);
         assert_eq!(term(&failures, &stop).await, second, "the first failure ends the term");

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::Signals;
-use super::certificate::{self, CertificateArgs, ClientArgs, ClientAuthorityFile};
+use super::certificate::{self, CertificateArgs, ClientArgs, ClientCaFile};
 use super::servers::{Parts, Servers};
 use crate::args;
 use crate::config::follow::{self, ConfigFile};
@@ -163,7 +163,7 @@ async fn serve(
         listen: args.listen,
         metrics_listen: args.metrics_listen,
         certificate: certificate.serving(),
-        clients: clients.as_ref().map(ClientAuthorityFile::clients),
+        clients: clients.as_ref().map(ClientCaFile::clients),
         snapshot,
         live_namespace: Some(live_namespace(live)),
         look_ups: Some(look_ups(lookups)),
@@ -223,7 +223,7 @@ fn early_end(ended: Option<Result<anyhow::Result<()>, tokio::task::JoinError>>) 
     match ended {
         Some(Ok(Err(error))) => error,
         Some(Err(error)) => anyhow!(error).context("a task failed"),
-        Some(Ok(Ok(()))) | None => anyhow!("a task ended that nobody asked to end"),
+        Some(Ok(Ok(()))) | None => anyhow!("a task ended unexpectedly"),
     }
 }
 

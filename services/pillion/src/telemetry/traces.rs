@@ -216,7 +216,7 @@ fn resource() -> Resource {
 
 /// Reads and validates a CA file, PEM.
 fn ca(file: &Path) -> anyhow::Result<Vec<u8>> {
-    let what = || format!("the collector's authority {} (--otlp-ca)", file.display());
+    let what = || format!("the collector's CA {} (--otlp-ca)", file.display());
     let text = fs::read(file).with_context(|| format!("cannot read {}", what()))?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match certificates {

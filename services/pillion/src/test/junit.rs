@@ -42,13 +42,13 @@ pub(super) fn xml(suites: &[Suite]) -> String {
 fn case(xml: &mut String, case: &Outcome) {
     let (file, name) = (escaped(&case.file), escaped(&case.name));
     let begin = format!("    <testcase classname=\"{file}\" name=\"{name}\" file=\"{file}\" line=\"{}\"", case.line);
-    let told = case.told();
-    let Some(first) = told.first() else {
+    let messages = case.failures();
+    let Some(first) = messages.first() else {
         let _ = writeln!(xml, "{begin}/>");
         return;
     };
     let message = escaped(first.lines().next().unwrap_or_default());
-    let _ = writeln!(xml, "{begin}>\n      <failure message=\"{message}\">{}</failure>", escaped(&told.join("\n")));
+    let _ = writeln!(xml, "{begin}>\n      <failure message=\"{message}\">{}</failure>", escaped(&messages.join("\n")));
     xml.push_str("    </testcase>\n");
 }
 

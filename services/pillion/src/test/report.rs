@@ -54,7 +54,7 @@ pub(super) fn github(suites: &[Suite]) -> String {
                 &case.file,
                 Some((case.line, 1)),
                 &case.name,
-                &case.told().join("\n"),
+                &case.failures().join("\n"),
             ));
         }
     }
@@ -91,7 +91,7 @@ fn case_json(case: &Outcome) -> Value {
             Ok(verdict) if verdict.passes() => {}
             Ok(verdict) => {
                 fields.insert("differences".to_owned(), json!(verdict.differences));
-                fields.insert("told".to_owned(), json!(verdict.told));
+                fields.insert("messages".to_owned(), json!(verdict.messages));
             }
             Err(unusable) => drop(fields.insert("error".to_owned(), unusable.to_string().into())),
         }
@@ -131,8 +131,8 @@ fn failure(text: &mut String, case: &Outcome) {
             if more > 0 {
                 let _ = writeln!(text, "  and {} more", counted(more, "difference"));
             }
-            for told in &verdict.told {
-                let _ = writeln!(text, "  its author is told: {told}");
+            for message in &verdict.messages {
+                let _ = writeln!(text, "  message to the author: {message}");
             }
         }
     }

@@ -46,7 +46,7 @@ impl Outcome {
     }
 
     /// Returns the differences, or why the case cannot be run; empty if the case passes.
-    pub(super) fn told(&self) -> Vec<String> {
+    pub(super) fn failures(&self) -> Vec<String> {
         match &self.verdict {
             Err(unusable) => vec![unusable.to_string()],
             Ok(verdict) => verdict.differences.iter().map(ToString::to_string).collect(),

@@ -145,7 +145,7 @@ async fn arguments(control_plane: &ControlPlane, component: &str) -> Result<Vec<
     ensure!(all.remove(0) == component, "the first argument is the command");
     let count = all.len();
     all.retain(|argument| {
-        !["--listen=", "--canary-listen=", "--metrics-listen="].iter().any(|flag| argument.starts_with(flag))
+        !["--listen=", "--trust-probe-listen=", "--metrics-listen="].iter().any(|flag| argument.starts_with(flag))
     });
     ensure!(count - all.len() == 2, "the listen addresses: {all:?}");
     let config = all.iter_mut().find(|argument| argument.starts_with("--config=")).context("a policy file")?;

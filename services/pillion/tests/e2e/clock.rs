@@ -15,7 +15,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use pillion_control::Release;
-use pillion_control::certificates::authority::ValidCertificate;
+use pillion_control::certificates::ca::ValidCertificate;
 use pillion_control::certificates::{rotation, serving_secret};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::namespace::replica_address;
@@ -148,7 +148,7 @@ impl Managed {
     /// Returns the resource versions of the CA's Secret and the serving Secret. `None`: the Secret does not exist.
     async fn secret_versions(&self) -> Result<[Option<String>; 2]> {
         let mut versions = [None, None];
-        for (version, name) in versions.iter_mut().zip(["authority", "serving"]) {
+        for (version, name) in versions.iter_mut().zip(["ca", "serving"]) {
             let secret = self.secrets().get_opt(&format!("{RELEASE}-{name}")).await?;
             *version = secret.and_then(|secret| secret.resource_version());
         }
@@ -260,7 +260,7 @@ fn clock_jump_changes_nothing_and_recovers() {
         ensure!(record == before[0] && serving.is_none(), "{record:?}, {serving:?} while the clocks differ");
         controllers.ahead_by(0)?;
         let rotated = managed.wait_until_stable(active + 1, LIMIT).await?;
-        ensure!(rotated == active + 1 && managed.serving_ca().await? == rotated, "authority {rotated}");
+        ensure!(rotated == active + 1 && managed.serving_ca().await? == rotated, "CA {rotated}");
         managed.valid_certificate().await?;
         let results = load.stop().await?;
         print_figures(&format!("{} jumps; a bundle repaired meanwhile in {repaired:.0?}; {results}", jumps.len() + 1));

@@ -50,8 +50,11 @@ async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duratio
 
 /// Returns a target that uses every option, for one CA.
 fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
-    let settings =
-        pillion_api::webhook_configuration::Settings { canary: true, validates_profiles: true, ..settings_of(release) };
+    let settings = pillion_api::webhook_configuration::Settings {
+        trust_probe: true,
+        validates_profiles: true,
+        ..settings_of(release)
+    };
     let rules = Rules::default();
     // Two calls for namespaced profiles: the entry of the first has the longest name, and the second is a deletion.
     let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
@@ -74,7 +77,7 @@ fn drift_is_corrected_within_a_second() {
         let target = target(&release()?, &ours, 7);
         let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let bundle = "/webhooks/0/clientConfig/caBundle";
-        let (stranger, both) =
+        let (foreign, both) =
             (base64(foreign.bundle_pem()), base64(format!("{}{}", ours.bundle_pem(), foreign.bundle_pem())));
         let junk = base64("junk");
         let extra = json!({
@@ -91,12 +94,12 @@ fn drift_is_corrected_within_a_second() {
                 "ca_bundle_invalid",
             ),
             (
-                "the bundle a stranger's",
-                json!([{"op": "replace", "path": bundle, "value": stranger}]),
+                "the bundle of another CA",
+                json!([{"op": "replace", "path": bundle, "value": foreign}]),
                 "ca_bundle_incomplete",
             ),
             (
-                "a stranger in the bundle",
+                "a foreign CA in the bundle",
                 json!([{"op": "replace", "path": bundle, "value": both}]),
                 "ca_bundle_foreign",
             ),
@@ -219,12 +222,12 @@ fn stale_leader_loses_by_conflict() {
         let written = write(&client, &release, &later, &target(&release, &ca, 9)).await?;
         let know = |_: &[u8]| Some(Generation(1));
         let Configuration::Present(bundle) = written.configuration(&know) else { bail!("{written:?}") };
-        ensure!(bundle.uniform && bundle.epoch == 9 && bundle.authorities.len() == 1 && !bundle.unknown, "{bundle:?}");
+        ensure!(bundle.uniform && bundle.epoch == 9 && bundle.cas.len() == 1 && !bundle.unknown, "{bundle:?}");
         ensure!(matches!(claim(&client, &release, &written, 10).await, Err(WriteError::NotEmpty)));
         ensure!(matches!(write(&client, &release, &later, &target(&release, &ca, 9)).await, Err(WriteError::Changed)));
         let mut empty = target(&release, &ca, 9);
         empty.settings.ca_bundle.clear();
-        ensure!(matches!(write(&client, &release, &written, &empty).await, Err(WriteError::NoAuthority)));
+        ensure!(matches!(write(&client, &release, &written, &empty).await, Err(WriteError::NoCa)));
 
         // The field manager names the client that wrote a field.
         let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
@@ -241,7 +244,7 @@ fn stale_leader_loses_by_conflict() {
         let labelled = json!({"metadata": {"labels": {"team": "platform"}, "annotations": {"a": "b"}}});
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
         let mut quiet = target(&release, &ca, 10);
-        (quiet.settings.validates_profiles, quiet.settings.canary) = (false, false);
+        (quiet.settings.validates_profiles, quiet.settings.trust_probe) = (false, false);
         quiet.rules.validated = Validated::default();
         let read = observe(&client, &release, false).await?;
         let written = write(&client, &release, &read, &quiet).await?;

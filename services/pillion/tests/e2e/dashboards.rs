@@ -181,8 +181,8 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
                 let output = command.output().await?;
                 // `pillion status` exits with 1 if it has findings, which is a valid result here.
                 let has_findings = line.starts_with("pillion status") && output.status.code() == Some(1);
-                let is_told = output.status.success() || has_findings;
-                ensure!(is_told, "{line}\n{}", String::from_utf8_lossy(&output.stderr));
+                let is_expected = output.status.success() || has_findings;
+                ensure!(is_expected, "{line}\n{}", String::from_utf8_lossy(&output.stderr));
                 Ok(())
             })
             .await?;
@@ -270,8 +270,7 @@ async fn exceed_deadlines(replica: &Replica) -> Result<()> {
 #[test]
 fn real_faults_fire_expected_alerts() {
     Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
-        let policy =
-            QUICK.replace("  interval: 1s\n", "  interval: 1s\n  authorityLifetime: 700h\n  rotateAfter: 350h\n");
+        let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  caLifetime: 700h\n  rotateAfter: 350h\n");
         ensure!(policy != QUICK);
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 2, 2).await?;
         managed.rig.namespace("shop", Some("required")).await?;
@@ -379,7 +378,7 @@ fn real_faults_fire_expected_alerts() {
 #[test]
 fn expiring_certificate_fires_alerts() {
     Isolation::new().run(|| async {
-        let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  leafLifetime: 40s\n");
+        let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  servingLifetime: 40s\n");
         ensure!(policy != QUICK);
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 1, 1).await?;
         let prometheus = start_prometheus(&managed).await?;

@@ -41,7 +41,7 @@ fn doctor_reports_only_real_problems() {
             ensure!(said("replicas") == "2 of 2 ready" && said("profiles") == "1 stored, 1 served", "{lines:?}");
             ensure!(said("switch") == "injection enabled, webhooks armed", "{lines:?}");
             ensure!(said("rotation").starts_with("stable") && said("leader").contains("renewed"), "{lines:?}");
-            ensure!(said("certificate").starts_with("of authority"), "{lines:?}");
+            ensure!(said("certificate").starts_with("of CA"), "{lines:?}");
             ensure!(status.code == Some(0) && status.json["pods"]["missing"] == 0, "{:#}", status.json);
             ensure!(status.json["works"] == true, "{:#}", status.json);
             Ok(())
@@ -106,7 +106,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         eventually(PATIENCE, "the doctor reports the CA bundle", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             result.names("ca_bundle_mismatch")?;
-            result.says("canary_failed", "x509")
+            result.says("dry_run_failed", "x509")
         })
         .await?;
         register(&right).await?;

@@ -487,7 +487,7 @@ fn explain_names_foreign_changes_and_rejections() {
         ensure!(result.json["object"]["namespace"] == "team-a", "{:#}", result.json);
         let result = pillion(control_plane, &["doctor"]).await?;
         result.names("other_injector")?;
-        result.names("canary_failed")?;
+        result.names("dry_run_failed")?;
 
         // Another client adds a match condition to Pillion's entry.
         drop(foreign);

@@ -278,8 +278,8 @@ async fn expect_pod_without_owner_waits(cluster: &Cluster) -> Result<()> {
     let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
     ensure!(is_gated(&bare), "{bare}");
     eventually(SOON, "the pod without an owner is reported", async || {
-        let told = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
-        ensure!(told.items.iter().any(|event| event.involved_object.name.as_deref() == Some("bare")), "not yet");
+        let found = events.list(&ListParams::default().fields("reason=InjectionHeld")).await?;
+        ensure!(found.items.iter().any(|event| event.involved_object.name.as_deref() == Some("bare")), "not yet");
         Ok(())
     })
     .await?;

@@ -42,7 +42,7 @@ mod profiles;
 #[path = "../support/prometheus.rs"]
 mod prometheus;
 mod rbac;
-mod rehearsal;
+mod connectivity_check;
 mod reinvocation;
 mod revisions;
 mod rig;

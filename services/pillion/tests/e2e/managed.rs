@@ -133,7 +133,7 @@ impl Managed {
 
     /// Returns the rotation's record from its Secret.
     pub(crate) async fn record(&self) -> Result<serde_json::Value> {
-        let secret = self.secrets().get(&format!("{RELEASE}-authority")).await?;
+        let secret = self.secrets().get(&format!("{RELEASE}-ca")).await?;
         let record = secret.data.context("data")?.remove("record").context("a record")?;
         Ok(serde_json::from_slice(&record.0)?)
     }
@@ -196,7 +196,7 @@ impl Managed {
 
     /// Damages the Secrets of the release.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
-        let (record, serving) = (format!("{RELEASE}-authority"), format!("{RELEASE}-serving"));
+        let (record, serving) = (format!("{RELEASE}-ca"), format!("{RELEASE}-serving"));
         let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);
         match damage {
             Damage::CertificateDeleted => self.delete(&serving).await,
@@ -211,7 +211,7 @@ impl Managed {
             Damage::RecordInvalid => self.replace(&record, "record", "junk").await,
             Damage::CaWithWrongKey => {
                 let (_, active) = self.rotation().await?;
-                self.replace(&record, &format!("authority-{active}.key"), &another()?).await
+                self.replace(&record, &format!("ca-{active}.key"), &another()?).await
             }
             Damage::BothDeleted => {
                 self.delete(&record).await?;
@@ -260,6 +260,6 @@ pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Re
 async fn create_trust_probe_service(client: &kube::Client) -> Result<()> {
     let service = pillion_control::trust_probe::service(&Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?)?;
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
-    services.patch(&format!("{RELEASE}-canary"), &PatchParams::apply("test"), &Patch::Apply(&service)).await?;
+    services.patch(&format!("{RELEASE}-trust-probe"), &PatchParams::apply("test"), &Patch::Apply(&service)).await?;
     Ok(())
 }

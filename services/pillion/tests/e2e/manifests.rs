@@ -26,7 +26,7 @@ const DEFINED: [(&str, &[&str]); 2] = [
             "InjectionProfile",
             "ClusterProfileRevision",
             "ProfileRevision",
-            "InjectionCanary",
+            "InjectionTrustProbe",
         ],
     ),
     ("apis/monitoring.coreos.com/v1", &["ServiceMonitor", "PrometheusRule"]),
@@ -242,7 +242,7 @@ fn api_server_accepts_every_rendered_field() {
             "injectionprofiles",
             "clusterprofilerevisions",
             "profilerevisions",
-            "injectioncanaries",
+            "injectiontrustprobes",
         ];
         let names = kinds.map(|kind| format!("{kind}.pillion.dev"));
         control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await?;

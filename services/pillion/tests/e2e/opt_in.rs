@@ -79,12 +79,12 @@ fn foreign_label_opts_namespace_in() {
             Ok(())
         })
         .await?;
-        let told = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
             .args(["status", "-n", "mesh", "--kubeconfig"])
             .arg(managed.rig.control_plane.kubeconfig())
             .output()?;
-        let (out, err) = (String::from_utf8_lossy(&told.stdout), String::from_utf8_lossy(&told.stderr));
-        ensure!(told.status.code() == Some(1) && out.contains("lost-") && !out.contains("early"), "{out}{err}");
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.code() == Some(1) && out.contains("lost-") && !out.contains("early"), "{out}{err}");
         Ok(())
     });
 }

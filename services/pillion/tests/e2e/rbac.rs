@@ -77,7 +77,7 @@ namespaces: get list watch
 pillion.dev clusterprofilerevisions: create delete get list watch
 pillion.dev clusterinjectionprofiles/status: patch
 pillion.dev clusterinjectionprofiles: get list watch
-pillion.dev injectioncanaries: create
+pillion.dev injectiontrustprobes: create
 pillion.dev profilerevisions: create delete get list watch
 pillion.dev injectionprofiles/status: patch
 pillion.dev injectionprofiles: get list watch
@@ -91,10 +91,10 @@ configmaps pillion: get list watch
 configmaps: create
 coordination.k8s.io leases pillion-controller: get list update watch
 coordination.k8s.io leases: create
-discovery.k8s.io endpointslices pillion-canary: create delete patch
+discovery.k8s.io endpointslices pillion-trust-probe: create delete patch
 discovery.k8s.io endpointslices: list
 podtemplates: create
-secrets pillion-authority: get list update watch
+secrets pillion-ca: get list update watch
 secrets pillion-serving: get list update watch
 secrets: create
 services pillion: get
@@ -111,8 +111,8 @@ type Case = (&'static str, &'static str, &'static str, &'static str, &'static st
 const CASES: &[Case] = &[
     ("webhook", "get", "/secrets", NAMESPACE, "pillion-serving", true),
     ("webhook", "watch", "/secrets", NAMESPACE, "pillion-serving", true),
-    ("webhook", "get", "/secrets", NAMESPACE, "pillion-authority", false),
-    ("webhook", "watch", "/secrets", NAMESPACE, "pillion-authority", false),
+    ("webhook", "get", "/secrets", NAMESPACE, "pillion-ca", false),
+    ("webhook", "watch", "/secrets", NAMESPACE, "pillion-ca", false),
     ("webhook", "list", "/secrets", NAMESPACE, "", false),
     ("webhook", "list", "/secrets", "", "", false),
     ("webhook", "get", "/secrets", "team-a", "pillion-serving", false),
@@ -129,7 +129,7 @@ const CASES: &[Case] = &[
     ("webhook", "patch", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", "pillion", false),
     ("webhook", "patch", "pillion.dev/injectionprofiles/status", "team-a", "a", false),
     ("webhook", "create", "pillion.dev/clusterprofilerevisions", "", "", false),
-    ("controller", "get", "/secrets", NAMESPACE, "pillion-authority", true),
+    ("controller", "get", "/secrets", NAMESPACE, "pillion-ca", true),
     ("controller", "update", "/secrets", NAMESPACE, "pillion-serving", true),
     ("controller", "create", "/secrets", NAMESPACE, "", true),
     ("controller", "create", "/secrets", "team-a", "", false),
@@ -137,7 +137,7 @@ const CASES: &[Case] = &[
     ("controller", "create", "/podtemplates", "team-a", "", false),
     ("controller", "get", "/secrets", NAMESPACE, "another", false),
     ("controller", "list", "/secrets", NAMESPACE, "", false),
-    ("controller", "delete", "/secrets", NAMESPACE, "pillion-authority", false),
+    ("controller", "delete", "/secrets", NAMESPACE, "pillion-ca", false),
     ("controller", "update", "/configmaps", NAMESPACE, "pillion", false),
     ("controller", "update", "coordination.k8s.io/leases", NAMESPACE, "pillion-controller", true),
     ("controller", "update", "coordination.k8s.io/leases", "kube-system", "kube-scheduler", false),
@@ -156,7 +156,7 @@ const CASES: &[Case] = &[
     ("controller", "create", "/pods/exec", "team-a", "a", false),
     ("controller", "list", "discovery.k8s.io/endpointslices", "default", "", true),
     ("controller", "list", "coordination.k8s.io/leases", "kube-system", "", true),
-    ("controller", "patch", "discovery.k8s.io/endpointslices", NAMESPACE, "pillion-canary", true),
+    ("controller", "patch", "discovery.k8s.io/endpointslices", NAMESPACE, "pillion-trust-probe", true),
     ("controller", "patch", "discovery.k8s.io/endpointslices", NAMESPACE, "pillion-abcde", false),
     ("controller", "create", "discovery.k8s.io/endpointslices", NAMESPACE, "", false),
     ("controller", "create", "/configmaps", "team-a", "", false),
@@ -384,7 +384,7 @@ fn resource_names_limit_lists_watches_and_applies() {
         })
         .await?;
         ensure!(is_forbidden(&secrets.list(&ListParams::default()).await), "all Secrets");
-        ensure!(is_forbidden(&secrets.list(&ListParams::default().fields("metadata.name=pillion-authority")).await));
+        ensure!(is_forbidden(&secrets.list(&ListParams::default().fields("metadata.name=pillion-ca")).await));
         let watched = secrets.watch(&WatchParams::default().fields("metadata.name=pillion-serving"), "0").await;
         ensure!(watched.is_ok(), "a watch by name");
         ensure!(is_forbidden(&secrets.watch(&WatchParams::default(), "0").await.map(|_| ())), "a watch of all");

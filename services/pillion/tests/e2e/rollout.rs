@@ -243,7 +243,7 @@ fn stale_workloads_restart_within_budgets() {
         let run = cluster.pillion(&["rollout", "-n", "shop"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         let line = |start: &str| run.stdout.lines().find(|line| line.contains(start)).unwrap_or_default().to_owned();
-        for (workload, told) in [
+        for (workload, message) in [
             ("Deployment/web ", "would be restarted"),
             ("Deployment/paused ", "left alone: it is paused"),
             ("Pod/alone ", "left alone: it has no controller"),
@@ -252,7 +252,7 @@ fn stale_workloads_restart_within_budgets() {
                 "would wait: the restart removes 1 of its pods at once, and PodDisruptionBudget db allows 0",
             ),
         ] {
-            ensure!(line(workload).contains(told) && line(workload).contains("marked outdated"), "{}", run.stdout);
+            ensure!(line(workload).contains(message) && line(workload).contains("marked outdated"), "{}", run.stdout);
         }
         ensure!(
             run.stderr.contains("4 workloads are stale: 2 would be restarted by --apply, 2 left alone"),

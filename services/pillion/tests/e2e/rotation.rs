@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
-use pillion_api::webhook_configuration::is_rehearsal;
+use pillion_api::webhook_configuration::is_connectivity_check;
 use pillion_testkit::namespace::SECOND_API_SERVER;
 use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually, is_thorough};
 use serde_json::json;
@@ -238,9 +238,9 @@ fn compromised_key_is_replaced_without_soak() {
         let status = pillion(&managed.rig.control_plane, &["status"]).await?.json;
         let lines: Vec<_> = status["installation"].as_array().into_iter().flatten().collect();
         for (what, expected) in [
-            ("authority", format!("{} made", active + 1)),
-            ("certificate", format!("of authority {}", active + 1)),
-            ("webhook", format!("enabled.pillion.dev trusts authority {}", active + 1)),
+            ("CA", format!("{} made", active + 1)),
+            ("certificate", format!("of CA {}", active + 1)),
+            ("webhook", format!("enabled.pillion.dev trusts CA {}", active + 1)),
         ] {
             let says = |line: &serde_json::Value| {
                 line["what"] == what && line["said"].as_str().is_some_and(|said| said.contains(&expected))
@@ -249,8 +249,8 @@ fn compromised_key_is_replaced_without_soak() {
         }
         let certificates = &status["certificates"];
         ensure!(certificates["rotation"]["active"]["generation"] == active + 1, "{status:#}");
-        ensure!(certificates["certificate"]["authority"] == active + 1, "{status:#}");
-        ensure!(certificates["webhooks"][0]["authorities"] == serde_json::json!([active + 1]), "{status:#}");
+        ensure!(certificates["certificate"]["ca"] == active + 1, "{status:#}");
+        ensure!(certificates["webhooks"][0]["cas"] == serde_json::json!([active + 1]), "{status:#}");
 
         // Report the CA as compromised during the soak of the next one, which would take an hour. The rotation then
         // replaces both.
@@ -304,17 +304,17 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         // wait until it changes.
         let whole = eventually(LIMIT * 2, "the connectivity check is over", async || {
             let there = configurations.get(RELEASE).await?;
-            ensure!(!is_rehearsal(&there, RELEASE), "it continues");
+            ensure!(!is_connectivity_check(&there, RELEASE), "it continues");
             Ok(there.webhooks)
         })
         .await?;
         ensure!(whole.as_ref().is_some_and(|entries| entries.len() >= 4), "{whole:?}");
-        let stranger = TestCa::new()?.bundle_pem();
+        let foreign = TestCa::new()?.bundle_pem();
         let bundle = "/webhooks/0/clientConfig/caBundle";
         let damages = [
             ("the CA bundle emptied", Some(json!([{"op": "replace", "path": bundle, "value": ""}]))),
             ("the bundle replaced by junk", Some(json!([{"op": "replace", "path": bundle, "value": base64("junk")}]))),
-            ("a stranger's bundle", Some(json!([{"op": "replace", "path": bundle, "value": base64(&stranger)}]))),
+            ("the bundle of another CA", Some(json!([{"op": "replace", "path": bundle, "value": base64(&foreign)}]))),
             ("an entry deleted", Some(json!([{"op": "remove", "path": "/webhooks/1"}]))),
             (
                 "the policy changed",

@@ -13,9 +13,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{Api, DeleteParams, PostParams};
 use pillion_api::webhook_configuration::{self, Settings};
 use pillion_control::Release;
-use pillion_control::certificates::authority::{
-    AuthoritySecret, Issuing, KnownAuthorities, Lifetimes, ServingMaterial,
-};
+use pillion_control::certificates::ca::{CaSecret, Issuing, KnownCas, Lifetimes, ServingMaterial};
 use pillion_control::certificates::rotation::{Generation, Phase, Record};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
@@ -119,7 +117,7 @@ async fn served_certificate(replica: &Replica) -> Result<CertificateDer<'static>
 /// Issues certificates and writes the serving Secret, as the controller does.
 struct Controller {
     release: Release,
-    known: KnownAuthorities,
+    known: KnownCas,
     secrets: Api<Secret>,
 }
 
@@ -129,18 +127,18 @@ impl Controller {
         // The CA is so old that a certificate from it can have expired.
         let now = Timestamp::now() - Duration::from_hours(24 * 20);
         let lifetimes = Lifetimes::default();
-        let ca = Issuing { release: &release, lifetimes: &lifetimes, now }.authority(Generation(1))?;
+        let ca = Issuing { release: &release, lifetimes: &lifetimes, now }.ca(Generation(1))?;
         let record = Record {
             phase: Phase::Stable,
             since: now,
             epoch: 1,
             bundle_epoch: 1,
-            leaf_epoch: 1,
+            certificate_epoch: 1,
             active: Some(ca.facts),
             next: None,
             trigger: None,
         };
-        let known = AuthoritySecret::read(None, &release).with(record, Some(ca))?;
+        let known = CaSecret::read(None, &release).with(record, Some(ca))?;
         let secrets = Api::namespaced(control_plane.client(), NAMESPACE);
         Ok(Self { release, known, secrets })
     }
@@ -232,7 +230,7 @@ fn certificate_follows_secret_but_never_downgrades() {
             Ok(())
         })
         .await?;
-        quickest(Duration::from_secs(1), "told", async || {
+        quickest(Duration::from_secs(1), "messages", async || {
             let began = Instant::now();
             served_certificate(&replica).await.err().context("there is nothing to show")?;
             Ok(began.elapsed())
@@ -285,9 +283,10 @@ fn certificate_follows_secret_but_never_downgrades() {
 
         // The replica rejects and counts invalid certificates, and keeps the old one.
         let other = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
-        let for_trust_probe = controller.issue_certificate(Timestamp::now(), &controller.release.canary_names())?;
+        let for_trust_probe =
+            controller.issue_certificate(Timestamp::now(), &controller.release.trust_probe_names())?;
         let ahead = controller.issue_certificate(Timestamp::now() + Duration::from_hours(3), &names_of_release)?;
-        let stranger = Controller::new(&control_plane)?;
+        let foreign = Controller::new(&control_plane)?;
         controller.set("tls.crt", b"junk").await?;
         wait_for_reloads(&replica, "invalid", 2.0).await?;
         controller.serve(&served, 12).await?;
@@ -302,8 +301,8 @@ fn certificate_follows_secret_but_never_downgrades() {
         wait_for_reloads(&replica, "invalid", 6.0).await?;
         controller.serve(&other, 16).await?;
         wait_until_served(&replica, &other).await?;
-        let strangers = stranger.known.bundle(&[Generation(1)], &[])?;
-        controller.set("ca.crt", strangers.as_bytes()).await?;
+        let foreign_bundle = foreign.known.bundle(&[Generation(1)], &[])?;
+        controller.set("ca.crt", foreign_bundle.as_bytes()).await?;
         wait_for_reloads(&replica, "invalid", 7.0).await?;
         ensure!(served_certificate(&replica).await? == *other.certificate());
         let log = replica.log_text()?;

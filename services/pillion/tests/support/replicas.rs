@@ -64,7 +64,7 @@ impl Unconnected {
     }
 
     pub(crate) fn controller() -> Self {
-        let ports = ["controller", "--canary-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
+        let ports = ["controller", "--trust-probe-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
         Self::start(tempfile::tempdir().unwrap(), &ports)
     }
 

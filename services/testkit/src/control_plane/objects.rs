@@ -68,8 +68,8 @@ impl ControlPlane {
                 let kinds = Request::get("/apis").header("accept", DISCOVERY).body(Vec::new())?;
                 let kinds: Value = client.request(kinds).await?;
                 for version in crd.spec.versions.iter().filter(|version| version.served) {
-                    let is_told = tells_of(&kinds, &crd.spec.group, &version.name, &crd.spec.names.plural);
-                    ensure!(is_told, "{} is not among the kinds that there are", version.name);
+                    let is_served = serves_resource(&kinds, &crd.spec.group, &version.name, &crd.spec.names.plural);
+                    ensure!(is_served, "{} is not among the kinds that there are", version.name);
                     let path = format!("/apis/{}/{}/{}", crd.spec.group, version.name, crd.spec.names.plural);
                     client.request_text(Request::get(format!("{path}?limit=1")).body(Vec::new())?).await?;
                 }
@@ -83,7 +83,7 @@ impl ControlPlane {
 
 /// Returns whether the discovery document `kinds` contains the resource `plural`. Returns true if `kinds` has another
 /// format, which lists no resources.
-fn tells_of(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
+fn serves_resource(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
     let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
     let Some(groups) = list(kinds, "items") else { return true };
     let groups = groups.iter().filter(|each| each.pointer("/metadata/name").is_some_and(|name| name == group));

@@ -184,7 +184,7 @@ impl ReloadMetrics {
     }
 
     /// Counts a check of the files or of the Secret.
-    pub fn looked(&self, result: ReloadResult) {
+    pub fn count_check(&self, result: ReloadResult) {
         self.results.count(result as usize);
     }
 
@@ -206,7 +206,7 @@ pub fn register_certificate(registry: &mut Registry, certificate: Arc<ServingCer
 
 impl Collector for CertificateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(der) = self.0.leaf() else { return Ok(()) };
+        let Some(der) = self.0.der() else { return Ok(()) };
         let validity = parse_x509_certificate(&der).ok().map(|(_, certificate)| certificate.validity().clone());
         let times = validity.map(|validity| [validity.not_before.timestamp(), validity.not_after.timestamp()]);
         let [from, until] = times.map_or([None; 2], |times| times.map(Some));

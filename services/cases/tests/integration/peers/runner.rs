@@ -130,11 +130,11 @@ impl RunnableCase {
         };
         let found = normalize(&verdict.object);
         let mut differences = verdict.differences;
-        let messages = verdict.told;
+        let messages = verdict.messages;
         let mut wrong = |expected: &str| {
             let found = Some(messages.join("\n").into());
             differences.push(Difference {
-                aspect: Aspect::Told,
+                aspect: Aspect::Message,
                 path: String::new(),
                 found,
                 expected: Some(expected.into()),
@@ -424,7 +424,7 @@ fn outcome(case: &PeerCase) -> (Option<String>, bool) {
             for difference in differences.iter().take(SHOWN) {
                 let _ = writeln!(text, "{difference}");
             }
-            let _ = writeln!(text, "{} differences; its author is told: {messages:?}", differences.len());
+            let _ = writeln!(text, "{} differences; message to the author: {messages:?}", differences.len());
             (Some(text), false)
         }
     }

@@ -84,7 +84,7 @@ pillion_api::labelled! {
 /// A CA in the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Authority {
+pub struct Ca {
     /// The number of the CA.
     pub generation: Generation,
     /// When the CA was created. Its certificate may be used from then on.
@@ -108,12 +108,12 @@ pub struct Record {
     /// The epoch of the last required change of the bundle. Bundles of an earlier epoch are outdated.
     pub bundle_epoch: u64,
     /// The epoch of the last required change of the serving certificate.
-    pub leaf_epoch: u64,
+    pub certificate_epoch: u64,
     /// The CA of the current or earlier serving certificates. `None` after the record was lost. Then the bundle has
     /// unknown certificates, which stay trusted until the rotation is complete.
-    pub active: Option<Authority>,
+    pub active: Option<Ca>,
     /// The next CA. `None` only in phase `Stable`.
-    pub next: Option<Authority>,
+    pub next: Option<Ca>,
     /// Why the current or last rotation began.
     pub trigger: Option<Trigger>,
 }
@@ -127,7 +127,7 @@ impl Record {
 
     /// Returns the CA that signs now. `None` while the active CA is lost and the next one is not trusted yet.
     #[must_use]
-    pub fn signer(&self) -> Option<Authority> {
+    pub fn signer(&self) -> Option<Ca> {
         if self.has_switched() { self.next } else { self.active }
     }
 
@@ -135,7 +135,7 @@ impl Record {
     pub fn trusted(&self) -> impl Iterator<Item = Generation> {
         let active = self.active.filter(|_| self.phase != Phase::Contracted);
         let next = self.next.filter(|_| self.phase >= Phase::Expanded);
-        active.into_iter().chain(next).map(|authority| authority.generation)
+        active.into_iter().chain(next).map(|ca| ca.generation)
     }
 
     /// Whether unknown certificates stay in the bundle: the record of their CA is lost, and replicas may still serve
@@ -194,14 +194,14 @@ impl<T> Stored<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Serving {
     /// The certificate; `None` if no replica would serve it: it is damaged, has other names, or lacks its key.
-    pub leaf: Option<Leaf>,
+    pub certificate: Option<ServingCertificate>,
     /// The epoch of the record for which it was written.
     pub epoch: u64,
 }
 
 /// A certificate that can be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaf {
+pub struct ServingCertificate {
     /// The CA that signed it; `None` if unknown.
     pub signer: Option<Generation>,
     /// When to renew the certificate. This is long before its end, and differs between the releases of a cluster.
@@ -228,7 +228,7 @@ pub enum Configuration {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
     /// The CAs of the record that every entry trusts.
-    pub authorities: BTreeSet<Generation>,
+    pub cas: BTreeSet<Generation>,
     /// Whether all entries have the same `caBundle`, with nothing but certificates.
     pub uniform: bool,
     /// Whether some entry has an unknown certificate.
@@ -270,7 +270,7 @@ pub struct Propagation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Create the first or the next CA, and write the record that [`Record::with`] builds.
-    NewAuthority {
+    NewCa {
         /// The number of the new CA.
         generation: Generation,
         /// Why the CA is created; `None` for the first one.
@@ -285,7 +285,7 @@ pub enum Step {
         epoch: u64,
     },
     /// Issue a serving certificate of this CA, and write it for this epoch.
-    WriteLeaf {
+    WriteServingCertificate {
         /// The CA that signs.
         signer: Generation,
         /// The epoch of the record.
@@ -294,7 +294,7 @@ pub enum Step {
     /// Write the bundle of every entry for this epoch, and add missing entries.
     WriteBundle {
         /// The CAs of the bundle.
-        authorities: Vec<Generation>,
+        cas: Vec<Generation>,
         /// Whether unknown certificates stay in the bundle.
         keep_unknown: bool,
         /// The epoch of the record.
@@ -336,7 +336,7 @@ pillion_api::labelled! {
         /// configuration would then reject pods.
         NoEndpoint => "no_endpoint",
         /// The connectivity check is running. Until it ends, a failed call rejects no pod.
-        Rehearsal => "connectivity_check",
+        ConnectivityCheck => "connectivity_check",
         /// An operator disabled the webhooks.
         Disarmed => "disarmed",
         /// Not every API server is known to have the bundle.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::{
-    Authority, Blocked, Bundle, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Serving, Step,
+    Blocked, Bundle, Ca, Configuration, Generation, Observed, Phase, Propagation, Record, Repair, Serving, Step,
     Stored, Trigger,
 };
 
@@ -46,9 +46,9 @@ impl Default for Settings {
 /// certificate.
 #[must_use]
 pub fn next(settings: &Settings, seen: &Observed) -> Step {
-    let seen = &*seen.believed();
+    let seen = &*seen.without_forged_epochs();
     let record = match &seen.record {
-        Stored::Is(record) if !is_behind(record, seen) => record,
+        Stored::Is(record) if !is_record_restored(record, seen) => record,
         _ => return recover(seen),
     };
     let plan = Plan { settings, seen, record };
@@ -58,7 +58,7 @@ pub fn next(settings: &Settings, seen: &Observed) -> Step {
 /// Whether an object was written for a later epoch than the record's. Then the record was restored to an older version:
 /// for example, from a backup. The record did not change while the objects were read, so no newer record explains the
 /// epoch.
-fn is_behind(record: &Record, seen: &Observed) -> bool {
+fn is_record_restored(record: &Record, seen: &Observed) -> bool {
     newest_epoch(seen).is_some_and(|epoch| epoch > record.epoch)
 }
 
@@ -73,7 +73,7 @@ fn newest_epoch(seen: &Observed) -> Option<u64> {
 
 /// Maximum lead of an object's epoch over the record's epoch. A restored record is never this many writes behind, so a
 /// higher epoch is forged. The limit also keeps forged epochs from exhausting the numbers.
-const LEAP: u64 = 1 << 32;
+const MAX_EPOCH_LEAD: u64 = 1 << 32;
 
 impl Observed {
     /// Returns the highest epoch that the controller can have written, if an object has a higher one. Another client
@@ -86,10 +86,10 @@ impl Observed {
         let newest = newest_epoch(self)?;
         let own = self.record.get().map(|record| record.epoch);
         let highest = own.unwrap_or_default();
-        let is_forged = newest > highest.saturating_add(LEAP)
+        let is_forged = newest > highest.saturating_add(MAX_EPOCH_LEAD)
             || self.record.get().is_some_and(|record| newest > record.epoch && self.matches(record));
         // Without a record, any epoch up to the limit is accepted.
-        is_forged.then_some(own.unwrap_or(LEAP))
+        is_forged.then_some(own.unwrap_or(MAX_EPOCH_LEAD))
     }
 
     /// Whether only CAs of this record are trusted and sign. Then the record can be used, and missing parts can be
@@ -99,27 +99,27 @@ impl Observed {
         let trusts = self
             .configuration
             .bundle()
-            .is_none_or(|bundle| bundle.authorities.is_subset(&wanted) && (!bundle.unknown || record.keeps_unknown()));
-        let signer = |authority: Option<Authority>| authority.map(|authority| authority.generation);
-        let signs = self.serving.get().and_then(|serving| serving.leaf).is_none_or(|leaf| {
-            let is_late = record.phase == Phase::Switched && leaf.signer == signer(record.active);
-            leaf.signer == signer(record.signer()) || is_late
+            .is_none_or(|bundle| bundle.cas.is_subset(&wanted) && (!bundle.unknown || record.keeps_unknown()));
+        let signer = |ca: Option<Ca>| ca.map(|ca| ca.generation);
+        let signs = self.serving.get().and_then(|serving| serving.certificate).is_none_or(|certificate| {
+            let is_late = record.phase == Phase::Switched && certificate.signer == signer(record.active);
+            certificate.signer == signer(record.signer()) || is_late
         });
         trusts && signs
     }
 
     /// Returns the state with forged epochs set to 0, which is older than every epoch.
     #[must_use]
-    pub fn believed(&self) -> Cow<'_, Self> {
+    pub fn without_forged_epochs(&self) -> Cow<'_, Self> {
         let Some(highest) = self.forged() else { return Cow::Borrowed(self) };
-        let mut believed = self.clone();
+        let mut without_forged_epochs = self.clone();
         let epochs = [
-            match &mut believed.configuration {
+            match &mut without_forged_epochs.configuration {
                 Configuration::Absent | Configuration::Disarmed => None,
                 Configuration::Empty { epoch } => Some(epoch),
                 Configuration::Present(bundle) => Some(&mut bundle.epoch),
             },
-            match &mut believed.serving {
+            match &mut without_forged_epochs.serving {
                 Stored::Is(serving) => Some(&mut serving.epoch),
                 Stored::Missing | Stored::Corrupt => None,
             },
@@ -127,7 +127,7 @@ impl Observed {
         for epoch in epochs.into_iter().flatten().filter(|epoch| **epoch > highest) {
             *epoch = 0;
         }
-        Cow::Owned(believed)
+        Cow::Owned(without_forged_epochs)
     }
 }
 
@@ -138,7 +138,7 @@ fn recover(seen: &Observed) -> Step {
         return Step::Wait { blocked: Blocked::Clock, until: None };
     }
     let is_first = seen.configuration.bundle().is_none() && matches!(seen.record, Stored::Missing);
-    Step::NewAuthority { generation: next_generation(seen), trigger: (!is_first).then_some(Trigger::Lost) }
+    Step::NewCa { generation: next_generation(seen), trigger: (!is_first).then_some(Trigger::Lost) }
 }
 
 /// Returns a number that no CA has had.
@@ -147,25 +147,23 @@ fn next_generation(seen: &Observed) -> Generation {
 }
 
 impl Record {
-    /// Builds the record to write with a CA that was created for [`Step::NewAuthority`].
+    /// Builds the record to write with a CA that was created for [`Step::NewCa`].
     #[must_use]
-    pub fn with(authority: Authority, trigger: Option<Trigger>, seen: &Observed) -> Self {
-        let seen = &*seen.believed();
-        let known = seen.record.get().filter(|record| !is_behind(record, seen));
+    pub fn with(ca: Ca, trigger: Option<Trigger>, seen: &Observed) -> Self {
+        let seen = &*seen.without_forged_epochs();
+        let known = seen.record.get().filter(|record| !is_record_restored(record, seen));
         let epoch = known.map(|record| record.epoch).max(newest_epoch(seen)).map_or(1, |epoch| epoch + 1);
         let since = seen.now;
         match known {
-            Some(record) => {
-                Self { phase: Phase::Staged, since, epoch, next: Some(authority), trigger, ..record.clone() }
-            }
+            Some(record) => Self { phase: Phase::Staged, since, epoch, next: Some(ca), trigger, ..record.clone() },
             // No CA is trusted yet, so the new CA becomes active at once.
             None if seen.configuration.bundle().is_none() => Self {
                 phase: Phase::Stable,
                 since,
                 epoch,
                 bundle_epoch: epoch,
-                leaf_epoch: epoch,
-                active: Some(authority),
+                certificate_epoch: epoch,
+                active: Some(ca),
                 next: None,
                 trigger,
             },
@@ -174,9 +172,9 @@ impl Record {
                 since,
                 epoch,
                 bundle_epoch: 0,
-                leaf_epoch: 0,
+                certificate_epoch: 0,
                 active: None,
-                next: Some(authority),
+                next: Some(ca),
                 trigger,
             },
         }
@@ -212,15 +210,16 @@ impl Plan<'_> {
             Configuration::Absent => Some(Step::Claim { epoch: record.epoch }),
             Configuration::Empty { epoch } if *epoch < record.bundle_epoch => Some(Step::Claim { epoch: record.epoch }),
             // Every endpoint must serve a trusted certificate when the first call arrives.
-            Configuration::Empty { .. } => Some(self.leaf().unwrap_or_else(|| {
+            Configuration::Empty { .. } => Some(self.serving_certificate().unwrap_or_else(|| {
                 let none = endpoints.answering == 0 || endpoints.older;
                 if none { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
             })),
-            Configuration::Disarmed => Some(self.leaf().unwrap_or(wait(Blocked::Disarmed))),
+            Configuration::Disarmed => Some(self.serving_certificate().unwrap_or(wait(Blocked::Disarmed))),
             Configuration::Present(bundle) if self.has_only_unknown(bundle) => Some(self.stage_active()),
-            Configuration::Present(bundle) => {
-                self.bundle_deviation(bundle).map(|repair| self.write_bundle(repair)).or_else(|| self.leaf())
-            }
+            Configuration::Present(bundle) => self
+                .bundle_deviation(bundle)
+                .map(|repair| self.write_bundle(repair))
+                .or_else(|| self.serving_certificate()),
         }
     }
 
@@ -228,9 +227,14 @@ impl Plan<'_> {
     /// lost while an outdated leader filled the configuration.
     fn has_only_unknown(&self, bundle: &Bundle) -> bool {
         let serve = self.seen.endpoints.untrusted
-            || self.seen.serving.get().and_then(|serving| serving.leaf).is_some_and(|leaf| leaf.signer.is_none());
+            || self
+                .seen
+                .serving
+                .get()
+                .and_then(|serving| serving.certificate)
+                .is_some_and(|certificate| certificate.signer.is_none());
         let active = self.record.active.filter(|_| self.record.phase == Phase::Stable);
-        bundle.unknown && serve && active.is_some_and(|active| !bundle.authorities.contains(&active.generation))
+        bundle.unknown && serve && active.is_some_and(|active| !bundle.cas.contains(&active.generation))
     }
 
     /// Returns the step that makes the active CA the next one, and so keeps the unknown CAs trusted.
@@ -238,7 +242,7 @@ impl Plan<'_> {
         let record = self.record.clone();
         let (active, next) = (None, record.active);
         let (phase, since, epoch, trigger) = (Phase::Staged, self.seen.now, record.epoch + 1, Some(Trigger::Lost));
-        Step::Advance(Record { phase, since, epoch, bundle_epoch: 0, leaf_epoch: 0, active, next, trigger })
+        Step::Advance(Record { phase, since, epoch, bundle_epoch: 0, certificate_epoch: 0, active, next, trigger })
     }
 
     /// Returns why the bundle must be written, if it must.
@@ -248,12 +252,12 @@ impl Plan<'_> {
         if wanted.is_empty() {
             // Until the next CA is added, the bundle has only unknown certificates.
             None
-        } else if !bundle.authorities.is_superset(&wanted) || !bundle.uniform {
+        } else if !bundle.cas.is_superset(&wanted) || !bundle.uniform {
             let expected = bundle.epoch < self.record.bundle_epoch;
             Some(if expected { Repair::Rotation } else { Repair::Damaged })
         } else if bundle.unknown && !keeps_unknown {
             Some(if bundle.epoch < self.record.bundle_epoch { Repair::Rotation } else { Repair::Foreign })
-        } else if bundle.authorities != wanted || bundle.epoch < self.record.bundle_epoch {
+        } else if bundle.cas != wanted || bundle.epoch < self.record.bundle_epoch {
             Some(Repair::Rotation)
         } else {
             None
@@ -262,7 +266,7 @@ impl Plan<'_> {
 
     fn write_bundle(&self, repair: Repair) -> Step {
         Step::WriteBundle {
-            authorities: self.record.trusted().collect(),
+            cas: self.record.trusted().collect(),
             keep_unknown: self.record.keeps_unknown(),
             epoch: self.record.epoch,
             repair,
@@ -270,17 +274,20 @@ impl Plan<'_> {
     }
 
     /// Returns the step that replaces the serving certificate, if it is not the required one or must be renewed.
-    fn leaf(&self) -> Option<Step> {
+    fn serving_certificate(&self) -> Option<Step> {
         let Some(signer) = self.record.signer() else {
             // The signing CA is lost and the next one is not trusted yet, so the replicas keep their certificate.
             return None;
         };
         let is_of_signer = |serving: &&Serving| {
-            serving.epoch >= self.record.leaf_epoch
-                && serving.leaf.is_some_and(|leaf| leaf.signer == Some(signer.generation))
+            serving.epoch >= self.record.certificate_epoch
+                && serving.certificate.is_some_and(|certificate| certificate.signer == Some(signer.generation))
         };
         let is_due = |serving: &Serving| {
-            serving.leaf.is_some_and(|leaf| self.seen.clock_agrees && self.seen.now >= leaf.renew_at) && signer.has_key
+            serving
+                .certificate
+                .is_some_and(|certificate| self.seen.clock_agrees && self.seen.now >= certificate.renew_at)
+                && signer.has_key
         };
         match self.seen.serving.get().filter(is_of_signer) {
             Some(serving) if !is_due(serving) => None,
@@ -288,7 +295,7 @@ impl Plan<'_> {
             _ if !self.seen.clock_agrees => Some(wait(Blocked::Clock)),
             // `advance` handles the missing key.
             _ if !signer.has_key => None,
-            _ => Some(Step::WriteLeaf { signer: signer.generation, epoch: self.record.epoch }),
+            _ => Some(Step::WriteServingCertificate { signer: signer.generation, epoch: self.record.epoch }),
         }
     }
 
@@ -298,7 +305,7 @@ impl Plan<'_> {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match record.phase {
             Phase::Stable => self.begin(),
-            _ if self.lacks_a_signer() => self.replace_next(),
+            _ if self.next_lacks_signer() => self.replace_next(),
             Phase::Staged => self.to(Phase::Expanded),
             Phase::Expanded if self.is_propagated() => self.to(Phase::Switched),
             Phase::Switched => self.to(Phase::Verified),
@@ -318,7 +325,7 @@ impl Plan<'_> {
 
     fn begin(&self) -> Step {
         let Some(active) = self.record.active else {
-            return Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) };
+            return Step::NewCa { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) };
         };
         let due = after(active.created, self.settings.rotate_after);
         let trigger = match self.seen.asked {
@@ -327,7 +334,12 @@ impl Plan<'_> {
             None if self.seen.clock_agrees && self.seen.now >= due => Trigger::Age,
             None if !self.seen.clock_agrees => return wait(Blocked::Clock),
             None => {
-                let renewal = self.seen.serving.get().and_then(|serving| serving.leaf).map(|leaf| leaf.renew_at);
+                let renewal = self
+                    .seen
+                    .serving
+                    .get()
+                    .and_then(|serving| serving.certificate)
+                    .map(|certificate| certificate.renew_at);
                 let until = renewal.map_or(due, |renewal| renewal.min(due));
                 return Step::Wait { blocked: Blocked::Idle, until: Some(until) };
             }
@@ -335,14 +347,15 @@ impl Plan<'_> {
         if !self.seen.clock_agrees {
             return wait(Blocked::Clock);
         }
-        Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(trigger) }
+        Step::NewCa { generation: next_generation(self.seen), trigger: Some(trigger) }
     }
 
     /// Whether the next CA cannot sign, and no usable certificate of it exists.
-    fn lacks_a_signer(&self) -> bool {
-        let leaf = self.seen.serving.get().and_then(|serving| serving.leaf).and_then(|leaf| leaf.signer);
+    fn next_lacks_signer(&self) -> bool {
+        let certificate =
+            self.seen.serving.get().and_then(|serving| serving.certificate).and_then(|certificate| certificate.signer);
         let next = self.record.next.filter(|next| !next.has_key);
-        next.is_some_and(|next| !self.record.has_switched() || leaf != Some(next.generation))
+        next.is_some_and(|next| !self.record.has_switched() || certificate != Some(next.generation))
     }
 
     /// Replaces a next CA that cannot sign. This is impossible if replicas may already serve its certificates. Then an
@@ -351,12 +364,13 @@ impl Plan<'_> {
         let active = self.record.active.map(|active| active.generation);
         let serving = self.seen.serving.get();
         let is_old = serving.is_some_and(|serving| {
-            serving.epoch < self.record.leaf_epoch && serving.leaf.is_some_and(|leaf| leaf.signer == active)
+            serving.epoch < self.record.certificate_epoch
+                && serving.certificate.is_some_and(|certificate| certificate.signer == active)
         });
         if !self.seen.clock_agrees {
             wait(Blocked::Clock)
         } else if self.record.phase < Phase::Switched || (self.record.phase == Phase::Switched && is_old) {
-            Step::NewAuthority { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) }
+            Step::NewCa { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) }
         } else {
             wait(Blocked::Unable)
         }
@@ -417,7 +431,7 @@ impl Plan<'_> {
             Phase::Stable => (record.next, None),
             // The old CA's key is no longer needed, and a deleted key cannot be stolen.
             Phase::Soaking | Phase::Contracted => {
-                (record.active.map(|active| Authority { has_key: false, ..active }), record.next)
+                (record.active.map(|active| Ca { has_key: false, ..active }), record.next)
             }
             _ => (record.active, record.next),
         };
@@ -426,7 +440,7 @@ impl Plan<'_> {
             since: self.seen.now,
             epoch,
             bundle_epoch: if changes_bundle { epoch } else { record.bundle_epoch },
-            leaf_epoch: if phase == Phase::Switched { epoch } else { record.leaf_epoch },
+            certificate_epoch: if phase == Phase::Switched { epoch } else { record.certificate_epoch },
             active,
             next,
             trigger: record.trigger,
@@ -442,37 +456,40 @@ fn after(time: Timestamp, duration: Duration) -> Timestamp {
 /// Tests rare cases: lost or compromised keys, and forged records and epochs.
 #[cfg(test)]
 mod tests {
-    use super::super::{Endpoints, Leaf};
+    use super::super::{Endpoints, ServingCertificate};
     use super::*;
 
     const EPOCH: u64 = 7;
 
-    fn authority(number: u32) -> Authority {
+    fn ca(number: u32) -> Ca {
         let (created, not_after) = (Timestamp::UNIX_EPOCH, Timestamp::MAX);
-        Authority { generation: Generation(number), created, not_after, has_key: true }
+        Ca { generation: Generation(number), created, not_after, has_key: true }
     }
 
     /// Returns the observed state in phase `Soaking`, without anything to correct.
     fn soaking(asked: Option<Trigger>) -> Observed {
         let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
-        let authorities = [Generation(1), Generation(2)].into();
+        let cas = [Generation(1), Generation(2)].into();
         let record = Record {
             phase: Phase::Soaking,
             since: now,
             epoch: EPOCH,
             bundle_epoch: EPOCH,
-            leaf_epoch: EPOCH,
-            active: Some(Authority { has_key: false, ..authority(1) }),
-            next: Some(authority(2)),
+            certificate_epoch: EPOCH,
+            active: Some(Ca { has_key: false, ..ca(1) }),
+            next: Some(ca(2)),
             trigger: Some(Trigger::Age),
         };
         Observed {
             now,
             clock_agrees: true,
             record: Stored::Is(record),
-            serving: Stored::Is(Serving { leaf: Some(Leaf { signer, renew_at: Timestamp::MAX }), epoch: EPOCH }),
+            serving: Stored::Is(Serving {
+                certificate: Some(ServingCertificate { signer, renew_at: Timestamp::MAX }),
+                epoch: EPOCH,
+            }),
             configuration: Configuration::Present(Bundle {
-                authorities,
+                cas,
                 uniform: true,
                 unknown: false,
                 epoch: EPOCH,
@@ -506,39 +523,42 @@ mod tests {
     }
 
     #[test]
-    fn authority_that_cannot_sign_is_replaced() {
+    fn ca_that_cannot_sign_is_replaced() {
         let mut seen = soaking(None);
-        let active = Some(Authority { has_key: false, ..authority(2) });
+        let active = Some(Ca { has_key: false, ..ca(2) });
         if let Stored::Is(record) = &mut seen.record {
             *record = Record { phase: Phase::Stable, active, next: None, ..record.clone() };
         }
         if let Configuration::Present(bundle) = &mut seen.configuration {
-            bundle.authorities = [Generation(2)].into();
+            bundle.cas = [Generation(2)].into();
         }
         // The serving certificate must be replaced, and the CA cannot sign.
-        seen.serving = Stored::Is(Serving { leaf: None, epoch: EPOCH });
-        let expected = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
+        seen.serving = Stored::Is(Serving { certificate: None, epoch: EPOCH });
+        let expected = Step::NewCa { generation: Generation(3), trigger: Some(Trigger::Lost) };
         assert_eq!(next(&Settings::default(), &seen), expected);
     }
 
     /// Returns the observed state with a record in this phase, without anything to correct.
-    fn undisturbed(phase: Phase) -> Observed {
+    fn observed_in_phase(phase: Phase) -> Observed {
         let mut seen = soaking(None);
-        let next = (phase != Phase::Stable).then(|| authority(2));
-        let record = Record { phase, active: Some(authority(1)), next, ..seen.record.get().unwrap().clone() };
+        let next = (phase != Phase::Stable).then(|| ca(2));
+        let record = Record { phase, active: Some(ca(1)), next, ..seen.record.get().unwrap().clone() };
         let trusted = record.trusted().collect();
         let signer = record.signer().map(|signer| signer.generation);
-        seen.serving = Stored::Is(Serving { leaf: Some(Leaf { signer, renew_at: Timestamp::MAX }), epoch: EPOCH });
+        seen.serving = Stored::Is(Serving {
+            certificate: Some(ServingCertificate { signer, renew_at: Timestamp::MAX }),
+            epoch: EPOCH,
+        });
         if let Configuration::Present(bundle) = &mut seen.configuration {
-            bundle.authorities = trusted;
+            bundle.cas = trusted;
         }
         seen.record = Stored::Is(record);
         seen
     }
 
-    fn raise_epochs(seen: &mut Observed, bundle_to: u64, leaf_to: u64) {
+    fn raise_epochs(seen: &mut Observed, bundle_to: u64, certificate_to: u64) {
         if let (Configuration::Present(bundle), Stored::Is(serving)) = (&mut seen.configuration, &mut seen.serving) {
-            (bundle.epoch, serving.epoch) = (bundle_to, leaf_to);
+            (bundle.epoch, serving.epoch) = (bundle_to, certificate_to);
         }
     }
 
@@ -546,7 +566,7 @@ mod tests {
     fn forged_epochs_are_overwritten() {
         for phase in Phase::ALL {
             for epoch in [EPOCH + 1, EPOCH + 1000, u64::MAX / 2, u64::MAX] {
-                let mut seen = undisturbed(phase);
+                let mut seen = observed_in_phase(phase);
                 assert_eq!(seen.forged(), None, "{phase}");
                 raise_epochs(&mut seen, epoch, EPOCH);
                 assert_eq!(seen.forged(), Some(EPOCH), "{phase} {epoch}");
@@ -554,68 +574,67 @@ mod tests {
                 assert!(matches!(step, Step::WriteBundle { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
                 raise_epochs(&mut seen, EPOCH, epoch);
                 let step = next(&Settings::default(), &seen);
-                assert!(matches!(step, Step::WriteLeaf { epoch: EPOCH, .. }), "{phase} {epoch}: {step:?}");
+                assert!(
+                    matches!(step, Step::WriteServingCertificate { epoch: EPOCH, .. }),
+                    "{phase} {epoch}: {step:?}"
+                );
             }
         }
     }
 
     #[test]
     fn restored_record_is_recovered() {
-        let is_recovered = |seen: &Observed| {
-            seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewAuthority { .. })
-        };
+        let is_recovered =
+            |seen: &Observed| seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewCa { .. });
         // The restored record does not know the next CA, which is already trusted or signs.
-        let mut seen = undisturbed(Phase::Stable);
+        let mut seen = observed_in_phase(Phase::Stable);
         raise_epochs(&mut seen, EPOCH + 3, EPOCH);
-        let of = |seen: &Observed, change: fn(&mut Bundle, &mut Leaf)| {
+        let of = |seen: &Observed, change: fn(&mut Bundle, &mut ServingCertificate)| {
             let mut seen = seen.clone();
-            if let (Configuration::Present(bundle), Stored::Is(Serving { leaf: Some(leaf), .. })) =
+            if let (Configuration::Present(bundle), Stored::Is(Serving { certificate: Some(certificate), .. })) =
                 (&mut seen.configuration, &mut seen.serving)
             {
-                change(bundle, leaf);
+                change(bundle, certificate);
             }
             seen
         };
         assert!(is_recovered(&of(&seen, |bundle, _| bundle.unknown = true)));
-        assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = None)));
-        let mut seen = undisturbed(Phase::Staged);
+        assert!(is_recovered(&of(&seen, |_, certificate| certificate.signer = None)));
+        let mut seen = observed_in_phase(Phase::Staged);
         raise_epochs(&mut seen, EPOCH + 3, EPOCH);
-        assert!(is_recovered(&of(&seen, |bundle, _| bundle.authorities = [Generation(2)].into())));
-        assert!(is_recovered(&of(&seen, |_, leaf| leaf.signer = Some(Generation(2)))));
+        assert!(is_recovered(&of(&seen, |bundle, _| bundle.cas = [Generation(2)].into())));
+        assert!(is_recovered(&of(&seen, |_, certificate| certificate.signer = Some(Generation(2)))));
     }
 
     #[test]
     fn forged_epochs_do_not_exhaust_numbers() {
-        let mut seen = undisturbed(Phase::Stable);
+        let mut seen = observed_in_phase(Phase::Stable);
         raise_epochs(&mut seen, u64::MAX, u64::MAX);
         seen.record = Stored::Missing;
-        assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, 1);
-        raise_epochs(&mut seen, LEAP, EPOCH);
-        assert_eq!(Record::with(authority(3), Some(Trigger::Lost), &seen).epoch, LEAP + 1);
+        assert_eq!(Record::with(ca(3), Some(Trigger::Lost), &seen).epoch, 1);
+        raise_epochs(&mut seen, MAX_EPOCH_LEAD, EPOCH);
+        assert_eq!(Record::with(ca(3), Some(Trigger::Lost), &seen).epoch, MAX_EPOCH_LEAD + 1);
     }
 
     #[test]
-    fn next_authority_is_replaceable_until_served() {
+    fn next_ca_is_replaceable_until_served() {
         let settings = Settings { overlap: Duration::from_hours(24), ..Settings::default() };
         for phase in [Phase::Staged, Phase::Expanded, Phase::Switched, Phase::Verified, Phase::Soaking] {
-            let mut seen = undisturbed(phase);
+            let mut seen = observed_in_phase(phase);
             let Stored::Is(record) = &mut seen.record else { unreachable!() };
-            record.next = Some(Authority { has_key: false, ..authority(2) });
+            record.next = Some(Ca { has_key: false, ..ca(2) });
             let step = next(&settings, &seen);
-            let replaced = Step::NewAuthority { generation: Generation(3), trigger: Some(Trigger::Lost) };
+            let replaced = Step::NewCa { generation: Generation(3), trigger: Some(Trigger::Lost) };
             if phase < Phase::Switched {
                 assert_eq!(step, replaced, "{phase}");
                 continue;
             }
             // A serving certificate of the next CA already exists, so the rotation continues.
-            assert!(
-                !matches!(step, Step::NewAuthority { .. } | Step::Wait { blocked: Blocked::Unable, .. }),
-                "{phase}"
-            );
+            assert!(!matches!(step, Step::NewCa { .. } | Step::Wait { blocked: Blocked::Unable, .. }), "{phase}");
             seen.serving = Stored::Missing;
             assert_eq!(next(&settings, &seen), wait(Blocked::Unable), "{phase}");
-            let leaf = Some(Leaf { signer: Some(Generation(1)), renew_at: Timestamp::MAX });
-            seen.serving = Stored::Is(Serving { leaf, epoch: EPOCH - 1 });
+            let certificate = Some(ServingCertificate { signer: Some(Generation(1)), renew_at: Timestamp::MAX });
+            seen.serving = Stored::Is(Serving { certificate, epoch: EPOCH - 1 });
             let expected = if phase == Phase::Switched { replaced } else { wait(Blocked::Unable) };
             assert_eq!(next(&settings, &seen), expected, "{phase}");
         }

@@ -13,7 +13,7 @@ fn pods(start: Instant, all: &[(&str, &str, u64)]) -> BTreeMap<Key, Waiting> {
             let pod = HeldPod {
                 uid: format!("uid-{name}").into(),
                 resource_version: "1".into(),
-                owner_kind: if owner.is_empty() { OwnerKind::Nobody } else { OwnerKind::ReplicaSet },
+                owner_kind: if owner.is_empty() { OwnerKind::NoOwner } else { OwnerKind::ReplicaSet },
                 owner: (*owner).into(),
                 other_gates: Vec::new(),
                 finalizers: Vec::new(),
@@ -43,8 +43,8 @@ fn verdict_depends_on_injection_namespace_and_owner() {
         for kind in OwnerKind::ALL.into_iter().filter(|kind| kind.recreates_pods()) {
             assert_eq!(of(kind), of(OwnerKind::ReplicaSet));
         }
-        assert_eq!(of(OwnerKind::Other), of(OwnerKind::Nobody));
-        (of(OwnerKind::ReplicaSet), of(OwnerKind::Nobody))
+        assert_eq!(of(OwnerKind::Other), of(OwnerKind::NoOwner));
+        (of(OwnerKind::ReplicaSet), of(OwnerKind::NoOwner))
     };
     let at = |level| NamespaceState::OptedIn(level);
     for (injection, namespace_state, expected) in [

@@ -134,9 +134,9 @@ async fn client_rate_limit_spares_other_clients() {
 #[tokio::test(start_paused = true)]
 async fn older_result_is_requested_again() {
     let level = Arc::new(std::sync::Mutex::new(Ok(None)));
-    let told = Arc::clone(&level);
+    let shared = Arc::clone(&level);
     let world = World::new(move |_| {
-        let level = *told.lock().unwrap();
+        let level = *shared.lock().unwrap();
         let found = level.map(|level| Some(level.map_or_else(Namespace::default, Namespace::opted_in)));
         std::future::ready(found.map_err(|()| FetchError::unavailable("no route")))
     });

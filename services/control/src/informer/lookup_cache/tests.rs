@@ -232,9 +232,9 @@ async fn callers_of_expired_entry_share_one_request() {
 #[tokio::test(start_paused = true)]
 async fn busy_tenant_leaves_permits_to_others() {
     let order = Arc::<Mutex<Vec<Box<str>>>>::default();
-    let told = Arc::clone(&order);
+    let shared = Arc::clone(&order);
     let fetch = move |name: Box<str>| {
-        told.lock().unwrap().push(name);
+        shared.lock().unwrap().push(name);
         async {
             tokio::time::sleep(Duration::from_millis(10)).await;
             Ok(Some(1))

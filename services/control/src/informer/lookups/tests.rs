@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use pillion_engine::lookup::{OwnerReference, Which as Asked};
+use pillion_engine::lookup::{ObjectSelection as Asked, OwnerReference};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;

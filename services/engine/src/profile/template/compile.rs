@@ -126,8 +126,8 @@ impl<'d> Compiler<'d> {
                     })
                     .collect();
                 let nodes: Box<[Node]> = nodes.into_iter().collect::<Option<_>>()?;
-                let acts_again = nodes.iter().any(|node| node.acts_again);
-                Some(Node { kind: Kind::List(nodes), rules: None, uses_existing: false, acts_again })
+                let changes_earlier_additions = nodes.iter().any(|node| node.changes_earlier_additions);
+                Some(Node { kind: Kind::List(nodes), rules: None, uses_existing: false, changes_earlier_additions })
             }
             Json::Object(fields) => self.map(fields, place),
             Json::Null | Json::Bool(_) | Json::Number(_) => self.plain(template),
@@ -166,8 +166,10 @@ impl<'d> Compiler<'d> {
         self.scope = around;
         self.locals.truncate(locals);
         let rules = rules?;
-        let fields_act_again = nodes.iter().any(|(_, node)| node.acts_again);
-        let acts_again = rules.acts_again() || fields_act_again || matches!(&value, Some(Some(v)) if v.acts_again);
+        let fields_act_again = nodes.iter().any(|(_, node)| node.changes_earlier_additions);
+        let changes_earlier_additions = rules.changes_earlier_additions()
+            || fields_act_again
+            || matches!(&value, Some(Some(v)) if v.changes_earlier_additions);
         let uses_existing = rules.use_existing();
         let rules = (!rules.is_empty()).then(|| Box::new(rules));
         if !complete {
@@ -175,7 +177,7 @@ impl<'d> Compiler<'d> {
         }
         let map = |nodes: Vec<_>| Kind::Map(nodes.into());
         match value {
-            None => Some(Node { kind: map(nodes), rules, uses_existing, acts_again }),
+            None => Some(Node { kind: map(nodes), rules, uses_existing, changes_earlier_additions }),
             Some(value) => {
                 let value = value?;
                 if nodes.is_empty() {
@@ -193,11 +195,12 @@ impl<'d> Compiler<'d> {
                         return None;
                     }
                     let rules = rules.or(value.rules);
-                    return Some(Node { kind: value.kind, rules, uses_existing, acts_again });
+                    return Some(Node { kind: value.kind, rules, uses_existing, changes_earlier_additions });
                 }
-                let changes = Node { kind: map(nodes), rules: None, uses_existing: false, acts_again: false };
+                let changes =
+                    Node { kind: map(nodes), rules: None, uses_existing: false, changes_earlier_additions: false };
                 let kind = Kind::Changed(Box::new(Changed { value, changes }));
-                Some(Node { kind, rules, uses_existing, acts_again })
+                Some(Node { kind, rules, uses_existing, changes_earlier_additions })
             }
         }
     }
@@ -216,7 +219,7 @@ impl<'d> Compiler<'d> {
         let text = self.text(text, parsed)?;
         let uses_existing = text.uses(EXISTING);
         let expected = Expected { kind: self.expected, is_element: place != Place::Field };
-        Some(Node { kind: Kind::Text(text, expected), rules: None, uses_existing, acts_again: false })
+        Some(Node { kind: Kind::Text(text, expected), rules: None, uses_existing, changes_earlier_additions: false })
     }
 
     /// Compiles a string that contains at least one expression.
@@ -280,7 +283,12 @@ impl<'d> Compiler<'d> {
 
     fn plain(&mut self, value: &Json) -> Option<Node> {
         match OwnedTape::parse(value.to_string()) {
-            Ok(tape) => Some(Node { kind: Kind::Plain(tape), rules: None, uses_existing: false, acts_again: false }),
+            Ok(tape) => Some(Node {
+                kind: Kind::Plain(tape),
+                rules: None,
+                uses_existing: false,
+                changes_earlier_additions: false,
+            }),
             Err(error) => {
                 self.report(&format!("the template cannot be used: {error}"), "make it smaller");
                 None

@@ -22,7 +22,7 @@ pub(crate) struct Node {
     pub(crate) uses_existing: bool,
     /// Whether the part can change what an earlier pass added, by a directive on the part or on a nested one: `$join`,
     /// `$forEach: existing`, `$prune`, or `$conflict` with `Replace` or an expression.
-    pub(crate) acts_again: bool,
+    pub(crate) changes_earlier_additions: bool,
 }
 
 /// The kind of a part of a template.
@@ -276,7 +276,7 @@ impl Rules {
     }
 
     /// Whether the directives can change or remove what an earlier pass added.
-    const fn acts_again(&self) -> bool {
+    const fn changes_earlier_additions(&self) -> bool {
         let replaces = match &self.conflict {
             Some(Choice::Constant(rule)) => matches!(rule, ConflictRule::Replace),
             Some(Choice::Computed(_)) => true,

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use crate::lookup::{Answer, LookedUp, metadata_tape};
 use crate::profile::{ProfileName, compile};
 use crate::review::{Endpoint, Facts, Review};
-use crate::select::considered::{Considered, SetBy, Standing};
+use crate::select::considered::{Considered, RequestState, SetBy};
 use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
 fn profile(name: &ProfileName, spec: &Json) -> Arc<crate::profile::CompiledProfile> {
@@ -53,15 +53,15 @@ fn considered(annotations: &Json) -> Vec<Considered> {
 }
 
 #[test]
-fn considered_lists_profiles_with_standing() {
+fn considered_lists_profiles_with_request_state() {
     let all = considered(&json!({"pillion.dev/profiles": "set"}));
-    let found: Vec<_> = all.iter().map(|entry| (entry.profile.display_name(), entry.standing)).collect();
+    let found: Vec<_> = all.iter().map(|entry| (entry.profile.display_name(), entry.request_state)).collect();
     let expected = [
-        ("set", Standing::Asked),
+        ("set", RequestState::Requested),
         // By default, a namespaced profile applies to all pods of its namespace.
-        ("shop/own", Standing::Asked),
-        ("other", Standing::NotAsked),
-        ("selective", Standing::NamespaceSelector),
+        ("shop/own", RequestState::Requested),
+        ("other", RequestState::NotRequested),
+        ("selective", RequestState::NamespaceSelector),
     ];
     assert_eq!(found, expected);
     assert!(all.iter().skip(2).all(|entry| entry.parameters.is_empty()));

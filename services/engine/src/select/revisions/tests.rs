@@ -11,9 +11,9 @@ use crate::review::{Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::{ProfileSet, Served, Snapshot, Stage};
 
 /// A library of one profile.
-struct OneParent(ProfileSpec);
+struct SingleParent(ProfileSpec);
 
-impl Parents for OneParent {
+impl Parents for SingleParent {
     fn parent(&self, _: &str) -> Parent<'_> {
         Parent::Accepted(Cow::Borrowed(&self.0))
     }
@@ -222,7 +222,7 @@ fn pin_matches_prefix_of_revision() {
     }
     let (wanted, got) = asked(&format!("proxy@{}", digits(&old)), InjectionLevel::Enabled);
     let [query] = wanted.as_slice() else { panic!("{wanted:?}") };
-    assert_eq!(query.which, Which::Named(format!("proxy-{}", old.revision()).into()));
+    assert_eq!(query.which, ObjectSelection::Named(format!("proxy-{}", old.revision()).into()));
     assert_eq!(got.label.as_deref(), Some("old"));
     assert!(got.object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap().contains(old.revision()));
 
@@ -245,7 +245,7 @@ fn only_last_pin_of_profile_is_fetched() {
     let object = pod("web", &json!({"pillion.dev/profiles": words.join(",")}));
     let got = inject(&snapshot([served]), &object, InjectionLevel::Enabled, LookedUp::default());
     let wanted: Vec<_> = got.wanted.iter().map(|query| query.which.clone()).collect();
-    assert_eq!(wanted, [Which::Named(format!("proxy-{}", kept[7]).into())]);
+    assert_eq!(wanted, [ObjectSelection::Named(format!("proxy-{}", kept[7]).into())]);
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn parameter_child_cannot_be_pinned() {
         "activation": "Always", "template": labelled("parent")["template"],
         "parameters": [{"name": "a", "type": "string", "default": "x", "annotation": "a/a", "sources": ["Namespace"]}],
     });
-    let parents = OneParent(serde_json::from_value(parent).unwrap());
+    let parents = SingleParent(serde_json::from_value(parent).unwrap());
     let name = ProfileName::namespaced("shop", "own");
     let text = |more: &Json| {
         let mut spec = json!({"extends": {"name": "proxy"}});

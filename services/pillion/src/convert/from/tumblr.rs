@@ -320,7 +320,7 @@ fn united(mut parent: Fields, child: Fields) -> Fields {
     for (key, value) in child {
         match (parent.get_mut(&key), value) {
             (Some(Json::Array(list)), Json::Array(items)) if NAMED.contains(&key.as_str()) => {
-                *list = laid_over(list, items);
+                *list = overlaid(list, items);
             }
             (Some(Json::Array(list)), Json::Array(items)) => list.extend(items),
             // An empty string counts as unset.
@@ -333,7 +333,7 @@ fn united(mut parent: Fields, child: Fields) -> Fields {
     parent
 }
 
-fn laid_over(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
+fn overlaid(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
     let mut whole = Vec::new();
     for old in list {
         let (own, rest): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item.get("name") == old.get("name"));

@@ -270,7 +270,7 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         _ => return Err(Refusal::Host),
     };
     // The request line may contain a host too.
-    if uri.authority().is_some_and(|authority| !is_own(authority.as_str())) {
+    if uri.ca().is_some_and(|ca| !is_own(ca.as_str())) {
         return Err(Refusal::Host);
     }
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
@@ -341,14 +341,14 @@ mod tests {
     fn abandoned_run_is_cancelled() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let playground = Arc::new(Playground::new(WebhookPolicy::default(), Vec::new()).unwrap());
-        let (told, tells) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (hold, until) = mpsc::channel::<()>();
         let answer = runtime.spawn(playground.answer(move |_, given_up| {
-            told.send(given_up.clone()).unwrap();
+            sender.send(given_up.clone()).unwrap();
             let _ = until.recv();
             Ok(())
         }));
-        let given_up = tells.recv_timeout(LIMIT).unwrap();
+        let given_up = receiver.recv_timeout(LIMIT).unwrap();
         assert!(!given_up.is_cancelled());
         answer.abort();
         runtime.block_on(async { tokio::time::timeout(LIMIT, given_up.cancelled()).await.unwrap() });

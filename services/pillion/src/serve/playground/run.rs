@@ -148,8 +148,8 @@ fn diagnostics(mut problems: Vec<Problem>) -> Vec<Value> {
 ///
 /// # Errors
 /// The run was given up.
-fn go_on(given_up: &CancellationToken) -> anyhow::Result<()> {
-    anyhow::ensure!(!given_up.is_cancelled(), "the run was given up: nobody waits for it any more");
+fn ensure_not_given_up(given_up: &CancellationToken) -> anyhow::Result<()> {
+    anyhow::ensure!(!given_up.is_cancelled(), "the run was cancelled: its client has gone");
     Ok(())
 }
 
@@ -248,8 +248,9 @@ fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<
                 continue;
             }
             let span = nodes().get(index).map(|node| node.place("metadata.namespace")).unwrap_or_default();
-            let message =
-                format!("{NAMESPACE} describes {described}, and nobody describes {namespace}: it is taken as opted in");
+            let message = format!(
+                "{NAMESPACE} describes {described}, and no document describes {namespace}: it counts as opted in"
+            );
             let problem = Problem::at(source, span, message).of_field("metadata.namespace").harmless();
             problems.push(problem.with_help(format!("call the Namespace {namespace} to have its labels count")));
         }
@@ -272,7 +273,7 @@ fn inject(parsed: &Parsed, platform: &Platform, given_up: &CancellationToken) ->
     for document in &mut injected {
         let mut patch = Vec::new();
         for place in objects::pods(document) {
-            go_on(given_up)?;
+            ensure_not_given_up(given_up)?;
             let name = place.describe(simulated.default_namespace());
             let (changed, mut pod) =
                 one(document, &place, &simulated, &known, given_up).with_context(|| name.clone())?;
@@ -302,7 +303,7 @@ fn one(
     let patch = objects::apply(document, place, decided.patch.as_deref())?;
     let mut warnings = Vec::new();
     if refused.is_none() {
-        go_on(given_up)?;
+        ensure_not_given_up(given_up)?;
         let passed = simulated_cluster::validate(document, place, simulated, known)?.decision;
         refused = (passed.outcome == Outcome::Denied).then(|| passed.denial_message());
         warnings.extend(explain::view(&passed).notices);
@@ -325,7 +326,7 @@ fn explanations(
     let Parsed { profiles, documents, namespace } = parsed;
     let described = namespace.name.clone().unwrap_or_default();
     let mut by_namespace: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for object in explain::taken_apart(documents.iter().cloned()) {
+    for object in explain::expand_lists(documents.iter().cloned()) {
         let name = object.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or(&described).to_owned();
         by_namespace.entry(name).or_default().push(object);
     }
@@ -333,7 +334,7 @@ fn explanations(
     for (name, objects) in by_namespace {
         let metadata = if name == described { namespace.clone() } else { explain::opted_in() };
         let metadata = ObjectMeta { name: Some(name), ..metadata };
-        go_on(given_up)?;
+        ensure_not_given_up(given_up)?;
         let of_objects = explain::of_objects(
             &objects,
             documents,
@@ -344,7 +345,7 @@ fn explanations(
         )?;
         for explanation in of_objects {
             explanations.push(explanation);
-            go_on(given_up)?;
+            ensure_not_given_up(given_up)?;
         }
     }
     Ok(explanations)

@@ -77,7 +77,7 @@ impl Example<'_> {
         command.arg(work).arg(count.to_string()).arg(&self.review).args(profiles);
         let output = output(command).await?;
         let output = String::from_utf8_lossy(&output.stderr);
-        collected(&output).with_context(|| format!("valgrind told no count: {output}"))
+        collected(&output).with_context(|| format!("valgrind printed no count: {output}"))
     }
 }
 

@@ -138,7 +138,7 @@ fn withdrawn_deleted_or_recreated_profile_is_not_served() {
 }
 
 #[test]
-fn new_replica_serves_older_revision_if_newest_is_unusable() {
+fn new_replica_serves_older_revision_if_newest_unusable() {
     let [new, promoted, old] = ["new", "promoted", "old"].map(compiled);
     let start = |percent| {
         let mut pointer = pointer("1", Some((new.revision(), Some(promoted.revision()), percent)));

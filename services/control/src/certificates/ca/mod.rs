@@ -31,7 +31,7 @@ use crate::release::Release;
 
 pub use issue::{IssueError, Issuing, Lifetimes, ServingMaterial};
 pub use judge::{Expected, InvalidPair, Reason, ValidCertificate};
-pub use stored::{AuthoritySecret, BundleContents, KnownAuthorities, MissingAuthority};
+pub use stored::{BundleContents, CaSecret, KnownCas, MissingCa};
 
 /// The highest valid epoch. A record is never written so often, and all JSON parsers read integers up to this one
 /// exactly.
@@ -66,14 +66,14 @@ impl fmt::Debug for PrivateKey {
 
 /// A CA with its certificate. It also has the CA's key as long as the CA may sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AuthorityMaterial {
+pub struct CaMaterial {
     /// The CA's entry in the record.
-    pub facts: rotation::Authority,
+    pub facts: rotation::Ca,
     certificate: CertificateDer<'static>,
     key: Option<PrivateKey>,
 }
 
-impl AuthorityMaterial {
+impl CaMaterial {
     /// The CA's certificate.
     #[must_use]
     pub const fn certificate(&self) -> &CertificateDer<'static> {
@@ -120,15 +120,15 @@ pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, T
 /// The prefix of a CA's common name. The CA's number and a random tag follow. Two CAs never share a name, even if all
 /// data about one is lost and its number is used again. A verifier searches the issuer by name, so it could confuse two
 /// CAs of one name.
-const AUTHORITY: &str = "Pillion authority ";
+const CA_NAME: &str = "Pillion CA ";
 /// The common name of serving certificates.
-const LEAF: &str = "Pillion";
+const SERVING_NAME: &str = "Pillion";
 
 /// The highest valid number of a CA. Without the limit, a foreign certificate in a bundle could exhaust the numbers.
 const MAX_GENERATION: u32 = i32::MAX.unsigned_abs();
 
 /// Returns the distinguished name of a CA. `tag` is random.
-fn authority_name(release: &Release, generation: Generation, tag: &str) -> DistinguishedName {
+fn ca_name(release: &Release, generation: Generation, tag: &str) -> DistinguishedName {
     distinguished_name(release, format!("{AUTHORITY}{} {tag}", generation.0))
 }
 
@@ -176,7 +176,7 @@ impl CaName {
     fn parse(name: &X509Name<'_>) -> Option<Self> {
         let namespace = only(name.iter_organization())?.into();
         let release = only(name.iter_organizational_unit())?.into();
-        let (number, _) = only(name.iter_common_name())?.strip_prefix(AUTHORITY)?.split_once(' ')?;
+        let (number, _) = only(name.iter_common_name())?.strip_prefix(CA_NAME)?.split_once(' ')?;
         Some(Self { namespace, release, generation: parse_generation(number)? })
     }
 }

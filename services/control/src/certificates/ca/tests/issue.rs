@@ -19,27 +19,27 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::X509Certificate;
 
-use super::{DAY, HOUR, authority, issuing, issuing_with, names, now, parsed, release, rotating};
-use crate::certificates::authority::judge::judge;
-use crate::certificates::authority::{
-    CaName, Expected, InvalidPair, IssueError, Lifetimes, MAX_GENERATION, Reason, ServingMaterial, authority_name,
+use super::{DAY, HOUR, ca, issuing, issuing_with, names, now, parsed, release, rotating};
+use crate::certificates::ca::judge::judge;
+use crate::certificates::ca::{
+    CaName, Expected, InvalidPair, IssueError, Lifetimes, MAX_GENERATION, Reason, ServingMaterial, ca_name,
     claimed_generation, distinguished_name,
 };
-use crate::certificates::rotation::{Authority, Generation, Phase};
+use crate::certificates::rotation::{Ca, Generation, Phase};
 use crate::release::{DEFAULT_CLUSTER_DOMAIN, Release};
 
 fn key_identifiers(certificate: &X509Certificate<'_>) -> (Vec<u8>, Vec<u8>) {
-    let (mut subject, mut authority) = (Vec::new(), Vec::new());
+    let (mut subject, mut ca) = (Vec::new(), Vec::new());
     for extension in certificate.extensions() {
         match extension.parsed_extension() {
             ParsedExtension::SubjectKeyIdentifier(id) => subject = id.0.to_vec(),
             ParsedExtension::AuthorityKeyIdentifier(id) => {
-                authority = id.key_identifier.as_ref().unwrap().0.to_vec();
+                ca = id.key_identifier.as_ref().unwrap().0.to_vec();
             }
             _ => {}
         }
     }
-    (subject, authority)
+    (subject, ca)
 }
 
 fn is_p256(certificate: &X509Certificate<'_>) -> bool {
@@ -55,8 +55,8 @@ fn seconds(certificate: &X509Certificate<'_>) -> (i64, i64) {
 }
 
 #[test]
-fn authority_certificate_has_specified_fields() {
-    let made = issuing(now(), |issuing| issuing.authority(Generation(3))).unwrap();
+fn ca_certificate_has_specified_fields() {
+    let made = issuing(now(), |issuing| issuing.ca(Generation(3))).unwrap();
     let certificate = parsed(made.certificate());
     assert!(is_p256(&certificate));
     assert_eq!(claimed_generation(&release(), made.certificate()), Some(Generation(3)));
@@ -71,8 +71,8 @@ fn authority_certificate_has_specified_fields() {
     assert!(constraints.critical && constraints.value.ca && constraints.value.path_len_constraint == Some(0));
     let usage = certificate.key_usage().unwrap().unwrap();
     assert!(usage.critical && usage.value.key_cert_sign() && usage.value.flags == 1 << 5, "{:?}", usage.value);
-    let (subject, authority) = key_identifiers(&certificate);
-    assert!(!subject.is_empty() && subject == authority);
+    let (subject, ca) = key_identifiers(&certificate);
+    assert!(!subject.is_empty() && subject == ca);
     let constraints = certificate.name_constraints().unwrap().unwrap();
     assert!(!constraints.critical && constraints.value.excluded_subtrees.is_none());
     let permitted = constraints.value.permitted_subtrees.as_ref().unwrap();
@@ -88,8 +88,8 @@ fn authority_certificate_has_specified_fields() {
         [
             "pillion.pillion-system.svc",
             "pillion.pillion-system.svc.cluster.local",
-            "pillion-canary.pillion-system.svc",
-            "pillion-canary.pillion-system.svc.cluster.local",
+            "pillion-trust-probe.pillion-system.svc",
+            "pillion-trust-probe.pillion-system.svc.cluster.local",
         ]
     );
     certificate.verify_signature(None).unwrap();
@@ -97,17 +97,17 @@ fn authority_certificate_has_specified_fields() {
 
 #[test]
 fn serving_certificate_has_specified_fields() {
-    let signer = authority(3);
-    let leaf = issuing(now(), |issuing| issuing.leaf(&signer, &names())).unwrap();
-    let (certificate, issuer) = (parsed(leaf.certificate()), parsed(signer.certificate()));
+    let signer = ca(3);
+    let serving = issuing(now(), |issuing| issuing.serving_certificate(&signer, &names())).unwrap();
+    let (certificate, issuer) = (parsed(serving.certificate()), parsed(signer.certificate()));
     assert!(is_p256(&certificate));
     assert_eq!(certificate.issuer(), issuer.subject());
     assert_ne!(certificate.subject(), issuer.subject());
     certificate.verify_signature(Some(issuer.public_key())).unwrap();
-    parsed(authority(3).certificate()).verify_signature(Some(issuer.public_key())).unwrap_err();
+    parsed(ca(3).certificate()).verify_signature(Some(issuer.public_key())).unwrap_err();
     assert_eq!(seconds(&certificate), (now().as_second() - 7200, now().as_second() + 7 * 86_400));
-    assert_eq!((leaf.signer, leaf.not_after.as_second()), (Generation(3), now().as_second() + 7 * 86_400));
-    let half = leaf.renew_at.as_second() - now().as_second();
+    assert_eq!((serving.signer, serving.not_after.as_second()), (Generation(3), now().as_second() + 7 * 86_400));
+    let half = serving.renew_at.as_second() - now().as_second();
     assert!((86_400 * 315 / 100 - 1..=86_400 * 350 / 100).contains(&half), "{half}");
 
     let alternative = certificate.subject_alternative_name().unwrap().unwrap();
@@ -132,8 +132,8 @@ fn serving_certificate_has_specified_fields() {
 }
 
 #[test]
-fn authorities_share_neither_name_nor_serial() {
-    let (one, two) = (authority(1), authority(1));
+fn cas_share_neither_name_nor_serial() {
+    let (one, two) = (ca(1), ca(1));
     let (one, two) = (parsed(one.certificate()), parsed(two.certificate()));
     assert_ne!(one.subject(), two.subject());
     assert_ne!(one.raw_serial(), two.raw_serial());
@@ -141,12 +141,13 @@ fn authorities_share_neither_name_nor_serial() {
 }
 
 #[test]
-fn serving_certificate_ends_before_its_authority() {
-    let signer = authority(1);
+fn serving_certificate_ends_before_its_ca() {
+    let signer = ca(1);
     let end = signer.facts.not_after;
-    let leaf_at = |before: Duration| {
+    let certificate_at = |before: Duration| {
         let now = end - before;
-        issuing(now, |issuing| issuing.leaf(&signer, &names())).map(|leaf| (leaf.not_after - now, end - leaf.not_after))
+        issuing(now, |issuing| issuing.serving_certificate(&signer, &names()))
+            .map(|serving| (serving.not_after - now, end - serving.not_after))
     };
     let hours = |span: jiff::Span| span.total(jiff::Unit::Hour).unwrap().round();
     for (before, lives, remains) in [
@@ -158,57 +159,57 @@ fn serving_certificate_ends_before_its_authority() {
         (2 * DAY, 48.0, 0.0),
         (HOUR, 1.0, 0.0),
     ] {
-        let (found, left) = leaf_at(before).unwrap();
+        let (found, left) = certificate_at(before).unwrap();
         assert_eq!((hours(found), hours(left)), (lives, remains), "{before:?} before the end");
     }
-    let ended = leaf_at(Duration::ZERO).unwrap_err();
+    let ended = certificate_at(Duration::ZERO).unwrap_err();
     assert!(matches!(ended, IssueError::Ended { .. }), "{ended}");
 }
 
 #[test]
 fn lifetimes_scale_down_to_seconds() {
     let lifetimes = Lifetimes::of(Duration::from_mins(1), Duration::from_secs(10));
-    let signer = issuing_with(&lifetimes, now(), |issuing| issuing.authority(Generation(1))).unwrap();
+    let signer = issuing_with(&lifetimes, now(), |issuing| issuing.ca(Generation(1))).unwrap();
     assert_eq!(signer.facts.not_after.as_second() - now().as_second(), 60);
-    let leaf = issuing_with(&lifetimes, now(), |issuing| issuing.leaf(&signer, &names())).unwrap();
-    assert_eq!(leaf.not_after.as_second() - now().as_second(), 10);
-    let renewal = leaf.renew_at.duration_since(now()).as_millis();
+    let serving = issuing_with(&lifetimes, now(), |issuing| issuing.serving_certificate(&signer, &names())).unwrap();
+    assert_eq!(serving.not_after.as_second() - now().as_second(), 10);
+    let renewal = serving.renew_at.duration_since(now()).as_millis();
     assert!((3_500..=5_000).contains(&renewal), "{renewal}");
     let late = now() + Duration::from_secs(50);
-    let leaf = issuing_with(&lifetimes, late, |issuing| issuing.leaf(&signer, &names())).unwrap();
-    assert_eq!(signer.facts.not_after.as_second() - leaf.not_after.as_second(), 5);
+    let serving = issuing_with(&lifetimes, late, |issuing| issuing.serving_certificate(&signer, &names())).unwrap();
+    assert_eq!(signer.facts.not_after.as_second() - serving.not_after.as_second(), 5);
 }
 
 #[test]
-fn authority_signs_only_names_of_its_release() {
-    let signer = authority(1);
+fn ca_signs_only_names_of_its_release() {
+    let signer = ca(1);
     for foreign in ["kubernetes.default.svc", "other.pillion-system.svc", "svc"] {
         let names = [foreign.to_owned()];
-        match issuing(now(), |issuing| issuing.leaf(&signer, &names)) {
+        match issuing(now(), |issuing| issuing.serving_certificate(&signer, &names)) {
             Err(IssueError::Untrusted(invalid)) => assert_eq!(invalid.reason, Reason::Untrusted, "{invalid}"),
             other => panic!("{foreign}: {other:?}"),
         }
     }
-    let canary = release().canary_names();
-    assert!(issuing(now(), |issuing| issuing.leaf(&signer, &canary)).is_ok());
+    let trust_probe = release().trust_probe_names();
+    assert!(issuing(now(), |issuing| issuing.serving_certificate(&signer, &trust_probe)).is_ok());
     for wrong in ["ä.svc", "a b", ""] {
-        let made = issuing(now(), |issuing| issuing.leaf(&signer, &[wrong.to_owned()]));
+        let made = issuing(now(), |issuing| issuing.serving_certificate(&signer, &[wrong.to_owned()]));
         assert!(made.is_err(), "{wrong:?}");
     }
 }
 
 #[test]
-fn authority_without_key_cannot_sign() {
+fn ca_without_key_cannot_sign() {
     let known = rotating(Phase::Expanded);
     for generation in [Generation(1), Generation(2)] {
-        let leaf = issuing(now(), |issuing| known.sign(generation, &names(), issuing)).unwrap();
-        assert_eq!(leaf.signer, generation);
+        let serving = issuing(now(), |issuing| known.sign(generation, &names(), issuing)).unwrap();
+        assert_eq!(serving.signer, generation);
     }
     let unknown = issuing(now(), |issuing| known.sign(Generation(3), &names(), issuing));
-    assert_eq!(unknown, Err(IssueError::NoAuthority(Generation(3))));
+    assert_eq!(unknown, Err(IssueError::NoCa(Generation(3))));
     let mut record = known.record().clone();
     record.phase = Phase::Soaking;
-    record.active = record.active.map(|active| Authority { has_key: false, ..active });
+    record.active = record.active.map(|active| Ca { has_key: false, ..active });
     let soaking = known.with(record, None).unwrap();
     let without = issuing(now(), |issuing| soaking.sign(Generation(1), &names(), issuing));
     assert_eq!(without, Err(IssueError::NoKey(Generation(1))));
@@ -217,17 +218,17 @@ fn authority_without_key_cannot_sign() {
 #[test]
 fn debug_output_omits_private_keys() {
     let known = rotating(Phase::Expanded);
-    let leaf = issuing(now(), |issuing| known.sign(Generation(1), &names(), issuing)).unwrap();
-    let shown = format!("{known:?} {leaf:?}");
+    let serving = issuing(now(), |issuing| known.sign(Generation(1), &names(), issuing)).unwrap();
+    let shown = format!("{known:?} {serving:?}");
     assert!(shown.contains("PrivateKey(..)") && !shown.contains("PRIVATE KEY"), "{shown}");
-    let key = leaf.key().pem().lines().nth(1).unwrap();
+    let key = serving.key().pem().lines().nth(1).unwrap();
     assert!(!shown.contains(key));
 }
 
 /// Runs an in-memory handshake, and returns the client's result. Both sides use the TLS library.
 fn handshake(
     version: &'static SupportedProtocolVersion,
-    leaf: &ServingMaterial,
+    serving: &ServingMaterial,
     bundle: &str,
     name: &str,
 ) -> Result<(), rustls::Error> {
@@ -237,8 +238,8 @@ fn handshake(
         roots.add(certificate.unwrap()).unwrap();
     }
     let server = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[version]).unwrap();
-    let chain = vec![CertificateDer::from_pem_slice(leaf.pem().as_bytes()).unwrap()];
-    let key = PrivateKeyDer::from_pem_slice(leaf.key().pem().as_bytes()).unwrap();
+    let chain = vec![CertificateDer::from_pem_slice(serving.pem().as_bytes()).unwrap()];
+    let key = PrivateKeyDer::from_pem_slice(serving.key().pem().as_bytes()).unwrap();
     let server = server.with_no_client_auth().with_single_cert(chain, key).unwrap();
     let client = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
     let client = client.with_root_certificates(roots).with_no_client_auth();
@@ -278,22 +279,21 @@ fn handshake(
 fn tls_clients_trust_only_the_bundle() {
     // The client always uses this machine's clock.
     let now = Timestamp::now();
-    let (one, two) =
-        issuing(now, |issuing| (issuing.authority(Generation(1)).unwrap(), issuing.authority(Generation(2)).unwrap()));
-    let leaf = issuing(now, |issuing| issuing.leaf(&two, &names())).unwrap();
+    let (one, two) = issuing(now, |issuing| (issuing.ca(Generation(1)).unwrap(), issuing.ca(Generation(2)).unwrap()));
+    let serving = issuing(now, |issuing| issuing.serving_certificate(&two, &names())).unwrap();
     let both = one.pem() + &two.pem();
     for version in [&TLS12, &TLS13] {
         for name in names() {
-            handshake(version, &leaf, &both, &name).unwrap();
-            handshake(version, &leaf, &two.pem(), &name).unwrap();
-            handshake(version, &leaf, &one.pem(), &name).unwrap_err();
+            handshake(version, &serving, &both, &name).unwrap();
+            handshake(version, &serving, &two.pem(), &name).unwrap();
+            handshake(version, &serving, &one.pem(), &name).unwrap_err();
         }
-        handshake(version, &leaf, &both, "pillion.other.svc").unwrap_err();
+        handshake(version, &serving, &both, "pillion.other.svc").unwrap_err();
     }
 }
 
 #[test]
-fn authority_name_has_release_and_number() {
+fn ca_name_has_release_and_number() {
     let certificate = |name: DistinguishedName| -> CertificateDer<'static> {
         let mut params = CertificateParams::default();
         params.distinguished_name = name;
@@ -301,22 +301,20 @@ fn authority_name_has_release_and_number() {
     };
     let release = release();
     for number in [1, 7, MAX_GENERATION] {
-        let made = certificate(authority_name(&release, Generation(number), "ab"));
+        let made = certificate(ca_name(&release, Generation(number), "ab"));
         assert_eq!(claimed_generation(&release, &made), Some(Generation(number)));
         assert_eq!(CaName::of_issuer(&made).unwrap().generation_in(&release), Some(Generation(number)));
     }
     for (name, namespace) in [("pillion-2", "pillion-system"), ("pillion", "other")] {
         let other = Release::new(name, namespace, DEFAULT_CLUSTER_DOMAIN).unwrap();
-        let made = certificate(authority_name(&other, Generation(3), "0"));
+        let made = certificate(ca_name(&other, Generation(3), "0"));
         assert_eq!(claimed_generation(&release, &made), None, "a CA of another release");
     }
-    for text in
-        ["Pillion", "Pillion authority 3", "Pillion authority +3 x", "Pillion authority 2147483648 x", "authority 3 x"]
-    {
+    for text in ["Pillion", "Pillion CA 3", "Pillion CA +3 x", "Pillion CA 2147483648 x", "CA 3 x"] {
         let made = certificate(distinguished_name(&release, text.to_owned()));
         assert_eq!(claimed_generation(&release, &made), None, "{text}");
     }
-    let mut twice = authority_name(&release, Generation(3), "x");
+    let mut twice = ca_name(&release, Generation(3), "x");
     twice.push(DnType::CustomDnType(vec![2, 5, 4, 10]), "pillion-system");
     let _ = claimed_generation(&release, &certificate(twice));
     assert_eq!(claimed_generation(&release, &CertificateDer::from(vec![0x30, 0x82])), None, "not a certificate");
@@ -332,10 +330,10 @@ fn renewal_is_spread_before_half_of_life() {
     let (made, day) = (1_000_000, 86_400);
     let mut seen = BTreeSet::new();
     for number in 0..200_u8 {
-        let leaf = CertificateDer::from(vec![number; 300]);
+        let serving = CertificateDer::from(vec![number; 300]);
         let (from, until) = (at(made - 7_200), at(made + 7 * day));
-        let renew = lifetimes.renew_at(&leaf, from, until);
-        assert_eq!(renew, lifetimes.renew_at(&leaf, from, until), "the same time for every leader");
+        let renew = lifetimes.renew_at(&serving, from, until);
+        assert_eq!(renew, lifetimes.renew_at(&serving, from, until), "the same time for every leader");
         let after = renew.as_second() - made;
         assert!((day * 315 / 100..=day * 350 / 100).contains(&after), "{after}");
         seen.insert(after);
@@ -348,15 +346,15 @@ fn renewal_is_spread_before_half_of_life() {
 fn renewal_scales_down_to_seconds() {
     let lifetimes = Lifetimes::of(Duration::from_mins(1), Duration::from_secs(10));
     assert_eq!(lifetimes.margin.as_secs(), 4);
-    let leaf = CertificateDer::from(vec![7; 300]);
-    let renew = lifetimes.renew_at(&leaf, at(100 - 10), at(110));
+    let serving = CertificateDer::from(vec![7; 300]);
+    let renew = lifetimes.renew_at(&serving, at(100 - 10), at(110));
     let after = renew.duration_since(at(100)).as_millis();
     assert!((4_500..=5_000).contains(&after), "{after}");
 }
 
 #[test]
 fn renewal_is_never_after_the_end() {
-    let leaf = CertificateDer::from(vec![1]);
+    let serving = CertificateDer::from(vec![1]);
     for (from, until) in [
         (Timestamp::MIN, Timestamp::MAX),
         (Timestamp::MAX, Timestamp::MIN),
@@ -366,7 +364,7 @@ fn renewal_is_never_after_the_end() {
         (at(0), at(1)),
     ] {
         for lifetimes in [Lifetimes::default(), Lifetimes::of(Duration::ZERO, Duration::ZERO)] {
-            assert!(lifetimes.renew_at(&leaf, from, until) <= until);
+            assert!(lifetimes.renew_at(&serving, from, until) <= until);
         }
     }
 }
@@ -388,12 +386,12 @@ fn reason(
 
 #[test]
 fn each_invalid_pair_has_its_reason() {
-    let (signer, other) = (authority(1), authority(2));
-    let leaf = issuing(now(), |issuing| issuing.leaf(&signer, &names())).unwrap();
-    let another = issuing(now(), |issuing| issuing.leaf(&signer, &names())).unwrap();
-    let (crt, key) = (leaf.pem(), leaf.key().pem().to_owned());
+    let (signer, other) = (ca(1), ca(2));
+    let serving = issuing(now(), |issuing| issuing.serving_certificate(&signer, &names())).unwrap();
+    let another = issuing(now(), |issuing| issuing.serving_certificate(&signer, &names())).unwrap();
+    let (crt, key) = (serving.pem(), serving.key().pem().to_owned());
     let trusted = [other.certificate().clone(), signer.certificate().clone()];
-    let strangers = [other.certificate().clone()];
+    let other_cas = [other.certificate().clone()];
     let all = names();
     let more = [all.clone(), vec!["pillion.example".to_owned()]].concat();
     let nonsense = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
@@ -429,7 +427,7 @@ fn each_invalid_pair_has_its_reason() {
         (&crt, &key, &all, now() + 7 * DAY - minutes(1), Some(&trusted), None),
         (&crt, &key, &all, now() + 7 * DAY + minutes(1), Some(&trusted), Some(Reason::Expired)),
         (&purpose.0, &purpose.1, &all, now(), None, Some(Reason::Purpose)),
-        (&crt, &key, &all, now(), Some(&strangers), Some(Reason::Untrusted)),
+        (&crt, &key, &all, now(), Some(&other_cas), Some(Reason::Untrusted)),
         (&crt, &key, &all, now(), Some(&[]), Some(Reason::Untrusted)),
     ] {
         let found = reason(crt, key, names, at, trusted);
@@ -440,12 +438,12 @@ fn each_invalid_pair_has_its_reason() {
 }
 
 #[test]
-fn expired_authority_is_not_trusted() {
-    let signer = authority(1);
+fn expired_ca_is_not_trusted() {
+    let signer = ca(1);
     let late = signer.facts.not_after - DAY;
-    let leaf = issuing(late, |issuing| issuing.leaf(&signer, &names())).unwrap();
+    let serving = issuing(late, |issuing| issuing.serving_certificate(&signer, &names())).unwrap();
     let trusted = [signer.certificate().clone()];
-    let at = |now| reason(&leaf.pem(), leaf.key().pem(), &names(), now, Some(&trusted));
+    let at = |now| reason(&serving.pem(), serving.key().pem(), &names(), now, Some(&trusted));
     assert_eq!(at(late), None);
     // The certificate ends with its CA, so its own expiry is reported first.
     assert_eq!(at(signer.facts.not_after), Some(Reason::Expired));
@@ -463,10 +461,14 @@ fn accepts_chain_with_intermediate() {
     let root = CertifiedIssuer::self_signed(issuer("root"), KeyPair::generate().unwrap()).unwrap();
     let middle = CertifiedIssuer::signed_by(issuer("middle"), KeyPair::generate().unwrap(), &root).unwrap();
     let key = KeyPair::generate().unwrap();
-    let leaf = CertificateParams::new(names()).unwrap().signed_by(&key, &middle).unwrap();
+    let serving = CertificateParams::new(names()).unwrap().signed_by(&key, &middle).unwrap();
     let trusted = [root.der().clone()];
     let judged = |text: &str| reason(text, &key.serialize_pem(), &names(), now(), Some(&trusted));
-    assert_eq!(judged(&(leaf.pem() + &middle.pem())), None);
-    assert_eq!(judged(&leaf.pem()), Some(Reason::Untrusted), "without the intermediate");
-    assert_eq!(judged(&(middle.pem() + &leaf.pem())), Some(Reason::Mismatch), "the serving certificate is not first");
+    assert_eq!(judged(&(serving.pem() + &middle.pem())), None);
+    assert_eq!(judged(&serving.pem()), Some(Reason::Untrusted), "without the intermediate");
+    assert_eq!(
+        judged(&(middle.pem() + &serving.pem())),
+        Some(Reason::Mismatch),
+        "the serving certificate is not first"
+    );
 }

@@ -39,7 +39,7 @@ pub struct Expected<'e> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidCertificate {
     /// The serving certificate itself.
-    pub leaf: CertificateDer<'static>,
+    pub certificate: CertificateDer<'static>,
     /// Start of its validity.
     pub not_before: Timestamp,
     /// End of its validity.
@@ -92,13 +92,13 @@ impl InvalidPair {
 ///
 /// # Errors
 /// The pair cannot be served, or clients would not trust it.
-pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<ValidCertificate, InvalidPair> {
-    let chain = chain(certificate)?;
-    let leaf = chain.first().ok_or_else(no_certificate)?.clone();
-    let parsed = parsed(&leaf)?;
+pub fn judge(chain_pem: &[u8], key: &[u8], expected: Expected<'_>) -> Result<ValidCertificate, InvalidPair> {
+    let chain = chain(chain_pem)?;
+    let certificate = chain.first().ok_or_else(no_certificate)?.clone();
+    let parsed = parsed(&certificate)?;
     check_key(&chain, key)?;
-    let name = names(&leaf, expected.names)?;
-    let (not_before, not_after) = validity(&leaf).ok_or_else(|| unreadable("its validity is out of range"))?;
+    let name = names(&certificate, expected.names)?;
+    let (not_before, not_after) = validity(&certificate).ok_or_else(|| unreadable("its validity is out of range"))?;
     if not_before > expected.now.saturating_add(MAX_CLOCK_DIFFERENCE).unwrap_or(Timestamp::MAX) {
         let text = format!("it is valid from {not_before} only, and it is {}: is the clock right?", expected.now);
         return Err(InvalidPair::new(Reason::NotYet, text));
@@ -119,18 +119,13 @@ pub fn judge(certificate: &[u8], key: &[u8], expected: Expected<'_>) -> Result<V
         check_signature(&chain, trusted, name, expected.now.max(not_before))?;
     }
     drop(parsed);
-    Ok(ValidCertificate { leaf, not_before, not_after })
+    Ok(ValidCertificate { certificate, not_before, not_after })
 }
 
 /// Whether this CA signed the certificate, and may sign for a server of this name.
 #[must_use]
-pub(crate) fn is_signed_by(
-    fit: &ValidCertificate,
-    authority: &CertificateDer<'static>,
-    name: &str,
-    now: Timestamp,
-) -> bool {
-    let (chain, trusted) = (std::slice::from_ref(&fit.leaf), std::slice::from_ref(authority));
+pub(crate) fn is_signed_by(fit: &ValidCertificate, ca: &CertificateDer<'static>, name: &str, now: Timestamp) -> bool {
+    let (chain, trusted) = (std::slice::from_ref(&fit.certificate), std::slice::from_ref(ca));
     check_signature(chain, trusted, name, now.max(fit.not_before)).is_ok()
 }
 
@@ -141,16 +136,16 @@ fn check_signature(
     now: Timestamp,
 ) -> Result<(), InvalidPair> {
     // The API server also requires a valid CA.
-    let valid: Vec<_> = trusted.iter().filter(|authority| is_valid_at(authority, now)).collect();
+    let valid: Vec<_> = trusted.iter().filter(|ca| is_valid_at(ca, now)).collect();
     if valid.is_empty() {
-        return Err(InvalidPair::new(Reason::Untrusted, "none of the authorities that are known is valid now"));
+        return Err(InvalidPair::new(Reason::Untrusted, "none of the CAs that are known is valid now"));
     }
     verify(chain, valid, &server_name(name)?, now).map_err(|error| {
         InvalidPair::new(
             Reason::Untrusted,
             match error {
-                CertificateError::UnknownIssuer => "no authority that is known has signed it".to_owned(),
-                error => format!("its authority cannot vouch for it: {error}"),
+                CertificateError::UnknownIssuer => "no CA that is known has signed it".to_owned(),
+                error => format!("its CA cannot vouch for it: {error}"),
             },
         )
     })
@@ -160,24 +155,24 @@ fn check_signature(
 /// certificate is first in the chain.
 pub(crate) fn verify<'c>(
     chain: &[CertificateDer<'_>],
-    authorities: impl IntoIterator<Item = &'c CertificateDer<'static>>,
+    cas: impl IntoIterator<Item = &'c CertificateDer<'static>>,
     name: &ServerName<'_>,
     time: Timestamp,
 ) -> Result<(), CertificateError> {
     let mut roots = RootCertStore::empty();
-    for authority in authorities {
+    for ca in cas {
         // A certificate that cannot be added is no readable CA, so it has signed no other certificate.
-        let _ = roots.add(authority.clone());
+        let _ = roots.add(ca.clone());
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
     // Without any CA, building the verifier fails.
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    let (Ok(verifier), Some((leaf, intermediates))) = (verifier, chain.split_first()) else {
+    let (Ok(verifier), Some((certificate, intermediates))) = (verifier, chain.split_first()) else {
         return Err(CertificateError::UnknownIssuer);
     };
     let seconds = u64::try_from(time.as_second()).unwrap_or_default();
     let time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-    match verifier.verify_server_cert(leaf, intermediates, name, &[], time) {
+    match verifier.verify_server_cert(certificate, intermediates, name, &[], time) {
         Ok(_) => Ok(()),
         Err(Error::InvalidCertificate(error)) => Err(error),
         Err(_) => Err(CertificateError::BadEncoding),
@@ -197,15 +192,18 @@ fn chain(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, InvalidPair> {
 }
 
 fn no_certificate() -> InvalidPair {
-    InvalidPair::new(Reason::NoCertificate, "there is no certificate: expected the leaf, as BEGIN CERTIFICATE")
+    InvalidPair::new(
+        Reason::NoCertificate,
+        "there is no certificate: expected the serving certificate, as BEGIN CERTIFICATE",
+    )
 }
 
 fn unreadable(error: impl fmt::Display) -> InvalidPair {
     InvalidPair::new(Reason::BadCertificate, format!("it is not X.509: {error}"))
 }
 
-fn parsed<'l>(leaf: &'l CertificateDer<'_>) -> Result<X509Certificate<'l>, InvalidPair> {
-    match X509Certificate::from_der(leaf) {
+fn parsed<'l>(certificate: &'l CertificateDer<'_>) -> Result<X509Certificate<'l>, InvalidPair> {
+    match X509Certificate::from_der(certificate) {
         Ok(([], parsed)) => Ok(parsed),
         Ok(_) => Err(unreadable("there is something behind its end")),
         Err(error) => Err(unreadable(error)),
@@ -237,8 +235,8 @@ fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), Invali
 }
 
 /// Checks that the certificate has all names, and returns the first name.
-fn names<'n>(leaf: &CertificateDer<'_>, names: &'n [String]) -> Result<&'n str, InvalidPair> {
-    let parsed = ParsedCertificate::try_from(leaf).map_err(unreadable)?;
+fn names<'n>(certificate: &CertificateDer<'_>, names: &'n [String]) -> Result<&'n str, InvalidPair> {
+    let parsed = ParsedCertificate::try_from(certificate).map_err(unreadable)?;
     for name in names {
         verify_server_name(&parsed, &server_name(name)?).map_err(|_| {
             let text = format!("it is not for the name {name}, by which it is looked for");

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use yasna::Tag;
 
 use super::judge::{self, Expected};
-use super::{AuthorityMaterial, InvalidPair, LEAF, PrivateKey, authority_name, distinguished_name, pem};
+use super::{CaMaterial, InvalidPair, PrivateKey, SERVING_NAME, ca_name, distinguished_name, pem};
 use crate::certificates::rotation::{self, Generation};
 use crate::random;
 use crate::release::Release;
@@ -29,9 +29,9 @@ const DAY: Duration = Duration::from_hours(24);
 #[non_exhaustive]
 pub struct Lifetimes {
     /// Validity of a CA from its creation.
-    pub authority: Duration,
+    pub ca: Duration,
     /// Validity of a serving certificate from its creation.
-    pub leaf: Duration,
+    pub certificate: Duration,
     /// How long before the end of its CA a serving certificate ends at the latest.
     pub margin: Duration,
     /// The part of its lifetime after which a serving certificate is renewed, in percent.
@@ -46,8 +46,8 @@ impl Default for Lifetimes {
     /// A CA is valid for a year, a serving certificate for a week.
     fn default() -> Self {
         Self {
-            authority: 365 * DAY,
-            leaf: 7 * DAY,
+            ca: 365 * DAY,
+            certificate: 7 * DAY,
             margin: 30 * DAY,
             renew_percent: 50,
             jitter_percent: 10,
@@ -58,15 +58,15 @@ impl Default for Lifetimes {
 
 impl Lifetimes {
     /// Returns the default lifetimes with these validities. The margin keeps its default share of the CA's validity,
-    /// and backdating is at most `leaf`. A serving certificate cannot be created for less than a second.
+    /// and backdating is at most `certificate`. A serving certificate cannot be created for less than a second.
     #[must_use]
-    pub fn of(authority: Duration, leaf: Duration) -> Self {
+    pub fn of(ca: Duration, certificate: Duration) -> Self {
         let default = Self::default();
         Self {
-            authority,
-            leaf,
-            margin: authority.mul_f64(default.margin.div_duration_f64(default.authority)),
-            backdating: default.backdating.min(leaf),
+            ca,
+            certificate,
+            margin: ca.mul_f64(default.margin.div_duration_f64(default.ca)),
+            backdating: default.backdating.min(certificate),
             ..default
         }
     }
@@ -74,13 +74,13 @@ impl Lifetimes {
     /// Returns when to renew this certificate. The time depends on the certificate and these settings alone, so all
     /// leaders agree.
     #[must_use]
-    pub fn renew_at(&self, leaf: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
+    pub fn renew_at(&self, certificate: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         let issued = not_before.saturating_add(self.backdating).unwrap_or(not_before);
         // A certificate shorter than the backdating was created by another tool, without backdating.
         let issued = if issued < not_after { issued } else { not_before };
         let life = Duration::try_from(not_after.duration_since(issued)).unwrap_or_default().as_nanos();
         let share = life * u128::from(self.renew_percent.min(100)) / 100;
-        let chance = Sha256::digest(leaf).iter().take(2).fold(0, |number, byte| number << 8 | u128::from(*byte));
+        let chance = Sha256::digest(certificate).iter().take(2).fold(0, |number, byte| number << 8 | u128::from(*byte));
         let jitter = share * u128::from(self.jitter_percent.min(100)) / 100 * chance / (1 << 16);
         let after = u64::try_from(share - jitter).map_or(Duration::MAX, Duration::from_nanos);
         issued.saturating_add(after).map_or(not_after, |at| at.min(not_after))
@@ -102,13 +102,15 @@ const DNS_NAME: u64 = 2;
 #[non_exhaustive]
 pub enum IssueError {
     /// The CA does not exist.
-    #[error("there is no authority {0:?} that could sign: expected the record's active or next one")]
-    NoAuthority(Generation),
+    #[error("there is no CA {0:?} that could sign: expected the record's active or next one")]
+    NoCa(Generation),
     /// The CA has no key.
-    #[error("authority {0:?} cannot sign any more: its key was deleted when its successor took over")]
+    #[error("CA {0:?} cannot sign any more: its key was deleted when its successor took over")]
     NoKey(Generation),
     /// The CA has expired, or its remaining validity is too short for signing.
-    #[error("authority {generation:?} ends at {not_after}: too soon to sign a leaf at {now}; it has to be replaced")]
+    #[error(
+        "CA {generation:?} ends at {not_after}: too soon to sign a serving certificate at {now}; it has to be replaced"
+    )]
     Ended {
         /// The CA.
         generation: Generation,
@@ -124,7 +126,9 @@ pub enum IssueError {
     #[error("the certificate cannot be created: {0}")]
     Library(String),
     /// Clients would not trust the new certificate: for example, the CA may not sign for the requested name.
-    #[error("the new leaf would not be trusted: {0}; is the clock right, and was the authority made for these names?")]
+    #[error(
+        "the new serving certificate would not be trusted: {0}; is the clock right, and was the CA made for these names?"
+    )]
     Untrusted(#[source] InvalidPair),
 }
 
@@ -164,7 +168,7 @@ pub struct ServingMaterial {
     pub renew_at: Timestamp,
     certificate: CertificateDer<'static>,
     key: PrivateKey,
-    authority: CertificateDer<'static>,
+    ca: CertificateDer<'static>,
 }
 
 impl ServingMaterial {
@@ -188,8 +192,8 @@ impl ServingMaterial {
 
     /// The certificate of the CA that signed the serving certificate, as PEM.
     #[must_use]
-    pub fn authority_pem(&self) -> String {
-        pem(&self.authority)
+    pub fn ca_pem(&self) -> String {
+        pem(&self.ca)
     }
 }
 
@@ -198,34 +202,34 @@ impl Issuing<'_> {
     ///
     /// # Errors
     /// The library could not create the key or the certificate.
-    pub fn authority(self, generation: Generation) -> Result<AuthorityMaterial, IssueError> {
-        let not_after = self.end_after(self.lifetimes.authority);
+    pub fn ca(self, generation: Generation) -> Result<CaMaterial, IssueError> {
+        let not_after = self.end_after(self.lifetimes.ca);
         let mut params = self.params(not_after);
         let tag = random::token();
-        params.distinguished_name = authority_name(self.release, generation, tag.get(..8).unwrap_or(&tag));
+        params.distinguished_name = ca_name(self.release, generation, tag.get(..8).unwrap_or(&tag));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let names = [self.release.server_names(), self.release.canary_names()].concat();
+        let names = [self.release.server_names(), self.release.trust_probe_names()].concat();
         params.custom_extensions = vec![name_constraints(&names)];
         let key = KeyPair::generate()?;
         let certificate = params.self_signed(&key)?.into();
-        let facts = rotation::Authority { generation, created: whole_seconds(self.now), not_after, has_key: true };
-        Ok(AuthorityMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
+        let facts = rotation::Ca { generation, created: whole_seconds(self.now), not_after, has_key: true };
+        Ok(CaMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
     /// Creates a serving certificate for these names. The first name is the one that the API server requires.
     ///
     /// # Errors
     /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.
-    pub fn leaf(self, signer: &AuthorityMaterial, names: &[String]) -> Result<ServingMaterial, IssueError> {
-        let rotation::Authority { generation, not_after: end, .. } = signer.facts;
+    pub fn serving_certificate(self, signer: &CaMaterial, names: &[String]) -> Result<ServingMaterial, IssueError> {
+        let rotation::Ca { generation, not_after: end, .. } = signer.facts;
         let key = signer.key.as_ref().ok_or(IssueError::NoKey(generation))?;
-        let not_after = self.leaf_end(signer.facts);
+        let not_after = self.certificate_end(signer.facts);
         if not_after <= self.now {
             return Err(IssueError::Ended { generation, not_after: end, now: self.now });
         }
         let mut params = self.params(not_after);
-        params.distinguished_name = distinguished_name(self.release, LEAF.to_owned());
+        params.distinguished_name = distinguished_name(self.release, SERVING_NAME.to_owned());
         // With an explicit "not a CA", the library adds the identifier of the key.
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -237,8 +241,8 @@ impl Issuing<'_> {
         let issuer = Issuer::from_ca_cert_der(&signer.certificate, KeyPair::from_pem(key.pem())?)?;
         let key = KeyPair::generate()?;
         let certificate: CertificateDer<'static> = params.signed_by(&key, &issuer)?.into();
-        let (authority, key) = (signer.certificate.clone(), PrivateKey(key.serialize_pem()));
-        let trusted = Some(std::slice::from_ref(&authority));
+        let (ca, key) = (signer.certificate.clone(), PrivateKey(key.serialize_pem()));
+        let trusted = Some(std::slice::from_ref(&ca));
         let valid = judge::judge(
             pem(&certificate).as_bytes(),
             key.pem().as_bytes(),
@@ -246,16 +250,16 @@ impl Issuing<'_> {
         );
         let valid = valid.map_err(IssueError::Untrusted)?;
         let renew_at = self.lifetimes.renew_at(&certificate, valid.not_before, valid.not_after);
-        Ok(ServingMaterial { signer: generation, not_after, renew_at, certificate, key, authority })
+        Ok(ServingMaterial { signer: generation, not_after, renew_at, certificate, key, ca })
     }
 
     /// Returns the end of a serving certificate's validity: after its lifetime, but at the latest the margin before the
     /// end of its CA. If less than half of the lifetime is left until then, the certificate gets half of its lifetime,
     /// or ends with the CA.
-    fn leaf_end(self, signer: rotation::Authority) -> Timestamp {
-        let wanted = self.end_after(self.lifetimes.leaf);
+    fn certificate_end(self, signer: rotation::Ca) -> Timestamp {
+        let wanted = self.end_after(self.lifetimes.certificate);
         let latest = signer.not_after.checked_sub(self.lifetimes.margin).unwrap_or(Timestamp::MIN);
-        let half = self.end_after(self.lifetimes.leaf / 2);
+        let half = self.end_after(self.lifetimes.certificate / 2);
         if latest >= half { wanted.min(whole_seconds(latest)) } else { half.min(signer.not_after) }
     }
 

@@ -9,8 +9,8 @@
 //! |---|---|
 //! | `format` | `1` |
 //! | `record` | [`Record`], JSON |
-//! | `authority-N.crt` | the certificate of CA N, PEM: of the record's CAs and, for diagnosis, a few retired ones |
-//! | `authority-N.key` | the key of CA N, PKCS #8, PEM: only if the CA may still sign |
+//! | `ca-N.crt` | the certificate of CA N, PEM: of the record's CAs and, for diagnosis, a few retired ones |
+//! | `ca-N.key` | the key of CA N, PKCS #8, PEM: only if the CA may still sign |
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,10 +23,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::issue::{IssueError, Issuing, ServingMaterial};
 use super::{
-    AuthorityMaterial, MAX_EPOCH, MAX_GENERATION, PrivateKey, certificates, claimed_generation, parse_generation, pem,
+    CaMaterial, MAX_EPOCH, MAX_GENERATION, PrivateKey, certificates, claimed_generation, parse_generation, pem,
     validity,
 };
-use crate::certificates::rotation::{Authority, Generation, Phase, Record, Stored};
+use crate::certificates::rotation::{Ca, Generation, Phase, Record, Stored};
 use crate::release::Release;
 
 const FORMAT: &str = "format";
@@ -38,9 +38,9 @@ const RETIRED: usize = 4;
 
 /// The contents of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AuthoritySecret {
+pub struct CaSecret {
     /// The record with its CAs.
-    pub stored: Stored<KnownAuthorities>,
+    pub stored: Stored<KnownCas>,
     /// The highest CA number in the Secret. It is read even from a corrupt Secret.
     pub highest: Option<Generation>,
     /// Why the Secret is corrupt; `None` if it is not.
@@ -62,7 +62,7 @@ pub enum CorruptSecret {
     #[error("its record contradicts itself: {0}")]
     Contradiction(&'static str),
     /// A certificate is missing or does not match the record.
-    #[error("the certificate of authority {} {what}", .of.0)]
+    #[error("the certificate of CA {} {what}", .of.0)]
     Certificate {
         /// The CA.
         of: Generation,
@@ -70,7 +70,7 @@ pub enum CorruptSecret {
         what: &'static str,
     },
     /// A key is missing or does not match the certificate.
-    #[error("the key of authority {} {what}", .of.0)]
+    #[error("the key of CA {} {what}", .of.0)]
     Key {
         /// The CA.
         of: Generation,
@@ -81,20 +81,20 @@ pub enum CorruptSecret {
 
 /// The material of a CA in the record is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no certificate, or no key, of authority {}", (.0).0)]
-pub struct MissingAuthority(pub Generation);
+#[error("there is no certificate, or no key, of CA {}", (.0).0)]
+pub struct MissingCa(pub Generation);
 
 /// The record with its CAs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownAuthorities {
+pub struct KnownCas {
     record: Record,
-    active: Option<AuthorityMaterial>,
-    next: Option<AuthorityMaterial>,
+    active: Option<CaMaterial>,
+    next: Option<CaMaterial>,
     /// At most [`RETIRED`] certificates.
     retired: BTreeMap<Generation, CertificateDer<'static>>,
 }
 
-impl AuthoritySecret {
+impl CaSecret {
     /// Reads the Secret. `secret` is `None` if the Secret does not exist.
     #[must_use]
     pub fn read(secret: Option<&Secret>, release: &Release) -> Self {
@@ -107,10 +107,10 @@ impl AuthoritySecret {
             data.iter().filter_map(|(key, value)| readable(key, &value.0, release)).collect();
         let record = record(data);
         let recorded = record.iter().flat_map(|record| [record.active, record.next]).flatten();
-        let recorded = recorded.map(|authority| authority.generation).filter(is_possible);
+        let recorded = recorded.map(|ca| ca.generation).filter(is_possible);
         let named = data.keys().filter_map(|key| numbered(key, ".crt"));
         let highest = recorded.chain(named).chain(readable.keys().copied()).max();
-        match record.and_then(|record| KnownAuthorities::read(record, data, &readable)) {
+        match record.and_then(|record| KnownCas::read(record, data, &readable)) {
             Ok(known) => Self { stored: Stored::Is(known), highest, fault: None, readable: BTreeMap::new() },
             Err(fault) => Self { stored: Stored::Corrupt, highest, fault: Some(fault), readable },
         }
@@ -126,19 +126,19 @@ impl AuthoritySecret {
         }
     }
 
-    /// Returns the contents to write for this record: see [`KnownAuthorities::with`].
+    /// Returns the contents to write for this record: see [`KnownCas::with`].
     ///
     /// # Errors
-    /// See [`KnownAuthorities::with`].
-    pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<KnownAuthorities, MissingAuthority> {
+    /// See [`KnownCas::with`].
+    pub fn with(&self, record: Record, fresh: Option<CaMaterial>) -> Result<KnownCas, MissingCa> {
         let known = self.stored.get();
-        let authorities = known.into_iter().flat_map(KnownAuthorities::authorities).cloned();
+        let cas = known.into_iter().flat_map(KnownCas::cas).cloned();
         let retired = known.map_or(&self.readable, |known| &known.retired);
-        KnownAuthorities::assemble(record, &authorities.chain(fresh).collect::<Vec<_>>(), retired.clone())
+        KnownCas::assemble(record, &cas.chain(fresh).collect::<Vec<_>>(), retired.clone())
     }
 }
 
-impl KnownAuthorities {
+impl KnownCas {
     /// The record of the rotation.
     #[must_use]
     pub const fn record(&self) -> &Record {
@@ -146,21 +146,21 @@ impl KnownAuthorities {
     }
 
     /// The record's CAs, the active one first.
-    pub fn authorities(&self) -> impl Iterator<Item = &AuthorityMaterial> {
+    pub fn cas(&self) -> impl Iterator<Item = &CaMaterial> {
         self.active.iter().chain(&self.next)
     }
 
     /// Returns the active or next CA with this number; `None` if the record has no such CA.
     #[must_use]
-    pub fn authority(&self, generation: Generation) -> Option<&AuthorityMaterial> {
-        self.authorities().find(|authority| authority.facts.generation == generation)
+    pub fn ca(&self, generation: Generation) -> Option<&CaMaterial> {
+        self.cas().find(|ca| ca.facts.generation == generation)
     }
 
     /// Returns the number of the active or next CA that has exactly this certificate.
     #[must_use]
     pub(crate) fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
-        let mut authorities = self.authorities();
-        authorities.find(|known| known.certificate == *certificate).map(|known| known.facts.generation)
+        let mut cas = self.cas();
+        cas.find(|known| known.certificate == *certificate).map(|known| known.facts.generation)
     }
 
     /// Returns the contents to write for this record: the record and its CAs. `fresh` is a CA that was created for it.
@@ -169,9 +169,9 @@ impl KnownAuthorities {
     ///
     /// # Errors
     /// A certificate or a key that the record has is missing.
-    pub fn with(&self, record: Record, fresh: Option<AuthorityMaterial>) -> Result<Self, MissingAuthority> {
-        let authorities: Vec<_> = self.authorities().cloned().chain(fresh).collect();
-        Self::assemble(record, &authorities, self.retired.clone())
+    pub fn with(&self, record: Record, fresh: Option<CaMaterial>) -> Result<Self, MissingCa> {
+        let cas: Vec<_> = self.cas().cloned().chain(fresh).collect();
+        Self::assemble(record, &cas, self.retired.clone())
     }
 
     /// Signs a serving certificate for these names. The first name is the one that the API server requires.
@@ -184,7 +184,7 @@ impl KnownAuthorities {
         names: &[String],
         issuing: Issuing<'_>,
     ) -> Result<ServingMaterial, IssueError> {
-        issuing.leaf(self.authority(signer).ok_or(IssueError::NoAuthority(signer))?, names)
+        issuing.serving_certificate(self.ca(signer).ok_or(IssueError::NoCa(signer))?, names)
     }
 
     /// Returns all data of the Secret.
@@ -199,10 +199,10 @@ impl KnownAuthorities {
         for (generation, certificate) in &self.retired {
             put(certificate_key(*generation), pem(certificate));
         }
-        for authority in self.authorities() {
-            let generation = authority.facts.generation;
-            put(certificate_key(generation), authority.pem());
-            if let Some(key) = &authority.key {
+        for ca in self.cas() {
+            let generation = ca.facts.generation;
+            put(certificate_key(generation), ca.pem());
+            if let Some(key) = &ca.key {
                 put(private_key(generation), key.0.clone());
             }
         }
@@ -213,11 +213,11 @@ impl KnownAuthorities {
     /// one guards the write.
     ///
     /// # Errors
-    /// See [`KnownAuthorities::data`].
+    /// See [`KnownCas::data`].
     pub fn secret(&self, release: &Release, existing: Option<&Secret>) -> Result<Secret, serde_json::Error> {
         let fresh = || Secret {
             metadata: ObjectMeta {
-                name: Some(release.authority_secret()),
+                name: Some(release.ca_secret()),
                 namespace: Some(release.namespace().to_owned()),
                 ..ObjectMeta::default()
             },
@@ -231,17 +231,13 @@ impl KnownAuthorities {
     /// Builds the bundle of these CAs: the active one before the next, and then the CAs in `others` in a stable order.
     ///
     /// # Errors
-    /// A CA in `authorities` is not the record's active or next CA.
-    pub fn bundle(
-        &self,
-        authorities: &[Generation],
-        others: &[CertificateDer<'static>],
-    ) -> Result<String, MissingAuthority> {
-        if let Some(missing) = authorities.iter().find(|generation| self.authority(**generation).is_none()) {
-            return Err(MissingAuthority(*missing));
+    /// A CA in `cas` is not the record's active or next CA.
+    pub fn bundle(&self, cas: &[Generation], others: &[CertificateDer<'static>]) -> Result<String, MissingCa> {
+        if let Some(missing) = cas.iter().find(|generation| self.ca(**generation).is_none()) {
+            return Err(MissingCa(*missing));
         }
-        let ours = self.authorities().filter(|authority| authorities.contains(&authority.facts.generation));
-        let ours: Vec<_> = ours.map(AuthorityMaterial::certificate).collect();
+        let ours = self.cas().filter(|ca| cas.contains(&ca.facts.generation));
+        let ours: Vec<_> = ours.map(CaMaterial::certificate).collect();
         let others: BTreeSet<&[u8]> = others.iter().map(AsRef::as_ref).collect();
         let others = others.into_iter().map(CertificateDer::from);
         let others = others.filter(|certificate| !ours.iter().any(|ours| ours.as_ref() == certificate.as_ref()));
@@ -254,7 +250,7 @@ impl KnownAuthorities {
         data: &BTreeMap<String, ByteString>,
         readable: &BTreeMap<Generation, CertificateDer<'static>>,
     ) -> Result<Self, CorruptSecret> {
-        let material = |facts: Authority| {
+        let material = |facts: Ca| {
             let generation = facts.generation;
             let error = |what| CorruptSecret::Certificate { of: generation, what };
             let certificate = readable.get(&generation).ok_or_else(|| error("is missing, or cannot be read"))?.clone();
@@ -266,13 +262,12 @@ impl KnownAuthorities {
                 is_key_of(text, &certificate).map_err(error)?;
                 Ok(PrivateKey(text.to_owned()))
             });
-            Ok(AuthorityMaterial { facts, key: key.transpose()?, certificate })
+            Ok(CaMaterial { facts, key: key.transpose()?, certificate })
         };
         let active = record.active.map(material).transpose()?;
         let next = record.next.map(material).transpose()?;
-        let recorded = |generation| {
-            [record.active, record.next].into_iter().flatten().any(|authority| authority.generation == generation)
-        };
+        let recorded =
+            |generation| [record.active, record.next].into_iter().flatten().any(|ca| ca.generation == generation);
         let retired = readable.iter().filter(|(generation, _)| !recorded(**generation));
         let retired = bounded(retired.map(|(generation, certificate)| (*generation, certificate.clone())).collect());
         Ok(Self { record, active, next, retired })
@@ -280,19 +275,19 @@ impl KnownAuthorities {
 
     fn assemble(
         record: Record,
-        authorities: &[AuthorityMaterial],
+        cas: &[CaMaterial],
         mut retired: BTreeMap<Generation, CertificateDer<'static>>,
-    ) -> Result<Self, MissingAuthority> {
-        let material = |facts: Authority| {
-            let missing = MissingAuthority(facts.generation);
-            let mut of = authorities.iter().filter(|authority| authority.facts.generation == facts.generation);
-            let AuthorityMaterial { certificate, key, .. } = of.next_back().ok_or(missing)?.clone();
+    ) -> Result<Self, MissingCa> {
+        let material = |facts: Ca| {
+            let missing = MissingCa(facts.generation);
+            let mut of = cas.iter().filter(|ca| ca.facts.generation == facts.generation);
+            let CaMaterial { certificate, key, .. } = of.next_back().ok_or(missing)?.clone();
             let key = if facts.has_key { Some(key.ok_or(missing)?) } else { None };
-            Ok(AuthorityMaterial { facts, certificate, key })
+            Ok(CaMaterial { facts, certificate, key })
         };
         let (active, next) = (record.active.map(material).transpose()?, record.next.map(material).transpose()?);
-        for authority in authorities {
-            retired.insert(authority.facts.generation, authority.certificate.clone());
+        for ca in cas {
+            retired.insert(ca.facts.generation, ca.certificate.clone());
         }
         for current in active.iter().chain(&next) {
             retired.remove(&current.facts.generation);
@@ -305,7 +300,7 @@ impl KnownAuthorities {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BundleContents {
     /// The numbers of the record's active and next CA, if the bundle has them.
-    pub authorities: BTreeSet<Generation>,
+    pub cas: BTreeSet<Generation>,
     /// Other certificates, each once: those of unknown or retired CAs.
     pub unknown: Vec<CertificateDer<'static>>,
 }
@@ -314,11 +309,11 @@ impl BundleContents {
     /// Reads a bundle as the API server does: everything except certificates is skipped. Without `known`, all
     /// certificates are unknown.
     #[must_use]
-    pub fn read(text: &[u8], known: Option<&KnownAuthorities>) -> Self {
+    pub fn read(text: &[u8], known: Option<&KnownCas>) -> Self {
         let mut contents = Self::default();
         for certificate in certificates(text) {
             match known.and_then(|known| known.generation_of(&certificate)) {
-                Some(generation) => _ = contents.authorities.insert(generation),
+                Some(generation) => _ = contents.cas.insert(generation),
                 None if contents.unknown.contains(&certificate) => {}
                 None => contents.unknown.push(certificate),
             }
@@ -338,15 +333,15 @@ fn bounded(
 }
 
 fn certificate_key(Generation(number): Generation) -> String {
-    format!("authority-{number}.crt")
+    format!("ca-{number}.crt")
 }
 
 fn private_key(Generation(number): Generation) -> String {
-    format!("authority-{number}.key")
+    format!("ca-{number}.key")
 }
 
 fn numbered(key: &str, suffix: &str) -> Option<Generation> {
-    parse_generation(key.strip_prefix("authority-")?.strip_suffix(suffix)?)
+    parse_generation(key.strip_prefix("ca-")?.strip_suffix(suffix)?)
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "a filter passes references")]
@@ -388,14 +383,14 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
     let record: Record = serde_json::from_slice(&text.0).map_err(|error| CorruptSecret::Record(error.to_string()))?;
     let error = if record.epoch > MAX_EPOCH {
         "the epoch is higher than it could have become"
-    } else if record.bundle_epoch > record.epoch || record.leaf_epoch > record.epoch {
-        "the bundle or the leaf is of an epoch that has not been yet"
+    } else if record.bundle_epoch > record.epoch || record.certificate_epoch > record.epoch {
+        "the bundle or the serving certificate is of an epoch that has not been yet"
     } else if record.next.is_some() != (record.phase != Phase::Stable) {
-        "there is a next authority while stable, or none during a rotation"
+        "there is a next CA while stable, or none during a rotation"
     } else if record.active.zip(record.next).is_some_and(|(active, next)| active.generation >= next.generation) {
-        "the next authority is not newer than the active one"
-    } else if ![record.active, record.next].iter().flatten().all(|authority| is_possible(&authority.generation)) {
-        "the number of an authority is higher than it could have become"
+        "the next CA is not newer than the active one"
+    } else if ![record.active, record.next].iter().flatten().all(|ca| is_possible(&ca.generation)) {
+        "the number of a CA is higher than it could have become"
     } else {
         return Ok(record);
     };
@@ -403,7 +398,7 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
 }
 
 /// Checks that the certificate ends at the time in its entry of the record.
-fn is_of(certificate: &CertificateDer<'_>, facts: Authority) -> Result<(), &'static str> {
+fn is_of(certificate: &CertificateDer<'_>, facts: Ca) -> Result<(), &'static str> {
     let (_, ends) = validity(certificate).ok_or("cannot be read")?;
     if ends == facts.not_after { Ok(()) } else { Err("ends at another time than the record says") }
 }

@@ -1,6 +1,6 @@
 //! The kind whose dry run proves which CA an API server trusts. The API server never stores objects of this kind.
 //!
-//! The webhook configuration has an entry that matches only the creation of an [`InjectionCanary`]. The entry's
+//! The webhook configuration has an entry that matches only the creation of an [`InjectionTrustProbe`]. The entry's
 //! endpoint serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has
 //! this entry and this CA.
 
@@ -15,27 +15,27 @@ use serde_json::json;
 use crate::names;
 
 /// The plural name in URLs, roles and the rule of the entry.
-pub const PLURAL: &str = "injectioncanaries";
+pub const PLURAL: &str = "injectiontrustprobes";
 
 /// The name of the entry in the webhook configuration. The API server's error messages contain it.
-pub const WEBHOOK: &str = "canary.pillion.dev";
+pub const WEBHOOK: &str = "trust-probe.pillion.dev";
 
 /// The path that the entry of the mutating configuration calls. The [epoch](path) follows it.
-pub const PATH: &str = "/canary";
+pub const PATH: &str = "/trust-probe";
 
 /// The path that the entry of the validating configuration calls. The two configurations are separate objects, so an
 /// API server may have the current version of one and an outdated version of the other.
-pub const VALIDATE_PATH: &str = "/canary/validate";
+pub const VALIDATE_PATH: &str = "/trust-probe/validate";
 
-/// The message with which a replica denies the review of an [`InjectionCanary`]. It proves to the author of the dry
+/// The message with which a replica denies the review of an [`InjectionTrustProbe`]. It proves to the author of the dry
 /// run that the call reached a replica. Replicas get such calls only during a [connectivity
-/// check](crate::webhook_configuration::Settings::rehearses).
-pub const REACHED: &str = "a replica of Pillion was reached: nobody stores a canary";
+/// check](crate::webhook_configuration::Settings::checks_connectivity).
+pub const REACHED: &str = "a replica of Pillion was reached: trust probes are not stored";
 
-/// The maximum size in bytes of the review of an [`InjectionCanary`], which has only a name.
+/// The maximum size in bytes of the review of an [`InjectionTrustProbe`], which has only a name.
 pub const MAX_REVIEW_BYTES: usize = 64 * 1024;
 
-/// Returns a replica's response to the review of an [`InjectionCanary`]: denied, with the message [`REACHED`].
+/// Returns a replica's response to the review of an [`InjectionTrustProbe`]: denied, with the message [`REACHED`].
 ///
 /// # Errors
 /// Fails if the body is not a review, or if its uid is empty or longer than [`names::MAX_UID_BYTES`].
@@ -81,18 +81,18 @@ pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
 /// An object that the controller creates by dry run only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct InjectionCanary {
+pub struct InjectionTrustProbe {
     /// `pillion.dev/v1alpha1`.
     pub api_version: String,
-    /// `InjectionCanary`.
+    /// `InjectionTrustProbe`.
     pub kind: String,
     /// The name, which is unique for each request.
     pub metadata: ObjectMeta,
 }
 
-impl InjectionCanary {
+impl InjectionTrustProbe {
     /// The value of `kind`.
-    pub const KIND: &str = "InjectionCanary";
+    pub const KIND: &str = "InjectionTrustProbe";
 
     /// Creates an object with this name.
     #[must_use]
@@ -105,7 +105,7 @@ impl InjectionCanary {
     }
 }
 
-impl Resource for InjectionCanary {
+impl Resource for InjectionTrustProbe {
     type DynamicType = ();
     type Scope = ClusterResourceScope;
 
