@@ -220,7 +220,7 @@ impl Cluster {
         let list = self.api(kind("Pod"), namespace).list(&which.clone().limit(MAX_PODS_OF_WORKLOAD)).await;
         let list = list.with_context(|| format!("the pods of namespace {namespace} cannot be listed"))?;
         let is_cut = list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty());
-        let message = format!("only the first {MOST_PODS} pods were checked");
+        let message = format!("only the first {MAX_PODS_OF_WORKLOAD} pods were checked");
         Ok((list.items.iter().filter_map(value).collect(), is_cut.then(|| not_all(namespace, message))))
     }
 

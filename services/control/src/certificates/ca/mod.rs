@@ -129,7 +129,7 @@ const MAX_GENERATION: u32 = i32::MAX.unsigned_abs();
 
 /// Returns the distinguished name of a CA. `tag` is random.
 fn ca_name(release: &Release, generation: Generation, tag: &str) -> DistinguishedName {
-    distinguished_name(release, format!("{AUTHORITY}{} {tag}", generation.0))
+    distinguished_name(release, format!("{CA_NAME}{} {tag}", generation.0))
 }
 
 fn distinguished_name(release: &Release, common_name: String) -> DistinguishedName {

@@ -270,7 +270,7 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         _ => return Err(Refusal::Host),
     };
     // The request line may contain a host too.
-    if uri.ca().is_some_and(|ca| !is_own(ca.as_str())) {
+    if uri.authority().is_some_and(|authority| !is_own(authority.as_str())) {
         return Err(Refusal::Host);
     }
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
