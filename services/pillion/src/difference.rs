@@ -69,15 +69,11 @@ pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> 
     hunks.collect()
 }
 
-/// Formats the difference between two states of an object as YAML; empty if both are equal. Keys are sorted, since
-/// their order has no meaning. The strings are the names in the header. The result has colours, which [`output::show`] removes if the output is not a terminal.
+/// Formats the difference between two states of an object as YAML; empty if both are equal. The order of keys is no
+/// difference. The strings are the names in the header. The result has colours, which [`output::show`] removes if the
+/// output is not a terminal.
 pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Result<String> {
-    let sorted = |object: &Value| {
-        let mut object = object.clone();
-        object.sort_all_objects();
-        output::yaml(&object)
-    };
-    let (old, new) = (sorted(before.1)?, sorted(after.1)?);
+    let (old, new) = (output::yaml(before.1)?, output::yaml(&in_order_of(before.1, after.1))?);
     if old == new {
         return Ok(String::new());
     }
@@ -94,6 +90,27 @@ pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Resul
         }
     }
     Ok(text)
+}
+
+/// Returns `after` with the keys of its objects in the order that they have in `before`; new keys come last. Items of
+/// lists are compared with the item of the same name, or else with the item at the same index.
+fn in_order_of(before: &Value, after: &Value) -> Value {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => {
+            let kept = before.iter().filter_map(|(key, old)| Some((key, in_order_of(old, after.get(key)?))));
+            let new = after.iter().filter(|(key, _)| !before.contains_key(*key)).map(|(key, new)| (key, new.clone()));
+            Value::Object(kept.chain(new).map(|(key, value)| (key.clone(), value)).collect())
+        }
+        (Value::Array(before), Value::Array(after)) => {
+            let old = |index: usize, new: &Value| {
+                let named = new.get("name").and_then(|name| before.iter().find(|old| old.get("name") == Some(name)));
+                named.or_else(|| before.get(index)).unwrap_or(&Value::Null)
+            };
+            let items = after.iter().enumerate().map(|(index, new)| in_order_of(old(index, new), new));
+            Value::Array(items.collect())
+        }
+        _ => after.clone(),
+    }
 }
 
 #[cfg(test)]

@@ -212,6 +212,6 @@ fn diff_rejects_manifests_without_pods() {
         let Output { status, stdout, stderr } = pillion(&arguments).arg(&file).output().unwrap();
         let stderr_text = text(&stderr);
         assert_eq!((status.code(), text(&stdout)), (Some(2), String::new()), "{stderr_text}");
-        assert!(stderr_text.contains("there is no pod and no workload in "), "{stderr_text}");
+        assert!(stderr_text.contains("contains no pod and no workload: nothing can be compared"), "{stderr_text}");
     }
 }

@@ -95,7 +95,7 @@ fn config_map_keys_inherit_from_each_other() {
     let profiles = run.profiles();
     assert_eq!(profiles.len(), 3);
     let child = &named(&profiles, "child-v2")["spec"];
-    assert_eq!(child["request"], json!({"annotation": "injector.tumblr.com/request", "values": ["child:v2"]}));
+    assert_eq!(child["requestedBy"], json!({"annotation": "injector.tumblr.com/request", "values": ["child:v2"]}));
     let env = &child["containerPatches"][0]["template"]["env"];
     assert_eq!(env, &json!([{"name": "A", "value": "a"}, {"name": "B", "value": "b"}]));
     assert!(child.get("parameters").is_none());
@@ -122,7 +122,7 @@ fn prefix_applies_to_both_annotations() {
     let arguments = ["convert", "tumblr", "-f", "-", "--prefix", "injector.example.com/", "-o", "json"];
     let run = pillion(&arguments, Path::new("."), "{name: a, env: [{name: A, value: a}]}");
     let profile: Json = serde_json::from_str(&run.stdout).unwrap();
-    assert_eq!(profile["spec"]["request"]["annotation"], "injector.example.com/request");
+    assert_eq!(profile["spec"]["requestedBy"]["annotation"], "injector.example.com/request");
     let status = json!([{"name": "status", "default": "injector.example.com/status"}]);
     assert_eq!(profile["spec"]["parameters"], status);
 }
@@ -145,7 +145,7 @@ fn converted_profile_names_are_valid_and_unique() {
     let names: Vec<_> = profiles
         .iter()
         .map(|profile| {
-            (profile["metadata"]["name"].as_str().unwrap(), profile["spec"]["request"]["values"][0].as_str().unwrap())
+            (profile["metadata"]["name"].as_str().unwrap(), profile["spec"]["requestedBy"]["values"][0].as_str().unwrap())
         })
         .collect();
     let expected = [

@@ -167,7 +167,7 @@ fn empty_pod_annotation_defers_to_namespace() {
     const KEY: &str = "instrumentation.opentelemetry.io/inject-java";
     let run = convert(&["opentelemetry", "--language", "java"], INSTRUMENTATION);
     for converted in documents(&run.stdout) {
-        assert_eq!(converted["spec"]["request"]["empty"], "Absent", "{converted}");
+        assert_eq!(converted["spec"]["requestedBy"]["empty"], "Absent", "{converted}");
     }
     for (name, asks, on_pod, is_injected) in [
         ("shop", "observability/edge", "", true),

@@ -46,7 +46,7 @@ fn changed_profiles_are_reloaded() {
     write_profile(folder.path(), "helper:1");
     let mut dev = Program::start(&[&ANY_PORTS[..], &["--profile", "."]].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
-    dev.wait_for_output("ask by annotation pillion.dev/profiles: helper");
+    dev.wait_for_output("every pod that its selectors match gets it");
     assert!(sample.send().unwrap().contains("helper:1"));
 
     write_profile(folder.path(), "helper:2");

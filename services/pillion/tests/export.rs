@@ -168,7 +168,7 @@ fn each_action_has_its_own_policy() {
 #[test]
 fn invalid_profile_is_an_error() {
     let (objects, stderr, code) = export("{validations: [{expression: objct.x}]}");
-    assert_eq!((objects.len(), code), (0, Some(1)));
+    assert_eq!((objects.len(), code), (0, Some(2)));
     assert!(stderr.contains("objct"), "{stderr}");
 }
 
@@ -223,7 +223,7 @@ fn first_label_of_namespace_opts_in() {
         )}])
     );
     let (objects, stderr, code) = export_path(&path, &["--opt-in", "mesh"]);
-    assert_eq!((objects.len(), code), (0, Some(1)));
+    assert_eq!((objects.len(), code), (0, Some(2)));
     assert!(stderr.contains("--opt-in") && stderr.contains("expected KEY=VALUE"), "{stderr}");
 }
 

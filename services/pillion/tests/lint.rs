@@ -51,9 +51,9 @@ fn misspelled_field_is_shown_with_suggestion() {
     let expected = format!(
         "\
 error: unknown field `tempalte`
-  --> {}:16:3
+  --> {}:15:3
    |
-16 |   tempalte:
+15 |   tempalte:
    |   ^^^^^^^^
    |
 help: did you mean `template`?
@@ -70,7 +70,7 @@ fn compiler_errors_have_positions() {
     let output = lint(&[&path]);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains(&format!("{}:23:19", path.display())), "{text}");
+    assert!(text.contains(&format!("{}:22:19", path.display())), "{text}");
     assert!(text.contains("spec.template.spec.containers[0].image"), "{text}");
     assert!(text.contains("image: \"${params.image}\"\n"), "{text}");
 }

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn profile(name: &ProfileName, key: Option<&str>) -> CompiledProfile {
-        let spec = json!({"request": key.map(|key| json!({"annotation": key})),
+        let spec = json!({"requestedBy": key.map(|key| json!({"annotation": key})),
                           "template": {"metadata": {"labels": {"a": "b"}}}});
         compile(name, &serde_json::from_value(spec).unwrap()).unwrap()
     }

@@ -263,7 +263,7 @@ fn reports_certificates_of_other_issuers() {
 
         // The controller creates the ConfigMap of the kill switch, which guardrails need.
         let _trusted = serve(addresses[0], &theirs, SERVER_NAME).await?;
-        ensure!(reported(1).await?.contains("endpoints_earliest_expiry_seconds "), "no expiry");
+        ensure!(reported(1).await?.contains("endpoint_certificate_not_after_timestamp_seconds "), "no expiry");
         let data = eventually(SOON, "the kill switch exists", async || {
             switches.get_opt("pillion").await?.and_then(|map| map.data).context("no kill switch")
         })

@@ -192,7 +192,7 @@ fn conditions_hold(conditions: &[&MatchCondition], about: EntryRequest<'_>) -> (
     let spec = json!({
         "activation": "Always",
         "matchConditions": conditions.iter().map(|one| json!({
-            "name": one.name, "expression": one.expression, "message": one.name,
+            "name": one.name, "expression": one.expression,
         })).collect::<Vec<_>>(),
         "template": {"metadata": {"annotations": {"example.com/asked": "true"}}},
     });
