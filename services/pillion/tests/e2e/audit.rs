@@ -208,7 +208,7 @@ fn audit_finds_missed_pods_with_cause() {
         let (code, table, _) = status(&control_plane, &["--namespace", "team-b"]).await?;
         ensure!(code == Some(1) && table.lines().count() == 3 && !table.contains("lost"), "{table}");
         let (code, _, error) = status(&control_plane, &["-n", "default"]).await?;
-        ensure!(code == Some(1) && error.contains("default is not opted in"), "{error}");
+        ensure!(code == Some(2) && error.contains("default is not opted in"), "{error}");
 
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.delete("lost", &DeleteParams::default().grace_period(0)).await?;
@@ -319,7 +319,7 @@ fn audit_names_kill_switch_and_survives_outage() {
         let (code, table, _) = status(&control_plane, &[]).await?;
         ensure!(code == Some(1) && table.lines().count() == 2, "{table}");
         let (code, _, error) = status(&control_plane, &["-n", "team-b"]).await?;
-        ensure!(code == Some(1) && error.contains("team-b is excluded"), "{error}");
+        ensure!(code == Some(2) && error.contains("team-b is excluded"), "{error}");
 
         // The audit keeps its findings while the API server is down, and continues afterwards.
         control_plane.restart_api_server().await?;

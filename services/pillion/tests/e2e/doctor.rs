@@ -168,7 +168,7 @@ fn doctor_runs_as_plugin_and_reports_failure() {
             (&["status", "--as", "jane"], "User \"jane\" cannot list resource \"clusterinjectionprofiles\""),
             (
                 &["status", "--as", "jane", "--as-group", "system:masters"],
-                "custom resource definitions are not installed",
+                "the CRDs of Pillion are missing",
             ),
         ] {
             let output = run(arguments).await?;
