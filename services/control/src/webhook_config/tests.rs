@@ -145,9 +145,9 @@ fn drift_is_classified_by_kind() {
             |live| validating_entry(live, "validate-required.pillion.dev").timeout_seconds = None,
             "validating:timeout(validate-required.pillion.dev)",
         ),
-        (|live| annotate(live, WRITTEN_ANNOTATION, Some("2027-01-01T00:00:00Z")), "mutating:marks"),
+        (|live| annotate(live, WRITTEN_ANNOTATION, Some("2027-01-01T00:00:00Z")), "mutating:metadata"),
         (|live| annotate(live, WRITTEN_ANNOTATION, Some("2020-01-01T00:00:00Z")), ""),
-        (|live| live.mutating.as_mut().unwrap().metadata.labels = None, "mutating:marks"),
+        (|live| live.mutating.as_mut().unwrap().metadata.labels = None, "mutating:metadata"),
     ];
     let target = target(&[1, 2], 7);
     let desired = target.desired(&release(), now());
@@ -284,7 +284,7 @@ fn validating_configuration_needs_validations() {
     quiet.settings.validates_profiles = false;
     quiet.rules.validated = Validated::default();
     let drifts = differences(&live, &quiet.desired(&release(), now()), now());
-    assert_eq!(Drifts(&drifts).to_string(), "validating:unwanted");
+    assert_eq!(Drifts(&drifts).to_string(), "validating:unexpected");
     assert_eq!(after(&quiet).validating, None);
 }
 
@@ -309,7 +309,7 @@ fn older_target_is_behind_newer_is_written() {
     let Plan::Repair(drifts) = plan(&release(), &live, Some(&target(&[1], 8)), now()) else { panic!() };
     assert_eq!(
         Drifts(&drifts).to_string(),
-        "mutating:marks mutating:service(trust-probe.pillion.dev) validating:marks validating:service(trust-probe.pillion.dev)"
+        "mutating:metadata mutating:service(trust-probe.pillion.dev) validating:metadata validating:service(trust-probe.pillion.dev)"
     );
     assert_eq!(plan(&release(), &live, None, now()), Plan::Idle, "without a target, nothing is written");
 }

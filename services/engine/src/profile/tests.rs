@@ -27,7 +27,7 @@ fn reports_every_mistake_with_field_path() {
             "status": {},
             "spec": {
                 "containers": [{"name": "A", "image": "i"}, {"image": "i"}, {"name": "b"}, {"name": "b", "image": "i"}],
-                "initContainers": [{"name": "c", "image": "i", "restartPolicy": "Never"}],
+                "initContainers": [{"name": "c", "image": "i", "restartPolicy": "Sometimes"}],
                 "volumes": [{"name": "v"}, {"name": "w", "emptyDir": {}, "configMap": {}}],
             },
         },
@@ -47,7 +47,7 @@ fn reports_every_mistake_with_field_path() {
         "spec.template.spec.containers[1]: an element of this list needs a name",
         "spec.template.spec.containers[2]: a container that is added needs an image",
         "spec.template.spec.containers[3].name: the name \"b\" stands at spec.template.spec.containers[2] too",
-        "spec.template.spec.initContainers[0].restartPolicy: expected Always",
+        "spec.template.spec.initContainers[0].restartPolicy: expected Always, Never or OnFailure",
         "spec.template.spec.volumes[0]: a volume has exactly one source, found none",
         "spec.template.spec.volumes[1]: a volume has exactly one source",
     ] {

@@ -364,7 +364,7 @@ fn chain_merges_from_root() {
     assert_eq!(merged, expected);
     let compiled = compiled(&ProfileName::cluster("d"), text(Some("c"), "4", "d"), &library).unwrap();
     assert_eq!(compiled.ancestors().collect::<Vec<_>>(), ["c", "b", "a"]);
-    assert_eq!((compiled.limits(), compiled.activation()), (Limits::Platform, Activation::Requested));
+    assert_eq!((compiled.limits(), compiled.activation()), (Limits::Platform, Activation::Always));
 }
 
 #[test]
@@ -656,8 +656,8 @@ fn child_injects_parents_sidecar_with_own_value() {
         injected(&snapshot)
     };
     // The condition requires a level above two, and the platform's default is one.
-    assert_eq!(inject(child(json!({})), "prod"), None);
-    let raised = child(json!({"parameters": [{"name": "level", "default": 3}]}));
+    assert_eq!(inject(child(json!({"activation": "Always"})), "prod"), None);
+    let raised = child(json!({"activation": "Always", "parameters": [{"name": "level", "default": 3}]}));
     assert_eq!(inject(raised.clone(), "prod").as_deref(), Some("agent:1"));
     assert_eq!(inject(raised, "test"), None, "the platform's profile does not select this namespace");
 }

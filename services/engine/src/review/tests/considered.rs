@@ -25,14 +25,17 @@ fn considered(annotations: &Json) -> Vec<Considered> {
             {"name": "port", "type": "integer", "minimum": 1024, "annotation": "log/port", "sources": ["Pod"]},
             {"name": "tags", "type": "map", "default": {}, "annotationPrefix": "tag/", "sources": everybody, "merge": "Merge"},
         ],
+        "activation": "Requested",
         "template": template,
     });
     let plain = json!({"template": {"metadata": {"labels": {"a": "b"}}}});
+    let mut on_request = plain.clone();
+    on_request["activation"] = json!("Requested");
     let mut selective = plain.clone();
     selective["namespaceSelector"] = json!({"matchLabels": {"region": "eu"}});
     let profiles = [
         (ProfileName::cluster("set"), &set),
-        (ProfileName::cluster("other"), &plain),
+        (ProfileName::cluster("other"), &on_request),
         (ProfileName::cluster("selective"), &selective),
         (ProfileName::namespaced("shop", "own"), &plain),
         (ProfileName::namespaced("till", "theirs"), &plain),
@@ -58,7 +61,7 @@ fn considered_lists_profiles_with_request_state() {
     let found: Vec<_> = all.iter().map(|entry| (entry.profile.display_name(), entry.request_state)).collect();
     let expected = [
         ("set", RequestState::Requested),
-        // By default, a namespaced profile applies to all pods of its namespace.
+        // By default, a profile without `requestedBy` applies to all pods.
         ("shop/own", RequestState::Requested),
         ("other", RequestState::NotRequested),
         ("selective", RequestState::NamespaceSelector),

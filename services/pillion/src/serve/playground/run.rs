@@ -379,7 +379,7 @@ mod tests {
         given_up.cancel();
         let answer = ran(2, &given_up);
         assert!(answer.result.is_none());
-        assert!(answer.diagnostics[0]["message"].as_str().unwrap().contains("given up"), "{:?}", answer.diagnostics);
+        assert!(answer.diagnostics[0]["message"].as_str().unwrap().contains("cancelled"), "{:?}", answer.diagnostics);
     }
 
     #[test]
