@@ -145,7 +145,10 @@ fn converted_profile_names_are_valid_and_unique() {
     let names: Vec<_> = profiles
         .iter()
         .map(|profile| {
-            (profile["metadata"]["name"].as_str().unwrap(), profile["spec"]["requestedBy"]["values"][0].as_str().unwrap())
+            (
+                profile["metadata"]["name"].as_str().unwrap(),
+                profile["spec"]["requestedBy"]["values"][0].as_str().unwrap(),
+            )
         })
         .collect();
     let expected = [

@@ -70,7 +70,10 @@ fn failing_watch_is_logged_and_retried() {
         let stderr = replica.stderr();
         (stderr
             .lines()
-            .filter(|line| line.contains("not watched at present") && line.contains("kind=\"namespaces\""))
+            .filter(|line| {
+                line.contains("the watch failed, the last known objects stay in use")
+                    && line.contains("kind=\"namespaces\"")
+            })
             .count()
             >= 2)
             .then_some(())

@@ -247,7 +247,11 @@ impl<'a> Merge<'_, 'a> {
         let (list, list_pointer) = self.list_of(parent, list, container_list, list_pointer)?;
         let existing = self.find(list, &keys, keyed)?;
         for node in element.pending_conditions() {
-            self.bind_existing(node, existing)?;
+            match existing {
+                Some(_) => self.bind_existing(node, existing)?,
+                // An element that `$prune` removed in an earlier pass has an original, but the first pass saw none.
+                None => self.bind_existing_to_none(node),
+            }
             if !self.is_wanted(node)? {
                 return Ok(());
             }

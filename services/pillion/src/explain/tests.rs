@@ -218,7 +218,8 @@ fn each_pod_and_profile_cause_has_its_code() {
     assert_eq!(codes(&explanation), ["not_opted_in", "being_deleted"]);
     assert!(explanation.verdict.is_good() && finding::needs_no_action(&explanation.findings), "{explanation:?}");
     assert_eq!(found(&explain_facts(ENABLED, &[]), &plain()).0, ["no_profile"]);
-    let requested = ("asked", json!({"activation": "Requested", "template": {"metadata": {"annotations": {"a/b": "1"}}}}));
+    let requested =
+        ("asked", json!({"activation": "Requested", "template": {"metadata": {"annotations": {"a/b": "1"}}}}));
     assert_eq!(found(&explain_facts(ENABLED, std::slice::from_ref(&requested)), &plain()).0, ["not_requested"]);
     let misled = stored(|pod| pod["metadata"]["annotations"] = json!({"pillion.dev/profiles": "askd"}));
     let explanation = judge(&explain_facts(ENABLED, &[requested]), &misled);

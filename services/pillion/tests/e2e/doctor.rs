@@ -166,10 +166,7 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         for (arguments, expected) in [
             (&["status", "--context", "elsewhere"][..], "the context \"elsewhere\" of the kubeconfig cannot be used"),
             (&["status", "--as", "jane"], "User \"jane\" cannot list resource \"clusterinjectionprofiles\""),
-            (
-                &["status", "--as", "jane", "--as-group", "system:masters"],
-                "the CRDs of Pillion are missing",
-            ),
+            (&["status", "--as", "jane", "--as-group", "system:masters"], "the CRDs of Pillion are missing"),
         ] {
             let output = run(arguments).await?;
             let stderr = String::from_utf8(output.stderr)?;
