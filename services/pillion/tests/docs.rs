@@ -268,7 +268,7 @@ fn pages_say_whom_they_are_for() {
     for (name, path) in pages() {
         let text = fs::read_to_string(path).unwrap();
         let first = text.lines().skip(1).find(|line| !line.is_empty()).unwrap_or_default();
-        // A runbook begins with the meaning of its alert; the list of runbooks says whom all are for.
+        // A runbook begins with the meaning of its alert. The list of runbooks states the audience of all.
         let is_runbook = name.starts_with("runbooks/Pillion");
         assert!(is_runbook || first.starts_with("For: "), "docs/{name} begins with {first:?}, and not with `For: …`");
     }

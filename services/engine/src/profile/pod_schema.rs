@@ -334,11 +334,11 @@ pub(crate) fn violation(type_name: &str, value: json::Value<'_>, completeness: C
         }),
         _ => {
             let known = handlers(type_name)?;
-            let found: Vec<_> = known.iter().copied().filter(|handler| field(handler).is_some()).collect();
-            match found.as_slice() {
-                [_] => None,
-                [] if completeness == Completeness::Partial => None,
-                found => Some(wrong_number_of_handlers(known, found)),
+            let found = known.iter().copied().filter(|handler| field(handler).is_some());
+            match found.clone().count() {
+                1 => None,
+                0 if completeness == Completeness::Partial => None,
+                _ => Some(wrong_number_of_handlers(known, &found.collect::<Vec<_>>())),
             }
         }
     }
