@@ -326,7 +326,7 @@ async fn expect_stuck_sidecar(cluster: &Cluster) -> Result<()> {
     control_plane.apply_yaml(&broken).await?;
     cluster.wait_until_served(9).await?;
     // Far below the time limit of a restart.
-    let run = cluster.pillion(&["rollout", "--apply", "--timeout", "10m"]).await?;
+    let run = cluster.pillion(&["rollout", "-A", "--apply", "--timeout", "10m"]).await?;
     let why = "container stuck, which profile marked added, does not run: ImagePullBackOff: Back-off pulling";
     ensure!(run.code == Some(1) && run.stderr.contains(why), "{} {}", run.stdout, run.stderr);
     ensure!(cluster.marks("web").await?.iter().filter(|mark| *mark == "2").count() == 2, "old pods are gone");
