@@ -35,8 +35,11 @@ pillion_api::labelled! {
     }
 }
 
+/// The number of reasons in [`CLOSED`]. A type that computed it from `CLOSED` would not compile with optimizations.
+const CLOSED_COUNT: usize = 5;
+
 /// Why the server closed a connection: the event that it waited for too long, or the connection limit.
-const CLOSED: [&str; 5] =
+const CLOSED: [&str; CLOSED_COUNT] =
     [Waiting::Idle.as_str(), Waiting::Head.as_str(), Waiting::Answer.as_str(), Waiting::Reader.as_str(), "evicted"];
 
 pillion_api::labelled! {
@@ -90,7 +93,7 @@ pub struct ConnectionMetrics {
     pub(crate) accept_errors: Counter,
     handshakes: Counters<{ HandshakeResult::ALL.len() }>,
     durations: Histogram,
-    closed: Counters<{ CLOSED.len() }>,
+    closed: Counters<CLOSED_COUNT>,
     unauthorized: Counters<{ Unauthorized::ALL.len() }>,
 }
 
