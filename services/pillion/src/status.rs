@@ -99,8 +99,15 @@ async fn read(args: StatusArgs) -> anyhow::Result<(Status, anyhow::Result<()>)> 
     let listing = cluster_listing::read(&client, scope.namespace, &opt_in).await;
     let mut status = Status { problems: Vec::new(), overview: None, report: Report::default() };
     if is_whole {
-        status.problems = unavailable(&client, &release, &configuration).await;
-        status.overview = Some(Overview::read(&client, &release, &listing).await);
+        let mut unread = Unread::new();
+        let replicas = slices(&client, &release, &mut unread).await.map(|slices| endpoints(&slices));
+        let replicas = replicas.ok_or_else(|| describe_unread(&mut unread));
+        let map = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await;
+        status.problems = unavailable(&client, &release, &replicas, map.as_ref().ok().and_then(Option::as_ref)).await;
+        if switch::webhooks(map.as_ref().ok().and_then(Option::as_ref)) != Position::Off {
+            status.problems.extend(unregistered(&release, &configuration));
+        }
+        status.overview = Some(Overview::read(&client, &release, replicas, map, &listing).await);
     }
     let audited = audited(&client, &release, scope, &listing, &mut status).await;
     status.problems = finding::sorted(status.problems);
@@ -134,29 +141,33 @@ async fn audited(
 async fn unavailable(
     client: &Client,
     release: &Release,
-    configuration: &kube::Result<Option<MutatingWebhookConfiguration>>,
+    replicas: &Result<Vec<(String, bool)>, String>,
+    map: Option<&ConfigMap>,
 ) -> Vec<finding::Finding> {
     let mut found = Vec::new();
-    if let Some(slices) = slices(client, release, &mut Unread::new()).await {
+    if let Ok(replicas) = replicas {
         let deployment = WebhookDeployment::read(client, release).await;
-        found.extend(availability::no_ready_replica(release, &endpoints(&slices), deployment));
+        found.extend(availability::no_ready_replica(release, replicas, deployment));
     }
-    let map = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await;
-    let map = map.ok().flatten();
-    if switch::injection(map.as_ref()) == Position::Off {
-        let by = switch::author(map.as_ref(), INJECTION_KEY);
+    if switch::injection(map) == Position::Off {
+        let by = switch::author(map, INJECTION_KEY);
         found.push(availability::injection_disabled(release, by.as_deref()));
     }
-    if switch::webhooks(map.as_ref()) == Position::Off {
-        let by = switch::author(map.as_ref(), WEBHOOKS_KEY);
+    if switch::webhooks(map) == Position::Off {
+        let by = switch::author(map, WEBHOOKS_KEY);
         found.push(availability::webhooks_disabled(release, by.as_deref()));
-        return found;
-    }
-    let has_entries = |found: &MutatingWebhookConfiguration| found.webhooks.as_ref().is_some_and(|all| !all.is_empty());
-    if configuration.as_ref().is_ok_and(|found| !found.as_ref().is_some_and(has_entries)) {
-        found.push(availability::not_registered(release));
     }
     found
+}
+
+/// Returns a finding if the webhook configuration was read and has no entries.
+fn unregistered(
+    release: &Release,
+    configuration: &kube::Result<Option<MutatingWebhookConfiguration>>,
+) -> Option<finding::Finding> {
+    let has_entries = |found: &MutatingWebhookConfiguration| found.webhooks.as_ref().is_some_and(|all| !all.is_empty());
+    let is_missing = configuration.as_ref().is_ok_and(|found| !found.as_ref().is_some_and(has_entries));
+    is_missing.then(|| availability::not_registered(release))
 }
 
 /// Returns a finding for each container that Pillion added and that does not run.
@@ -338,20 +349,25 @@ struct Overview {
 
 impl Overview {
     /// Reads all parts. If an object cannot be read, its line contains the error.
-    async fn read(client: &Client, release: &Release, listing: &cluster_listing::ClusterListing) -> Self {
+    async fn read(
+        client: &Client,
+        release: &Release,
+        replicas: Result<Vec<(String, bool)>, String>,
+        map: kube::Result<Option<ConfigMap>>,
+        listing: &cluster_listing::ClusterListing,
+    ) -> Self {
         let now = Timestamp::now();
         let mut lines = Vec::new();
         let mut line = |what, said: String, problem| lines.push(Line { what, said, problem });
-        let mut unread = Vec::new();
-        match slices(client, release, &mut unread).await.map(|slices| endpoints(&slices)) {
-            Some(found) => line("replicas", describe_replicas(&found), problem_of_replicas(&found)),
-            None => line("replicas", describe_unread(&mut unread), None),
+        match replicas {
+            Ok(found) => line("replicas", describe_replicas(&found), problem_of_replicas(&found)),
+            Err(why) => line("replicas", why, None),
         }
         match Api::<Lease>::namespaced(client.clone(), release.namespace()).get_opt(&release.lease()).await {
             Ok(lease) => line("leader", describe_leader(lease.as_ref(), now), problem_of_leader(lease.as_ref(), now)),
             Err(error) => line("leader", cannot(error), None),
         }
-        match Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await {
+        match map {
             Ok(map) => line("switch", describe_switch(map.as_ref()), problem_of_switch(map.as_ref())),
             Err(error) => line("switch", cannot(error), None),
         }

@@ -99,9 +99,6 @@ async fn selected(client: &Client, namespace: Option<&str>, selector: &str) -> a
 fn row(stored: &Stored, listing: &ClusterListing) -> Row {
     let status = &stored.status;
     let served = listing.snapshot.profiles().iter().find(|profile| *profile.name() == stored.name);
-    let (served_revision, accepted) = (status.revision.as_ref(), status.accepted_revision.as_ref());
-    // During a rollout, `revision` is the accepted one.
-    let rolled_back_from = accepted.filter(|accepted| served_revision.is_some_and(|served| served != *accepted));
     let text = |pointer: &str| stored.spec().pointer(pointer).and_then(Value::as_str).map(str::to_owned);
     let is_broken = listing.broken.iter().any(|broken| broken.name == stored.name);
     let ready = stored.condition("Ready").map(|(is_true, ..)| is_true).or_else(|| is_broken.then_some(false));
@@ -109,9 +106,9 @@ fn row(stored: &Stored, listing: &ClusterListing) -> Row {
         name: stored.name.name.to_string(),
         namespace: stored.name.namespace.as_deref().map(str::to_owned),
         activation: served.map(|profile| activation(profile.activation()).to_owned()).or_else(|| text("/activation")),
-        revision: served_revision.cloned(),
+        revision: status.revision.clone(),
         ready,
-        rolled_back_from: rolled_back_from.cloned(),
+        rolled_back_from: status.rollback().map(|rollback| rollback.from.to_owned()),
         extends: text("/extends/name"),
         namespaces: status.namespaces_matched,
         injected: stored.condition("Injected").map(|(is_true, ..)| is_true),

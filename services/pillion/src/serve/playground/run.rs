@@ -68,7 +68,7 @@ pub(super) struct Texts {
 /// The result that the page shows.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
-    /// Problems in the format of `pillion lint -f json`.
+    /// Problems in the format of `pillion lint -o json`.
     pub(super) diagnostics: Vec<Value>,
     /// `None` if there are errors.
     pub(super) result: Option<Injected>,
