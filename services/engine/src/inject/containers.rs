@@ -10,7 +10,7 @@ use pillion_api::profile::{ContainerType, PreconditionAction};
 use crate::decision::Reason;
 use crate::json::{Content, Document, OwnedTape, SlotId, State, Value};
 use crate::profile::parts::ContainerPatch;
-use crate::profile::pod_schema::{Completeness, RULED_FIELDS, violation};
+use crate::profile::pod_schema::{Completeness, ruled_type, violation};
 use crate::{context, schema};
 
 use super::elements::ITEM_COST;
@@ -47,6 +47,21 @@ struct Target<'a> {
     /// The container as expressions see it: the original of an author's container, or the current state of an injected
     /// one.
     value: Value<'a>,
+}
+
+/// A rule that a field of a container violates.
+#[derive(PartialEq, Eq)]
+struct Violation {
+    field: Box<str>,
+    /// A description of the rule.
+    rule: String,
+}
+
+impl Violation {
+    fn of(field: &str, value: Value<'_>) -> Option<Self> {
+        let rule = violation(ruled_type(field)?, value, Completeness::Complete)?;
+        Some(Self { field: field.into(), rule })
+    }
 }
 
 impl<'a> Merge<'_, 'a> {
@@ -222,10 +237,10 @@ impl<'a> Merge<'_, 'a> {
                 if !self.is_changed(container) {
                     continue;
                 }
-                for (field, type_name) in RULED_FIELDS {
-                    let Some(rule) = self.violation_in(container, field, type_name)? else { continue };
+                for violation in self.violations_in(container)? {
                     let name = self.document.raw_of(container, "name").unwrap_or_default().to_owned();
-                    if !self.is_violated_before(original, &name, field, type_name, &rule)? {
+                    if !self.is_violated_before(original, &name, &violation)? {
+                        let Violation { field, rule } = violation;
                         let place = format!("/spec/{list}/{}/{field}: {rule}", name.trim_matches('"'));
                         return Err(MergeError::conflict(Reason::InvalidResult, &place));
                     }
@@ -244,30 +259,40 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the rule that a field of a changed container violates; `None` if the field is absent, unchanged or
-    /// valid.
-    fn violation_in(&mut self, container: SlotId, field: &str, type_name: &str) -> Result<Option<String>, MergeError> {
-        self.charge(LOOK)?;
+    /// Returns the rules that the fields of a changed container violate. Unchanged fields are not checked.
+    fn violations_in(&mut self, container: SlotId) -> Result<Vec<Violation>, MergeError> {
+        let mut violations = Vec::new();
         if let Content::Value(container) = self.document.content(container) {
-            let value = container.get(field).filter(|value| !value.is_null());
-            return Ok(value.and_then(|value| violation(type_name, value, Completeness::Complete)));
-        }
-        let Some(slot) = self.document.look_for(container, field).1 else { return Ok(None) };
-        match self.document.content(slot) {
-            Content::Value(_) if self.document.state(container) == State::Original && !self.is_changed(slot) => {
-                Ok(None)
+            self.charge(LOOK)?;
+            for (field, value) in container.members().filter(|(_, value)| !value.is_null()) {
+                violations.extend(Violation::of(&field.text(), value));
             }
-            Content::Value(value) if value.is_null() => Ok(None),
-            Content::Value(value) => Ok(violation(type_name, value, Completeness::Complete)),
-            Content::Map => {
-                let mut text = String::new();
-                self.document.write(slot, &mut text);
-                self.charge(2 * text.len())?;
-                let tape = OwnedTape::parse(text).ok();
-                Ok(tape.and_then(|tape| violation(type_name, tape.root(), Completeness::Complete)))
-            }
-            Content::Scalar(_) | Content::Made(_) | Content::List => Ok(None),
+            return Ok(violations);
         }
+        let is_added = self.document.state(container) != State::Original;
+        let mut next = self.document.first(container);
+        while let Some(slot) = next {
+            next = self.document.next(slot);
+            let Some(field) = self.document.key(slot) else { continue };
+            let is_present = self.document.state(slot) != State::Removed;
+            if !(is_present && (is_added || self.is_changed(slot))) || ruled_type(&field.text()).is_none() {
+                continue;
+            }
+            self.charge(LOOK)?;
+            match self.document.content(slot) {
+                Content::Value(value) if !value.is_null() => violations.extend(Violation::of(&field.text(), value)),
+                Content::Map => {
+                    let mut text = String::new();
+                    self.document.write(slot, &mut text);
+                    self.charge(2 * text.len())?;
+                    if let Ok(tape) = OwnedTape::parse(text) {
+                        violations.extend(Violation::of(&field.text(), tape.root()));
+                    }
+                }
+                Content::Value(_) | Content::Scalar(_) | Content::Made(_) | Content::List => {}
+            }
+        }
+        Ok(violations)
     }
 
     /// Whether the container of this name in the original pod violates the same rule. Searches both lists, because a
@@ -276,16 +301,14 @@ impl<'a> Merge<'_, 'a> {
         &mut self,
         original: Value<'_>,
         name: &str,
-        field: &str,
-        type_name: &str,
-        rule: &str,
+        violation: &Violation,
     ) -> Result<bool, MergeError> {
         for list in ["containers", "initContainers"] {
             for container in original.at(&["spec", list]).into_iter().flat_map(Value::items) {
                 self.charge(LOOK)?;
                 if container.get("name").is_some_and(|own| own.raw() == name)
-                    && let Some(value) = container.get(field)
-                    && violation(type_name, value, Completeness::Complete).as_deref() == Some(rule)
+                    && let Some(value) = container.get(&violation.field)
+                    && Violation::of(&violation.field, value).as_ref() == Some(violation)
                 {
                     return Ok(true);
                 }

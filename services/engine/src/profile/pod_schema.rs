@@ -300,14 +300,15 @@ fn shown(text: &str) -> &str {
     text.char_indices().nth(LETTERS).map_or(text, |(end, _)| text.get(..end).unwrap_or(text))
 }
 
-/// The fields of a container that have rules about several fields, with the names of their types.
-pub(crate) const RULED_FIELDS: [(&str, &str); 5] = [
-    ("resources", "ResourceRequirements"),
-    ("livenessProbe", "Probe"),
-    ("readinessProbe", "Probe"),
-    ("startupProbe", "Probe"),
-    ("lifecycle", "Lifecycle"),
-];
+/// Returns the type of a container's field that has rules about several of its own fields; `None` for another field.
+pub(crate) fn ruled_type(field: &str) -> Option<&'static str> {
+    match field {
+        "resources" => Some("ResourceRequirements"),
+        "livenessProbe" | "readinessProbe" | "startupProbe" => Some("Probe"),
+        "lifecycle" => Some("Lifecycle"),
+        _ => None,
+    }
+}
 
 /// Whether a value has all its fields.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -320,28 +321,41 @@ pub(crate) enum Completeness {
 /// Returns a description of the rule that a value of a type violates; `None` if it violates none. A null field counts as
 /// absent.
 pub(crate) fn violation(type_name: &str, value: json::Value<'_>, completeness: Completeness) -> Option<String> {
-    let field = |name: &str| value.get(name).filter(|field| !field.is_null());
-    let below = |name: &str, type_name: &str| {
-        let rule = violation(type_name, field(name)?, completeness)?;
-        Some(format!("{name}: {rule}"))
+    let below = |type_of: fn(&str) -> Option<&'static str>| {
+        present(value).find_map(|(name, field)| {
+            let name = name.text();
+            let rule = violation(type_of(&name)?, field, completeness)?;
+            Some(format!("{name}: {rule}"))
+        })
     };
     match type_name {
-        "Container" => RULED_FIELDS.into_iter().find_map(|(name, type_name)| below(name, type_name)),
-        "Lifecycle" => ["postStart", "preStop"].into_iter().find_map(|hook| below(hook, "LifecycleHandler")),
-        "ResourceRequirements" => field("requests")?.members().find_map(|(name, requests)| {
-            let name = name.text();
-            above_limit(&name, quantity(requests)?, quantity(field("limits")?.get(&name)?)?)
-        }),
+        "Container" => below(ruled_type),
+        "Lifecycle" => below(|hook| ["postStart", "preStop"].contains(&hook).then_some("LifecycleHandler")),
+        "ResourceRequirements" => {
+            let (limits, requests) = (value.get("limits")?, value.get("requests")?);
+            limits.members().find_map(|(name, limit)| {
+                let name = name.text();
+                above_limit(&name, quantity(requests.get(&name)?)?, quantity(limit)?)
+            })
+        }
         _ => {
             let known = handlers(type_name)?;
-            let found = known.iter().copied().filter(|handler| field(handler).is_some());
-            match found.clone().count() {
+            match present(value).filter(|(name, _)| known.contains(&&*name.text())).count() {
                 1 => None,
                 0 if completeness == Completeness::Partial => None,
-                _ => Some(wrong_number_of_handlers(known, &found.collect::<Vec<_>>())),
+                _ => {
+                    let is_present = |name: &str| value.get(name).is_some_and(|handler| !handler.is_null());
+                    let found: Vec<_> = known.iter().copied().filter(|name| is_present(name)).collect();
+                    Some(wrong_number_of_handlers(known, &found))
+                }
             }
         }
     }
+}
+
+/// Returns the members of an object that are not null.
+fn present(value: json::Value<'_>) -> impl Iterator<Item = (json::Key<'_>, json::Value<'_>)> {
+    value.members().filter(|(_, field)| !field.is_null())
 }
 
 /// Returns the handlers of a probe or hook, of which it must have exactly one; `None` for another type.

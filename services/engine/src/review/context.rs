@@ -64,7 +64,8 @@ impl<'r> ReviewContext<'r> {
         if SYSTEM_NAMESPACES.contains(&&*envelope.namespace) {
             return Err(Reason::SystemNamespace);
         }
-        let context = Self::new(review, endpoint, snapshot, facts).ok_or(Reason::NotOptedIn)?;
+        let context =
+            Self::with_object(review, endpoint, snapshot, facts, (action, object)).ok_or(Reason::NotOptedIn)?;
         if action.phase == Phase::Mutate
             && object.at(&["metadata", "deletionTimestamp"]).is_some_and(|time| !time.is_null())
         {
@@ -84,7 +85,17 @@ impl<'r> ReviewContext<'r> {
     /// is not opted in.
     fn new(review: &'r Review<'r>, endpoint: Endpoint, snapshot: &'r Snapshot, facts: &'r Facts) -> Option<Self> {
         let action = review.envelope.action(endpoint.phase())?;
-        let object = review.object(action)?;
+        Self::with_object(review, endpoint, snapshot, facts, (action, review.object(action)?))
+    }
+
+    /// Like [`Self::new`], with the operation and the object of the review, which the caller has read.
+    fn with_object(
+        review: &'r Review<'r>,
+        endpoint: Endpoint,
+        snapshot: &'r Snapshot,
+        facts: &'r Facts,
+        (action, object): (Action<'r>, Value<'r>),
+    ) -> Option<Self> {
         let level = facts.level(endpoint)?;
         // A namespace that was not found has only the failure mode of the endpoint.
         let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
