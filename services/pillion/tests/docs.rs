@@ -405,6 +405,52 @@ fn linked_items_are_defined_in_their_files() {
     assert_eq!(undefined(&page, text), ["../services/pillion/src/serve/term.rs does not define Term::led"]);
 }
 
+/// Returns the Rust sources in a folder and below it as one text.
+fn rust_sources(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let text = |path: PathBuf| match path.extension() {
+        _ if path.is_dir() => rust_sources(&path),
+        Some(extension) if extension == "rs" => fs::read_to_string(&path).unwrap(),
+        _ => String::new(),
+    };
+    entries.map(text).collect()
+}
+
+/// Returns the names in backticks, such as `Type::name`, that the sources do not define. A name that the sources have in
+/// quotes is a value, such as a phase.
+fn unknown_names(text: &str, sources: &str) -> Vec<String> {
+    /// The derive macro of clap, and a keyword.
+    const FOREIGN: [&str; 2] = ["Args", "mod"];
+    let is_name = |character: char| character.is_alphanumeric() || character == '_';
+    let words: Vec<_> = sources.split(|character: char| !is_name(character)).filter(|word| !word.is_empty()).collect();
+    let kinds = ["fn", "struct", "enum", "trait", "const", "type", "static", "mod", "macro_rules"];
+    let items = words.windows(2).filter(|pair| kinds.contains(&pair[0])).map(|pair| pair[1]);
+    let defined: BTreeSet<_> = items.collect();
+    let is_known = |name: &str| {
+        let item = name.rsplit("::").next().unwrap_or(name).trim_end_matches('!');
+        let is_path = item.is_empty() || !name.chars().all(|character| is_name(character) || ":!".contains(character));
+        is_path
+            || FOREIGN.contains(&item)
+            || defined.contains(item)
+            || [format!(" {item}: "), format!("\"{item}\"")].iter().any(|text| sources.contains(text))
+    };
+    // The odd parts are in backticks. Links are checked by `undefined`.
+    let parts: Vec<_> = text.split('`').collect();
+    let quoted = (1..parts.len()).step_by(2).filter(|index| !parts[index - 1].ends_with('['));
+    quoted.map(|index| parts[index]).filter(|name| !is_known(name)).map(str::to_owned).collect()
+}
+
+#[test]
+fn names_in_recipes_of_architecture_page_exist() {
+    let page = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let sources = rust_sources(&root().join("services"));
+    let (_, recipes) = page.split_once("## I want to change something").unwrap();
+    let (recipes, _) = recipes.split_once("\n## ").unwrap();
+    assert_eq!(unknown_names(recipes, &sources), [""; 0]);
+    let text = "`Term::lead` `Term::led` [`Term::linked`](term.rs) `a/path.rs` `stable` `labelled!` `nothing_here`";
+    assert_eq!(unknown_names(text, &sources), ["Term::led", "nothing_here"]);
+}
+
 #[test]
 fn broken_links_are_found() {
     let page = root().join("docs/page.md");

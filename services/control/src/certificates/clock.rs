@@ -96,6 +96,12 @@ impl ClockMetrics {
         registry.register("clock_agrees", text, metrics.agrees.clone());
         metrics
     }
+
+    /// Sets the gauges to 0 when leadership ends.
+    pub fn reset(&self) {
+        self.difference.set(0.0);
+        self.agrees.set(0);
+    }
 }
 
 impl Answers {

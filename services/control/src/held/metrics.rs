@@ -83,6 +83,13 @@ impl HeldMetrics {
         }
     }
 
+    /// Sets the gauges to 0 when leadership ends.
+    pub fn reset(&self) {
+        for gauge in self.policies.iter().chain(&self.waiting) {
+            gauge.set(0);
+        }
+    }
+
     pub(super) fn policies(&self, state: Policies) {
         for (gauge, each) in self.policies.iter().zip(Policies::ALL) {
             gauge.set(i64::from(each == state));

@@ -86,6 +86,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Sets the gauges to 0 when leadership ends.
+    pub fn reset(&self) {
+        self.rejected.set(0);
+    }
+
     /// Creates the metrics and registers them with the prefix `pillion_controller`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();

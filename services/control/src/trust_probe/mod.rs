@@ -93,6 +93,13 @@ impl TrustProbeMetrics {
         metrics
     }
 
+    /// Sets the gauges to 0 when leadership ends.
+    pub fn reset(&self) {
+        for state in ServerOutcome::LABELS {
+            self.servers.get_or_create_owned(&[("state", state)]).set(0);
+        }
+    }
+
     /// Number of answered calls.
     #[must_use]
     pub fn calls(&self) -> u64 {

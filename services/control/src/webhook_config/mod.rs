@@ -81,6 +81,13 @@ impl Metrics {
         Self { repairs, drifted, contested, disarmed }
     }
 
+    /// Sets the gauges to 0 when leadership ends.
+    pub fn reset(&self) {
+        for gauge in [&self.drifted, &self.contested, &self.disarmed] {
+            gauge.set(0);
+        }
+    }
+
     pub(super) fn repaired(&self, drifts: &[Drift]) {
         for Drift { configuration, kind, .. } in drifts {
             self.repairs.get_or_create(&[("configuration", configuration.as_str()), ("reason", kind.as_str())]).inc();

@@ -74,6 +74,16 @@ impl LeaderMetrics {
             disabled: switch::register(registry),
         }
     }
+
+    /// Sets all gauges to 0 that the tasks themselves do not reset when they end.
+    fn reset(&self) {
+        self.trust_probe.reset();
+        self.configuration.reset();
+        self.clock.reset();
+        self.held.reset();
+        self.revisions.reset();
+        self.disabled.set(0);
+    }
 }
 
 /// A task failure within this time after another is taken as permanent.
@@ -105,7 +115,7 @@ impl Term {
     pub(crate) async fn lead(self, claim: Claim) {
         let leading = claim.leading(self.client.clone(), Arc::clone(&self.release));
         let mut tasks = Tasks { running: JoinSet::new(), leading };
-        let failures = self.failures.clone();
+        let (failures, metrics) = (self.failures.clone(), self.metrics.clone());
         // The labels were validated when the file was read.
         let opt_in = self.policy.webhooks.labels().unwrap_or_default();
         let memory = self.policy.profiles.memory();
@@ -126,6 +136,7 @@ impl Term {
             tasks.spawn("the probes", probing);
         }
         tasks.run(&failures).await;
+        metrics.reset();
     }
 
     /// Starts the tasks for certificates and webhook configurations, and those that depend on them.

@@ -150,7 +150,10 @@ async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
                 managed.controllers.push(controller(&managed.spec, leader).await?);
             }
             // The old leader continues with its last step, and finds that another controller took over.
-            Disruption::Pause => managed.controllers[place].process().resume()?,
+            Disruption::Pause => {
+                managed.controllers[place].process().resume()?;
+                expect_no_leader_gauges(&managed.controllers[place]).await?;
+            }
         }
         ensure!(active == next, "{write:?}: CA {active} instead of {next}");
     }
@@ -161,6 +164,28 @@ async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
         took.len()
     ));
     expect_no_loss(&results)
+}
+
+/// Waits until a former leader exports 0 for each gauge that only a leader knows.
+async fn expect_no_leader_gauges(former: &Replica) -> Result<()> {
+    let own = ["pillion_controller_ready", "pillion_controller_build_info"];
+    eventually(LIMIT, "a former leader exports no gauge of a leader", async || {
+        let page = former.metrics_text().await?;
+        let gauges: Vec<_> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge"))
+            .filter(|name| name.starts_with("pillion_controller_") && !own.contains(name))
+            .collect();
+        ensure!(gauges.len() >= 10, "only {gauges:?}");
+        let name = |line: &str| line.split(['{', ' ']).next().unwrap_or_default().to_owned();
+        let set: Vec<_> = page
+            .lines()
+            .filter(|line| gauges.contains(&&*name(line)) && !line.ends_with(" 0") && !line.ends_with(" 0.0"))
+            .collect();
+        ensure!(set.is_empty(), "{set:#?}");
+        Ok(())
+    })
+    .await
 }
 
 /// The kind of disruption of a leader.
