@@ -91,7 +91,7 @@ fn exploration_finds_wrong_decisions() {
             (seen.endpoints.rounds, seen.endpoints.older) = (settings.rounds, false);
             next(settings, &seen)
         }),
-        ("what was written for an older epoch counts", |settings, seen| {
+        ("objects written for an older epoch are accepted", |settings, seen| {
             let mut seen = seen.clone();
             if let pillion_control::certificates::rotation::Stored::Is(record) = &mut seen.record {
                 record.certificate_epoch = 0;

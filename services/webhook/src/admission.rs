@@ -274,7 +274,7 @@ impl Admission {
                 "a namespace that is not known yet could not be looked up in time"
             );
         }
-        result.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
+        result.unwrap_or_else(|_| Answer::Failed("no response in time".into()))
     }
 
     /// Looks up objects, within the deadline. If the lookup times out, all objects are returned as failed.
@@ -283,7 +283,7 @@ impl Admission {
         let limit = self.settings.live_timeout.min(deadline.remaining());
         match timeout(limit, look_ups(wanted.clone(), client)).await {
             Ok(looked_up) => looked_up,
-            Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
+            Err(_) => wanted.answered(&Answer::Failed("no response in time".into())),
         }
     }
 }

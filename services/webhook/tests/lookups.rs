@@ -219,7 +219,7 @@ async fn hanging_object_lookup_fails_profile_after_300_ms() {
     assert_eq!(began.elapsed(), Duration::from_millis(300));
     assert_eq!(app.metric(FAILED), Some(1.0));
     let warning = answer["warnings"][0].as_str().unwrap();
-    assert!(warning.contains("could not be looked up") && warning.contains("no answer in time"), "{warning}");
+    assert!(warning.contains("could not be looked up") && warning.contains("no response in time"), "{warning}");
     assert_eq!(answer["allowed"], true);
 
     spec["failurePolicy"] = json!("Fail");

@@ -83,8 +83,8 @@ enum PolicyState {
     Unowned,
 }
 
-/// Keeps the policies in place if `wanted` is true, or removed if it is false, while this controller leads. `None`:
-/// does not change the policies.
+/// Keeps the policies in place if `wanted` is true, or removed if it is false, while this controller leads. With
+/// `None`, the policies are not changed.
 pub async fn run(
     leading: LeaderContext,
     settings: PolicySettings,
@@ -132,7 +132,7 @@ pub async fn run(
                 (Policies::Unsupported, false)
             }
             Err(error) => {
-                warn!(error = chain(&error), "it is unknown whether the API server has mutating policies");
+                warn!(error = chain(&error), "cannot find out whether the API server supports mutating policies");
                 (Policies::Failing, false)
             }
         };
@@ -235,7 +235,7 @@ pub enum RemoveError {
     /// The API server rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
-    /// The objects could not be serialized, which is a bug of Pillion.
+    /// The objects could not be serialized, which is a bug in Pillion.
     #[error(transparent)]
     Text(#[from] serde_json::Error),
 }
@@ -282,7 +282,7 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Writes an object in its desired state, with this owner. Returns the state before the write.
+/// Applies an object with this owner, unless it already is in the desired state. Returns its state before the call.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<PolicyState> {
     let has_desired_owner =
         |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));

@@ -54,7 +54,7 @@ pub enum Fetched {
 #[derive(Debug, Default)]
 pub(crate) struct PublishedRevisions {
     pub(crate) publication: Option<Publication>,
-    /// The served revision. Until the published revision is fetched, the previously served revision stays.
+    /// The served revision. Until the published revision is fetched, the previous one continues to be served.
     pub(crate) served: Option<Served>,
     /// Fetched revisions that are not served yet.
     fetched: HashMap<Box<str>, Arc<CompiledProfile>>,

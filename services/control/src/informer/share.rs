@@ -57,7 +57,7 @@ impl Shares {
     ///
     /// A namespace gets up to [`Limits::of_namespace`], and at most half of the bytes that the other namespaces leave
     /// of [`Limits::of_all`]. So a few large namespaces do not take all memory. While there is memory, each namespace
-    /// gets 64 KiB, and a replacement may be larger by as much. A smaller replacement is always allowed.
+    /// gets 64 KiB, and a replacement may be up to 64 KiB larger. A smaller replacement is always allowed.
     ///
     /// # Errors
     /// Returns the bytes that all profiles of the namespace may take now.

@@ -3,11 +3,10 @@
 //! This build may be unable to read a stored profile (a field of a newer version), or the profile may not compile. Then
 //! the last valid version stays active, and the errors are reported once for each generation. A mistake in one profile
 //! must not remove an active version. Nor may it stop the watch that would deliver the correction.
-//!
 //! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If the
 //! stored spec is broken by then, the last valid spec is compiled. If that fails too, or if the parent is deleted, the
-//! last valid version stays active. The exception is a namespaced profile that only its parent limits: it would keep
-//! permissions that the platform has withdrawn.
+//! last valid version stays active. The exception is a namespaced profile that only its parent limits: it becomes
+//! inactive, since it would otherwise keep permissions that the platform has withdrawn.
 
 use std::sync::Arc;
 
@@ -189,7 +188,7 @@ impl TextState {
         }
     }
 
-    /// Returns the bytes of the kept data. While a spec is due to be compiled, the active version does not count.
+    /// Returns the bytes of the kept data, without the active version while a spec is due to be compiled.
     fn bytes(&self) -> usize {
         let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
         let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());

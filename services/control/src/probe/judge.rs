@@ -77,7 +77,7 @@ pub enum Defect {
     WrongName,
     /// The CA has expired or is not valid yet. The API server checks that too.
     Ca,
-    /// The certificate is no server certificate, or is damaged.
+    /// The certificate is not a server certificate, or is damaged.
     Unusable,
 }
 
@@ -185,8 +185,8 @@ impl Expected {
         self.verify(chain, &valid_at(&valid, later), later).err().map(|_| Defect::Expiring)
     }
 
-    /// Whether one of these CAs signed the certificate. The certificate's names and the validity of the CA do not
-    /// matter. `from` is the start of the certificate's validity.
+    /// Whether one of these CAs signed the certificate. The certificate's names and the validity of the CA are not
+    /// checked. `from` is the start of the certificate's validity.
     fn is_signed_by(&self, cas: &[&CertificateDer<'static>], chain: &[CertificateDer<'_>], from: Timestamp) -> bool {
         match self.verify(chain, cas, from) {
             Ok(()) => true,

@@ -202,7 +202,7 @@ impl TrustProbe {
         if let Err(error) =
             http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service).await
         {
-            debug!(%error, "a connection to the trust probe broke off");
+            debug!(%error, "a connection to the trust probe failed");
         }
     }
 
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(
             serving_certificate(&expectation),
             Some(Generation(1)),
-            "the call counts for the certificate of its connection"
+            "the call is recorded with the certificate of its connection"
         );
     }
 

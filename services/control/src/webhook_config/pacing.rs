@@ -1,7 +1,7 @@
 //! Limits how often the controller corrects changes of a client that repeats them.
 //!
 //! The controller corrects a change at once. But after each change of a bundle, every API server has to open new
-//! connections. So two clients that overwrite each other for ever would do more harm than either change. After a few
+//! connections. So two clients that overwrite each other forever would do more harm than either change. After a few
 //! corrections in a row against the same client, there is a pause before the next one. Pauses grow, and are reset after
 //! some time without changes.
 

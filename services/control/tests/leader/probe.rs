@@ -270,7 +270,7 @@ fn reports_certificates_of_other_issuers() {
         .await?;
         ensure!(json!(data) == json!({"injection": "enabled", "webhooks": "armed"}), "{data:?}");
 
-        // The controller does not overwrite an operator's change.
+        // The controller does not overwrite an administrator's change.
         let disabled = Patch::Merge(json!({"data": {"injection": "disabled"}}));
         switches.patch("pillion", &PatchParams::default(), &disabled).await?;
         tokio::time::sleep(2 * settings().gap).await;
