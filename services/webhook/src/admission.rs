@@ -39,17 +39,16 @@ pub struct NamespaceLookup<'n> {
 
 /// Looks up a namespace that is missing from the snapshot, which may be a second old. Returns `Missing` if the cluster
 /// has no such namespace, and `Failed` if it cannot be looked up now.
-///
 /// The router bounds the time of each lookup. The function must validate the name and limit the number of lookups, in
-/// all and for each client.
+/// total and for each client.
 pub type LiveNamespace =
     Arc<dyn for<'n> Fn(NamespaceLookup<'n>) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
 
 /// Looks up the other objects that a review needs: service accounts, owners, and objects that profiles declare.
 ///
 /// The router limits its time, and calls it only if a review needs such objects, which is rare. The function caches
-/// results, merges concurrent lookups of one object, and limits requests in all and for each client. It reports objects
-/// that it could not fetch as failed.
+/// results, merges concurrent lookups of one object, and limits requests in total and for each client. It reports
+/// objects that it could not fetch as failed.
 pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
 
 /// The limits of one request.
@@ -81,7 +80,7 @@ impl Default for RequestSettings {
     }
 }
 
-/// The state and the functions with which requests are decided.
+/// The state and the functions for deciding requests.
 #[derive(Clone)]
 pub struct Admission {
     /// Profiles and namespaces, replaced as a whole when the cluster changes.
@@ -159,8 +158,9 @@ pub(crate) enum Next {
     Lookup(Lookup),
 }
 
-/// The maximum age of a cached namespace that settles a contradiction. Without a cache, each pod of a namespace would
-/// cost a request to the API server while replicas and the controller see different opt-in labels.
+/// The maximum age of a cached namespace that may resolve a contradiction between the snapshot and the path. Without a
+/// cache, each pod of a namespace would cost a request to the API server while replicas and the controller see
+/// different opt-in labels.
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {

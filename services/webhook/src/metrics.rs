@@ -1,8 +1,8 @@
 //! The metrics of the webhook; `docs/metrics.md` lists them.
 //!
 //! Every label has a closed or a bounded set of values. Every handle that a request needs is resolved before the first
-//! request, so counting looks up no name. Tenants and profiles are the exception: their names are found in a map that
-//! is replaced as a whole.
+//! request, so counting needs no lookup by name. Tenants and profiles are the exception: their names are found in a map
+//! that is replaced as a whole.
 //!
 //! - `requests`: outcomes and durations of requests.
 //! - `process`: the metrics that every process of Pillion has: its resources and its build.
@@ -60,7 +60,7 @@ pub const PREFIX: &str = "pillion_webhook";
 pub struct MetricsSettings {
     /// Tenants with their own series. Requests of all others are counted as `_other`.
     pub max_tenants: usize,
-    /// Profiles with their own series. Decisions about all others are counted as `_other`.
+    /// Profiles with their own series. Decisions on all others are counted as `_other`.
     pub max_profiles: usize,
 }
 

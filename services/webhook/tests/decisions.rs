@@ -1,4 +1,5 @@
-//! Decisions in process: the validating paths, profile reviews, connectivity checks, the kill switch, and the log.
+//! Tests decisions in process: the validating paths, profile reviews, connectivity checks, the kill switch, and the
+//! log.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Many or large requests: time, series and memory stay bounded.
+//! Tests that time, series and memory stay bounded under many or large requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

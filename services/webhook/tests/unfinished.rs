@@ -1,5 +1,5 @@
-//! Clients that begin requests and never finish them: over HTTP/1.1 and HTTP/2, stalled or slow, from one address or
-//! many. Other clients are always answered at the first try.
+//! Tests clients that begin requests and never finish them: over HTTP/1.1 and HTTP/2, stalled or slow, from one address
+//! or many. Other clients are always answered at the first try.
 
 use std::net::SocketAddr;
 use std::time::Duration;

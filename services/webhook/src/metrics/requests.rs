@@ -90,7 +90,7 @@ impl RequestCounters {
 
     #[expect(
         clippy::indexing_slicing,
-        reason = "both indexes are the places in the arrays that the handles were made from"
+        reason = "both indexes are positions in the arrays from which the handles were created"
     )]
     pub(super) fn count(&self, endpoint: Endpoint, outcome: RequestOutcome) {
         self.0[endpoint_index(endpoint)][outcome.index()].inc();

@@ -140,7 +140,7 @@ impl Drop for ConnectionPermit {
 }
 
 impl Holder {
-    /// Returns the loss if this connection were closed, or `None` if it must stay.
+    /// Returns the loss if this connection were closed, or `None` if it must not be closed.
     fn loss(&self) -> Option<Loss> {
         let authentication = self.authentication.load(Ordering::Relaxed);
         if authentication == Authentication::Certificate as u8 || self.requests.has_pending_response() {
@@ -156,8 +156,8 @@ impl Holder {
 }
 
 impl TakenPermits {
-    /// Revokes a permit for the newcomer, or returns `None` if none can be revoked. In the worst case this looks at every
-    /// connection, which costs less than the handshake that follows.
+    /// Revokes a permit for the newcomer, or returns `None` if none can be revoked. In the worst case, this checks
+    /// every connection, which costs less than the handshake that follows.
     fn revoke_for(&mut self, newcomer: IpAddr) -> Option<()> {
         let (address, number) = self.of_busiest_address(newcomer).or_else(|| self.oldest_unfinished(newcomer))?;
         let holder = self.remove(address, number)?;
@@ -294,7 +294,7 @@ mod tests {
         let third = take(&permits, THIRD, 1);
         assert!(younger.holder.end.is_cancelled() && !idle.holder.end.is_cancelled());
         assert_eq!((revoked(&newcomer), revoked(&third)), (vec![false], vec![false]));
-        assert!(permits.take(GREEDY).is_none(), "idle connections and finished requests stay");
+        assert!(permits.take(GREEDY).is_none(), "idle connections and finished requests are kept");
     }
 
     #[test]

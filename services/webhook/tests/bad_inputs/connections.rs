@@ -1,4 +1,4 @@
-//! Malformed HTTP and TLS. Cases that depend on time are in `tls_server.rs` and `transport.rs`.
+//! Tests malformed HTTP and TLS. Cases that depend on time are in `tls_server.rs` and `transport.rs`.
 
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
