@@ -59,8 +59,7 @@ impl Panicked {
     pub fn diagnostic(self) -> Diagnostic {
         Diagnostic {
             path: "spec".to_owned(),
-            message: "this is a bug in Pillion, not a mistake in the profile: processing the spec failed"
-                .to_owned(),
+            message: "this is a bug in Pillion, not a mistake in the profile: processing the spec failed".to_owned(),
             help: Some(format!(
                 "report it at {ISSUES}, with the profile and the log; until it is fixed, a different spec may work"
             )),

@@ -25,7 +25,7 @@ pub struct Release {
 pub enum ReleaseError {
     /// The name or the namespace is not a DNS label, or too long.
     #[error(
-        "the {what} {value:?} of the release is not a DNS label of at most {limit} bytes: lower-case letters, digits and -"
+        "the {what} {value:?} of the release is not a DNS label of at most {limit} bytes: lower-case letters, digits, -"
     )]
     NotALabel {
         /// `name` or `namespace`.

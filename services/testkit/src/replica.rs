@@ -231,7 +231,7 @@ async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)
     };
     tokio::time::timeout(GET_LIMIT, exchange)
         .await
-        .with_context(|| format!("no response within {GET_LIMIT:?}"))
+        .with_context(|| format!("no answer within {GET_LIMIT:?}"))
         .flatten()
         .with_context(|| format!("GET http://{address}{path}"))
 }

@@ -156,8 +156,8 @@ impl ClientCertificates {
         let Some(certificate) = certificates.and_then(<[_]>::first) else {
             return rejected(
                 Unauthorized::NoCertificate,
-                "Pillion requires a client certificate, and this client sent none: configure one for this webhook in the \
-                 API server's --admission-control-config-file\n"
+                "Pillion requires a client certificate, and this client sent none: configure one for this webhook in \
+                 the API server's --admission-control-config-file\n"
                     .to_owned(),
             );
         };

@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(tracker.due(&half, now + 2 * COMPLETE_LIMIT), [], "the pods were not listed");
         let listed = Report { is_listed: true, ..half };
         assert_eq!(tracker.due(&listed, now), []);
-        assert_eq!(tracker.due(&listed, now + COMPLETE_LIMIT).len(), 1, "after the limit, a report need not be complete");
+        assert_eq!(tracker.due(&listed, now + COMPLETE_LIMIT).len(), 1, "an incomplete report is used after the limit");
         let mut tracker = ConditionTracker::default();
         assert_eq!(write_all(&mut tracker, &report(true, [("a", audit(1, 0, 0))]), now).len(), 1);
         assert_eq!(write_all(&mut tracker, &report(false, [("a", audit(1, 1, 0))]), now).len(), 1);

@@ -123,9 +123,9 @@ pub async fn run(
                 if was_supported != Some(false) {
                     warn!(
                         group = API_GROUP,
-                        "this API server has no MutatingAdmissionPolicy of version v1, which Kubernetes has from 1.36 on: \
-                         namespaces with the label value held behave as those with enabled, so pods run without their \
-                         sidecar when Pillion cannot answer; use required there, or a newer Kubernetes"
+                        "this API server does not serve MutatingAdmissionPolicy v1, which Kubernetes has since 1.36: \
+                         namespaces with the label value held behave like those with enabled, so pods run without \
+                         their sidecar while Pillion is unavailable; use required there, or upgrade Kubernetes"
                     );
                 }
                 was_supported = Some(false);

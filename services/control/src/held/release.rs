@@ -273,8 +273,8 @@ impl Executor {
 
     async fn report(&self, key: &Key, pod: &HeldPod) -> kube::Result<()> {
         let note = format!(
-            "The pod was created while Pillion could not answer, and waits by the scheduling gate {INJECTION_GATE}, since \
-             it has no sidecar. It has no owner that is known to make a new one: delete it and create it again."
+            "The pod was created while Pillion was unavailable, so it has no sidecar, and the scheduling gate \
+             {INJECTION_GATE} keeps it waiting. No owner is known to recreate it: delete the pod and create it again."
         );
         let event = Event {
             type_: EventType::Warning,

@@ -280,7 +280,9 @@ impl<V: Clone> CacheEntry<V> {
             Some(object) if is_before(object, after) => Answer::Failed("only an older response is cached".into()),
             Some(CachedObject { value: Some(value), .. }) => Answer::Found(value.clone()),
             Some(CachedObject { value: None, .. }) => Answer::Missing,
-            None => Answer::Failed(self.failure.as_ref().map_or("no response in time", |failure| failure.message).into()),
+            None => {
+                Answer::Failed(self.failure.as_ref().map_or("no response in time", |failure| failure.message).into())
+            }
         }
     }
 }

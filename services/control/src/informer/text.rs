@@ -75,14 +75,14 @@ impl MemoryLack {
     pub(crate) fn diagnostic(self, name: &ProfileName) -> Diagnostic {
         let mib = |bytes: usize| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
         let message = format!(
-            "the profiles of namespace {} may take {} of memory, and with the {} of this one they take more",
+            "the profiles of namespace {} may take {} of memory, and this profile's {} would exceed that",
             name.namespace.as_deref().unwrap_or_default(),
             mib(self.limit),
             mib(self.bytes),
         );
-        let help = "make it smaller, or delete others: it is looked at again when there is room. Literals and regular \
-                    expressions take most. The limits are `profiles` in the controller's policy; no namespace gets more \
-                    than half of what the others leave";
+        let help = "make it smaller, or delete other profiles: it is checked again when memory is free. Literals and \
+                    regular expressions take most. The limits are `profiles` in the controller's policy; a namespace \
+                    gets at most half of the memory that the others leave";
         Diagnostic { path: "spec".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
     }
 }

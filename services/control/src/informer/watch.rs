@@ -213,7 +213,7 @@ impl Watches {
                     profile = %key.profile,
                     revision = %key.revision,
                     error,
-                    "a published revision could not be read; the last known one remains active while the read is retried"
+                    "a published revision could not be read; the last known one remains active during retries"
                 );
                 if !index.still_needs(&key) {
                     return None;

@@ -61,8 +61,9 @@ impl Default for Settings {
 /// The settings do not allow a safe election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "of an election's settings, renewDeadline ({renew_deadline:?}) has to be shorter than leaseDuration \
-     ({lease_duration:?}) and longer than retryPeriod ({retry_period:?}): otherwise two controllers lead, or none for long"
+    "in the leader election's settings, renewDeadline ({renew_deadline:?}) must be shorter than leaseDuration \
+     ({lease_duration:?}) and longer than retryPeriod ({retry_period:?}): otherwise two controllers could lead at the \
+     same time, or none for a long time"
 )]
 pub struct SettingsError {
     lease_duration: Duration,

@@ -326,7 +326,8 @@ fn conditions(
     });
     if let Some(RollbackRequest { to, .. }) = unknown {
         let to = to.get(..to.floor_char_boundary(64)).unwrap_or_default();
-        message = format!("{message}; {ROLLBACK_TO_ANNOTATION} is {to:?}, which does not match exactly one kept revision");
+        message =
+            format!("{message}; {ROLLBACK_TO_ANNOTATION} is {to:?}, which does not match exactly one kept revision");
     }
     let conflicted = match observed.conflict {
         Some(conflict) => (CONFLICTED, "True", conflict.reason(), conflict.message()),

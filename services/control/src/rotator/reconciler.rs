@@ -323,7 +323,8 @@ impl Reconciler {
                 behind,
                 silent,
                 ?LIMIT,
-                "not every API server is known to reach a replica: from now on, pods are nevertheless rejected if no replica responds"
+                "not every API server is known to reach a replica: from now on, pods are rejected anyway if no \
+                 replica responds"
             ),
             CheckResult::Late => {
                 self.check_timed_out = true;
@@ -360,8 +361,8 @@ impl Reconciler {
         warn!(
             highest,
             manager,
-            "another client wrote a {} into an object of the rotation that is higher than the rotation's: it is ignored, \
-             and overwritten",
+            "another client wrote a higher {} than the rotation's into an object of the rotation: it is ignored and \
+             overwritten",
             EPOCH_ANNOTATION
         );
     }

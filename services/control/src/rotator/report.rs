@@ -24,19 +24,20 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// The message, with instructions, if the newest CA cannot sign.
-pub(super) const UNABLE: &str = "the newest CA cannot sign, and replicas may already serve its certificates: delete the Secret \
-                                 RELEASE-ca, and the controller creates a new CA and keeps all trusted ones";
+pub(super) const UNABLE: &str = "the newest CA cannot sign, and replicas may already serve its certificates: delete \
+                                 the Secret RELEASE-ca, and the controller creates a new CA and keeps all trusted ones";
 
-const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is created, and the rotation \
-                     waits until they agree. Replicas keep their certificates. Correct the wrong clock";
+const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is created, and \
+                     the rotation waits until they agree. Replicas keep their certificates. Correct the wrong clock";
 
-const DISARMED: &str = "an administrator removed the webhook configurations, so no pod is injected: set webhooks: armed in the \
-                        release's ConfigMap to restore them";
+const DISARMED: &str = "an administrator removed the webhook configurations, so no pod is injected: set webhooks: \
+                        armed in the release's ConfigMap to restore them";
 
 /// The message if no API server is known to reach a replica.
-pub(super) const UNREACHED: &str = "replicas respond, but no API server has reached one through the Service in time: from now on, pods \
-                                    of required namespaces are rejected if no replica responds. Check for a network \
-                                    policy, a firewall or a proxy between the control plane and the replicas";
+pub(super) const UNREACHED: &str = "replicas respond, but no API server has reached one through the Service in time: \
+                                    from now on, pods of required namespaces are rejected if no replica responds. \
+                                    Check for a network policy, a firewall or a proxy between the control plane and the \
+                                    replicas";
 
 const AGREED: &str = "the clocks agree again";
 const ARMED: &str = "the webhook configurations are managed again";
@@ -119,7 +120,9 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
     match blocked {
         Blocked::Idle => info!(until, "all certificates are valid"),
         Blocked::Clock => {
-            warn!("this clock and the API server's differ by minutes: steps that depend on the time wait until they agree");
+            warn!(
+                "this clock and the API server's differ by minutes: steps that depend on the time wait until they agree"
+            );
         }
         Blocked::NoEndpoint => {
             info!(
@@ -130,7 +133,10 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
             info!("until every API server is known to reach a replica, failed calls reject no pods");
         }
         Blocked::Disarmed => {
-            warn!("an administrator disabled the webhooks: the webhook configurations remain removed, and no pod is injected");
+            warn!(
+                "an administrator disabled the webhooks: the webhook configurations remain removed, and no pod is \
+                 injected"
+            );
         }
         Blocked::Unable => {
             error!("{}", UNABLE);

@@ -187,7 +187,9 @@ impl KeeperState {
             watch_object::watch(Api::all(client()), "the validating configuration", name)
                 .map(Update::Validating)
                 .boxed(),
-            watch_object::watch(switches, "the ConfigMap of the break-glass", release.switch()).map(Update::Switch).boxed(),
+            watch_object::watch(switches, "the ConfigMap of the break-glass", release.switch())
+                .map(Update::Switch)
+                .boxed(),
         ])
         .boxed()
     }
@@ -315,7 +317,8 @@ impl KeeperState {
         let due = self.pacing.due(&writer, now);
         if !is_update && due > now {
             let pause = due.duration_since(now);
-            let line = format!("{writer} keeps changing the webhook configurations: from now on, corrections are delayed");
+            let line =
+                format!("{writer} keeps changing the webhook configurations: from now on, corrections are delayed");
             if self.logged.as_ref() != Some(&line) {
                 warn!(manager = writer, ?pause, drift = %Drifts(&drifts), "{line}");
                 self.logged = Some(line);

@@ -23,9 +23,7 @@ use crate::webhook_config::switch::{self, SwitchState};
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The configuration was written for a later epoch of the rotation's record, so this writer is outdated.
-    #[error(
-        "the webhook configuration was written for epoch {live}, and this write is for epoch {ours}: read the record again"
-    )]
+    #[error("the webhook configuration is for epoch {live}, and this write is for epoch {ours}: read the record again")]
     Behind {
         /// The epoch of the existing configuration.
         live: u64,

@@ -280,10 +280,10 @@ fn service_account_is_found_missing_or_failed() {
     let missing = || LookedUp { service_account: Answer::Missing, ..LookedUp::default() };
     assert!(holds("!serviceAccount.hasValue()", &bare(), missing()));
 
-    let failed = || LookedUp { service_account: Answer::Failed("no response in time".into()), ..LookedUp::default() };
+    let failed = || LookedUp { service_account: Answer::Failed("no answer in time".into()), ..LookedUp::default() };
     let decision = decided(condition(expression), &bare(), failed());
     assert_eq!((decision.reason, decision.outcome), (Reason::LookupFailed, ProfileOutcome::Skipped));
-    assert!(decision.detail.unwrap().contains("no response in time"));
+    assert!(decision.detail.unwrap().contains("no answer in time"));
     let mut strict = condition(expression);
     strict["failurePolicy"] = json!("Fail");
     assert_eq!(decided(strict, &bare(), failed()).outcome, ProfileOutcome::Denied);

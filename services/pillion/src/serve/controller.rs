@@ -98,7 +98,7 @@ async fn control(
     let mut signals = Signals::new()?;
     let detail = LogLevel::signal()?;
     let config = pillion_control::client::configuration(args.kubeconfig.as_deref()).await?;
-    let client = kube::Client::try_from(config.clone()).context("cannot create a client from the configuration")?;
+    let client = kube::Client::try_from(config.clone()).context("the configuration makes no client")?;
     let identity = args.identity.map_or_else(host_name, Ok)?;
 
     let mut registry = Registry::default();

@@ -198,7 +198,7 @@ async fn create(client: &Client, failure_mode: FailureMode, body: &[u8]) -> Crea
     let answer = tokio::time::timeout(LIMIT, client.request_text(request)).await;
     let took = sent.elapsed();
     let result = match answer {
-        Err(_) => CreationResult::Failed(format!("no response within {LIMIT:?}")),
+        Err(_) => CreationResult::Failed(format!("no answer within {LIMIT:?}")),
         Ok(Err(kube::Error::Api(status))) => CreationResult::Failed(format!("{}: {}", status.code, status.message)),
         Ok(Err(error)) => CreationResult::Failed(error.to_string()),
         Ok(Ok(text)) => classify(&text),

@@ -48,13 +48,9 @@ impl fmt::Display for Shed {
                  at once, and try again"
             }
             Self::QueueFull => "the queue of waiting requests is full: try again",
-            Self::TenantQueueFull => {
-                "the queue of this namespace's waiting requests is full: try again"
-            }
+            Self::TenantQueueFull => "the queue of this namespace's waiting requests is full: try again",
             Self::Deadline => "the caller's deadline passed before the request was decided",
-            Self::NoMemory => {
-                "the memory for request bodies is exhausted: try again"
-            }
+            Self::NoMemory => "the memory for request bodies is exhausted: try again",
             Self::Namespace => "the namespace is not known yet and could not be looked up: try again",
             Self::NotReady => "profiles and namespaces are not known yet: try again",
         })

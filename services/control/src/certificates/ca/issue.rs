@@ -127,9 +127,7 @@ pub enum IssueError {
     #[error("the certificate cannot be created: {0}")]
     Library(String),
     /// Clients would not trust the new certificate: for example, the CA may not sign for the requested name.
-    #[error(
-        "the new serving certificate would not be trusted: {0}; check the clock, and that the CA may sign for these names"
-    )]
+    #[error("the new certificate would not be trusted: {0}; check the clock, and that the CA may sign for these names")]
     Untrusted(#[source] InvalidPair),
 }
 

@@ -186,16 +186,12 @@ pub(crate) fn is_valid_at(certificate: &CertificateDer<'_>, time: Timestamp) -> 
 
 fn chain(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, InvalidPair> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    let chain =
-        chain.map_err(|error| InvalidPair::new(Reason::NoCertificate, format!("it is not PEM: {error}")))?;
+    let chain = chain.map_err(|error| InvalidPair::new(Reason::NoCertificate, format!("it is not PEM: {error}")))?;
     if chain.is_empty() { Err(no_certificate()) } else { Ok(chain) }
 }
 
 fn no_certificate() -> InvalidPair {
-    InvalidPair::new(
-        Reason::NoCertificate,
-        "the certificate is missing: expected a PEM section BEGIN CERTIFICATE",
-    )
+    InvalidPair::new(Reason::NoCertificate, "the certificate is missing: expected a PEM section BEGIN CERTIFICATE")
 }
 
 fn unreadable(error: impl fmt::Display) -> InvalidPair {
@@ -212,9 +208,10 @@ fn parsed<'l>(certificate: &'l CertificateDer<'_>) -> Result<X509Certificate<'l>
 
 fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), InvalidPair> {
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
-        pem::Error::NoItemsFound => {
-            InvalidPair::new(Reason::NoKey, "the private key is missing: expected a PEM section such as BEGIN PRIVATE KEY")
-        }
+        pem::Error::NoItemsFound => InvalidPair::new(
+            Reason::NoKey,
+            "the private key is missing: expected a PEM section such as BEGIN PRIVATE KEY",
+        ),
         // The parser's message may contain the key.
         _ => InvalidPair::new(Reason::NoKey, "the private key is not PEM"),
     })?;

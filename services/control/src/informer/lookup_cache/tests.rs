@@ -206,7 +206,11 @@ async fn stale_entry_expires_sooner_after_refusal() {
     assert_eq!(world.text("a").await, "found 1");
     pass(100).await;
     assert_eq!(world.text("a").await, "failed: the API server returned an error");
-    assert_eq!(world.text("b").await, "failed: the API server returned an error", "a refused entry is no longer served");
+    assert_eq!(
+        world.text("b").await,
+        "failed: the API server returned an error",
+        "a refused entry is no longer served"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -83,7 +83,7 @@ async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
         }
     };
     let answered = tokio::time::timeout(LIMIT, exchange).await;
-    answered.context("no response in time").flatten().with_context(|| format!("POST {}", server.url()))
+    answered.context("no answer in time").flatten().with_context(|| format!("POST {}", server.url()))
 }
 
 #[cfg(test)]

@@ -100,7 +100,11 @@ fn child_without_parent_is_reported_once() {
     index.publish();
     let broken = apply(&mut index, profile("last", 1, child("middle")));
     assert!(broken[0].diagnostics[0].message.contains("there is no cluster profile \"middle\""), "{broken:?}");
-    assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "the profile last was already reported");
+    assert_eq!(
+        apply(&mut index, profile("middle", 1, child("proxy"))).len(),
+        1,
+        "the profile last was already reported"
+    );
     assert!(index.publish().is_none());
     assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
     assert_eq!(names(&index.publish().unwrap()), ["last", "middle", "proxy"]);
