@@ -39,6 +39,7 @@ pub struct NamespaceLookup<'n> {
 
 /// Looks up a namespace that is missing from the snapshot, which may be a second old. Returns `Missing` if the cluster
 /// has no such namespace, and `Failed` if it cannot be looked up now.
+///
 /// The router bounds the time of each lookup. The function must validate the name and limit the number of lookups, in
 /// total and for each client.
 pub type LiveNamespace =

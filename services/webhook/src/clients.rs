@@ -305,7 +305,7 @@ impl Caller {
             if body.size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            // Runs beside the response, so that the response does not wait for it. A client that is still writing might
+            // Runs as a separate task, so that the response does not wait for it. A client that is still writing might
             // otherwise see a connection reset instead of the response.
             tokio::spawn(tokio::time::timeout(LINGER, discard(body)));
         }

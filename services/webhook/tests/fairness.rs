@@ -1,4 +1,4 @@
-//! Tests over real sockets that a tenant that sends far more than its share hardly slows the other tenants.
+//! Tests over real sockets that a tenant with far more than its share of requests hardly slows the other tenants.
 //!
 //! Twenty quiet tenants send at a steady rate, whether they are answered or not. Then one more tenant sends as much as
 //! it can over many connections. Phases with and without it alternate, and each test checks the median of the ratios of

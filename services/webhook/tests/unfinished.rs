@@ -144,7 +144,7 @@ async fn stalled_http2_streams_cost_others_nothing() {
     until("all but the newest were shed", || app.metric(SHED) == Some(9.0 * 128.0 - 256.0)).await;
     assert_eq!((app.metric(UNFINISHED), app.metric("pillion_webhook_inflight_requests")), (Some(256.0), Some(0.0)));
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
-    // The oldest stream was answered, and its connection goes on.
+    // The oldest stream was answered, and its connection stays open.
     assert!(connections[0].answered(1).await);
 }
 

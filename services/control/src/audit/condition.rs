@@ -50,7 +50,7 @@ struct ConditionContent {
     message: String,
 }
 
-/// The last condition of a profile that had to be written.
+/// The condition of a profile that last had to be written.
 #[derive(Clone, Debug)]
 struct LastCondition {
     content: ConditionContent,
@@ -59,7 +59,7 @@ struct LastCondition {
     is_written: bool,
 }
 
-/// The last [`LastCondition`] of each profile.
+/// Tracks which conditions have to be written.
 #[derive(Debug, Default)]
 struct ConditionTracker {
     last: BTreeMap<Box<str>, LastCondition>,

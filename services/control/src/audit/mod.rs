@@ -5,7 +5,7 @@
 //! - **Pods are watched as metadata.** The audit stores each pod's original labels and annotations, and the profiles in
 //!   its record (`pod`). Equal data is stored once. It ignores ended pods, and pods of namespaces that are not opted
 //!   in.
-//! - **Metadata is sufficient** to decide which profiles a pod requests, which it drops, and which select it
+//! - **Metadata is sufficient** to decide which profiles are requested or dropped, and which select the pod
 //!   ([`pillion_engine::audit`]).
 //! - **A profile with conditions**, or with parameters that can reject, needs the whole pod. The audit stores only the
 //!   result. If the profile is in the pod's record, the whole pod is not read, because the webhook decided when the pod

@@ -188,7 +188,7 @@ impl Planner {
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // While no webhook responded, new pods had to wait. Do not count that against their owner.
+            // While no webhook responded, new pods had to wait. That is not a failure of their owner.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }

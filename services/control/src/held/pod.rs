@@ -11,7 +11,7 @@ use kube::Resource;
 use pillion_api::names::INJECTION_GATE;
 use serde::Deserialize;
 
-/// The finalizer of Job tracking. The Job controller removes it once it has counted the pod.
+/// The finalizer for Job tracking. The Job controller removes it once it has counted the finished pod.
 pub(crate) const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
 
 /// A pod as the watch delivers it. It has only the fields that show whether the pod waits.

@@ -52,7 +52,7 @@ const UNSCHEDULED: &str = "spec.nodeName=";
 
 type Changes = Change<Key, (Key, Option<HeldPod>)>;
 
-/// Releases pods while this controller leads. `injection` receives whether newly created pods are injected.
+/// Releases pods while this controller leads. `injection` reports whether newly created pods are injected.
 pub async fn run(
     leading: LeaderContext,
     settings: ReleaseSettings,

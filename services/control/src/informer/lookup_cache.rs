@@ -136,7 +136,7 @@ struct TenantPermits {
     permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// Number of tenants in the table above which those without a running request are removed.
+/// If the table has this many tenants, those without a running request are removed.
 const TENANTS: usize = 256;
 
 impl TenantPermits {

@@ -3,6 +3,7 @@
 //! This build may be unable to read a stored profile (a field of a newer version), or the profile may not compile. Then
 //! the last valid version stays active, and the errors are reported once for each generation. A mistake in one profile
 //! must not remove an active version. Nor may it stop the watch that would deliver the correction.
+//!
 //! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If the
 //! stored spec is broken by then, the last valid spec is compiled. If that fails too, or if the parent is deleted, the
 //! last valid version stays active. The exception is a namespaced profile that only its parent limits: it becomes

@@ -104,7 +104,8 @@ impl LeaseView {
         Self { content: None, since: now, claim: None }
     }
 
-    /// Records the Lease. Only its election fields count: a changed label does not prove that the holder is alive.
+    /// Records the Lease. Only its election fields are compared: a changed label does not prove that the holder is
+    /// alive.
     pub fn observe(&mut self, content: Option<LeaseContent>, now: Instant) {
         if self.content != content {
             (self.content, self.since) = (content, now);

@@ -78,7 +78,7 @@ pub struct Settings {
     pub lifetimes: Lifetimes,
     /// The settings of the webhook configurations, without the bundle.
     pub webhooks: webhook_configuration::Settings,
-    /// Settings of the probes of endpoints. API servers are asked at the same interval.
+    /// Settings of the probes of endpoints. Trust probes have the same interval.
     pub probes: probe::Settings,
     /// Maximum time between two reconciliations.
     pub interval: Duration,
@@ -190,7 +190,7 @@ impl Inputs {
 }
 
 impl Outputs {
-    /// Withdraws all desired states, requirements and questions when leadership ends.
+    /// Clears all values for other tasks when leadership ends.
     fn clear(&self) {
         self.target.send_replace(None);
         self.expected.send_replace(None);

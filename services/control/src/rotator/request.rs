@@ -1,5 +1,5 @@
-//! An administrator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. It needs
-//! no access to the Secrets.
+//! An administrator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. Writing
+//! it needs no access to the Secrets.
 //!
 //! A request has an identity. It is fulfilled when the Secret with the record has the same identity. One write stores
 //! the record and the identity, so each request is fulfilled exactly once.

@@ -7,8 +7,8 @@
 //! kind. The API server must call the endpoint, and so shows whether it trusts the CA.
 //!
 //! Only a recorded call is proof. Each request has a random name. The endpoint records the names in the calls, together
-//! with the certificate of the connection. A connection serves one call, so an earlier handshake never counts for a
-//! later call.
+//! with the certificate of the connection. A connection serves one call, so an earlier handshake is never used as proof
+//! for a later call.
 //!
 //! [`server`] is the endpoint, [`asker`] lists the API servers and sends the dry runs, and [`answer`] interprets the
 //! responses. An API server is asked again and again until it proves its trust. No object changes when it does, so this

@@ -1,6 +1,6 @@
 //! The task that keeps the configurations in their desired state.
 //!
-//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees and corrects a change within
+//! It watches both configurations and the `ConfigMap` of the switch by name, so it corrects a change within
 //! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and decides nothing about the CA. It
 //! never writes for an older epoch than the written one. It fills an empty configuration only if the rotation has
 //! confirmed the target, since an entry with an untrusted certificate rejects pods.

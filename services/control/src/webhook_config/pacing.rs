@@ -19,7 +19,7 @@ const OTHERS: &str = "(others)";
 pub struct Settings {
     /// Number of corrections against one client before the first pause.
     pub at_once: u32,
-    /// The first pause. Each later pause is twice as long.
+    /// The first pause. Each later pause is twice as long as the one before it.
     pub first_pause: Duration,
     /// The longest pause.
     pub longest_pause: Duration,

@@ -18,7 +18,7 @@ use super::PREFIX;
 use crate::counters::{Counters, register};
 use crate::tls::ServingCertificate;
 
-/// Bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
+/// Bucket bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
 const HANDSHAKE_BUCKETS: [f64; 6] = [0.001, 0.005, 0.025, 0.1, 1.0, 5.0];
 
 pillion_api::labelled! {

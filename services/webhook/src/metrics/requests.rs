@@ -62,7 +62,7 @@ impl RequestOutcome {
     }
 }
 
-/// Bounds in seconds. A decision takes about 30 us, and the API server waits up to 30 s.
+/// Bucket bounds in seconds. A decision takes about 30 us, and the API server waits up to 30 s.
 const DURATION_BUCKETS: [f64; 15] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 

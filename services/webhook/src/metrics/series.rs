@@ -1,4 +1,4 @@
-//! Series for names that come and go, such as those of profiles, and the requests by tenant.
+//! Series for names that are created and deleted, such as those of profiles, and the requests by tenant.
 //!
 //! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without a slot
 //! is counted as [`OTHER`]. Only the first count of a new name takes a lock, to give it a slot.
@@ -149,7 +149,7 @@ type TenantCounters = [AtomicU64; TenantOutcome::ALL.len()];
 pub(crate) struct Tenants(Arc<Slots<TenantCounters>>);
 
 /// The tenant of a request, once its namespace is known. A clone refers to the same request, but a namespace that is
-/// set later is set only in the value on which it was set.
+/// set later is not shared between them.
 #[derive(Clone, Debug)]
 pub(crate) struct Tenant {
     slots: Arc<Slots<TenantCounters>>,

@@ -22,7 +22,7 @@ use super::shed::{QueueMetrics, Shed};
 /// The bounds of a queue.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
-    /// Permits at one time.
+    /// Maximum number of permits that are taken at the same time.
     pub(super) slots: usize,
     /// Requests that are decided on arrival before further ones have to queue.
     pub(super) unqueued: usize,

@@ -57,7 +57,7 @@ impl fmt::Display for Shed {
     }
 }
 
-/// Bounds in seconds. Without overload, a permit comes within a few decisions of about 50 us.
+/// Bucket bounds in seconds. Without overload, a request waits for a few decisions of about 50 us.
 const WAIT_BUCKETS: [f64; 6] = [0.0001, 0.001, 0.01, 0.1, 1.0, 10.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

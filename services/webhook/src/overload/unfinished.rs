@@ -1,4 +1,4 @@
-//! Bounds the number of requests whose bodies are still arriving, for each client address and in all.
+//! Bounds the number of requests whose bodies are still arriving, for each client address and in total.
 //!
 //! The body of a review arrives within milliseconds of its head, so a client that holds bodies open is recognised by
 //! their age. When one more body would exceed a bound, the oldest unfinished body is shed. An address that exceeds its

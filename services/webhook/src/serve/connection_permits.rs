@@ -1,11 +1,11 @@
 //! Limits connections, and decides which client keeps its connections when not all can.
 //!
-//! If further connections were simply closed, the client that opens the most would keep out all others, among them the
+//! If further connections were simply closed, the client that opens the most would lock out all others, including the
 //! API servers. So when all permits are taken, the address with the most permits loses one to an address with fewer.
 //! Each address thus gets its share, however many connections another one opens. If all addresses have one connection
 //! each, a newcomer replaces the oldest connection with an incomplete handshake or request: an honest client completes
-//! these within milliseconds. A client with a valid certificate loses none, and no request that has arrived
-//! completely is lost.
+//! these within milliseconds. A client with a valid certificate loses none, and no request that has arrived completely
+//! is lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;

@@ -68,7 +68,7 @@ pub struct ServerSettings {
     /// How long a response may wait for its client to read it. A client that reads slowly has a second more for each
     /// 256 KiB.
     pub answer_timeout: Duration,
-    /// Bytes of responses that may be pending on one connection, beside one response of any size.
+    /// Bytes of responses that may be pending on one connection, in addition to one response of any size.
     pub max_untaken_bytes: usize,
     /// Concurrent connections. Beyond that, the address with the most connections loses one, unless the new client
     /// would have as many itself. Then the new connection is closed at once.

@@ -36,7 +36,7 @@ pub struct Lifetimes {
     pub margin: Duration,
     /// The share of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// Renewal is earlier by a random share of the lifetime, up to this one, in percent, so that not all releases renew
+    /// Renewal is earlier by a random share of the lifetime, at most this many percent, so that not all releases renew
     /// at the same time.
     pub jitter_percent: u8,
     /// How long before its creation a certificate becomes valid, for clocks that are behind.

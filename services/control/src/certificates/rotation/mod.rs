@@ -1,8 +1,8 @@
 //! The rotation of the CA: a pure function from the observed state to the next step.
 //!
 //! The API server trusts the CA *bundle* in the webhook configuration. Replicas serve the *serving certificate* in a
-//! Secret. Both change at different times, and every API server and every replica sees a change at its own time. The
-//! leader may crash or pause between any two writes. None of this may make an admission request fail. So:
+//! Secret. Both change at different times, and a change reaches each API server and each replica at a different time.
+//! The leader may crash or pause between any two writes. None of this may make an admission request fail. So:
 //!
 //! - The bundle of every API server must have a CA before a replica serves a certificate of this CA. The CA is removed
 //!   from the bundle only when every replica serves a certificate of its successor, and after an additional time.

@@ -223,8 +223,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether all trusted and served certificates are of unknown CAs, and the active CA was never trusted. That
-    /// happens if the record was lost while an outdated leader filled the configuration.
+    /// Whether unknown CAs are trusted and sign served certificates, while the active CA is not trusted. That happens
+    /// if the record was lost while an outdated leader filled the configuration.
     fn has_only_unknown(&self, bundle: &Bundle) -> bool {
         let serve = self.seen.endpoints.untrusted
             || self
