@@ -396,7 +396,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
-    // Only one measurement at a time, whatever the number of test threads.
+    // Only one measurement runs at a time, whatever the number of test threads.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     run_on(Core::Others);

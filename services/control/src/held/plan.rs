@@ -274,7 +274,7 @@ enum Verdict {
     Recreate,
 }
 
-/// Returns how to treat a waiting pod, without regard to earlier steps.
+/// Returns how to treat a waiting pod, independently of earlier steps.
 const fn verdict(injection: Injection, namespace_state: NamespaceState, owner: OwnerKind) -> Verdict {
     let level = match namespace_state {
         NamespaceState::Unknown => return Verdict::Wait,

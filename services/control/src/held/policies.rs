@@ -96,7 +96,7 @@ pub async fn run(
         Ok(all) => all,
         Err(error) => {
             // The objects are of Pillion's own types, so an error here is a bug.
-            warn!(%error, "the policies of held namespaces cannot be written as JSON");
+            warn!(%error, "the policies of held namespaces cannot be serialized");
             return;
         }
     };

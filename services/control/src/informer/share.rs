@@ -27,7 +27,7 @@ impl Default for Limits {
 /// Bytes that each namespace gets even if half of the free memory is less. A profile may also grow by this many bytes.
 const SMALL: usize = 64 << 10;
 
-/// Grants memory to namespaces and counts it.
+/// Grants memory to profiles, and counts the granted bytes of each namespace.
 #[derive(Debug, Default)]
 pub struct Shares {
     limits: Limits,

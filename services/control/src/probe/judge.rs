@@ -37,7 +37,8 @@ pub struct Expected {
     pub server_name: ServerName<'static>,
     /// The CAs of the record, trusted or not.
     pub known: Vec<KnownCa>,
-    /// The newest known CA, which should sign all served certificates. `None` with another issuer.
+    /// The newest known CA, which should sign all served certificates. `None` if another issuer creates the
+    /// certificates.
     pub newest: Option<Generation>,
     /// The certificates that API servers trust. While this is empty, no API server calls the webhook, and `known` is
     /// used instead.
@@ -57,8 +58,8 @@ pub enum Verdict {
     Trusted,
     /// The endpoint serves an untrusted certificate.
     Untrusted,
-    /// The endpoint serves an invalid certificate of an expected CA: of the newest CA or, with another issuer, of a CA
-    /// in the bundle.
+    /// The endpoint serves an invalid certificate of an expected CA: of the newest CA or, if another issuer creates the
+    /// certificates, of a CA in the bundle.
     Invalid(Defect),
     /// The endpoint could not be probed.
     Unreachable(Unreachable),

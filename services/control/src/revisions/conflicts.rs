@@ -113,8 +113,8 @@ mod tests {
         let expected = [
             (cluster("java"), ambiguous("python")),
             (cluster("python"), ambiguous("java")),
-            // A namespace's own default profile takes precedence over a cluster profile with the same key, so that is
-            // no conflict.
+            // A namespace's own default profile takes precedence over a cluster profile with the same key, so this is
+            // not a conflict.
             (shop("nginx"), Conflict::SharesName("nginx".into())),
         ];
         assert_eq!(found, HashMap::from(expected));

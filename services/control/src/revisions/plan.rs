@@ -115,7 +115,7 @@ struct Publication<'o> {
     rollback: RollbackState,
 }
 
-/// Whether the rollback that the annotations request is in force.
+/// The state of the rollback that the annotations request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RollbackState {
     /// No rollback is requested, or the requested revision is not kept.
@@ -354,8 +354,8 @@ fn conditions(
         .collect()
 }
 
-/// Returns the status, the reason and the message of the condition [`READY`]. It is false if the stored text is invalid,
-/// also while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
+/// Returns the status, the reason and the message of the condition [`READY`]. It is false if the stored spec is
+/// invalid, even while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
 fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static str, &'static str, String) {
     let Some(revision) = publication.newest else {
         let message = "no revision is served: none was ever accepted, or the platform has withdrawn it".to_owned();

@@ -10,7 +10,7 @@
 //! has one state in several objects and in the results of probes.
 //!
 //! - [`request`]: an administrator's request for a rotation.
-//! - `objects`: reads all objects as of one moment.
+//! - `objects`: reads all objects in a consistent state.
 //! - `connectivity`: the checks that API servers are asked for: trust probes, and the connectivity check of the
 //!   replicas.
 //! - `reconciler`: one reconciliation.

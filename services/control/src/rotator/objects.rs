@@ -1,5 +1,5 @@
 //! Reads the objects for a reconciliation. The record is read before and after the other objects. If it has changed
-//! meanwhile, the reconciliation starts again, so that all objects are from the same moment.
+//! meanwhile, the reconciliation starts again, so that the objects are consistent with one another.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 use crate::webhook_config::{self, Live};
 
-/// The objects as they were at one moment.
+/// The objects of the rotation, in a consistent state.
 #[derive(Debug)]
 pub(super) struct Objects {
     /// The Secret with the record, for its `resourceVersion`.

@@ -82,7 +82,7 @@ impl ConnectionPermits {
         Self { max, cut, taken: Arc::default() }
     }
 
-    /// Returns a permit for a connection from this address, if need be by revoking one of another address. `None` if
+    /// Returns a permit for a connection from this address, if necessary by revoking one of another address. `None` if
     /// none can be revoked.
     pub(super) fn take(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let address = address.to_canonical();

@@ -77,7 +77,7 @@ pillion_api::labelled! {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{explanation}")]
 pub struct InvalidPair {
-    /// The reason, for programs.
+    /// The machine-readable reason.
     pub reason: Reason,
     explanation: String,
 }
