@@ -39,7 +39,7 @@ pub struct Lifetimes {
     /// Renewal is earlier by a random share of the lifetime, at most this many percent, so that not all releases renew
     /// at the same time.
     pub jitter_percent: u8,
-    /// How long before its creation a certificate becomes valid, for clocks that are behind.
+    /// How long before its creation a certificate becomes valid, since some clocks are behind.
     pub backdating: Duration,
 }
 
@@ -115,7 +115,7 @@ pub enum IssueError {
     Ended {
         /// The CA.
         generation: Generation,
-        /// End of its validity.
+        /// End of the CA's validity.
         not_after: Timestamp,
         /// The local time when the certificate was requested.
         now: Timestamp,
@@ -159,11 +159,11 @@ pub struct Issuing<'i> {
 /// A serving certificate with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServingMaterial {
-    /// The CA that signed it.
+    /// The CA that signed the serving certificate.
     pub signer: Generation,
-    /// End of its validity.
+    /// End of the serving certificate's validity.
     pub not_after: Timestamp,
-    /// When to renew it.
+    /// When to renew the serving certificate.
     pub renew_at: Timestamp,
     certificate: CertificateDer<'static>,
     key: PrivateKey,
@@ -216,7 +216,7 @@ impl Issuing<'_> {
         Ok(CaMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
-    /// Creates a serving certificate for these names. The first name is the one that the API server requires.
+    /// Creates a serving certificate for these names. The API server requires the first name.
     ///
     /// # Errors
     /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.

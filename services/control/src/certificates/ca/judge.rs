@@ -40,9 +40,9 @@ pub struct Expected<'e> {
 pub struct ValidCertificate {
     /// The serving certificate itself.
     pub certificate: CertificateDer<'static>,
-    /// Start of its validity.
+    /// Start of the certificate's validity.
     pub not_before: Timestamp,
-    /// End of its validity.
+    /// End of the certificate's validity.
     pub not_after: Timestamp,
 }
 

@@ -174,7 +174,7 @@ impl KnownCas {
         Self::assemble(record, &cas, self.retired.clone())
     }
 
-    /// Signs a serving certificate for these names. The first name is the one that the API server requires.
+    /// Signs a serving certificate for these names. The API server requires the first name.
     ///
     /// # Errors
     /// The CA does not exist, it has no key, or clients would not trust the new certificate.

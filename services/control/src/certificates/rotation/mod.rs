@@ -195,14 +195,14 @@ impl<T> Stored<T> {
 pub struct Serving {
     /// The certificate; `None` if no replica would serve it: it is damaged, has other names, or lacks its key.
     pub certificate: Option<ServingCertificate>,
-    /// The epoch of the record for which it was written.
+    /// The epoch of the record for which the Secret was written.
     pub epoch: u64,
 }
 
 /// A certificate that can be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServingCertificate {
-    /// The CA that signed it; `None` if unknown.
+    /// The CA that signed the certificate; `None` if unknown.
     pub signer: Option<Generation>,
     /// When to renew the certificate. This is long before its end, and differs between the releases of a cluster.
     pub renew_at: Timestamp,
@@ -215,7 +215,7 @@ pub enum Configuration {
     Absent,
     /// The configuration exists without entries, so the API server calls no webhook.
     Empty {
-        /// The epoch of the record for which it was written.
+        /// The epoch of the record for which the configuration was written.
         epoch: u64,
     },
     /// No configuration exists, since an administrator disabled the webhooks.
@@ -233,7 +233,7 @@ pub struct Bundle {
     pub uniform: bool,
     /// Whether some entry has an unknown certificate.
     pub unknown: bool,
-    /// The epoch of the record for which it was written.
+    /// The epoch of the record for which the configurations were written.
     pub epoch: u64,
     /// When this leader first saw the bundle in this state. Other leaders' clocks are not used.
     pub written: Timestamp,
