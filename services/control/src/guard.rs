@@ -19,10 +19,10 @@ const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
 
 /// The work panicked. The message is only in the log, since it may contain other tenants' data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("Pillion itself failed at this, which is a fault of Pillion's: report it at {}, with the log", ISSUES)]
+#[error("this is a bug in Pillion: report it at {}, with the log", ISSUES)]
 pub struct Panicked;
 
-/// Runs `work` on `object`, whose name is logged. Logs a panic and returns it as an error.
+/// Runs `work`. Logs a panic, with the name of `object`, and returns it as an error.
 ///
 /// # Errors
 /// The work panicked.
@@ -37,7 +37,7 @@ pub fn guarded<T>(object: &dyn Display, work: impl FnOnce() -> T) -> Result<T, P
             panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let message = message.unwrap_or("no message");
         let message = message.get(..message.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default();
-        error!(what = %object, panic = message, help = %Panicked, "a panic was caught: everything else continues without this object");
+        error!(what = %object, panic = message, help = %Panicked, "a panic was caught; all other work continues without this object");
         Panicked
     })
 }
@@ -59,10 +59,9 @@ impl Panicked {
     pub fn diagnostic(self) -> Diagnostic {
         Diagnostic {
             path: "spec".to_owned(),
-            message: "Pillion itself failed at this text: this is a fault of Pillion's, and not of the profile"
-                .to_owned(),
+            message: "this is a bug in Pillion, not a mistake in the profile: processing the spec failed".to_owned(),
             help: Some(format!(
-                "report it at {ISSUES}, with the profile and the log; until it is mended, another text may do"
+                "report it at {ISSUES}, with the profile and the log; until it is fixed, a different spec may work"
             )),
             part: Part::Value,
         }
@@ -168,7 +167,7 @@ mod tests {
         assert_eq!(done, [Ok(4), Err(Panicked), Ok(6)]);
         let lines = log.take();
         assert_eq!(lines.lines().count(), 1, "{lines}");
-        for part in ["ERROR", "what=bad", "index out of bounds", "fault of Pillion's", "/issues"] {
+        for part in ["ERROR", "what=bad", "index out of bounds", "bug in Pillion", "/issues"] {
             assert!(lines.contains(part), "{part} is not in {lines}");
         }
     }
@@ -179,7 +178,7 @@ mod tests {
         let diagnostics = compiled(&"team-a/logger", || Ok(())).unwrap_err();
         let [diagnostic] = diagnostics.as_slice() else { panic!("{diagnostics:?}") };
         let text = diagnostic.to_string();
-        assert!(text.contains("a fault of Pillion's") && text.contains("report it at https://"), "{text}");
+        assert!(text.contains("a bug in Pillion") && text.contains("report it at https://"), "{text}");
         assert!(!text.contains("the secret"), "{text}");
         assert_eq!(compiled(&"team-a/other", || Ok(1)), Ok(1), "another object is not affected");
         drop(fault);

@@ -1,7 +1,7 @@
 //! A release of Pillion in a cluster, and the names of all its objects.
 //!
 //! Every name derives from the release's name, so two releases never write the same object. The names are a contract:
-//! RBAC rules refer to them, and people type them.
+//! RBAC rules refer to them, and users type them.
 
 use pillion_api::names::{is_dns_label, is_dns_name};
 
@@ -25,7 +25,7 @@ pub struct Release {
 pub enum ReleaseError {
     /// The name or the namespace is not a DNS label, or too long.
     #[error(
-        "the {what} {value:?} of the release is no DNS label of at most {limit} bytes: lower-case letters, digits and -"
+        "the {what} {value:?} of the release is not a DNS label of at most {limit} bytes: lower-case letters, digits, -"
     )]
     NotALabel {
         /// `name` or `namespace`.
@@ -36,7 +36,7 @@ pub enum ReleaseError {
         limit: usize,
     },
     /// The domain is not a DNS name.
-    #[error("the cluster's domain {0:?} is no DNS name, such as {DEFAULT_CLUSTER_DOMAIN}")]
+    #[error("the cluster's domain {0:?} is not a DNS name, such as {DEFAULT_CLUSTER_DOMAIN}")]
     NotADomain(String),
 }
 

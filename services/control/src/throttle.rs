@@ -29,7 +29,7 @@ struct Window {
     count: u32,
 }
 
-/// Number of addresses in the table above which inactive ones are removed.
+/// If the table has this many addresses, inactive ones are removed.
 const CLIENTS: usize = 1024;
 
 /// Limits log lines about frequent events.

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers report failures by panicking")]
 #![allow(clippy::print_stdout, reason = "figures help to find the cause of a failure")]
-#![allow(clippy::cast_precision_loss, reason = "figures for people")]
+#![allow(clippy::cast_precision_loss, reason = "figures are only printed")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Explores the rotation with two leaders, three replicas and two API servers. Replicas and API servers see a change at
-//! any later time. A leader may stop or be paused between any two actions. Some tests add a disturbance from outside.
+//! Explores the rotation with two leaders, three replicas and two API servers. A change may reach each replica and API
+//! server at any later time. A leader may stop or be paused between any two actions. Some tests add a disturbance from
+//! outside.
 //!
 //! In every state, no admission request may fail because of the rotation ([`world::World::broken_trust`]). From every
 //! state, the rotation must complete if there are no further disturbances. The exploration is breadth first, so it
@@ -91,7 +92,7 @@ fn exploration_finds_wrong_decisions() {
             (seen.endpoints.rounds, seen.endpoints.older) = (settings.rounds, false);
             next(settings, &seen)
         }),
-        ("what was written for an older epoch counts", |settings, seen| {
+        ("objects written for an older epoch are accepted", |settings, seen| {
             let mut seen = seen.clone();
             if let pillion_control::certificates::rotation::Stored::Is(record) = &mut seen.record {
                 record.certificate_epoch = 0;

@@ -196,7 +196,9 @@ fn missing_kubeconfig_is_explained() {
     let stderr_text = text(&stderr);
     assert_eq!(status.code(), Some(2), "{stderr_text}");
     assert!(
-        stderr_text.starts_with("error: there is no kubeconfig, and this is no pod; name one by --kubeconfig"),
+        stderr_text.starts_with(
+            "error: there is no kubeconfig, and this process does not run in a pod; pass one with --kubeconfig"
+        ),
         "{stderr_text}"
     );
 }

@@ -71,7 +71,7 @@ fn failing_watch_is_logged_and_retried() {
         (stderr
             .lines()
             .filter(|line| {
-                line.contains("the watch failed, the last known objects stay in use")
+                line.contains("the watch failed; the last known objects remain in use")
                     && line.contains("kind=\"namespaces\"")
             })
             .count()

@@ -41,15 +41,15 @@ pub struct NamespaceLookup<'n> {
 /// has no such namespace, and `Failed` if it cannot be looked up now.
 ///
 /// The router bounds the time of each lookup. The function must validate the name and limit the number of lookups, in
-/// all and for each client.
+/// total and for each client.
 pub type LiveNamespace =
     Arc<dyn for<'n> Fn(NamespaceLookup<'n>) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
 
 /// Looks up the other objects that a review needs: service accounts, owners, and objects that profiles declare.
 ///
 /// The router limits its time, and calls it only if a review needs such objects, which is rare. The function caches
-/// results, merges concurrent lookups of one object, and limits requests in all and for each client. It reports objects
-/// that it could not fetch as failed.
+/// results, merges concurrent lookups of one object, and limits requests in total and for each client. It reports
+/// objects that it could not fetch as failed.
 pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
 
 /// The limits of one request.
@@ -81,7 +81,7 @@ impl Default for RequestSettings {
     }
 }
 
-/// The state and the functions with which requests are decided.
+/// The state and the functions for deciding requests.
 #[derive(Clone)]
 pub struct Admission {
     /// Profiles and namespaces, replaced as a whole when the cluster changes.
@@ -159,8 +159,9 @@ pub(crate) enum Next {
     Lookup(Lookup),
 }
 
-/// The maximum age of a cached namespace that settles a contradiction. Without a cache, each pod of a namespace would
-/// cost a request to the API server while replicas and the controller see different opt-in labels.
+/// The maximum age of a cached namespace that may resolve a contradiction between the snapshot and the path. Without a
+/// cache, each pod of a namespace would cost a request to the API server while replicas and the controller see
+/// different opt-in labels.
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {
@@ -274,7 +275,7 @@ impl Admission {
                 "a namespace that is not known yet could not be looked up in time"
             );
         }
-        result.unwrap_or_else(|_| Answer::Failed("no answer in time".into()))
+        result.unwrap_or_else(|_| Answer::Failed("no response in time".into()))
     }
 
     /// Looks up objects, within the deadline. If the lookup times out, all objects are returned as failed.
@@ -283,7 +284,7 @@ impl Admission {
         let limit = self.settings.live_timeout.min(deadline.remaining());
         match timeout(limit, look_ups(wanted.clone(), client)).await {
             Ok(looked_up) => looked_up,
-            Err(_) => wanted.answered(&Answer::Failed("no answer in time".into())),
+            Err(_) => wanted.answered(&Answer::Failed("no response in time".into())),
         }
     }
 }

@@ -70,7 +70,7 @@ impl Budget {
 }
 
 impl Share {
-    /// Grows the share to `bytes`, and never shrinks it. On an error the share stays unchanged.
+    /// Grows the share to `bytes`, and never shrinks it. On an error, the share is unchanged.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Exhausted> {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return Ok(()) };
         let Budget { limit, large_limit, taken, gauge } = &*self.budget;

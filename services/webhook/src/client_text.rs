@@ -1,4 +1,4 @@
-//! Bounds text that a client wrote before it goes to a log or into a response.
+//! Truncates and escapes text from clients before it is written to a log or a response.
 
 use std::fmt::{self, Write};
 

@@ -60,13 +60,13 @@ pub enum ClientCaError {
         error: pem::Error,
     },
     /// The input has no certificate.
-    #[error("{origin} has no certificate: expected those of the CAs of clients, each as BEGIN CERTIFICATE")]
+    #[error("{origin} has no certificate: expected the CA certificates for clients, each as BEGIN CERTIFICATE")]
     NoCertificate {
         /// The source of the input.
         origin: String,
     },
     /// A certificate in the input is not a CA certificate.
-    #[error("certificate {number} in {origin} cannot be a CA's: {reason}")]
+    #[error("certificate {number} in {origin} cannot be used as a CA: {reason}")]
     NotCa {
         /// The source of the input.
         origin: String,
@@ -135,8 +135,8 @@ impl ClientCertificates {
         Ok(Arc::new(Self { current: ArcSwap::from_pointee(ClientCas::read(cas)?), names }))
     }
 
-    /// Replaces the CAs from the next handshake on, and returns whether they changed. On an error the previous ones
-    /// stay.
+    /// Replaces the CAs from the next handshake on, and returns whether they changed. On an error, the previous ones
+    /// remain active.
     ///
     /// # Errors
     /// The same as for [`ClientCertificates::new`].
@@ -156,8 +156,8 @@ impl ClientCertificates {
         let Some(certificate) = certificates.and_then(<[_]>::first) else {
             return rejected(
                 Unauthorized::NoCertificate,
-                "Pillion answers only clients with a certificate, and none was shown: the API server needs one for this \
-                 webhook, by its --admission-control-config-file\n"
+                "Pillion requires a client certificate, and this client sent none: configure one for this webhook in \
+                 the API server's --admission-control-config-file\n"
                     .to_owned(),
             );
         };
@@ -171,7 +171,7 @@ impl ClientCertificates {
         let found = Bounded(&found.join(", "), LOGGED_BYTES).to_string();
         rejected(
             Unauthorized::Name,
-            format!("no name of the client certificate ({found}) is one that may call Pillion\n"),
+            format!("none of the names in the client certificate ({found}) may call Pillion\n"),
         )
     }
 }
@@ -305,7 +305,7 @@ impl Caller {
             if body.size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            // Runs beside the response, so that the response does not wait for it. A client that is still writing might
+            // Runs as a separate task, so that the response does not wait for it. A client that is still writing might
             // otherwise see a connection reset instead of the response.
             tokio::spawn(tokio::time::timeout(LINGER, discard(body)));
         }

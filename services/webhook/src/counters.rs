@@ -15,8 +15,8 @@ pub(crate) fn register<M: Metric + Clone + Default>(
     metric
 }
 
-/// One counter for each value of a label. The counters exist from the start, so counting looks up no name, and each
-/// series is exported before its first event.
+/// One counter for each value of a label. The counters exist from the start, so counting needs no lookup by name, and
+/// each series is exported before its first event.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters<const N: usize>([Counter; N]);
 

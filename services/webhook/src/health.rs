@@ -182,9 +182,9 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
 /// Returns `app` behind a gate. The gate answers 503 until all components of `readiness` are ready, since a pod could
 /// otherwise miss its sidecar. From then on it always calls `app`, also while the process drains.
 ///
-/// A replica that is not ready still gets requests when its container restarts at an address that the API server knows.
-/// On a 503 with `Retry-After`, the API server retries within its timeout, on a new connection and most likely at another
-/// replica. After that the failure policy decides.
+/// A replica that is not ready still gets requests when its container restarts at the same address. On a 503 with
+/// `Retry-After`, the API server retries within its timeout, on a new connection and most likely at another replica.
+/// After that the failure policy decides.
 pub fn once_ready(app: Router, readiness: Readiness, metrics: Arc<Metrics>) -> Router {
     app.layer(ReadinessGate { readiness, metrics, was_ready: Arc::default() })
 }

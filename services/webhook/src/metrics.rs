@@ -1,8 +1,8 @@
 //! The metrics of the webhook; `docs/metrics.md` lists them.
 //!
 //! Every label has a closed or a bounded set of values. Every handle that a request needs is resolved before the first
-//! request, so counting looks up no name. Tenants and profiles are the exception: their names are found in a map that
-//! is replaced as a whole.
+//! request, so counting needs no lookup by name. Tenants and profiles are the exception: their names are found in a map
+//! that is replaced as a whole.
 //!
 //! - `requests`: outcomes and durations of requests.
 //! - `process`: the metrics that every process of Pillion has: its resources and its build.
@@ -46,10 +46,10 @@ use snapshot::SnapshotCollector;
 use crate::counters::{Counters, register};
 use crate::overload::OverloadMetrics;
 
-/// Bounds in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
+/// Bucket bounds in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
 const REQUEST_BUCKETS: [f64; 9] =
     [2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 262_144.0, 1_048_576.0, 7_340_032.0];
-/// Bounds in bytes.
+/// Bucket bounds in bytes.
 const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
 /// The prefix of the metrics that only replicas of the webhook export.
@@ -60,7 +60,7 @@ pub const PREFIX: &str = "pillion_webhook";
 pub struct MetricsSettings {
     /// Tenants with their own series. Requests of all others are counted as `_other`.
     pub max_tenants: usize,
-    /// Profiles with their own series. Decisions about all others are counted as `_other`.
+    /// Profiles with their own series. Decisions on all others are counted as `_other`.
     pub max_profiles: usize,
 }
 

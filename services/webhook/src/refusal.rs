@@ -1,7 +1,7 @@
-//! The reasons for which a request gets no review as its response, rendered as HTTP status, text and metric.
+//! The reasons why a request gets no review as its response, rendered as HTTP status, text and metric.
 //!
 //! The API server shows the text to the pod's author or logs it, so the text names the mistake and the expected value.
-//! The status is 4xx for a fault of the client and 5xx for a fault of the webhook. `failurePolicy` applies to both.
+//! The status is 4xx for an error of the client and 5xx for an error of the webhook. `failurePolicy` applies to both.
 
 use std::any::Any;
 use std::fmt;
@@ -125,14 +125,14 @@ impl fmt::Display for Refusal {
             }
             Self::TooLarge(limit) => write!(formatter, "the request's body is larger than {limit} bytes"),
             Self::TooSlow(limit) => {
-                write!(formatter, "the request's body had not come to its end after {} ms", limit.as_millis())
+                write!(formatter, "the request's body was not complete after {} ms", limit.as_millis())
             }
-            Self::Broken(error) => write!(formatter, "the request's body broke off: {error}"),
+            Self::Broken(error) => write!(formatter, "the request's body could not be read: {error}"),
             Self::Shed(shed) => write!(formatter, "{shed}"),
-            Self::Review(error) => write!(formatter, "not an AdmissionReview that can be answered: {error}"),
+            Self::Review(error) => write!(formatter, "not a valid AdmissionReview: {error}"),
             Self::Internal(error) => write!(formatter, "Pillion failed: {error}"),
             // The panic's message goes to the log only.
-            Self::Panic(_) => formatter.write_str("Pillion failed: a fault in its program, see its log"),
+            Self::Panic(_) => formatter.write_str("Pillion failed: a bug in Pillion, see its log"),
         }
     }
 }

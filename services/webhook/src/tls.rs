@@ -76,7 +76,7 @@ pub enum CertificateError {
     /// The certificate and the key do not match.
     #[error(
         "the private key in {key} does not belong to the first certificate in {certificate}: one of the two was replaced \
-         without the other, or the serving certificate does not stand first"
+         without the other, or the serving certificate is not the first one"
     )]
     Mismatch {
         /// The source of the certificate.
@@ -113,7 +113,7 @@ impl ServingCertificate {
     }
 
     /// Reads and validates a certificate with its key, and serves it from the next handshake on. Returns `false` if it
-    /// is already active. On an error the old one stays.
+    /// is already active. On an error, the old one remains active.
     pub fn swap(&self, certificate: PemText<'_>, key: PemText<'_>) -> Result<bool, CertificateError> {
         let fresh = load(certificate, key)?;
         let changed = self.current.load().as_ref().is_none_or(|current| fresh.cert != current.cert);

@@ -1,7 +1,7 @@
 //! Spans of admission requests: one for the request, as a child of the API server's trace, and one for each step.
 //!
 //! The spans have their own target, so that a subscriber can send them only to traces. Without a subscriber for the
-//! target, a span only reads a flag. Sampling is decided once, at the request's head; an unsampled request
+//! target, creating a span only reads a flag. Sampling is decided once, at the request's head; an unsampled request
 //! creates no further spans. If such a request fails or is denied, one span without steps is created for it afterwards.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Authentication of clients by certificate: accepted clients, rejected clients, and failed handshakes.
+//! Tests the authentication of clients by certificate: accepted clients, rejected clients, and failed handshakes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,14 +213,14 @@ async fn new_ca_is_used_from_next_handshake() {
     for (text, expected) in [
         ("", "clients.crt has no certificate"),
         (broken, "clients.crt is not PEM text"),
-        (nonsense, "certificate 1 in clients.crt cannot be a CA's"),
-        (&*not_ca, "certificate 1 in clients.crt cannot be a CA's: it is not a CA"),
+        (nonsense, "certificate 1 in clients.crt cannot be used as a CA"),
+        (&*not_ca, "certificate 1 in clients.crt cannot be used as a CA: it is not a CA"),
         (&*format!("{}{not_ca}", next.pem()), "certificate 2 in clients.crt"),
     ] {
         let error = guarded.clients.swap(ca_text(text)).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
-    assert!(is_accepted(&guarded, &old, &rustls::version::TLS13).await, "the last valid CA stays");
+    assert!(is_accepted(&guarded, &old, &rustls::version::TLS13).await, "the last valid CA remains active");
 
     // Accepts both CAs for a while, as in a rotation. Setting the same CAs again is not a change.
     let both = format!("{}{}", guarded.ca.pem(), next.pem());

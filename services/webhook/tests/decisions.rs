@@ -1,4 +1,5 @@
-//! Decisions in process: the validating paths, profile reviews, connectivity checks, the kill switch, and the log.
+//! Tests decisions in process: the validating paths, profile reviews, connectivity checks, the kill switch, and the
+//! log.
 
 use std::sync::Arc;
 
@@ -161,7 +162,7 @@ async fn connectivity_check_is_answered() {
     assert_eq!(send(&app.router, "/trust-probe/7", "{}").await.status(), StatusCode::BAD_REQUEST);
 }
 
-/// Only one test at a time: the process has one global maximum log level.
+/// Held while log lines are captured: the process has one global maximum log level.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Returns the log lines of this level and above while a body is answered.

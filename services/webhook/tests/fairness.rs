@@ -1,12 +1,12 @@
-//! One tenant sends far more than its share over real sockets, and the other tenants are hardly slower.
+//! Tests over real sockets that a tenant with far more than its share of requests hardly slows the other tenants.
 //!
 //! Twenty quiet tenants send at a steady rate, whether they are answered or not. Then one more tenant sends as much as
 //! it can over many connections. Phases with and without it alternate, and each test checks the median of the ratios of
-//! their 99th percentiles. The server has one worker, which has a core of its own where there are two.
+//! their 99th percentiles. The server has one worker, which has its own core if there are two.
 //!
-//! On a busy machine times are meaningless; the kernel reports how long the worker waits for a core. Two measures hold
-//! on any machine: how many requests of the noisy tenant were decided before earlier requests of others, and, for large
-//! pods, how much processor time the worker used while a quiet request waited.
+//! On a busy machine, times are meaningless; the kernel reports how long the worker waits for a core. Two measures are
+//! valid on any machine: how many requests of the noisy tenant were decided before earlier requests of others, and, for
+//! large pods, how much processor time the worker used while a quiet request waited.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -362,7 +362,7 @@ struct Results {
 
 impl Results {
     /// Returns how many times longer the quiet tenants' requests took with the noisy tenant than without. Only rounds
-    /// in which the machine had time for the server count: other programs can slow a server at its limit. `None` if
+    /// in which the machine had time for the server are used: other programs can slow a server at its limit. `None` if
     /// there is no such round.
     fn slower(&self) -> Option<f64> {
         let free = self.rounds.iter().filter(|round| round.core_wait < BUSY_MACHINE);
@@ -382,8 +382,8 @@ impl Results {
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()
     }
 
-    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor. True if no round
-    /// counts.
+    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor. True if there is
+    /// no round to use.
     fn slows_at_most(&self, times: f64) -> bool {
         self.slower().is_none_or(|slower| slower <= times)
     }
@@ -396,7 +396,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
-    // Only one measurement at a time, whatever the number of test threads.
+    // Only one measurement runs at a time, whatever the number of test threads.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     run_on(Core::Others);
@@ -494,7 +494,7 @@ fn only_flooding_tenant_is_shed() {
     assert_once(measured, |results| results.shed > 0 && results.overtaken() <= OVERTAKEN && results.slows_at_most(2.0));
 }
 
-/// Judged by the worker's processor time: on two cores, the clock would measure how the clients and the thread that
+/// Compares the worker's processor time: on two cores, the clock would measure how the clients and the thread that
 /// decides large pods compete for a core.
 #[test]
 fn large_pods_at_most_double_work_before_others() {

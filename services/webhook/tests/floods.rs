@@ -1,4 +1,4 @@
-//! Many or large requests: time, series and memory stay bounded.
+//! Tests that time, series and memory stay bounded under many or large requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::support::{
 
 const MIB: usize = 1024 * 1024;
 
-/// Only one test at a time: tests of one process share the memory that they measure.
+/// Held by each test, so that tests run one at a time: they measure the memory of the process.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// 10,000 unknown namespaces leave no series and no memory behind. The tests of

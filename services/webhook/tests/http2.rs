@@ -1,5 +1,5 @@
-//! Attacks over HTTP/2 that have broken other servers. The frames are written by hand, since no client library sends
-//! them.
+//! Tests attacks over HTTP/2 that have broken other servers. The frames are written by hand, since no client library
+//! sends them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Lookups before a decision: namespaces that the snapshot lacks, and objects that profiles read.
+//! Tests lookups before a decision: namespaces that the snapshot lacks, and objects that profiles read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +80,7 @@ async fn required_modes_are_shed_without_namespace() {
     assert_eq!(app.metric("pillion_webhook_shed_requests_total{reason=\"namespace_unknown\"}"), Some(3.0));
 }
 
-/// The snapshot lags behind a label change that the API server has seen, or the other way round.
+/// The snapshot lags behind a label change that the API server has seen, or vice versa.
 #[tokio::test]
 async fn namespace_that_contradicts_path_is_looked_up() {
     let calls = Arc::new(AtomicUsize::new(0));
@@ -106,7 +106,7 @@ async fn namespace_that_contradicts_path_is_looked_up() {
     for (path, namespace, expected, looked_up, no_profile) in [
         ("/mutate/required", "agreed", 200, 0, Some(1.0)),
         ("/mutate/required", "changed", 200, 1, Some(2.0)),
-        // The path gives the failure mode, even if the API server lags behind. The namespace only serves to select
+        // The path gives the failure mode, even if the API server lags behind. The namespace is used only to select
         // profiles.
         ("/mutate/required", "unlabelled", 200, 2, Some(3.0)),
         ("/mutate/required", "away", 503, 3, Some(3.0)),
@@ -219,7 +219,7 @@ async fn hanging_object_lookup_fails_profile_after_300_ms() {
     assert_eq!(began.elapsed(), Duration::from_millis(300));
     assert_eq!(app.metric(FAILED), Some(1.0));
     let warning = answer["warnings"][0].as_str().unwrap();
-    assert!(warning.contains("could not be looked up") && warning.contains("no answer in time"), "{warning}");
+    assert!(warning.contains("could not be looked up") && warning.contains("no response in time"), "{warning}");
     assert_eq!(answer["allowed"], true);
 
     spec["failurePolicy"] = json!("Fail");

@@ -1,4 +1,4 @@
-//! The server over real sockets: its limits, its certificate, and its drain.
+//! Tests the server over real sockets: its limits, its certificate, and its drain.
 
 use std::pin::pin;
 use std::sync::Arc;

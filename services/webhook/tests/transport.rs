@@ -1,5 +1,5 @@
-//! The server under certificate changes, at its connection limit and during the drain, and with clients that do not
-//! read.
+//! Tests the server during certificate changes, at its connection limit and during the drain, and with clients that do
+//! not read.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -263,8 +263,8 @@ async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> 
                     answers += 1;
                 }
                 Err(mut error) => {
-                    // The request is returned if it was never sent. GOAWAY says which streams the server has processed.
-                    // Only an unprocessed stream ends with one of these errors.
+                    // The request is returned if it was never sent. GOAWAY contains the last stream that the server has
+                    // processed. Only an unprocessed stream ends with one of these errors.
                     let is_unsent = error.take_message().is_some();
                     let error = format!("{:?}", error.into_error());
                     let unprocessed = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
@@ -284,7 +284,7 @@ async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> 
 async fn keep_alive_clients_lose_nothing_over_drains() {
     const DRAINS: usize = 25;
     let mut settings = fast_drain();
-    // So that a connection made before the drain is accepted in time, also on a busy machine.
+    // Long enough that a connection made before the drain is accepted in time, also on a busy machine.
     settings.drain_minimum = SHORT / 3;
     let start = async || Arc::new(Running::start(fast_and_large(), settings.clone()).await);
     let servers = Mutex::new(start().await);

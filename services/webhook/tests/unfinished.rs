@@ -1,5 +1,5 @@
-//! Clients that begin requests and never finish them: over HTTP/1.1 and HTTP/2, stalled or slow, from one address or
-//! many. Other clients are always answered at the first try.
+//! Tests clients that begin requests and never finish them: over HTTP/1.1 and HTTP/2, stalled or slow, from one address
+//! or many. Other clients are always answered at the first try.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -144,7 +144,7 @@ async fn stalled_http2_streams_cost_others_nothing() {
     until("all but the newest were shed", || app.metric(SHED) == Some(9.0 * 128.0 - 256.0)).await;
     assert_eq!((app.metric(UNFINISHED), app.metric("pillion_webhook_inflight_requests")), (Some(256.0), Some(0.0)));
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
-    // The oldest stream was answered, and its connection goes on.
+    // The oldest stream was answered, and its connection stays open.
     assert!(connections[0].answered(1).await);
 }
 

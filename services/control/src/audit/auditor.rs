@@ -20,7 +20,8 @@ use crate::informer::objects::Change;
 /// Maximum number of a namespace's pods that are read individually. If more are due, the namespace is listed.
 const MAX_SINGLE_READS: usize = 8;
 
-/// Whole pods to read. The caller calls [`Auditor::whole`] for each pod, and then [`Auditor::done`].
+/// A request for whole pods. For each pod that was read, the caller calls [`Auditor::whole`], and then
+/// [`Auditor::done`] for the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodFetch {
     /// Read one pod.
@@ -388,12 +389,12 @@ impl Auditor {
             let original = read.original_object.as_ref().map_or(pod, OwnedTape::root);
             audit::needs(&self.snapshot, &name, &state.namespace, original)
         };
-        guarded(&format_args!("what a pod of {name} needs"), needs).unwrap_or_default()
+        guarded(&format_args!("the lookups for a pod of namespace {name}"), needs).unwrap_or_default()
     }
 
     /// Judges a whole pod: decides the profiles for which the metadata was not sufficient.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
-        let Ok(Some(audited)) = guarded(&"a pod of the audit", || read(pod)) else { return };
+        let Ok(Some(audited)) = guarded(&"a pod that the audit reads", || read(pod)) else { return };
         if self.listings.get(&audited.namespace).is_some_and(|listing| listing.gone.contains(&audited.name)) {
             return;
         }
@@ -511,11 +512,11 @@ fn judge(
         pod.verdict.iter().find(is_result_of_whole).filter(|_| !discards_results)
     };
     let known = |profile: &CompiledProfile, revision: &str| {
-        // The webhook decided about recorded profiles when the pod was created.
+        // A recorded profile was already matched by the webhook when the pod was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
         has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.match_state == MatchState::Wanted))
     };
-    let found = guarded(&format_args!("the metadata of a pod of {name}"), || {
+    let found = guarded(&format_args!("the metadata of a pod of namespace {name}"), || {
         let tape = OwnedTape::parse((**pod.metadata).to_owned()).ok()?;
         Some(audit::of_metadata(snapshot, name, namespace, tape.root(), known))
     });

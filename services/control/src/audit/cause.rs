@@ -74,7 +74,7 @@ pub enum Silence {
 const PROPAGATION_SECONDS: i64 = 2;
 
 impl Cause {
-    /// Describes the cause in words, for people.
+    /// Returns a description of the cause for users.
     #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
@@ -86,7 +86,7 @@ impl Cause {
             Self::ProfileChanged => "the profile has changed since",
             Self::ProfileDeleted => "the profile was deleted",
             Self::LeftOut => "the webhook skipped it",
-            Self::Unknown => "unknown here; see pillion explain",
+            Self::Unknown => "unknown; run pillion explain",
         }
     }
 }

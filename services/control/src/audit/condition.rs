@@ -1,9 +1,9 @@
 //! Writes the audit's findings of each profile as the condition `Injected` of its status.
 //!
-//! The condition has a separate field manager, so that server-side apply keeps it and the rest of the status apart. An
+//! A separate field manager writes the condition, so that server-side apply does not change the rest of the status. An
 //! unchanged condition is not written: a new leader compares its first report with the stored condition. Nothing is
-//! written until a report is complete, since a part of the pods proves nothing. In a busy cluster, writing starts at
-//! most two minutes after all pods were listed.
+//! written until a report is complete, since incomplete counts could be wrong. In a busy cluster, no report may ever be
+//! complete, so writing starts at the latest two minutes after all pods were listed.
 //!
 //! Each write is sent to all watchers of profiles. So a changed status or reason is written at once, and changed
 //! numbers of pods follow at intervals.
@@ -50,7 +50,7 @@ struct ConditionContent {
     message: String,
 }
 
-/// The condition of a profile that was last due.
+/// The condition of a profile that last had to be written.
 #[derive(Clone, Debug)]
 struct LastCondition {
     content: ConditionContent,
@@ -59,7 +59,7 @@ struct LastCondition {
     is_written: bool,
 }
 
-/// The last due condition of each profile.
+/// Tracks which conditions have to be written.
 #[derive(Debug, Default)]
 struct ConditionTracker {
     last: BTreeMap<Box<str>, LastCondition>,
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(tracker.due(&half, now + 2 * COMPLETE_LIMIT), [], "the pods were not listed");
         let listed = Report { is_listed: true, ..half };
         assert_eq!(tracker.due(&listed, now), []);
-        assert_eq!(tracker.due(&listed, now + COMPLETE_LIMIT).len(), 1, "a listed report need not be complete");
+        assert_eq!(tracker.due(&listed, now + COMPLETE_LIMIT).len(), 1, "an incomplete report is used after the limit");
         let mut tracker = ConditionTracker::default();
         assert_eq!(write_all(&mut tracker, &report(true, [("a", audit(1, 0, 0))]), now).len(), 1);
         assert_eq!(write_all(&mut tracker, &report(false, [("a", audit(1, 1, 0))]), now).len(), 1);

@@ -78,7 +78,7 @@ impl ClusterFacts {
 /// Times of changes of a namespace, in seconds since 1970; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceAge {
-    /// A time at which the opt-in label was set; it may have been set earlier.
+    /// The latest time at which the opt-in label can have been set.
     pub opted_in: Option<i64>,
     /// When another label or annotation last changed.
     pub changed: Option<i64>,

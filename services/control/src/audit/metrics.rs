@@ -33,8 +33,8 @@ struct MetricsState {
 struct AuditCollector(AuditMetrics);
 
 impl AuditMetrics {
-    /// Registers the metrics. At most `max_tenants` namespaces and `max_profiles` profiles have series of their own:
-    /// those with the most findings. All others are counted together as `_other`.
+    /// Registers the metrics. Up to `max_tenants` namespaces and `max_profiles` profiles have separate series: those
+    /// with the most findings. All others are counted together as `_other`.
     #[must_use]
     pub fn register(registry: &mut Registry, max_tenants: usize, max_profiles: usize) -> Self {
         let metrics = Self(Arc::new(MetricsState { max_tenants, max_profiles, ..MetricsState::default() }));

@@ -5,7 +5,7 @@
 //! - **Pods are watched as metadata.** The audit stores each pod's original labels and annotations, and the profiles in
 //!   its record (`pod`). Equal data is stored once. It ignores ended pods, and pods of namespaces that are not opted
 //!   in.
-//! - **Metadata is sufficient** to decide which profiles are requested, dropped, and select the pod
+//! - **Metadata is sufficient** to decide which profiles are requested or dropped, and which select the pod
 //!   ([`pillion_engine::audit`]).
 //! - **A profile with conditions**, or with parameters that can reject, needs the whole pod. The audit stores only the
 //!   result. If the profile is in the pod's record, the whole pod is not read, because the webhook decided when the pod
@@ -15,7 +15,7 @@
 //!   If only a profile's template has changed, nothing is read again, because the records name the older revision.
 //!
 //! [`Auditor`] does no I/O: it takes changes, and returns fetches and a [`Report`]. [`run`] is the leader's task.
-//! [`once`] does the same from lists, for commands, which work without the controller.
+//! [`once`] runs the same audit on lists instead of watches, for commands, which work without the controller.
 
 mod auditor;
 mod cause;

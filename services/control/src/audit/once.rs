@@ -1,4 +1,4 @@
-//! Runs the audit once, from lists, for commands, which work without a controller.
+//! Runs the audit once, on lists instead of watches, for commands, which work without a controller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub enum OnceError {
     #[error("namespace {0} is not opted in: it does not exist, or has no label such as pillion.dev/injection=enabled")]
     NotOptedIn(Box<str>),
     /// The webhook is not called for the namespace.
-    #[error("namespace {0} is excluded: by the webhook configuration, or because it is the release's")]
+    #[error("namespace {0} is excluded by the webhook configuration, or is the release's own namespace")]
     Excluded(Box<str>),
 }
 
@@ -86,7 +86,7 @@ pub async fn once(
         loop {
             let fetched =
                 timeout(settings.request_limit, list_pods(client, namespace, selector, from.as_deref())).await;
-            let fetched = fetched.unwrap_or_else(|_| Err(kube::Error::Service("no answer in time".into())));
+            let fetched = fetched.unwrap_or_else(|_| Err(kube::Error::Service("no response in time".into())));
             let pods = |source| OnceError::Pods { namespace: namespace.clone(), source: Box::new(source) };
             let (pods, next) = fetched.map_err(pods)?;
             for pod in &pods {
@@ -135,8 +135,8 @@ pub async fn served(client: &Client, release: &Release) -> Result<Served, OnceEr
 }
 
 async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<Served, OnceError> {
-    // If the webhook's state cannot be read, the report has fewer causes. It then assumes the given labels, and that
-    // only the release's namespace is excluded.
+    // If the webhook's state cannot be read, the report explains fewer findings. The audit then uses the given opt-in
+    // labels, and assumes that only the release's namespace is excluded.
     let webhook_state = read_webhook_state(client, release).await.ok();
     let opt_in = webhook_state.as_ref().and_then(|state| state.opt_in.as_ref()).unwrap_or(opt_in).clone();
     let mut snapshot = listed(client, true, &opt_in).await?;

@@ -17,7 +17,7 @@ use crate::informer::objects::Change;
 /// When the audit starts, in seconds since 1970.
 const START: i64 = 1_000;
 
-/// Creates an audit of pods with these names, each in a separate namespace, which `profile` matches.
+/// Creates an audit of pods with these names, which `profile` matches. Each pod is in a separate namespace.
 fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let name = ProfileName::cluster("proxy");
     let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();
@@ -72,7 +72,7 @@ fn pod_whose_evaluation_panics_is_undecided() {
 
 #[test]
 fn panic_over_metadata_affects_one_pod() {
-    let fault = faults::at("the metadata of a pod of of-bad");
+    let fault = faults::at("the metadata of a pod of namespace of-bad");
     let mut auditor =
         listed(&json!({"activation": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}), &["bad", "good"]);
     assert_eq!((auditor.pods(), pod_counts(&auditor).missing), (2, 1));

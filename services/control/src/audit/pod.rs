@@ -1,4 +1,5 @@
-//! Reduces pods to the data that the audit stores: about a hundred bytes. A whole pod has about ten thousand.
+//! Reduces pods to the data that the audit stores: about a hundred bytes each. A whole pod has about ten thousand
+//! bytes.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -55,7 +56,7 @@ pub struct RecordedProfiles {
 pub(super) struct PodEntry {
     pub(super) uid: u128,
     pub(super) created: i64,
-    /// Number of the watch's list during or after which the pod was last reported.
+    /// The auditor's epoch when the watch last reported the pod: the number of the watch's last list.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,

@@ -282,8 +282,8 @@ fn compare(
         if verdict.iter().any(|judged| is_for(&judged)) {
             continue;
         }
-        // If the record has the active revision, the webhook's decision counts, even if the stored pod has changed
-        // since.
+        // A recorded profile with the active revision is not orphaned: the webhook matched it, even if the stored pod
+        // has changed since.
         if active.get(&**profile).is_none_or(|active| active.revision() != &**there) {
             comparison.wrong.push((profile.clone(), State::Surplus, None, Some(there.clone())));
         }

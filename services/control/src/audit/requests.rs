@@ -120,7 +120,7 @@ fn pod_name(metadata: &ObjectMeta) -> String {
 }
 
 /// Watches the metadata of all pods, and reduces it to the data that the audit needs. One watch of all pods costs the
-/// API server less than a watch for each opted-in namespace, and these namespaces change.
+/// API server less than a watch for each opted-in namespace, and the set of these namespaces changes.
 pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChange> + Send + 'static {
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
@@ -150,7 +150,7 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
             }
             Err(error) => {
                 let error = error_message(&error);
-                warn!(error, "the watch of pods failed, the last known pods stay in use; trying again");
+                warn!(error, "the watch of pods failed; the last known pods remain in use while it is retried");
                 (false, None)
             }
         };

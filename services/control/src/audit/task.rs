@@ -318,7 +318,7 @@ impl Task {
 /// Executes a fetch, with `limit` as timeout.
 async fn execute(client: Client, pod_fetch: PodFetch, limit: Duration) -> (PodFetch, kube::Result<Page>) {
     let fetched = timeout(limit, fetch(&client, &pod_fetch)).await;
-    let late = |_| Err(kube::Error::Service(format!("no answer within {limit:?}").into()));
+    let late = |_| Err(kube::Error::Service(format!("no response within {limit:?}").into()));
     (pod_fetch, fetched.unwrap_or_else(late))
 }
 

@@ -490,7 +490,7 @@ fn failed_lookup_of_pod_is_retried() {
         auditor.whole(pod("p").whole().root(), &looked_up);
         auditor.done(&pod_fetch, None, true);
     };
-    answer(&mut auditor, Answer::Failed("no answer in time".into()));
+    answer(&mut auditor, Answer::Failed("no response in time".into()));
     let report = auditor.report(&known(&auditor), 10);
     assert!(report.is_complete && report.total() == 0 && report.pods.undecided == 1, "{report:?}");
     assert_eq!((auditor.next_fetch(), auditor.retry_failed_lookups()), (None, 1));

@@ -1,8 +1,8 @@
 //! Checks whether the local clock and the API server's clock agree.
 //!
-//! Certificates are created and checked by the local clock, so both must stop while it is wrong by years. The API
-//! server sends its time with every response (`Date` header). The time is kept with the *monotonic* time of its
-//! arrival, so a step of the local clock is noticed at once. The median of several responses counts: if one of three
+//! Certificates are created and checked by the local clock, so the controller does neither while its clock is wrong.
+//! The API server sends its time with every response (`Date` header). It is stored with the *monotonic* time of its
+//! arrival, so a step of the local clock is detected at once. The median of several responses is used: if one of three
 //! API servers has a wrong clock, the result is still right.
 
 use std::collections::VecDeque;
@@ -26,9 +26,9 @@ use tracing::{info, warn};
 pub struct Settings {
     /// Clocks agree if their difference is below this.
     pub tolerance: Duration,
-    /// Number of recent responses that count.
+    /// Number of recent responses that are used.
     pub answers: usize,
-    /// Maximum age of a response that counts.
+    /// Maximum age of a response that is used.
     pub max_age: Duration,
     /// Time between two requests.
     pub interval: Duration,
@@ -120,7 +120,7 @@ impl Answers {
             .filter_map(|(date, age)| Some(wall.duration_since(date.checked_add(age).ok()?)))
             .collect();
         all.sort_unstable();
-        // For an even number of responses, the larger of the two middle differences counts.
+        // For an even number of responses, the larger of the two middle differences is used.
         let (low, high) = (all.get(all.len().saturating_sub(1) / 2)?, all.get(all.len() / 2)?);
         Some(if low.abs() > high.abs() { *low } else { *high })
     }
@@ -139,8 +139,8 @@ impl Clock {
         self.read().agrees
     }
 
-    /// Reads the time and the check together. With two calls, the clock could be corrected in between. Then the caller
-    /// would use a wrong time although the check succeeds.
+    /// Reads the time and the check together. Between two calls, the clock could be corrected, and the caller would use
+    /// a wrong time although the check succeeds.
     #[must_use]
     pub fn read(&self) -> Reading {
         let (now, at) = (Timestamp::now(), Instant::now());
@@ -183,12 +183,12 @@ impl Clock {
     /// Sends one request to the API server, and records the time in the response.
     ///
     /// # Errors
-    /// The request failed or timed out. Any HTTP response counts, even an error.
+    /// The request failed or timed out. Any HTTP response is used, even an error.
     pub(crate) async fn request_time(&self, client: &Client) -> kube::Result<()> {
         let request = Request::get("/version").body(Body::empty()).map_err(kube::Error::HttpError)?;
         let sent = Instant::now();
         let answer = timeout(self.settings.timeout, client.send(request)).await;
-        let response = answer.map_err(|_| kube::Error::Service("no answer in time".into()))??;
+        let response = answer.map_err(|_| kube::Error::Service("no response in time".into()))??;
         self.record_response(response.headers(), sent, Instant::now());
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Clock {
                     }
                     reported = Some(agrees);
                 }
-                // Ask soon until the first response, since some steps wait for the time.
+                // Until the first response, ask at short intervals, since some steps wait for the time.
                 let known = self.difference().is_some();
                 sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST_INTERVAL) }).await;
             }

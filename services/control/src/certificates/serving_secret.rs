@@ -18,12 +18,13 @@
 //! cache. From a cache, a replica could start with a certificate that is no longer trusted. Then the replica watches
 //! the Secret.
 //!
-//! The replica checks each new pair, and ignores an invalid pair: the last valid one stays. It also stays when the
-//! Secret is deleted or the API server is unavailable.
+//! The replica checks each new pair, and ignores an invalid one. It continues to serve the last valid pair, also when
+//! the Secret is deleted or the API server is unavailable.
 //!
 //! The replica also rejects a pair whose CA is older than that of the served certificate. Such a pair comes from a
 //! restored backup, and API servers may no longer trust its CA. The controller usually replaces it within seconds. If
-//! the pair stays for ten minutes, the controller has lost all data about newer CAs, and the replica accepts the pair.
+//! the pair is still there after ten minutes, the controller has lost all data about newer CAs, and the replica accepts
+//! the pair.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -182,12 +183,13 @@ pub struct WatchedSecret {
     pub names: Vec<String>,
 }
 
-/// A change of the Secret, for the replica.
+/// A change of the Secret that the replica must handle.
 #[derive(Debug)]
 pub enum News {
     /// The Secret has a pair that can be served.
     Valid(Box<ServingPair>),
-    /// The pair is invalid, and the last valid one stays. Reported once, until the Secret changes.
+    /// The pair is invalid, and the replica continues to serve the last valid one. Reported once, until the Secret
+    /// changes.
     Invalid(InvalidPair),
     /// The CA of the pair is older than that of the served certificate. Reported once, until the Secret changes.
     Older {
@@ -285,9 +287,9 @@ impl WatchedSecret {
             let news = match state {
                 Some(watch_object::Observation::State(Some(secret))) => seen.change(*secret, self, now()),
                 Some(watch_object::Observation::State(None)) => seen.gone(),
-                // The last pair stays.
+                // The replica continues to serve the last pair.
                 Some(watch_object::Observation::Forbidden) => continue,
-                // A watch never ends. If it did, the last pair would stay.
+                // The stream never ends. If it did, the replica would continue to serve the last pair.
                 None => return stop.cancelled().await,
             };
             news.into_iter().for_each(&mut report);
@@ -312,8 +314,8 @@ impl ReportedState {
         matches!(self.rejection, Some(Rejection::Invalid(Reason::NotYet) | Rejection::Older(_)))
     }
 
-    /// Checks a rejected pair again. It may have become valid, or may have stayed long enough. An unchanged rejection
-    /// is not reported again.
+    /// Checks a rejected pair again. It may have become valid, or may have been in the Secret for long enough. An
+    /// unchanged rejection is not reported again.
     fn recheck(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
         let news = judged(self.secret.as_ref()?, watched, now);
         let before = self.rejection;

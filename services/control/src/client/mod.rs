@@ -61,13 +61,13 @@ pub enum ClientError {
         source: Box<kube::config::KubeconfigError>,
     },
     /// No kubeconfig was given, and the process does not run in a pod.
-    #[error("this is no pod with a service account's token; outside of a cluster, give a kubeconfig")]
+    #[error("this process does not run in a pod with a service account token; outside of a cluster, pass a kubeconfig")]
     NotInCluster(#[source] Box<kube::config::InClusterError>),
-    /// There is no kubeconfig in kubectl's default places, and the process does not run in a pod.
-    #[error("there is no kubeconfig, and this is no pod; name one by --kubeconfig")]
+    /// There is no kubeconfig at kubectl's default locations, and the process does not run in a pod.
+    #[error("there is no kubeconfig, and this process does not run in a pod; pass one with --kubeconfig")]
     Nowhere(#[source] Box<kube::config::InferConfigError>),
     /// The configuration is invalid: for example, its certificate.
-    #[error("the configuration makes no client")]
+    #[error("cannot create a client from the configuration")]
     Client(#[source] Box<kube::Error>),
 }
 
@@ -80,7 +80,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     Client::try_from(config).map_err(|source| ClientError::Client(Box::new(source)))
 }
 
-/// How a command connects to the API server. The fields are flags of kubectl.
+/// How a command connects to the API server. The fields correspond to flags of kubectl.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
     /// The kubeconfig. `None`: `$KUBECONFIG`, else `~/.kube/config`, else the pod's service account.
@@ -211,7 +211,7 @@ pub(crate) fn help(error: &watcher::Error) -> Option<&'static str> {
         return None;
     };
     match status.code {
-        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
+        401 => Some("the API server rejected the credentials: check the service account's token or the kubeconfig"),
         403 => Some("the service account needs a role with the verbs list and watch for this kind"),
         404 => Some("the custom resource definitions are not installed: pillion crds | kubectl apply -f -"),
         _ => None,

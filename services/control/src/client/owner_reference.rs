@@ -1,5 +1,5 @@
 //! Owner references for cluster-scoped objects: the release's namespace owns them. When the namespace is deleted,
-//! Kubernetes deletes these objects too. So no webhook configuration stays behind that would reject pods.
+//! Kubernetes deletes these objects too. So no webhook configuration is left behind that would reject pods.
 //!
 //! The namespace's UID is read before each write. A recreated namespace has a new UID, and Kubernetes deletes objects
 //! that refer to the old UID.

@@ -69,7 +69,7 @@ where
                     name,
                     error = text,
                     help,
-                    "the watch failed, the last known object stays in use; trying again"
+                    "the watch failed; the last known object remains in use while it is retried"
                 );
                 is_forbidden(&error).then_some(Observation::Forbidden)
             }
@@ -80,7 +80,7 @@ where
 /// Returns instructions for an error that a retry does not resolve; `None` for other errors.
 fn help(error: &watcher::Error) -> Option<&'static str> {
     match status(error)? {
-        401 => Some("the API server does not know who this is: look at the service account's token or the kubeconfig"),
+        401 => Some("the API server rejected the credentials: check the service account's token or the kubeconfig"),
         403 => Some("the service account needs a role with the verbs get, list and watch for this object, by its name"),
         _ => None,
     }

@@ -25,7 +25,7 @@ pub enum Injection {
     Answering,
     /// Webhooks do not respond, or their state is not known.
     Silent,
-    /// An operator disabled injection with the kill switch, so no pod should wait.
+    /// An administrator disabled injection with the kill switch, so no pod should wait.
     SwitchedOff,
 }
 
@@ -41,8 +41,8 @@ pub struct ReleaseSettings {
     pub first_back_off: Duration,
     /// The longest back-off.
     pub longest_back_off: Duration,
-    /// How long the other pods of an owner wait after one pod was deleted as a test. If the new pod waits too, the
-    /// other pods are not deleted.
+    /// How long the other pods of an owner wait after one pod was deleted to see if its replacement is injected. If the
+    /// replacement waits too, the other pods are not deleted.
     pub settle: Duration,
     /// Time between two reads of the namespaces of waiting pods, since their labels may change.
     pub recheck: Duration,
@@ -128,7 +128,7 @@ struct Attempts {
     failures: u32,
     /// End of the back-off.
     not_before: Option<Instant>,
-    /// Whether one pod was deleted as a test.
+    /// Whether one pod was deleted to see if its replacement is injected.
     is_probing: bool,
 }
 
@@ -147,7 +147,7 @@ impl Planner {
         }
     }
 
-    /// Plans the steps for now. The planned steps count as done, so none is planned again before
+    /// Plans the steps for now. Planned steps are assumed to be executed: none is planned again before
     /// [`ReleaseSettings::retry`] has passed.
     pub fn plan(
         &mut self,
@@ -188,7 +188,7 @@ impl Planner {
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // While no webhook responded, new pods had to wait. Do not count that against their owner.
+            // While no webhook responded, new pods had to wait. That is not a failure of their owner.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }
@@ -252,7 +252,7 @@ impl Planner {
             return 1;
         }
         if attempts.is_probing {
-            // No new pod waits, so the test has succeeded.
+            // No replacement waits, so new pods are injected again.
             *attempts = Attempts::default();
         }
         attempts.began.get_or_insert(now);
@@ -274,7 +274,7 @@ enum Verdict {
     Recreate,
 }
 
-/// Returns how to treat a waiting pod, without regard to earlier steps.
+/// Returns how to treat a waiting pod, independently of earlier steps.
 const fn verdict(injection: Injection, namespace_state: NamespaceState, owner: OwnerKind) -> Verdict {
     let level = match namespace_state {
         NamespaceState::Unknown => return Verdict::Wait,

@@ -11,7 +11,7 @@ use kube::Resource;
 use pillion_api::names::INJECTION_GATE;
 use serde::Deserialize;
 
-/// The finalizer with which the Job controller makes sure that it counts each pod of a Job.
+/// The finalizer for Job tracking. The Job controller removes it once it has counted the finished pod.
 pub(crate) const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
 
 /// A pod as the watch delivers it. It has only the fields that show whether the pod waits.
@@ -130,7 +130,8 @@ impl OwnerKind {
 pub struct HeldPod {
     /// The UID of the pod.
     pub uid: Arc<str>,
-    /// The version that was read. Every write names it, and fails if the pod has changed since.
+    /// The `resourceVersion` that was read. It is a precondition of every write, so a write fails if the pod has
+    /// changed.
     pub resource_version: Arc<str>,
     /// The kind of the pod's owner.
     pub owner_kind: OwnerKind,

@@ -83,8 +83,8 @@ enum PolicyState {
     Unowned,
 }
 
-/// Keeps the policies in place if `wanted` is true, or removed if it is false, while this controller leads. `None`:
-/// does not change the policies.
+/// Keeps the policies in place if `wanted` is true, or removed if it is false, while this controller leads. With
+/// `None`, the policies are not changed.
 pub async fn run(
     leading: LeaderContext,
     settings: PolicySettings,
@@ -96,7 +96,7 @@ pub async fn run(
         Ok(all) => all,
         Err(error) => {
             // The objects are of Pillion's own types, so an error here is a bug.
-            warn!(%error, "the policies of held namespaces cannot be written as JSON");
+            warn!(%error, "the policies of held namespaces cannot be serialized");
             return;
         }
     };
@@ -123,16 +123,16 @@ pub async fn run(
                 if was_supported != Some(false) {
                     warn!(
                         group = API_GROUP,
-                        "this API server has no MutatingAdmissionPolicy of version v1, which Kubernetes has from 1.36 on: \
-                         namespaces with the label value held behave as those with enabled, so pods run without their \
-                         sidecar when Pillion cannot answer; use required there, or a newer Kubernetes"
+                        "this API server does not serve MutatingAdmissionPolicy v1, which Kubernetes has since 1.36: \
+                         namespaces with the label value held behave like those with enabled, so pods run without \
+                         their sidecar while Pillion is unavailable; use required there, or upgrade Kubernetes"
                     );
                 }
                 was_supported = Some(false);
                 (Policies::Unsupported, false)
             }
             Err(error) => {
-                warn!(error = chain(&error), "it is unknown whether the API server has mutating policies");
+                warn!(error = chain(&error), "cannot find out whether the API server supports mutating policies");
                 (Policies::Failing, false)
             }
         };
@@ -235,7 +235,7 @@ pub enum RemoveError {
     /// The API server rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
-    /// The objects could not be serialized, which is a bug of Pillion.
+    /// The objects could not be serialized, which is a bug in Pillion.
     #[error(transparent)]
     Text(#[from] serde_json::Error),
 }
@@ -282,7 +282,7 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Writes an object in its desired state, with this owner. Returns the state before the write.
+/// Applies an object with this owner, unless it already is in the desired state. Returns its state before the call.
 async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<PolicyState> {
     let has_desired_owner =
         |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));

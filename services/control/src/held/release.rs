@@ -1,12 +1,11 @@
 //! Watches pods that have the scheduling gate of `held` namespaces, and executes the plans.
 //!
-//! Every write names the version of the pod for which the plan was made. So a pod that has changed since is left alone,
-//! such as a scheduled pod or a new pod of the same name.
+//! The preconditions of every write are the pod's UID and the `resourceVersion` for which the plan was made. So the
+//! write fails if the pod has changed since: for example, if it was scheduled or recreated.
 //!
-//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First, the finalizer with
-//! which the Job controller counts the pod is removed. Then the pod is deleted. So the pod does not count as failed,
-//! and a Job with `backoffLimit: 0` continues. If the process ends in between, the pod still waits, and the next leader
-//! deletes it.
+//! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First, the finalizer of Job
+//! tracking is removed. Then the pod is deleted. So the pod does not count as failed, and a Job with `backoffLimit: 0`
+//! continues. If the controller stops between the two steps, the pod still waits, and the next leader deletes it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -36,7 +35,7 @@ use crate::informer::objects::Change;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
 
-/// Pods per page of a list. Few pods have no node.
+/// Pods per page of a list. Few pods are unscheduled.
 const PODS_PER_PAGE: u32 = 250;
 
 /// Maximum number of changes before the next plan.
@@ -53,7 +52,7 @@ const UNSCHEDULED: &str = "spec.nodeName=";
 
 type Changes = Change<Key, (Key, Option<HeldPod>)>;
 
-/// Releases pods while this controller leads. `injection` tells whether newly created pods are injected.
+/// Releases pods while this controller leads. `injection` reports whether newly created pods are injected.
 pub async fn run(
     leading: LeaderContext,
     settings: ReleaseSettings,
@@ -257,7 +256,7 @@ impl Executor {
                 let result = match done {
                     Ok(done) => {
                         let (owner, result) = (pod.owner_kind.as_str(), done.as_str());
-                        info!(namespace, name, owner, result, "a pod no longer waits for its injection");
+                        info!(namespace, name, owner, result, "a pod no longer waits for injection");
                         done
                     }
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Released::Changed,
@@ -274,8 +273,8 @@ impl Executor {
 
     async fn report(&self, key: &Key, pod: &HeldPod) -> kube::Result<()> {
         let note = format!(
-            "The pod was created while Pillion could not answer, and waits by the scheduling gate {INJECTION_GATE}, since \
-             it has no sidecar. It has no owner that is known to make a new one: delete it and create it again."
+            "The pod was created while Pillion was unavailable, so it has no sidecar, and the scheduling gate \
+             {INJECTION_GATE} keeps it waiting. No owner is known to recreate it: delete the pod and create it again."
         );
         let event = Event {
             type_: EventType::Warning,

@@ -78,7 +78,7 @@ pub(crate) struct LastResponse {
     last: Arc<AtomicU64>,
 }
 
-/// Computes the ages when metrics are scraped.
+/// Computes the ages of the caches when metrics are scraped.
 #[derive(Debug)]
 struct StalenessCollector([LastResponse; WatchedKind::ALL.len()]);
 
@@ -168,7 +168,7 @@ impl CacheMetrics {
 }
 
 impl LastResponse {
-    /// Creates a state without any response. The age counts from `since`.
+    /// Creates a state without any response. The age is the time since `since`.
     #[cfg(test)]
     pub(crate) fn silent_since(since: Instant) -> Self {
         Self { since, last: Arc::default() }
@@ -186,7 +186,7 @@ impl LastResponse {
     }
 }
 
-/// Until the first response, the age counts from the creation of this value.
+/// Until the first response, the age is the time since this value was created.
 impl Default for LastResponse {
     fn default() -> Self {
         Self { since: Instant::now(), last: Arc::default() }

@@ -113,7 +113,7 @@ pub(crate) fn unavailable_revision(key: &RevisionKey, reason: &str) -> Fetched {
     let name = object_name(&key.profile.name, &key.revision);
     Fetched::Missing(vec![diagnostic(
         format!("the published revision {name} cannot be read: {reason}"),
-        "it is tried again",
+        "the read is retried",
     )])
 }
 
@@ -154,7 +154,7 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
                 let message = format!("the published revision {name} cannot be read: {reason}");
                 return Ok(Fetched::Unusable(vec![diagnostic(
                     message,
-                    "make the profile's text smaller, or go back to another",
+                    "make the profile's spec smaller, or roll back to another revision",
                 )]));
             }
             None => return Err(error),
@@ -162,8 +162,8 @@ pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
         Ok(found) => found,
     };
     let Some(spec) = found.filter(|spec| *spec.revision == *key.revision) else {
-        let message = format!("the published revision {name} is not there, or this build does not read it");
-        return Ok(Fetched::Missing(vec![diagnostic(message, "the controller makes it again if it is missing")]));
+        let message = format!("the published revision {name} does not exist, or this build cannot read it");
+        return Ok(Fetched::Missing(vec![diagnostic(message, "the controller recreates it if it is missing")]));
     };
     Ok(match guard::compiled(&key.profile, || ProfileSource::Revision(&spec).compile(&key.profile)) {
         Ok(compiled) => Fetched::Compiled(Arc::new(compiled)),
@@ -231,7 +231,7 @@ mod tests {
     #[tokio::test]
     async fn revision_that_panics_is_unusable() {
         let mut fetches = fetches(|_| (200, object(0)));
-        for (panics, message) in [(true, "a fault of Pillion's"), (false, "")] {
+        for (panics, message) in [(true, "a bug in Pillion"), (false, "")] {
             let fault = panics.then(|| guard::faults::at("big"));
             fetches.queue([key("big")]);
             let (_, _, result) = fetches.next().await;

@@ -5,8 +5,8 @@
 //! watches: it accepts specs and publishes revisions. A *text* is a spec as JSON.
 //!
 //! Nothing is published before the first lists of all three kinds are complete. With half a list, an existing profile
-//! would appear to be missing. After that, the watches are independent: while a watch is interrupted, its last state
-//! stays.
+//! would appear to be missing. After that, the watches are independent: while a watch is interrupted, the objects that
+//! it last delivered remain in use.
 //!
 //! If a namespace's [`share`] lacks memory for a profile, the profile's text is neither compiled nor kept. Once memory
 //! is free, the caller reads the profile again (`Index::take_readable`).
@@ -239,7 +239,7 @@ impl Index {
             let good_before = text_before.and_then(|before| before.good.as_ref());
             self.profiles_changed |= !is_same_version(good_before, text.good.as_ref());
         }
-        // If the profile was recreated while the watch was interrupted, the old object's revisions do not count.
+        // If the profile was recreated while the watch was interrupted, the old object's revisions are ignored.
         let published = match before {
             Some(before) if before.uid == uid => before.published,
             before => {
@@ -302,7 +302,7 @@ impl Index {
             self.lacking.remove(&name);
             return (state, broken);
         };
-        // The last accepted spec stays active, and the stored spec is not kept.
+        // The last accepted spec remains active, and the stored spec is not kept.
         let mut state = TextState {
             broken: true,
             lacking_bytes: Some(lack.bytes),

@@ -8,7 +8,7 @@
 //! - A request has a short timeout.
 //!
 //! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, results are cached
-//! for longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace counts as unknown.
+//! for longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace is treated as unknown.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -45,7 +45,7 @@ pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 pub(crate) const MAX_STALE_DURATION: Duration = Duration::from_hours(1);
 /// The maximum age of an entry that is served although the API server refuses the request.
 const MAX_AGE_IF_REFUSED: Duration = Duration::from_mins(5);
-/// After a request found the API server unavailable: how long callers with a stale entry do not wait.
+/// How long callers with a stale entry do not wait, after a request has found the API server unavailable.
 const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about failed lookups.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(5);
@@ -136,7 +136,7 @@ struct TenantPermits {
     permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// Number of tenants in the table above which those without a running request are removed.
+/// If the table has this many tenants, those without a running request are removed.
 const TENANTS: usize = 256;
 
 impl TenantPermits {
@@ -207,8 +207,8 @@ impl FetchError {
         Self::Unavailable(error.into())
     }
 
-    /// Whether the API server responded, even with an error. An API server that responds counts as available, so other
-    /// stale entries are not served without a request. For example, an aggregated API server may fail for one kind.
+    /// Whether the API server responded, even with an error. Such an API server is treated as available, so other stale
+    /// entries are not served without a request. For example, an aggregated API server may fail for one kind.
     fn is_response(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
@@ -263,7 +263,7 @@ impl<V> CacheEntry<V> {
 }
 
 impl<V> CacheEntry<V> {
-    /// Like [`Self::state`], but an entry from before `after` counts as expired.
+    /// Like [`Self::state`], but an entry from before `after` is treated as expired.
     fn state_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> EntryState {
         let is_before = self.object(bounds, now).is_some_and(|object| is_before(object, after));
         match self.state(bounds, now) {
@@ -277,10 +277,12 @@ impl<V: Clone> CacheEntry<V> {
     /// Returns the result for a caller that needs a result from after `after`.
     fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
         match self.object(bounds, now) {
-            Some(object) if is_before(object, after) => Answer::Failed("only an older answer is known".into()),
+            Some(object) if is_before(object, after) => Answer::Failed("only an older response is cached".into()),
             Some(CachedObject { value: Some(value), .. }) => Answer::Found(value.clone()),
             Some(CachedObject { value: None, .. }) => Answer::Missing,
-            None => Answer::Failed(self.failure.as_ref().map_or("no answer in time", |failure| failure.message).into()),
+            None => {
+                Answer::Failed(self.failure.as_ref().map_or("no response in time", |failure| failure.message).into())
+            }
         }
     }
 }
@@ -369,7 +371,7 @@ where
         if client.is_some_and(|client| !self.fetcher.clients.take(client)) {
             self.fetcher.log_refused(&key, client, bounds.a_second_per_client as usize);
             self.count(target, if object.is_some() { LookupResult::Stale } else { LookupResult::Refused });
-            let failed = || Answer::Failed("this client had too much looked up within a second".into());
+            let failed = || Answer::Failed("this client exceeded its lookups per second".into());
             return entry.filter(|_| object.is_some()).map_or_else(failed, |entry| entry.answer(&bounds, now, after));
         }
         let request = Arc::clone(&self.fetcher).request_limited(key.clone(), object, tenant.map(Box::from));
@@ -384,7 +386,7 @@ where
             self.fetcher.set_unavailable();
             let old = entry.filter(|entry| entry.object(&bounds, now).is_some());
             self.count(target, if old.is_some() { LookupResult::Stale } else { LookupResult::TimedOut });
-            let failed = || Answer::Failed("no answer in time".into());
+            let failed = || Answer::Failed("no response in time".into());
             return old.map_or_else(failed, |old| old.answer(&bounds, now, after));
         };
         let (is_fresh, entry) = (requested.is_fresh(), requested.into_value());
@@ -431,7 +433,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
         }
         self.log_refused(&key, None, self.bounds.a_second.unwrap_or_default());
         // The next lookup may start a request at once.
-        let failure = Failure { message: "the API server was asked too often", until: Instant::now() };
+        let failure = Failure { message: "too many lookups per second", until: Instant::now() };
         let result = if old.is_some() { LookupResult::Stale } else { LookupResult::Refused };
         Arc::new(CacheEntry { object: old, failure: Some(failure), result, refreshing: AtomicBool::new(false) })
     }
@@ -469,10 +471,10 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
                 let result = if value.is_some() { LookupResult::Found } else { LookupResult::Missing };
                 return entry(Some(CachedObject { value, received_at: Instant::now() }), None, result);
             }
-            Ok(Err(error)) => (error, "the API server did not give it", LookupResult::Failed),
+            Ok(Err(error)) => (error, "the API server returned an error", LookupResult::Failed),
             Err(_) => {
-                let error = FetchError::unavailable(format!("no answer within {limit:?}"));
-                (error, "no answer in time", LookupResult::TimedOut)
+                let error = FetchError::unavailable(format!("no response within {limit:?}"));
+                (error, "no response in time", LookupResult::TimedOut)
             }
         };
         let is_temporary = matches!(error, FetchError::Unavailable(_));
@@ -543,7 +545,7 @@ pillion_api::labelled! {
         Missing => "missing",
         /// A cached entry was refreshed early, and no review waited for it.
         Refreshed => "refreshed",
-        /// An early refresh failed. The cached entry stays.
+        /// An early refresh failed. The cached entry is kept.
         RefreshFailed => "refresh_failed",
         /// The API server was unavailable or returned an error, and no entry was cached.
         Failed => "failed",

@@ -90,7 +90,7 @@ impl From<LookupSettings> for Bounds {
             // During this time, other pods fail at once instead of waiting for a timeout.
             failed_for: Duration::from_secs(1),
             stale_for,
-            wanted: "what a profile reads",
+            wanted: "an object that a profile reads",
         }
     }
 }
@@ -173,7 +173,7 @@ impl Lookups {
         Self { cache: LookupCache::new(fetch, weight, settings.into(), metrics), answer_limit }
     }
 
-    /// Looks up all that a review needs, within the answer limit. Each result has its own error.
+    /// Looks up everything that a review needs, within the answer limit. Each result has its own error.
     pub async fn get(&self, wanted: Wanted) -> LookedUp {
         self.look_up_all(wanted, None).await
     }
@@ -348,14 +348,14 @@ impl Key {
             KeyObjects::Selected(selector) => {
                 let list = api.list(&ListParams::default().labels(selector).limit(LIST_ITEMS)).await?;
                 if list.metadata.continue_.is_some_and(|rest| !rest.is_empty()) {
-                    return Err(FetchError::refused(format!("there are more than {LIST_ITEMS} of them")));
+                    return Err(FetchError::refused(format!("more than {LIST_ITEMS} objects match")));
                 }
                 let items = list.items.into_iter().map(without_managed_fields).collect::<Result<Vec<_>, _>>()?;
                 serde_json::to_string(&items)?
             }
         };
         if text.len() > OBJECT_BYTES {
-            let why = format!("{} bytes are more than the {OBJECT_BYTES} that a look-up may bring", text.len());
+            let why = format!("the response has {} bytes, and the limit is {OBJECT_BYTES}", text.len());
             return Err(FetchError::refused(why));
         }
         let read = guarded(&"an object that was looked up", || OwnedTape::parse(text)).map_err(FetchError::refused)?;

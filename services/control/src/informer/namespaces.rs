@@ -14,8 +14,8 @@ use crate::informer::objects::Change;
 /// most namespaces.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Maximum bytes of an annotation, key and value together. Larger annotations are dropped, so profiles do not see them.
-/// The API server accepts 256 KiB, but only tools that store their state in annotations need that.
+/// Maximum bytes of an annotation, key and value together. Larger annotations are dropped, so profiles cannot read
+/// them. The API server accepts 256 KiB, but only tools that store their state in annotations need that.
 pub(crate) const ANNOTATION_BYTES: usize = 4 * 1024;
 /// Maximum bytes of all annotations of a namespace. The largest annotations are dropped until the others fit.
 pub(crate) const ANNOTATIONS_BYTES: usize = 16 * 1024;
@@ -41,7 +41,7 @@ pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
             bytes(annotation) <= ANNOTATION_BYTES && kept <= ANNOTATIONS_BYTES
         });
         if let Some(dropped) = count.checked_sub(annotations.len()).filter(|dropped| *dropped > 0) {
-            debug!(namespace = %name, dropped, "annotations are too large to be kept; profiles do not see them");
+            debug!(namespace = %name, dropped, "annotations are too large to be kept; profiles cannot read them");
         }
     }
     (name, Namespace::new(metadata.labels.into_iter().flatten(), annotations).opting_in_by(opt_in))

@@ -78,7 +78,7 @@ pub struct RollbackRequest {
     pub to: Box<str>,
     /// The revision to roll back from, if an annotation names it.
     pub from: Option<Box<str>>,
-    /// When the rollback was requested, as the annotation says.
+    /// The time of the request, as written in the annotation.
     pub requested_at: Option<Box<str>>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A replica does not read the spec of a profile. The status names the served revision and the namespaces that get it.
 //! The replica fetches the revision by name, compiles it, and keeps it while it is published. So an edited or broken
-//! profile changes nothing until the controller has accepted it, even for a replica that starts later. For revisions
-//! that are no longer published, the replica knows only the hashes.
+//! profile changes nothing until the controller has accepted it, even for a replica that starts later. Of revisions
+//! that are no longer published, the replica has only the hashes.
 //!
 //! A published revision may be missing, or unusable for this build. A replica that already serves the profile then
 //! keeps its active version. A replica that has just started serves the promoted revision instead, or the latest kept
@@ -54,7 +54,7 @@ pub enum Fetched {
 #[derive(Debug, Default)]
 pub(crate) struct PublishedRevisions {
     pub(crate) publication: Option<Publication>,
-    /// The served revision. Until the published revision is fetched, the previously served revision stays.
+    /// The served revision. Until the published revision is fetched, the previous one continues to be served.
     pub(crate) served: Option<Served>,
     /// Fetched revisions that are not served yet.
     fetched: HashMap<Box<str>, Arc<CompiledProfile>>,

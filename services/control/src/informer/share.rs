@@ -27,7 +27,7 @@ impl Default for Limits {
 /// Bytes that each namespace gets even if half of the free memory is less. A profile may also grow by this many bytes.
 const SMALL: usize = 64 << 10;
 
-/// Grants memory to namespaces and counts it.
+/// Grants memory to profiles, and counts the granted bytes of each namespace.
 #[derive(Debug, Default)]
 pub struct Shares {
     limits: Limits,
@@ -57,7 +57,7 @@ impl Shares {
     ///
     /// A namespace gets up to [`Limits::of_namespace`], and at most half of the bytes that the other namespaces leave
     /// of [`Limits::of_all`]. So a few large namespaces do not take all memory. While there is memory, each namespace
-    /// gets 64 KiB, and a replacement may be larger by as much. A smaller replacement is always allowed.
+    /// gets 64 KiB, and a replacement may be up to 64 KiB larger. A smaller replacement is always allowed.
     ///
     /// # Errors
     /// Returns the bytes that all profiles of the namespace may take now.

@@ -6,8 +6,8 @@
 //!
 //! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If the
 //! stored spec is broken by then, the last valid spec is compiled. If that fails too, or if the parent is deleted, the
-//! last valid version stays active. The exception is a namespaced profile that only its parent limits: it would keep
-//! permissions that the platform has withdrawn.
+//! last valid version stays active. The exception is a namespaced profile that only its parent limits: it becomes
+//! inactive, since it would otherwise keep permissions that the platform has withdrawn.
 
 use std::sync::Arc;
 
@@ -76,14 +76,14 @@ impl MemoryLack {
     pub(crate) fn diagnostic(self, name: &ProfileName) -> Diagnostic {
         let mib = |bytes: usize| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
         let message = format!(
-            "the profiles of namespace {} may take {} of memory, and with the {} of this one they take more",
+            "the profiles of namespace {} may take {} of memory, and this profile's {} would exceed that",
             name.namespace.as_deref().unwrap_or_default(),
             mib(self.limit),
             mib(self.bytes),
         );
-        let help = "make it smaller, or delete others: it is looked at again when there is room. Literals and regular \
-                    expressions take most. The limits are `profiles` in the controller's policy; no namespace gets more \
-                    than half of what the others leave";
+        let help = "make it smaller, or delete other profiles: it is checked again when memory is free. Literals and \
+                    regular expressions take most. The limits are `profiles` in the controller's policy; a namespace \
+                    gets at most half of the memory that the others leave";
         Diagnostic { path: "spec".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
     }
 }
@@ -189,7 +189,7 @@ impl TextState {
         }
     }
 
-    /// Returns the bytes of the kept data. While a spec is due to be compiled, the active version does not count.
+    /// Returns the bytes of the kept data, without the active version while a spec is due to be compiled.
     fn bytes(&self) -> usize {
         let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
         let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());

@@ -2,7 +2,7 @@
 //!
 //! One task receives the events of all watches, as many at a time as have arrived, and is the only writer of the
 //! snapshot. So a burst of events costs one publication, and writers never race. A watch that is interrupted restarts
-//! after a growing pause. Until then, the last snapshot stays.
+//! after a growing pause. Until then, the last snapshot remains in use.
 //!
 //! A watch ends after 45 seconds, and the next one continues. So the API server responds at least that often, and a
 //! lost connection is noticed soon. Lists are read in pages, and only one page is in memory at a time. Each object is
@@ -51,9 +51,9 @@ pub(crate) const PROFILES_PER_PAGE: u32 = 100;
 /// Maximum number of changed profiles that one publication logs, one line each. A first list may have thousands.
 const MAX_LOGGED: usize = 100;
 
-/// The watches ended without a shutdown, which is a bug of Pillion. The caller should exit too.
+/// The watches ended without a shutdown, which is a bug in Pillion. The caller should exit too.
 #[derive(Debug, thiserror::Error)]
-#[error("the watches of the API server ended by themselves")]
+#[error("the watches of the API server ended without a shutdown")]
 pub struct WatchesEnded;
 
 /// Publishes snapshots of the cluster.
@@ -68,7 +68,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Creates the only writer of `published`, and a receiver of its status. The guardrails in `published` stay.
+    /// Creates the only writer of `published`, and a receiver of its status. The guardrails in `published` are kept.
     pub fn new(published: Arc<ArcSwap<Snapshot>>) -> (Self, watch::Receiver<Status>) {
         let (status, seen) = watch::channel(Status::default());
         let index = Index::from_snapshot(published.load().as_ref().clone());
@@ -99,7 +99,7 @@ impl Publisher {
     /// Watches until `shutdown`.
     ///
     /// # Errors
-    /// The watches ended by themselves.
+    /// The watches ended without a shutdown.
     pub async fn run(self, client: Client, shutdown: CancellationToken) -> Result<(), WatchesEnded> {
         let watches = self.watch(client);
         self.follow(watches, shutdown).await
@@ -148,7 +148,7 @@ impl Publisher {
     pub(crate) fn publish(&mut self, watches: &mut Watches) {
         watches.fetches.queue(self.index.take_unfetched());
         let first = !self.status.borrow().synced;
-        // After a panic, the last snapshot and status stay: a replica that has just started must not become ready.
+        // After a panic, the last snapshot and status are kept: a replica that has just started must not become ready.
         let publication = guarded(&"the snapshot", || self.index.publish());
         let Ok(publication) = publication else { return };
         if let Some(snapshot) = publication {
@@ -213,7 +213,7 @@ impl Watches {
                     profile = %key.profile,
                     revision = %key.revision,
                     error,
-                    "a published revision could not be read, the last known one stays active; trying again"
+                    "a published revision could not be read; the last known one remains active during retries"
                 );
                 if !index.still_needs(&key) {
                     return None;
@@ -303,7 +303,7 @@ where
             let error = error_message(&error);
             warn!(
                 kind = kind.as_str(),
-                error, help, "the watch failed, the last known objects stay in use; trying again"
+                error, help, "the watch failed; the last known objects remain in use; trying again"
             );
             Change::Restarted
         }
@@ -341,7 +341,7 @@ fn activation_changes(before: &ProfileSet, now: &ProfileSet) -> Vec<ActivationCh
         .collect()
 }
 
-/// Logs which profiles became active, so that operators need not query a replica.
+/// Logs which profiles became active, so that administrators need not query a replica.
 fn log_activations(changes: &[ActivationChange]) {
     for ActivationChange { name, before, now } in changes.iter().take(MAX_LOGGED) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());
@@ -366,7 +366,7 @@ pub(crate) fn report(broken: &Broken) {
             serving,
             path = diagnostic.path,
             help = diagnostic.help,
-            "the profile is invalid, the last good revision stays active: {}",
+            "the profile is invalid; the last valid revision remains active: {}",
             diagnostic.message,
         );
     }

@@ -27,7 +27,7 @@ pub struct LeaseContent {
 }
 
 impl LeaseContent {
-    /// Reads a Lease. Negative numbers, which only manual edits cause, count as missing.
+    /// Reads a Lease. Negative numbers, which only manual edits cause, are treated as missing.
     #[must_use]
     pub fn of(lease: &Lease) -> Self {
         let Some(spec) = &lease.spec else { return Self::default() };
@@ -41,7 +41,7 @@ impl LeaseContent {
         }
     }
 
-    /// Writes the contents into a Lease; other fields stay.
+    /// Writes the contents into a Lease, and keeps its other fields.
     pub(super) fn write_to(&self, lease: &mut Lease) {
         // The duration is in whole seconds, at least one.
         let seconds = self.duration.as_secs() + u64::from(self.duration.subsec_nanos() > 0);
@@ -55,7 +55,7 @@ impl LeaseContent {
 }
 
 /// The maximum lease duration that is respected, in lease durations of this controller's settings. A holder of another
-/// version may use a longer duration. Without a maximum, a Lease edited by hand could stop the controllers for ever.
+/// version may use a longer duration. Without a maximum, a Lease edited by hand could stop the controllers forever.
 const MAX_DURATION_FACTOR: u32 = 4;
 
 /// One controller's view of the Lease.
@@ -104,7 +104,8 @@ impl LeaseView {
         Self { content: None, since: now, claim: None }
     }
 
-    /// Records the Lease. Only its election fields count: a changed label does not prove that the holder is alive.
+    /// Records the Lease. Only its election fields are compared: a changed label does not prove that the holder is
+    /// alive.
     pub fn observe(&mut self, content: Option<LeaseContent>, now: Instant) {
         if self.content != content {
             (self.content, self.since) = (content, now);
@@ -245,7 +246,7 @@ mod tests {
         view.observe(Some(by("other")), zero + SECOND);
         view.observe(Some(by("other")), zero + 9 * SECOND);
         assert_eq!(view.since, zero + SECOND);
-        // Even a remote clock that runs backwards proves that the holder is alive.
+        // Even a renewal time that goes back proves that the holder is alive.
         let backwards = LeaseContent { renewed: Some("1970-01-01T00:00:00Z".parse().unwrap()), ..by("other") };
         view.observe(Some(backwards), zero + 10 * SECOND);
         assert_eq!(view.since, zero + 10 * SECOND);
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn holder_gives_up_before_others_may_take() {
-        // The deadline counts from when the write was sent, not from its response.
+        // The deadline starts when the write is sent, not when its response arrives.
         let settings = Settings::default();
         let sent = Instant::now();
         let mut holder = LeaseView::unknown(sent);

@@ -59,9 +59,9 @@ struct Changes {
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 enum RequestError {
-    #[error("no answer within {0:?}")]
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    #[error("another client wrote the Lease in between")]
+    #[error("another client has written the Lease since it was read")]
     Conflict,
     #[error("the watch of the Lease ended")]
     Ended,
@@ -389,7 +389,7 @@ impl Elector {
     /// Waits until this time or a change of the Lease, and records the change.
     async fn wait(&mut self, until: Instant) -> Result<(), RequestError> {
         let next = tokio::time::timeout_at(until, self.next_change());
-        // The time has come without a change.
+        // The time was reached without a change.
         let Ok(change) = next.await else { return Ok(()) };
         match change {
             Ok(lease) => {

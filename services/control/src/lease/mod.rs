@@ -5,9 +5,9 @@
 //! candidate's own monotonic clock*. So a candidate with a wrong clock cannot take the Lease early.
 //!
 //! The holder stops leading before others may take over: [`Settings::renew_deadline`] after it *sent* its last
-//! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices this at once. Each write
-//! names the `resourceVersion` that was read, so one of two concurrent writers gets a conflict. The Lease does not
-//! guard the leader's other writes: each of them has its own guard.
+//! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices this at once. The
+//! `resourceVersion` that was read is a precondition of each write, so one of two concurrent writers gets a conflict.
+//! The Lease does not guard the leader's other writes: each of those has its own guard.
 //!
 //! At the end of a term, the leader's tasks end first. Then the holder is removed from the Lease. The other candidates
 //! watch the Lease, so the next one takes over at once.
@@ -61,8 +61,9 @@ impl Default for Settings {
 /// The settings do not allow a safe election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "of an election's settings, renewDeadline ({renew_deadline:?}) has to be shorter than leaseDuration \
-     ({lease_duration:?}) and longer than retryPeriod ({retry_period:?}): otherwise two controllers lead, or none for long"
+    "in the leader election's settings, renewDeadline ({renew_deadline:?}) must be shorter than leaseDuration \
+     ({lease_duration:?}) and longer than retryPeriod ({retry_period:?}): otherwise two controllers could lead at the \
+     same time, or none for a long time"
 )]
 pub struct SettingsError {
     lease_duration: Duration,

@@ -37,7 +37,8 @@ pub struct Expected {
     pub server_name: ServerName<'static>,
     /// The CAs of the record, trusted or not.
     pub known: Vec<KnownCa>,
-    /// The newest known CA, which should sign all served certificates. `None` with another issuer.
+    /// The newest known CA, which should sign all served certificates. `None` if another issuer creates the
+    /// certificates.
     pub newest: Option<Generation>,
     /// The certificates that API servers trust. While this is empty, no API server calls the webhook, and `known` is
     /// used instead.
@@ -57,8 +58,8 @@ pub enum Verdict {
     Trusted,
     /// The endpoint serves an untrusted certificate.
     Untrusted,
-    /// The endpoint serves an invalid certificate of an expected CA: of the newest CA or, with another issuer, of a CA
-    /// in the bundle.
+    /// The endpoint serves an invalid certificate of an expected CA: of the newest CA or, if another issuer creates the
+    /// certificates, of a CA in the bundle.
     Invalid(Defect),
     /// The endpoint could not be probed.
     Unreachable(Unreachable),
@@ -77,7 +78,7 @@ pub enum Defect {
     WrongName,
     /// The CA has expired or is not valid yet. The API server checks that too.
     Ca,
-    /// The certificate is no server certificate, or is damaged.
+    /// The certificate is not a server certificate, or is damaged.
     Unusable,
 }
 
@@ -185,8 +186,8 @@ impl Expected {
         self.verify(chain, &valid_at(&valid, later), later).err().map(|_| Defect::Expiring)
     }
 
-    /// Whether one of these CAs signed the certificate. The certificate's names and the validity of the CA do not
-    /// matter. `from` is the start of the certificate's validity.
+    /// Whether one of these CAs signed the certificate. The certificate's names and the validity of the CA are not
+    /// checked. `from` is the start of the certificate's validity.
     fn is_signed_by(&self, cas: &[&CertificateDer<'static>], chain: &[CertificateDer<'_>], from: Timestamp) -> bool {
         match self.verify(chain, cas, from) {
             Ok(()) => true,

@@ -11,7 +11,7 @@
 //! ([`Expected::of_other_issuer`]).
 //!
 //! No object of the API server shows which certificate an endpoint serves. So the loop runs at a fixed interval, and is
-//! no `Controller` of kube-rs.
+//! not a kube-rs `Controller`.
 //!
 //! RBAC permissions: `list` on endpoint slices in the release's namespace. If [`Settings::pods`] is set: `get` on the
 //! release's Service and `list` on pods, in the same namespace. For [`report`]: `get` on the webhook configuration, and
@@ -114,7 +114,7 @@ pub struct Prober {
 }
 
 impl ProbeRound {
-    /// Returns the summary of the round. Without a round for these requirements, returns a summary that proves nothing.
+    /// Returns the summary of the round. Without a round for these requirements, returns a summary without results.
     #[must_use]
     pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
         found.filter(|found| *found.expected == *expected).map_or(NO_RESULTS, |found| found.endpoints)
@@ -238,7 +238,7 @@ pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMe
                 let configuration = configurations.get_opt(leading.release.configuration()).await?;
                 let bundle = configuration.as_ref().map(bundle).unwrap_or_default();
                 let Some(expected) = Expected::of_other_issuer(&leading.release, bundle).map(Arc::new) else {
-                    return Err(kube::Error::Service("the release's name is no DNS name".into()));
+                    return Err(kube::Error::Service("the release's name is not a DNS name".into()));
                 };
                 prober.round(&leading.client, &leading.release, &expected).await
             };
@@ -324,7 +324,7 @@ struct RoundCounter {
     last: Option<Instant>,
 }
 
-/// The summary without results, which proves nothing.
+/// The summary without results.
 pub(crate) const NO_RESULTS: Endpoints =
     Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 };
 
@@ -361,7 +361,8 @@ impl RoundCounter {
     }
 }
 
-/// Whether a client that trusts only the newest CA would reject the endpoint now. Unreachable endpoints do not count.
+/// Whether a client that trusts only the newest CA would reject the endpoint now. Returns false for unreachable
+/// endpoints.
 const fn is_other_ca(verdict: Verdict) -> bool {
     match verdict {
         Verdict::Newest | Verdict::Invalid(Defect::Expiring) | Verdict::Unreachable(_) => false,

@@ -38,13 +38,13 @@ impl Conflict {
     pub(super) fn message(&self) -> String {
         match self {
             Self::AmbiguousRequest { key, others } => format!(
-                "a value such as true of {key} could mean this profile or {}, so pods with it get none of them: name the \
-                 profile in the pod, or change a key",
+                "a value such as true for {key} could mean this profile or {}, so pods with this value get none of \
+                 them: name the profile in the pod, or change a key",
                 others.join(", ")
             ),
             Self::SharesName(name) => format!(
                 "ClusterInjectionProfile {name} has the same name: pods that request {name} get this profile, unless the \
-                 cluster profile forbids to opt out of it; rename this profile to use both"
+                 cluster profile forbids opting out; rename this profile to use both"
             ),
         }
     }
@@ -113,8 +113,8 @@ mod tests {
         let expected = [
             (cluster("java"), ambiguous("python")),
             (cluster("python"), ambiguous("java")),
-            // A namespace's own default profile takes precedence over a cluster profile with the same key, so that is
-            // no conflict.
+            // A namespace's own default profile takes precedence over a cluster profile with the same key, so this is
+            // not a conflict.
             (shop("nginx"), Conflict::SharesName("nginx".into())),
         ];
         assert_eq!(found, HashMap::from(expected));

@@ -64,7 +64,7 @@ impl Verdict {
                 format!("revision {revision} does not change the pod of the dry run: {why}"),
             ),
             Self::NotAsked(why) => {
-                ("Unknown", NOT_ASKED, format!("the API server was not asked about revision {revision}: {why}"))
+                ("Unknown", NOT_ASKED, format!("the API server has not validated revision {revision}: {why}"))
             }
         }
     }

@@ -364,7 +364,7 @@ async fn ask(pod_templates: &Api<DynamicObject>, dry_run: DryRunRequest) -> (Dry
             let parameters = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
             match timeout(DRY_RUN_TIMEOUT, pod_templates.create(&parameters, &object)).await {
                 Ok(answer) => verdict(answer.map(drop)),
-                Err(_) => Verdict::NotAsked(format!("no answer within {} s", DRY_RUN_TIMEOUT.as_secs())),
+                Err(_) => Verdict::NotAsked(format!("no response within {} s", DRY_RUN_TIMEOUT.as_secs())),
             }
         }
     };
@@ -567,7 +567,8 @@ impl EventRecorder {
         };
         let event =
             Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None };
-        // A recorder merges Events that differ only in their notes, and keeps the first note. So each has its own.
+        // A recorder merges Events that differ only in their notes, and keeps the first note. So each Event gets its
+        // own recorder.
         let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
         match Recorder::new(self.client.clone(), reporter).publish(&event, &reference).await {
             Ok(()) => true,

@@ -41,7 +41,7 @@ pub use execute::run;
 use crate::informer::share;
 use crate::labels::Label;
 
-/// The label with the bounds of a revision, since watches of the metadata do not see the spec.
+/// The label with the bounds of a revision, since watches of the metadata do not include the spec.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
 /// The value of [`BOUNDS_LABEL`] for a revision that only its parent bounds.
 const BOUNDED_BY_PARENT: &str = "Parent";

@@ -4,11 +4,11 @@
 //!   published, and the profile's status gives the reason.
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
-//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once another revision is accepted, it is
-//!   published and the rollback has ended: the status remembers the request, so that it does not begin again.
-//! - Revisions are kept in the order of their last publication, so that a rollback goes back by it. The last published
-//!   ones and all that are in use are kept.
-//! - An accepted revision has one dry run, whose result does not prevent publication.
+//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once another revision is accepted, that one is
+//!   published, and the rollback ends. The status records the request, so that the rollback does not start again.
+//! - The kept revisions are in the order of their last publication, so that a rollback returns to the previous one. The
+//!   last published revisions and all revisions in use are kept.
+//! - Each accepted revision gets one dry run, whose result does not prevent publication.
 //! - A profile that only its parent bounds is always published with its current parent, to all namespaces. No rollout,
 //!   rollback or pin keeps permissions that the platform has withdrawn, and no older revision of the profile is kept.
 //!
@@ -115,10 +115,10 @@ struct Publication<'o> {
     rollback: RollbackState,
 }
 
-/// Whether the rollback that the annotations request is in force.
+/// The state of the rollback that the annotations request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RollbackState {
-    /// None is requested, or the requested revision is not one that is kept.
+    /// No rollback is requested, or the requested revision is not kept.
     None,
     /// The requested revision is published.
     InForce,
@@ -136,7 +136,7 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
     }
     let accepted_revision = match accepted {
         Some(accepted) => Some(&*accepted.revision),
-        // Nothing compiles, so the revision that was accepted before stays. The exception is a profile that only its
+        // Nothing compiles, so the previously accepted revision is used. The exception is a profile that only its
         // parent bounds: the platform has withdrawn its permission.
         None if observed.bounds == Some(RevisionBounds::Parent) => None,
         None => status.accepted_revision.as_deref(),
@@ -326,11 +326,12 @@ fn conditions(
     });
     if let Some(RollbackRequest { to, .. }) = unknown {
         let to = to.get(..to.floor_char_boundary(64)).unwrap_or_default();
-        message = format!("{message}; {ROLLBACK_TO_ANNOTATION} is {to:?}, which matches not exactly one kept revision");
+        message =
+            format!("{message}; {ROLLBACK_TO_ANNOTATION} is {to:?}, which does not match exactly one kept revision");
     }
     let conflicted = match observed.conflict {
         Some(conflict) => (CONFLICTED, "True", conflict.reason(), conflict.message()),
-        None => (CONFLICTED, "False", "NoConflict", "no other profile has its key or its name".to_owned()),
+        None => (CONFLICTED, "False", "NoConflict", "no other profile has the same key or name".to_owned()),
     };
     let ours = [accepted, (READY, state, reason, message), conflicted]
         .map(|(type_, state, reason, message)| (type_, state.to_owned(), reason.to_owned(), message));
@@ -353,8 +354,8 @@ fn conditions(
         .collect()
 }
 
-/// Returns the status, the reason and the message of the condition [`READY`]. It is false if the stored text is invalid,
-/// also while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
+/// Returns the status, the reason and the message of the condition [`READY`]. It is false if the stored spec is
+/// invalid, even while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
 fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static str, &'static str, String) {
     let Some(revision) = publication.newest else {
         let message = "no revision is served: none was ever accepted, or the platform has withdrawn it".to_owned();
@@ -407,9 +408,9 @@ fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publica
             }
             RollbackState::Ended(_) if observed.status.ended_rollback.is_none() => {
                 let ends = "this ends the rollback";
-                ProfileEvent::Published(format!("revision {revision} is published, before it was {before}; {ends}"))
+                ProfileEvent::Published(format!("revision {revision} is published instead of {before}; {ends}"))
             }
-            _ => ProfileEvent::Published(format!("revision {revision} is published, before it was {before}")),
+            _ => ProfileEvent::Published(format!("revision {revision} is published instead of {before}")),
         });
     }
     // The message names the revision, so a new message means another revision or result.

@@ -156,7 +156,7 @@ mod tests {
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]);
         assert!(trials.begin(&name, "a", &profile, now).is_some());
-        assert_eq!(trials.verdict(&name, "a"), Some(&away), "the last result stays until the next response");
+        assert_eq!(trials.verdict(&name, "a"), Some(&away), "the last result is kept until the next response");
     }
 
     #[test]

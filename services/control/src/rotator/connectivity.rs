@@ -1,5 +1,5 @@
-//! The questions of the rotation for the API servers: trust probes while it waits for them, and the connectivity check
-//! of the replicas.
+//! The checks that the rotation requests from the API servers: trust probes while the rotation waits for them, and the
+//! connectivity check of the replicas.
 //!
 //! # The connectivity check
 //! The check shows whether API servers reach the replicas. It runs before the final configuration, with which API
@@ -11,8 +11,8 @@
 //! run. When each has reached a replica, the final configuration is written. After a time limit, the final
 //! configuration is written anyway: then the replicas are known to be ready, but not to be reachable.
 //!
-//! The result holds while this controller leads, so a deleted configuration is created again without another check.
-//! When an operator disables the webhooks, the result is discarded.
+//! The result is kept while this controller leads, so a deleted configuration is created again without another check.
+//! When an administrator disables the webhooks, the result is discarded.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::release::Release;
 use crate::trust_probe::Asker;
 use crate::webhook_config::Live;
 
-/// A question for the API servers. A response counts for one question only.
+/// A check that the API servers are asked for. A response is used only for the check that requested it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Question {
     /// Whether the API servers trust the newest CA, after the configuration was written.
@@ -35,8 +35,8 @@ pub(super) enum Question {
         newest: Generation,
         /// The epoch of the configuration that API servers should have.
         epoch: u64,
-        /// When the configuration was written, by the writer's clock. The time only distinguishes writes, and is
-        /// compared with no clock.
+        /// When the configuration was written, by the writer's clock. The time only distinguishes writes, and is not
+        /// compared with any clock.
         written: Timestamp,
     },
     /// Whether the API servers reach the replicas.
@@ -68,7 +68,8 @@ impl RoundResponses {
     }
 }
 
-/// Asks while this controller leads and there is a question. `pause` is the time between two rounds of trust probes.
+/// Sends the current question to the API servers while this controller leads. `pause` is the time between two rounds of
+/// trust probes.
 pub(super) async fn ask(
     stop: &CancellationToken,
     mut asker: Asker,
@@ -127,7 +128,7 @@ pub(super) enum CheckResult {
 /// The state of the configuration for the connectivity check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// No webhook is called, since an operator disabled the webhooks.
+    /// No webhook is called, since an administrator disabled the webhooks.
     Disarmed,
     /// No webhook is called, since the configuration is missing or has no entries.
     Empty,
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(after(&[Stage::Filled, Stage::Check]), ConnectivityCheck::Over);
         // A configuration that another client made final too early is corrected.
         assert_eq!(after(&[Stage::Check, Stage::Filled]), ConnectivityCheck::Since(now));
-        // After an operator enables the webhooks again, other replicas may be running.
+        // After an administrator enables the webhooks again, other replicas may be running.
         assert_eq!(after(&[Stage::Filled, Stage::Disarmed, Stage::Empty]), ConnectivityCheck::Due);
     }
 

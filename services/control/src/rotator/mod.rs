@@ -6,12 +6,13 @@
 //! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. Each
 //! reconciliation reads all objects again, so events need no content, and an interrupted watch does no harm.
 //!
-//! The rotation is no `Controller` of kube-rs: a `Controller` reconciles one object for each event, but the rotation
+//! The rotation is not a kube-rs `Controller`. A `Controller` reconciles one object for each event, but the rotation
 //! has one state in several objects and in the results of probes.
 //!
-//! - [`request`]: an operator's request for a rotation.
-//! - `objects`: reads all objects as of one moment.
-//! - `connectivity`: the questions for the API servers: trust probes, and the connectivity check of the replicas.
+//! - [`request`]: an administrator's request for a rotation.
+//! - `objects`: reads all objects in a consistent state.
+//! - `connectivity`: the checks that API servers are asked for: trust probes, and the connectivity check of the
+//!   replicas.
 //! - `reconciler`: one reconciliation.
 //! - `report`: Events, log lines and metrics.
 //!
@@ -77,7 +78,7 @@ pub struct Settings {
     pub lifetimes: Lifetimes,
     /// The settings of the webhook configurations, without the bundle.
     pub webhooks: webhook_configuration::Settings,
-    /// Settings of the probes of endpoints. API servers are asked at the same interval.
+    /// Settings of the probes of endpoints. Trust probes have the same interval.
     pub probes: probe::Settings,
     /// Maximum time between two reconciliations.
     pub interval: Duration,
@@ -94,7 +95,7 @@ pub struct Rotator {
     pub clock: Clock,
     /// Asks API servers for trust probes, and whether they reach a replica.
     pub asker: Asker,
-    /// The rules for the profiles. While they are `None`, the existing rules stay.
+    /// The webhook rules that the profiles require. While this is `None`, the existing rules are kept.
     pub rules: watch::Receiver<Option<Rules>>,
     /// The observed state of the webhook configurations, from the task that corrects drift. A change starts a
     /// reconciliation.
@@ -112,7 +113,7 @@ enum ReconcileError {
     #[error("another client changed an object of the rotation")]
     Changed,
     /// The reconciliation exceeded its time limit.
-    #[error("the API server did not answer within {0:?}")]
+    #[error("the API server did not respond within {0:?}")]
     Late(Duration),
     /// An object could not be read.
     #[error("an object of the rotation cannot be read")]
@@ -189,7 +190,7 @@ impl Inputs {
 }
 
 impl Outputs {
-    /// Withdraws all desired states, requirements and questions when leadership ends.
+    /// Clears all values for other tasks when leadership ends.
     fn clear(&self) {
         self.target.send_replace(None);
         self.expected.send_replace(None);
@@ -198,7 +199,7 @@ impl Outputs {
     }
 }
 
-/// Waits for a change of the value. Waits for ever if the sender is gone.
+/// Waits for a change of the value. Waits forever if the sender is gone.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -248,7 +249,7 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
                 continue;
             }
             Ok(Next::Again) => {
-                warn!(writes, "the rotation keeps writing: does another client write its objects?");
+                warn!(writes, "the rotation keeps writing: another client may be changing its objects");
                 LONGEST_PAUSE
             }
             Ok(Next::Wait { blocked, until }) => {
@@ -284,8 +285,8 @@ async fn reconcile(mut reconciler: Reconciler, leading: &LeaderContext) {
     reconciler.end();
 }
 
-/// Returns streams of the changes of both Secrets and of an operator's request. The task that corrects drift watches
-/// the webhook configurations.
+/// Returns streams of the changes of both Secrets and of an administrator's request. The task that corrects drift
+/// watches the webhook configurations.
 fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     let LeaderContext { client, release, .. } = leading;
     let secret = || Api::<PartialObjectMeta<Secret>>::namespaced(client.clone(), release.namespace());
@@ -293,7 +294,7 @@ fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     vec![
         of(secret(), "the rotation's record", &release.ca_secret(), ResourceExt::resource_version),
         of(secret(), "the serving certificate", &release.serving_secret(), ResourceExt::resource_version),
-        // The Lease is renewed every few seconds, so only its annotation counts.
+        // The Lease is renewed every few seconds, so only its annotation is compared.
         of(lease, "the request for a rotation", &release.lease(), |lease| {
             lease.annotations().get(REQUEST_ANNOTATION).cloned()
         }),

@@ -1,5 +1,5 @@
 //! Reads the objects for a reconciliation. The record is read before and after the other objects. If it has changed
-//! meanwhile, the reconciliation starts again, so that all objects are of one moment.
+//! meanwhile, the reconciliation starts again, so that the objects are consistent with one another.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
 use crate::webhook_config::{self, Live};
 
-/// The objects as of one moment.
+/// The objects of the rotation, in a consistent state.
 #[derive(Debug)]
 pub(super) struct Objects {
     /// The Secret with the record, for its `resourceVersion`.
@@ -37,7 +37,7 @@ pub(super) struct Objects {
     pub(super) configuration: Configuration,
     /// Unknown certificates in the webhook configurations.
     pub(super) unknown: Vec<CertificateDer<'static>>,
-    /// The operator's request for a rotation, if there is one.
+    /// The administrator's request for a rotation, if there is one.
     pub(super) request: Option<RotationRequest>,
     /// The time at which the objects were read, and whether the clock can be trusted.
     pub(super) time: Reading,
@@ -75,8 +75,8 @@ impl ObjectClients {
 }
 
 impl Objects {
-    /// Reads all objects from the API server, not from a cache. `disarmed`: whether the webhooks count as disabled if
-    /// the `ConfigMap` has an unknown value.
+    /// Reads all objects from the API server, not from a cache. `disarmed`: whether the webhooks are treated as
+    /// disabled if the `ConfigMap` has an unknown value.
     pub(super) async fn read(
         clients: &ObjectClients,
         release: &Release,
@@ -111,10 +111,10 @@ impl Objects {
         self.ca.stored.get()
     }
 
-    /// Returns the record for the rotation, with two corrections. The key of `unable`, a CA that failed to sign, counts
-    /// as lost. If the writer's clock was behind the API server's, the phase begins when the record was written. A
-    /// write time far in the future is ignored: one API server's clock may be wrong, and the phase would last until
-    /// that time.
+    /// Returns the record for the rotation, with two corrections. The key of `unable`, a CA that failed to sign, is
+    /// treated as lost. If the writer's clock was behind the API server's, the phase begins when the record was
+    /// written. A write time far in the future is ignored: one API server's clock may be wrong, and the phase would
+    /// last until that time.
     fn record(&self, unable: Option<Generation>) -> Stored<Record> {
         let mut record = self.ca.record();
         if let Stored::Is(record) = &mut record {

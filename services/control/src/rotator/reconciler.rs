@@ -193,7 +193,7 @@ impl Reconciler {
                 webhook_config::claim(client, release, &objects.live, *epoch)
                     .await
                     .map_err(ReconcileError::Configuration)?;
-                info!(epoch, "the webhook configuration is claimed; its entries follow when endpoints answer");
+                info!(epoch, "the webhook configuration is claimed; its entries are added when endpoints respond");
                 Ok(())
             }
             Step::WriteBundle { repair, .. } => match self.wanted(step, objects)? {
@@ -315,7 +315,7 @@ impl Reconciler {
             CheckResult::Proven => {
                 info!(
                     proven,
-                    "every API server reached a replica: from now on pods are rejected if no replica answers"
+                    "every API server reached a replica: from now on, pods are rejected if no replica responds"
                 );
             }
             CheckResult::Partly => info!(
@@ -323,7 +323,8 @@ impl Reconciler {
                 behind,
                 silent,
                 ?LIMIT,
-                "not every API server could show that it reaches a replica: from now on pods are rejected all the same if no replica answers"
+                "not every API server is known to reach a replica: from now on, pods are rejected anyway if no \
+                 replica responds"
             ),
             CheckResult::Late => {
                 self.check_timed_out = true;
@@ -360,8 +361,8 @@ impl Reconciler {
         warn!(
             highest,
             manager,
-            "another client wrote a higher {} into an object of the rotation than the rotation has reached: it is ignored, \
-             and overwritten",
+            "another client wrote a higher {} than the rotation's into an object of the rotation: it is ignored and \
+             overwritten",
             EPOCH_ANNOTATION
         );
     }
@@ -369,7 +370,7 @@ impl Reconciler {
     /// Records that a CA failed to sign, if a retry cannot succeed.
     fn record_unable(&mut self, signer: Generation, error: &IssueError) {
         if error.is_final() && self.unable != Some(signer) {
-            warn!(ca = signer.0, %error, "the CA can no longer sign: it needs a successor");
+            warn!(ca = signer.0, %error, "the CA can no longer sign: it must be replaced");
             self.unable = Some(signer);
         }
     }

@@ -1,5 +1,5 @@
 //! Reports the state of the rotation: metrics, log lines, and Events. Events are recorded when the rotation starts or
-//! stops waiting for an operator. The Events refer to the Lease, which names the leader, and are in the release's
+//! stops waiting for an administrator. The Events refer to the Lease, which names the leader, and are in the release's
 //! namespace.
 
 use std::time::Duration;
@@ -24,19 +24,20 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// The message, with instructions, if the newest CA cannot sign.
-pub(super) const UNABLE: &str = "the newest CA cannot sign, and replicas may serve its certificates already: delete the Secret \
-                                 RELEASE-ca, and the controller creates a new CA beside all trusted ones";
+pub(super) const UNABLE: &str = "the newest CA cannot sign, and replicas may already serve its certificates: delete \
+                                 the Secret RELEASE-ca, and the controller creates a new CA and keeps all trusted ones";
 
-const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is created, and the rotation \
-                     waits until they agree. Served certificates stay. Correct the wrong clock";
+const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is created, and \
+                     the rotation waits until they agree. Replicas keep their certificates. Correct the wrong clock";
 
-const DISARMED: &str = "an operator removed the webhook configurations, so no pod is injected: set webhooks: armed in the \
-                        release's ConfigMap to restore them";
+const DISARMED: &str = "an administrator removed the webhook configurations, so no pod is injected: set webhooks: \
+                        armed in the release's ConfigMap to restore them";
 
 /// The message if no API server is known to reach a replica.
-pub(super) const UNREACHED: &str = "replicas answer, but no API server has shown in time that it reaches one through the Service: pods \
-                                    of required namespaces are rejected from now on if no replica answers. Check for a network \
-                                    policy, a firewall or a proxy between the control plane and the replicas";
+pub(super) const UNREACHED: &str = "replicas respond, but no API server has reached one through the Service in time: \
+                                    from now on, pods of required namespaces are rejected if no replica responds. \
+                                    Check for a network policy, a firewall or a proxy between the control plane and the \
+                                    replicas";
 
 const AGREED: &str = "the clocks agree again";
 const ARMED: &str = "the webhook configurations are managed again";
@@ -91,8 +92,8 @@ fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> 
     over.into_iter().chain(begun)
 }
 
-/// Returns the Event's reason, and the messages when the wait begins and ends. `None` if the wait needs no operator
-/// action.
+/// Returns the Event's reason, and the messages when the wait begins and ends. `None` if the wait needs no action of an
+/// administrator.
 const fn messages(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),
@@ -119,18 +120,23 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
     match blocked {
         Blocked::Idle => info!(until, "all certificates are valid"),
         Blocked::Clock => {
-            warn!("this clock and the API server's differ by minutes: decisions by time wait until they agree");
+            warn!(
+                "this clock and the API server's differ by minutes: steps that depend on the time wait until they agree"
+            );
         }
         Blocked::NoEndpoint => {
             info!(
-                "the webhook configuration is filled when all endpoints answer with a certificate that will be trusted"
+                "the webhook configuration gets its entries when all endpoints serve a certificate that will be trusted"
             );
         }
         Blocked::ConnectivityCheck => {
-            info!("failed calls reject no pods until every API server has shown that it reaches a replica");
+            info!("until every API server is known to reach a replica, failed calls reject no pods");
         }
         Blocked::Disarmed => {
-            warn!("an operator disabled the webhooks: the webhook configurations stay removed, and no pod is injected");
+            warn!(
+                "an administrator disabled the webhooks: the webhook configurations remain removed, and no pod is \
+                 injected"
+            );
         }
         Blocked::Unable => {
             error!("{}", UNABLE);

@@ -1,5 +1,5 @@
-//! An operator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. All operators
-//! may write it, since it is not secret.
+//! An administrator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. Writing
+//! it needs no access to the Secrets.
 //!
 //! A request has an identity. It is fulfilled when the Secret with the record has the same identity. One write stores
 //! the record and the identity, so each request is fulfilled exactly once.
@@ -25,7 +25,7 @@ const MAX_IDENTITY: usize = 128;
 /// A request for a rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotationRequest {
-    /// Identifies the request. The operator chooses it: for example, the current time.
+    /// Identifies the request. The administrator chooses it: for example, the current time.
     pub identity: String,
     /// Whether the CA's key is compromised, so that the old CA is removed without an overlap.
     pub compromised: bool,

@@ -208,7 +208,7 @@ impl Asker {
                 Some(client)
             }
             Err(error) => {
-                warn!(%error, "no client for the API server at its own address");
+                warn!(%error, "cannot create a client for the API server at its own address");
                 None
             }
         }
@@ -295,7 +295,7 @@ impl ApiServers {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
         let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
         let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-system");
-        // Each API server has a Lease by its host name. The Lease of a removed API server stays for an hour.
+        // Each API server has a Lease for its host name. The Lease of a removed API server remains for an hour.
         let of_identity = ListParams::default().labels("apiserver.kubernetes.io/identity=kube-apiserver");
         let (slices, leases) = tokio::join!(slices.list(&of_service), leases.list(&of_identity));
         let addresses = slices.map(|slices| {

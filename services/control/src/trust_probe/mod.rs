@@ -1,18 +1,18 @@
 //! Checks whether every API server trusts the newest CA, by making each of them call an endpoint.
 //!
-//! A change of the webhook configuration reaches each API server at its own time, without notice. So the controller
+//! A change of the webhook configuration reaches each API server at a different time, without notice. So the controller
 //! serves a small admission endpoint, with a certificate of the newest CA and behind a separate Service. Both webhook
 //! configurations have an entry ([`pillion_api::trust_probe::WEBHOOK`]) that routes the kind `InjectionTrustProbe` to
 //! this endpoint. The controller sends each API server, at its own address, a dry run that creates an object of this
 //! kind. The API server must call the endpoint, and so shows whether it trusts the CA.
 //!
 //! Only a recorded call is proof. Each request has a random name. The endpoint records the names in the calls, together
-//! with the certificate of the connection. A connection serves one call, so an earlier handshake never counts for a
-//! later call.
+//! with the certificate of the connection. A connection serves one call, so an earlier handshake is never used as proof
+//! for a later call.
 //!
 //! [`server`] is the endpoint, [`asker`] lists the API servers and sends the dry runs, and [`answer`] interprets the
 //! responses. An API server is asked again and again until it proves its trust. No object changes when it does, so this
-//! task is no `Controller` of kube-rs.
+//! task is not a kube-rs `Controller`.
 //!
 //! RBAC permissions: `create` on `injectiontrustprobes`; `list` on endpoint slices in the namespace `default`; `get`,
 //! `create`, `patch` and `delete` on the one endpoint slice of the endpoint's Service; and `list` on leases in

@@ -202,7 +202,7 @@ impl TrustProbe {
         if let Err(error) =
             http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service).await
         {
-            debug!(%error, "a connection to the trust probe broke off");
+            debug!(%error, "a connection to the trust probe failed");
         }
     }
 
@@ -337,7 +337,7 @@ mod tests {
         let one = trust_probe.expect("one".to_owned());
         call(address, &ca, "/trust-probe/7", &review("one")).await.unwrap();
         call(address, &ca, "/trust-probe/validate/6", &review("one")).await.unwrap();
-        assert_eq!(one.shown(), None, "the configurations are not of one epoch");
+        assert_eq!(one.shown(), None, "the configurations have different epochs");
         call(address, &ca, "/trust-probe/validate/7", &review("one")).await.unwrap();
         assert_eq!(one.shown(), Some(ReceivedCall { certificate: Generation(1), epoch: 7 }));
         for path in ["/trust-probe/x", "/trust-probe/7/8", "/trust-probes", "/trust-probe/-1"] {
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(
             serving_certificate(&expectation),
             Some(Generation(1)),
-            "the call counts for the certificate of its connection"
+            "the call is recorded with the certificate of its connection"
         );
     }
 

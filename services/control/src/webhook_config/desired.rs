@@ -165,7 +165,7 @@ impl Target {
 }
 
 /// Sets Pillion's label and its annotations for the release, the epoch and, if given, the time of the write. Labels and
-/// annotations of other clients stay.
+/// annotations of other clients are kept.
 pub(super) fn mark(metadata: &mut ObjectMeta, release: &Release, epoch: u64, written: Option<Timestamp>) {
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(EPOCH_ANNOTATION.to_owned(), epoch.to_string());
@@ -294,8 +294,8 @@ fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationVie
     drifts
 }
 
-/// Whether Pillion's own labels or annotations differ. The time of the last write counts only if it is missing or ahead
-/// of the clock.
+/// Whether Pillion's own labels or annotations differ. The time of the last write is a difference only if it is missing
+/// or ahead of the clock.
 fn has_other_metadata(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
     let differs = |key| annotation(live, key) != annotation(desired, key);
     let is_ahead =

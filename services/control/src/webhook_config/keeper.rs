@@ -1,11 +1,11 @@
 //! The task that keeps the configurations in their desired state.
 //!
-//! It watches both configurations and the `ConfigMap` of the switch by name, so it sees and corrects a change within
+//! It watches both configurations and the `ConfigMap` of the switch by name, so it corrects a change within
 //! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and decides nothing about the CA. It
 //! never writes for an older epoch than the written one. It fills an empty configuration only if the rotation has
 //! confirmed the target, since an entry with an untrusted certificate rejects pods.
 //!
-//! It is no `Controller` of kube-rs, for two reasons. Three objects form one state, and all three must be known before
+//! It is not a kube-rs `Controller`, for two reasons. Three objects form one state, and all three must be known before
 //! a write. And the pauses depend on the client that made the change.
 
 use std::fmt;
@@ -135,7 +135,7 @@ impl Keeper {
             failures: 0,
             logged: None,
         };
-        // Every write names the version that was read, so the task can be interrupted at any time.
+        // The version that was read is a precondition of every write, so the task can be interrupted at any time.
         stop.run_until_cancelled(state.run()).await;
         for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
             gauge.set(0);
@@ -165,8 +165,8 @@ impl KeeperState {
                 biased;
                 update = updates.next() => match update {
                     Some(update) => self.apply_update(update),
-                    // This is a bug of Pillion. Leadership continues, but changes are no longer seen.
-                    None => return error!("the watches of the webhook configurations ended by themselves"),
+                    // This is a bug in Pillion. Leadership continues, but changes are no longer detected.
+                    None => return error!("the watches of the webhook configurations ended without a shutdown"),
                 },
                 () = changed => {}
                 () = sleep => {}
@@ -187,7 +187,9 @@ impl KeeperState {
             watch_object::watch(Api::all(client()), "the validating configuration", name)
                 .map(Update::Validating)
                 .boxed(),
-            watch_object::watch(switches, "the mark of the break-glass", release.switch()).map(Update::Switch).boxed(),
+            watch_object::watch(switches, "the ConfigMap of the break-glass", release.switch())
+                .map(Update::Switch)
+                .boxed(),
         ])
         .boxed()
     }
@@ -221,8 +223,8 @@ impl KeeperState {
     async fn create_switch(&mut self) -> Option<Instant> {
         // Create the `ConfigMap` only when webhooks are called. While it exists, a guardrail rejects pods without a
         // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has
-        // a decision. When an operator enables the webhooks again, the `ConfigMap` already exists, so the guardrail is
-        // active at once. docs/break-glass.md gives the order of the steps.
+        // a decision. When an administrator enables the webhooks again, the `ConfigMap` already exists, so the
+        // guardrail is active at once. docs/break-glass.md gives the order of the steps.
         if self.matching.is_none() || self.checks_connectivity() {
             return None;
         }
@@ -290,7 +292,7 @@ impl KeeperState {
             (Plan::Remove, _) => return self.remove().await,
             (Plan::Repair(drifts), Some(target)) => return self.repair(drifts, &target).await,
             (Plan::OtherRelease(other), _) => {
-                let line = format!("the webhook configuration is that of release {other}, and is left alone");
+                let line = format!("the webhook configuration belongs to release {other}, and is not changed");
                 self.log_once(line);
             }
             (Plan::Behind(live), target) => {
@@ -315,7 +317,8 @@ impl KeeperState {
         let due = self.pacing.due(&writer, now);
         if !is_update && due > now {
             let pause = due.duration_since(now);
-            let line = format!("{writer} writes the webhook configurations again and again: repairs pause from now on");
+            let line =
+                format!("{writer} keeps changing the webhook configurations: from now on, corrections are delayed");
             if self.logged.as_ref() != Some(&line) {
                 warn!(manager = writer, ?pause, drift = %Drifts(&drifts), "{line}");
                 self.logged = Some(line);
@@ -329,7 +332,7 @@ impl KeeperState {
                 self.failures = 0;
                 self.since = None;
                 // Only the next comparison shows whether the configurations match: the API server may store something
-                // else than was written.
+                // other than what was written.
                 self.matching = None;
                 self.send_live();
                 if is_update {
@@ -441,12 +444,12 @@ fn versions(live: &Live) -> Versions {
     [mutating, validating]
 }
 
-/// Returns the command that keeps the configurations removed. It helps an operator who deleted one on purpose and sees
-/// the controller create it again.
+/// Returns the command that keeps the configurations removed. It helps an administrator who deleted one on purpose and
+/// sees the controller create it again.
 fn disarm_command(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(
-        "to keep it away: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disarmed\"}}}}'"
+        "to keep it removed: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disarmed\"}}}}'"
     )
 }
 

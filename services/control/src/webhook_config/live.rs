@@ -35,7 +35,7 @@ pub struct Live {
     pub mutating: Option<MutatingWebhookConfiguration>,
     /// The validating configuration; `None` if it does not exist.
     pub validating: Option<ValidatingWebhookConfiguration>,
-    /// Whether an operator disabled the webhooks.
+    /// Whether an administrator disabled the webhooks.
     pub disarmed: bool,
 }
 
@@ -54,8 +54,8 @@ impl Live {
     /// Returns the observed state as the rotation uses it. `generation_of` returns the CA of a certificate (DER), or
     /// `None` if the CA is unknown.
     ///
-    /// Both configurations count as one: a CA is trusted if all entries of both trust it. Without the mutating
-    /// configuration, both count as missing: the next claim creates it and deletes the validating one.
+    /// Both configurations are treated as one: a CA is trusted if all entries of both trust it. Without the mutating
+    /// configuration, both are treated as missing: the next claim creates it and deletes the validating one.
     #[must_use]
     pub fn configuration(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
         if self.disarmed {

@@ -2,7 +2,7 @@
 //!
 //! The controller owns both configurations as a whole: anything else in their entries is drift and is removed. So it
 //! *replaces* what it read, guarded by the `resourceVersion`. Server-side apply would keep entries, conditions and
-//! fields of other clients. Labels and annotations of other clients stay.
+//! fields of other clients. Labels and annotations of other clients are kept.
 //!
 //! The annotation `EPOCH_ANNOTATION` has the *epoch* of the rotation's record for which a configuration was written.
 //! A write never lowers the epoch: a writer with an older record is outdated.
@@ -39,7 +39,7 @@ pub use write::{WriteError, claim, observe, remove, write};
 pub(crate) const WRITTEN_ANNOTATION: &str = "pillion.dev/ca-written";
 /// The annotation with the owning release, as NAMESPACE/NAME. Other releases do not write the object.
 pub(crate) const RELEASE_ANNOTATION: &str = "pillion.dev/release";
-/// The label with the managing component, for people and tools.
+/// The label with the managing component, for users and tools.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "pillion-controller");
 
 /// The metrics of the webhook configurations. Clones share the values.
@@ -77,7 +77,7 @@ impl Metrics {
             "1 after more than five corrections within ten minutes: another client keeps changing the configurations",
         );
         let disarmed =
-            gauge("disarmed", "1 while an operator has removed the webhook configurations. No pod is injected");
+            gauge("disarmed", "1 while an administrator has removed the webhook configurations. No pod is injected");
         Self { repairs, drifted, contested, disarmed }
     }
 

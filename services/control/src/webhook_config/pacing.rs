@@ -1,7 +1,7 @@
 //! Limits how often the controller corrects changes of a client that repeats them.
 //!
 //! The controller corrects a change at once. But after each change of a bundle, every API server has to open new
-//! connections. So two clients that overwrite each other for ever would do more harm than either change. After a few
+//! connections. So two clients that overwrite each other forever would do more harm than either change. After a few
 //! corrections in a row against the same client, there is a pause before the next one. Pauses grow, and are reset after
 //! some time without changes.
 
@@ -19,7 +19,7 @@ const OTHERS: &str = "(others)";
 pub struct Settings {
     /// Number of corrections against one client before the first pause.
     pub at_once: u32,
-    /// The first pause. Each later pause is twice as long.
+    /// The first pause. Each later pause is twice as long as the one before it.
     pub first_pause: Duration,
     /// The longest pause.
     pub longest_pause: Duration,

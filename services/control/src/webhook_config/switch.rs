@@ -1,4 +1,4 @@
-//! The `ConfigMap` with which an operator disables injection or the webhooks of a release. It has two keys.
+//! The `ConfigMap` with which an administrator disables injection or the webhooks of a release. It has two keys.
 //!
 //! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
 //!   a missing key, or a missing `ConfigMap` is normal operation.
@@ -36,7 +36,7 @@ pub const WEBHOOKS_KEY: &str = "webhooks";
 const SHOWN: usize = 64;
 
 /// Writes `webhooks: disarmed` before a release is uninstalled, and creates the `ConfigMap` if it is missing. Other
-/// keys stay.
+/// keys are kept.
 ///
 /// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` after the account is
 /// deleted. By then, no controller can create the configurations again, and a later installation starts enabled.
@@ -63,9 +63,9 @@ pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Er
     Ok(!owners.is_empty())
 }
 
-/// Creates the `ConfigMap` if it is missing, so that operators can patch and read it. Returns whether it was created.
-/// An existing `ConfigMap` stays unchanged. Both keys get their defaults, since the API server would not record the
-/// writer of a key that is added to an empty `ConfigMap`.
+/// Creates the `ConfigMap` if it is missing, so that administrators can patch and read it. Returns whether it was
+/// created. An existing `ConfigMap` is not changed. Both keys get their defaults, since the API server would not record
+/// the writer of a key that is added to an empty `ConfigMap`.
 ///
 /// # Errors
 /// The API server rejected the request.
@@ -87,16 +87,16 @@ pub async fn ensure(client: &Client, release: &Release) -> Result<bool, kube::Er
 pub enum Position {
     /// Normal operation.
     On,
-    /// An operator disabled injection or the webhooks.
+    /// An administrator disabled injection or the webhooks.
     Off,
     /// An unknown value.
     Unreadable(String),
 }
 
-/// A switch that is on unless an operator turns it off.
+/// A switch that is on unless an administrator turns it off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchState {
-    /// Whether an operator turned the switch off.
+    /// Whether an administrator turned the switch off.
     pub off: bool,
 }
 
@@ -229,7 +229,7 @@ impl KillSwitch {
 /// Minimum time between two attempts to create the `ConfigMap`.
 const CREATE_PAUSE: Duration = Duration::from_mins(1);
 
-/// Creates the `ConfigMap` of the kill switch if it is missing, so that operators find it. If it is deleted, it is
+/// Creates the `ConfigMap` of the kill switch if it is missing, so that administrators find it. If it is deleted, it is
 /// created again, since guardrails depend on it, but at most once in [`CREATE_PAUSE`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwitchCreator {

@@ -349,8 +349,8 @@ fn rotation_sees_intersection_of_all_entries() {
             |live| validating_entry(live, "profiles.pillion.dev").client_config.ca_bundle = None,
             present(&[], false, false),
         ),
-        // Of the two configurations, the higher epoch counts, so that outdated leaders stop. The later write time
-        // counts, so that the rotation waits for slow API servers.
+        // The higher epoch of the two configurations is used, so that outdated leaders stop. The later write time is
+        // used, so that the rotation waits for slow API servers.
         (|live| annotate(live, EPOCH_ANNOTATION, Some("no number")), present(&[1, 2], true, false)),
     ];
     for (number, (change, expected)) in cases.into_iter().enumerate() {

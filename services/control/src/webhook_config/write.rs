@@ -23,9 +23,7 @@ use crate::webhook_config::switch::{self, SwitchState};
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The configuration was written for a later epoch of the rotation's record, so this writer is outdated.
-    #[error(
-        "the webhook configuration was written for epoch {live}, and this is for epoch {ours}: read the record again"
-    )]
+    #[error("the webhook configuration is for epoch {live}, and this write is for epoch {ours}: read the record again")]
     Behind {
         /// The epoch of the existing configuration.
         live: u64,
@@ -36,23 +34,23 @@ pub enum WriteError {
     #[error("the webhook configuration has changed since it was read")]
     Changed,
     /// A configuration of this name belongs to another release.
-    #[error("the webhook configuration is that of release {0}: two releases cannot have the same name")]
+    #[error("the webhook configuration belongs to release {0}: two releases cannot have the same name")]
     OtherRelease(String),
     /// The configuration has entries, which a claim would remove.
     #[error("the webhook configuration has entries, and is not emptied")]
     NotEmpty,
     /// The bundle has no CA, or content besides CAs. With an empty bundle, the API server would trust the system's CAs.
-    #[error("the bundle has no certificate, or something else: nothing is written")]
+    #[error("the bundle has no certificate, or has other content: nothing is written")]
     NoCa,
-    /// An operator disabled the webhooks.
-    #[error("an operator disarmed the webhook configurations: nothing is written")]
+    /// An administrator disabled the webhooks.
+    #[error("an administrator disarmed the webhook configurations: nothing is written")]
     Disarmed,
     /// The API server is unavailable or rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
 
-/// Reads the observed state. If the `ConfigMap` has an unknown value, the webhooks count as disarmed only if
+/// Reads the observed state. If the `ConfigMap` has an unknown value, the webhooks are treated as disarmed only if
 /// `was_disarmed`.
 ///
 /// # Errors
@@ -155,7 +153,7 @@ fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
     }
 }
 
-/// Creates `desired`, or replaces `live` with it. Labels and annotations of other clients stay.
+/// Creates `desired`, or replaces `live` with it. Labels and annotations of other clients are kept.
 async fn put<K>(client: &Client, release: &Release, live: Option<&K>, mut desired: K) -> Result<K, WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
@@ -202,7 +200,7 @@ where
     }
 }
 
-/// Deletes the object if it still has the version that was read. A missing object is no error.
+/// Deletes the object if it still has the version that was read. A missing object is not an error.
 async fn delete<K>(client: &Client, live: &K) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope> + Clone + Debug + DeserializeOwned,

@@ -264,7 +264,7 @@ fn deleted_or_edited_lease_has_one_holder() {
         let leases = leases(control_plane.client());
         let term = first.claim.borrow().as_ref().context("the candidate has no claim")?.stop().clone();
 
-        // The leader stays when the Lease is deleted or relabelled.
+        // The leader continues to lead when the Lease is deleted or relabelled.
         for _ in 0..3 {
             leases.delete("pillion-controller", &DeleteParams::default()).await?;
             eventually(SOON, "the Lease is created again", async || Ok(leases.get("pillion-controller").await?))

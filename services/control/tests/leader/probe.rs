@@ -196,7 +196,7 @@ fn probes_follow_changed_requirements() {
         prometheus_client::encoding::text::encode(&mut page, &registry)?;
         ensure!(page.contains("pillion_controller_endpoints{state=\"newest\"} 1"), "{page}");
 
-        // An endpoint that does not respond still counts.
+        // An endpoint that does not respond is still an endpoint.
         service.set_ready(replica_address(2), true).await?;
         let silent = |found: &Option<ProbeRound>| {
             let seen = ProbeRound::of(found.as_ref(), &second);
@@ -270,7 +270,7 @@ fn reports_certificates_of_other_issuers() {
         .await?;
         ensure!(json!(data) == json!({"injection": "enabled", "webhooks": "armed"}), "{data:?}");
 
-        // The controller does not overwrite an operator's change.
+        // The controller does not overwrite an administrator's change.
         let disabled = Patch::Merge(json!({"data": {"injection": "disabled"}}));
         switches.patch("pillion", &PatchParams::default(), &disabled).await?;
         tokio::time::sleep(2 * settings().gap).await;

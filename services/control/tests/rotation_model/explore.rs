@@ -70,7 +70,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
             explored.phases.insert(record.phase);
         }
         let wrong = world.broken_trust().or_else(|| world.went_backwards());
-        // Let only some of the states come to rest, since this check is expensive.
+        // Check only some of the states for coming to rest, since this check is expensive.
         let wrong =
             wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, rules, &settings)).flatten());
         if let Some(what) = wrong {

@@ -35,7 +35,7 @@ pub(crate) fn decide(
     settings: &Settings,
     (late, asked): (bool, bool),
 ) -> Option<Write> {
-    // The record is read before and after the objects. If it has changed, the objects are of different moments.
+    // The record is read before and after the objects. If it has changed, the objects may be inconsistent.
     if reading.record_version != world.record_version {
         return None;
     }

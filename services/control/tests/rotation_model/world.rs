@@ -136,7 +136,7 @@ impl Replica {
     }
 }
 
-/// An object with its versions, from the oldest one that a follower still sees to the newest.
+/// An object with its versions, from the oldest one that a follower still uses to the newest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Object<T> {
     /// Number of earlier versions, which were dropped.
@@ -162,7 +162,7 @@ impl<T: Copy> Object<T> {
         self.versions.push(version);
     }
 
-    /// Drops versions that no follower sees any more.
+    /// Drops versions that no follower uses any more.
     pub(crate) fn forget(&mut self, oldest_seen: u32) {
         let gone = oldest_seen.saturating_sub(self.base + 1) as usize;
         let gone = gone.min(self.versions.len().saturating_sub(1));

@@ -71,7 +71,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
         return Ok(Exit::Findings);
     }
     let before = profile.status.revision.unwrap_or_else(|| "none".to_owned());
-    let done = format!("{which}: revision {expected} is published, before it was {before}\n");
+    let done = format!("{which}: revision {expected} is published instead of {before}\n");
     let how_long = format!(
         "The rollback lasts until another text is accepted. To end it now:\n  pillion profiles rollback {} --undo\n",
         which.arguments()

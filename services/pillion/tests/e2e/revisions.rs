@@ -412,7 +412,7 @@ fn documented_history_and_rollback_commands_work() {
             let notes: Vec<_> =
                 events["items"].as_array().into_iter().flatten().map(|event| &event["message"]).collect();
             for (revision, before) in [(first.as_str(), "none"), (second.as_str(), first.as_str())] {
-                let note = json!(format!("revision {revision} is published, before it was {before}"));
+                let note = json!(format!("revision {revision} is published instead of {before}"));
                 ensure!(notes.contains(&&note), "{note} is not in {notes:?}");
             }
             Ok(())
@@ -443,7 +443,7 @@ fn documented_history_and_rollback_commands_work() {
             "{aside}"
         );
         let message = String::from_utf8(message.stdout)?;
-        ensure!(message.contains(&format!("revision {first} is published, before it was {second}")), "{message}");
+        ensure!(message.contains(&format!("revision {first} is published instead of {second}")), "{message}");
         wait_for_image(&rig, "nginx:1.29").await?;
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
         ensure!(history.contains("rolled back"), "{history}");
@@ -470,7 +470,7 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.30").await?;
         // A rollback goes back to what was published before, and not to what was created before.
         let message = pillion(&rig, document, "pillion profiles rollback nginx")?;
-        ensure!(message.contains(&format!("revision {third} is published, before it was {second}")), "{message}");
+        ensure!(message.contains(&format!("revision {third} is published instead of {second}")), "{message}");
         pillion(&rig, document, "pillion profiles rollback nginx --undo")?;
         wait_for_image(&rig, "nginx:1.30").await?;
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;

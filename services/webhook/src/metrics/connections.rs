@@ -18,7 +18,7 @@ use super::PREFIX;
 use crate::counters::{Counters, register};
 use crate::tls::ServingCertificate;
 
-/// Bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
+/// Bucket bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
 const HANDSHAKE_BUCKETS: [f64; 6] = [0.001, 0.005, 0.025, 0.1, 1.0, 5.0];
 
 pillion_api::labelled! {
@@ -35,7 +35,8 @@ pillion_api::labelled! {
     }
 }
 
-/// The number of reasons in [`CLOSED`]. A type that computed it from `CLOSED` would not compile with optimizations.
+/// The number of reasons in [`CLOSED`]. It is not computed from `CLOSED`, since that does not compile with
+/// optimizations.
 const CLOSED_COUNT: usize = 5;
 
 /// Why the server closed a connection: the event that it waited for too long, or the connection limit.
@@ -45,7 +46,7 @@ const CLOSED: [&str; CLOSED_COUNT] =
 pillion_api::labelled! {
     /// Why a request was answered with 401 or 403.
     pub(crate) enum Unauthorized {
-        /// The client showed no certificate: 401.
+        /// The client sent no certificate: 401.
         NoCertificate => "no_certificate",
         /// The client's certificate is of the right CA, but has none of the required names: 403.
         Name => "name",
@@ -75,9 +76,9 @@ pillion_api::labelled! {
         Served => "served",
         /// The files or the Secret hold the active certificate.
         Unchanged => "unchanged",
-        /// The files or the Secret are unreadable or missing; the last good certificate stays active.
+        /// The files or the Secret are unreadable or missing; the last valid certificate remains active.
         Unreadable => "unreadable",
-        /// The content is invalid; the last good certificate stays active.
+        /// The content is invalid; the last valid certificate remains active.
         Invalid => "invalid",
     }
 }

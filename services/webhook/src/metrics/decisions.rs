@@ -14,21 +14,21 @@ use prometheus_client::registry::Registry;
 use super::series::Slots;
 use crate::counters::Counters;
 
-/// The value of the label `profile` for requests that no profile was considered for. Kubernetes names cannot begin with
-/// `_`.
+/// The value of the label `profile` for requests for which no profile was considered. Kubernetes names cannot begin
+/// with `_`.
 pub(super) const NONE: &str = "_none";
 
 /// Counts decisions, their warnings, and the validations that failed.
 #[derive(Debug)]
 pub(super) struct DecisionCounters {
-    /// Decisions about requests that no profile was considered for.
+    /// Decisions on requests for which no profile was considered.
     without_profile: Arc<Pairs>,
     pub(super) profiles: ProfileCounters,
     warnings: Counters<{ WARNINGS.len() }>,
     validations: Counters<{ VALIDATIONS.len() }>,
 }
 
-/// The decisions about each profile. Clones share the counts.
+/// The decisions on each profile. Clones share the counts.
 #[derive(Clone, Debug)]
 pub(super) struct ProfileCounters(Arc<Slots<Pairs>>);
 
@@ -60,7 +60,7 @@ const OUTCOMES: [ProfileOutcome; 6] = [
 ];
 
 impl DecisionCounters {
-    /// Registers the counters. At most `max_profiles` profiles have series of their own.
+    /// Registers the counters. At most `max_profiles` profiles have separate series.
     pub(super) fn register(registry: &mut Registry, max_profiles: usize) -> Self {
         let without_profile = Arc::<Pairs>::default();
         let profiles = ProfileCounters(Arc::new(Slots::new(max_profiles)));

@@ -62,7 +62,7 @@ impl RequestOutcome {
     }
 }
 
-/// Bounds in seconds. A decision takes about 30 us, and the API server waits up to 30 s.
+/// Bucket bounds in seconds. A decision takes about 30 us, and the API server waits up to 30 s.
 const DURATION_BUCKETS: [f64; 15] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 
@@ -90,7 +90,7 @@ impl RequestCounters {
 
     #[expect(
         clippy::indexing_slicing,
-        reason = "both indexes are the places in the arrays that the handles were made from"
+        reason = "both indexes are positions in the arrays from which the handles were created"
     )]
     pub(super) fn count(&self, endpoint: Endpoint, outcome: RequestOutcome) {
         self.0[endpoint_index(endpoint)][outcome.index()].inc();

@@ -1,10 +1,10 @@
-//! Series for names that come and go, such as those of profiles, and the requests by tenant.
+//! Series for names that are created and deleted, such as those of profiles, and the requests by tenant.
 //!
 //! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without a slot
 //! is counted as [`OTHER`]. Only the first count of a new name takes a lock, to give it a slot.
 //!
-//! A slot is released at a scrape that finds its name deleted for [`GRACE`]: by then every Prometheus has read its last
-//! value. The value is not added to [`OTHER`], where it would look like a burst; a sum over rates loses nothing.
+//! A scrape releases a slot if its name was deleted at least [`GRACE`] ago: by then, every Prometheus has scraped its
+//! last value. The value is not added to [`OTHER`], where it would look like a burst. Sums over rates stay correct.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -148,8 +148,8 @@ type TenantCounters = [AtomicU64; TenantOutcome::ALL.len()];
 #[derive(Clone, Debug)]
 pub(crate) struct Tenants(Arc<Slots<TenantCounters>>);
 
-/// The tenant of a request, once its namespace is known. A clone refers to the same request, but does not learn a
-/// namespace that is set later.
+/// The tenant of a request, once its namespace is known. A clone refers to the same request, but a namespace that is
+/// set later is not shared between them.
 #[derive(Clone, Debug)]
 pub(crate) struct Tenant {
     slots: Arc<Slots<TenantCounters>>,

@@ -1,13 +1,13 @@
-//! Gives permits to decide: a limited number at one time, and in a fair order when more requests wait.
+//! Grants permits to decide: a limited number at a time, and in a fair order when more requests wait.
 //!
-//! Deciding computes and does not wait. If permits equalled worker threads, the queue would never fill and fairness
-//! would never apply. Requests would wait in the runtime's own queue, which is fair to connections and not to
+//! A decision only computes, and never waits. If permits equalled worker threads, the queue would never fill and
+//! fairness would never apply. Requests would wait in the runtime's own queue, which is fair to connections but not to
 //! namespaces. So this module counts the requests decided on arrival since all ready tasks last ran, and allows only a
 //! few.
 //!
-//! Further requests wait here. A task yields, so that all ready tasks run, and only then gives permits. So every
-//! request that has arrived by that moment takes part in the order. Once the queue is empty, a few requests may again
-//! be decided on arrival. Without load, a request reads one counter.
+//! Further requests wait here. A task yields, so that all ready tasks run, and then grants permits. So every request
+//! that has arrived by then is queued in the fair order. Once the queue is empty, a few requests may again be decided
+//! on arrival. Without load, a request only reads one counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use super::shed::{QueueMetrics, Shed};
 /// The bounds of a queue.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
-    /// Permits at one time.
+    /// Maximum number of permits that are taken at the same time.
     pub(super) slots: usize,
     /// Requests that are decided on arrival before further ones have to queue.
     pub(super) unqueued: usize,
@@ -30,7 +30,7 @@ pub(super) struct Bounds {
     pub(super) queue: fair::Bounds,
 }
 
-/// Gives permits to decide, in a fair order.
+/// Grants permits to decide, in a fair order.
 #[derive(Debug)]
 pub(crate) struct DecisionQueue {
     slots: usize,
@@ -48,7 +48,7 @@ struct State {
     queue: FairQueue<oneshot::Sender<Result<Permit, Shed>>>,
     /// Permits that were given to waiting requests and are not returned yet.
     held: usize,
-    /// Whether the task that gives permits is running.
+    /// Whether the task that grants permits is running.
     is_served: bool,
 }
 
@@ -105,12 +105,12 @@ impl DecisionQueue {
         match timeout_at(deadline.0, permit).await {
             Ok(Ok(permit)) if deadline.has_passed() => permit.and(Err(Shed::Deadline)),
             Ok(Ok(permit)) => permit,
-            // The sender is gone only with the runtime.
+            // The sender is dropped early only if the runtime shuts down.
             Ok(Err(_)) | Err(_) => Err(Shed::Deadline),
         }
     }
 
-    /// Gives permits until no request waits.
+    /// Grants permits until no request waits.
     async fn serve(self: Arc<Self>) {
         loop {
             // Lets the tasks run that are ready now, or most of them.

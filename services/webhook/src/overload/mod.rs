@@ -72,8 +72,8 @@ pub struct OverloadSettings {
     pub max_queued_large_per_tenant: usize,
     /// Queued reviews of profiles: 16, and a quarter of that for one client address.
     pub max_queued_profiles: usize,
-    /// Concurrent decisions about small bodies. Large ones get half as many threads (at least one), separate from the
-    /// runtime. `None`: the number of workers of the runtime in which the router is created.
+    /// Concurrent decisions on requests with small bodies. Large ones get half as many threads (at least one), separate
+    /// from the runtime. `None`: the number of workers of the runtime in which the router is created.
     pub workers: Option<usize>,
     /// Small requests that a worker may decide on arrival before it queues further ones in a fair order: 8.
     pub unqueued_per_worker: usize,
@@ -269,7 +269,8 @@ impl Drop for RequestPermit<'_> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads for large bodies or for profiles, of a lower priority than those that serve. They start with the first job.
+/// Threads for large bodies or for profiles, with a lower priority than the threads that serve requests. They start
+/// with the first job.
 ///
 /// A review of 3 MiB computes for ten milliseconds. A separate thread keeps it from delaying other requests, unless there
 /// are fewer cores than threads: then the system alternates every few milliseconds, and a small request waits that long.
@@ -304,7 +305,7 @@ impl LargeBodyPool {
             Some(jobs) => drop(jobs.send(job)),
             None => drop(tokio::task::spawn_blocking(job)),
         }
-        result.await.unwrap_or_else(|_| Err(Box::new("a thread for large bodies is gone")))
+        result.await.unwrap_or_else(|_| Err(Box::new("a thread for large bodies has ended")))
     }
 }
 
@@ -325,7 +326,7 @@ fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
 
 fn run_jobs(jobs: &Mutex<Receiver<Job>>) {
     if let Err(error) = rustix::process::nice(NICE_INCREMENT) {
-        tracing::debug!(%error, "a thread for large bodies has the priority of all others");
+        tracing::debug!(%error, "the priority of a thread for large bodies cannot be lowered");
     }
     loop {
         // Held while waiting: the thread with the lock gets the next job.

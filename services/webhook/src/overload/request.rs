@@ -5,7 +5,7 @@
 //!
 //! The namespace decides in which class a request waits. The API server writes `request.namespace` before the object,
 //! so the first bytes of the body suffice. The peek skips nested objects and strings, so that text inside them is not
-//! taken for the field. A body that does not look like the API server's belongs to no namespace.
+//! mistaken for the field. A body that does not look like the API server's belongs to no namespace.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;

@@ -42,26 +42,22 @@ impl Shed {
 impl fmt::Display for Shed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::InFlight => "as many requests are being answered as may be at one time: try again",
+            Self::InFlight => "the limit of concurrent requests is reached: try again",
             Self::Unfinished => {
-                "too many requests are still sending their bodies, and this one had been for the longest: send the body \
+                "too many requests are still sending their bodies, and this one was the oldest: send the body \
                  at once, and try again"
             }
-            Self::QueueFull => "as many requests wait to be decided as may at one time: try again",
-            Self::TenantQueueFull => {
-                "as many requests of this namespace wait to be decided as may at one time: try again"
-            }
-            Self::Deadline => "the caller's deadline had come before the request could be decided",
-            Self::NoMemory => {
-                "the bodies of the requests that are being read take as much memory as they may: try again"
-            }
+            Self::QueueFull => "the queue of waiting requests is full: try again",
+            Self::TenantQueueFull => "the queue of this namespace's waiting requests is full: try again",
+            Self::Deadline => "the caller's deadline passed before the request was decided",
+            Self::NoMemory => "the memory for request bodies is exhausted: try again",
             Self::Namespace => "the namespace is not known yet and could not be looked up: try again",
             Self::NotReady => "profiles and namespaces are not known yet: try again",
         })
     }
 }
 
-/// Bounds in seconds. Without overload, a permit comes within a few decisions of about 50 us.
+/// Bucket bounds in seconds. Without overload, a request waits for a few decisions of about 50 us.
 const WAIT_BUCKETS: [f64; 6] = [0.0001, 0.001, 0.01, 0.1, 1.0, 10.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

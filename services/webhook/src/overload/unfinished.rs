@@ -1,9 +1,9 @@
-//! Bounds the number of requests whose bodies are still arriving, for each client address and in all.
+//! Bounds the number of requests whose bodies are still arriving, for each client address and in total.
 //!
 //! The body of a review arrives within milliseconds of its head, so a client that holds bodies open is recognised by
 //! their age. When one more body would exceed a bound, the oldest unfinished body is shed. An address that exceeds its
-//! own bound loses its own oldest body; no other address is affected. The same holds for memory: a body that finds the
-//! budget exhausted sheds older unfinished bodies, if they hold enough.
+//! own bound loses its own oldest body; no other address is affected. The memory budget works alike: a body that finds
+//! it exhausted sheds older unfinished bodies, if they hold enough bytes.
 //!
 //! [`super::RequestPermits`] bounds the number of requests whose bodies have arrived.
 
@@ -148,7 +148,7 @@ impl State {
 impl Entry {
     fn evict(self, reason: Shed) -> oneshot::Receiver<()> {
         let (released, receiver) = oneshot::channel();
-        // Err: the reader is gone, and its memory with it.
+        // Err: the reader was dropped, and has released its memory.
         let _ = self.evict.send(Eviction { reason, _released: released });
         receiver
     }
@@ -164,7 +164,7 @@ impl Unfinished {
     pub(crate) async fn evicted(&mut self) -> Eviction {
         match (&mut self.evicted).await {
             Ok(eviction) => eviction,
-            // The sender is gone only after an eviction that was received before.
+            // The sender is dropped only after an eviction that was received before.
             Err(_) => std::future::pending().await,
         }
     }

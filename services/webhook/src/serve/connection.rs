@@ -1,11 +1,13 @@
 //! Serves one connection with hyper, and watches it with a timer.
 //!
 //! hyper's `header_read_timeout` also runs between requests, so it would close idle connections after ten seconds. But
-//! the API server pools them for ninety seconds and does not repeat a POST that met a closing connection. So this timer
-//! distinguishes an idle connection, which may wait long, from one on which a request's head has begun, which may not.
+//! the API server pools them for ninety seconds, and does not retry a POST that it sent on a closing connection. So
+//! this timer distinguishes an idle connection, which may wait long, from one on which a request's head has begun,
+//! which may not.
 //!
-//! The same timer watches responses. A client that does not read keeps its responses in memory: in the socket on
-//! HTTP/1.1, behind its own window on HTTP/2. If a client does not read a response in time, its connection is closed.
+//! The same timer watches responses. A client that does not read keeps its responses in memory: in the socket's buffer
+//! on HTTP/1.1, behind its flow-control window on HTTP/2. If a client does not read a response in time, its connection
+//! is closed.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -66,7 +68,7 @@ pub(crate) enum Ended {
     TimedOut(Waiting),
 }
 
-/// The properties in which connections of a server differ.
+/// The properties of a connection that differ between connections of one server.
 pub(crate) struct ConnectionContext {
     /// The client's address.
     pub(crate) address: IpAddr,
@@ -608,7 +610,7 @@ async fn answer(
     close: Option<Arc<Retire>>,
     caller: Caller,
 ) -> Result<Response<ResponseBody>, Infallible> {
-    // A client that sends a length beside its chunks may mean another end of the body than the server does (RFC 9112,
+    // A client that sends a length as well as chunks may disagree with the server about the end of the body (RFC 9112,
     // section 6.1). So no request is accepted after a chunked body. The API server sends no chunks.
     let is_chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match caller.admit(request) {

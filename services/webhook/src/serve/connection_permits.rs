@@ -1,11 +1,11 @@
 //! Limits connections, and decides which client keeps its connections when not all can.
 //!
-//! If further connections were simply closed, the client that opens the most would keep out all others, among them the
+//! If further connections were simply closed, the client that opens the most would lock out all others, including the
 //! API servers. So when all permits are taken, the address with the most permits loses one to an address with fewer.
 //! Each address thus gets its share, however many connections another one opens. If all addresses have one connection
 //! each, a newcomer replaces the oldest connection with an incomplete handshake or request: an honest client completes
-//! these within milliseconds. A client with a valid certificate loses none, and no request that has arrived
-//! completely is lost.
+//! these within milliseconds. A client with a valid certificate loses none, and no request that has arrived completely
+//! is lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -82,7 +82,7 @@ impl ConnectionPermits {
         Self { max, cut, taken: Arc::default() }
     }
 
-    /// Returns a permit for a connection from this address, if need be by revoking one of another address. `None` if
+    /// Returns a permit for a connection from this address, if necessary by revoking one of another address. `None` if
     /// none can be revoked.
     pub(super) fn take(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let address = address.to_canonical();
@@ -140,7 +140,7 @@ impl Drop for ConnectionPermit {
 }
 
 impl Holder {
-    /// Returns the loss if this connection were closed, or `None` if it must stay.
+    /// Returns the loss if this connection were closed, or `None` if it must not be closed.
     fn loss(&self) -> Option<Loss> {
         let authentication = self.authentication.load(Ordering::Relaxed);
         if authentication == Authentication::Certificate as u8 || self.requests.has_pending_response() {
@@ -156,8 +156,8 @@ impl Holder {
 }
 
 impl TakenPermits {
-    /// Revokes a permit for the newcomer, or returns `None` if none can be revoked. In the worst case this looks at every
-    /// connection, which costs less than the handshake that follows.
+    /// Revokes a permit for the newcomer, or returns `None` if none can be revoked. In the worst case, this checks
+    /// every connection, which costs less than the handshake that follows.
     fn revoke_for(&mut self, newcomer: IpAddr) -> Option<()> {
         let (address, number) = self.of_busiest_address(newcomer).or_else(|| self.oldest_unfinished(newcomer))?;
         let holder = self.remove(address, number)?;
@@ -294,7 +294,7 @@ mod tests {
         let third = take(&permits, THIRD, 1);
         assert!(younger.holder.end.is_cancelled() && !idle.holder.end.is_cancelled());
         assert_eq!((revoked(&newcomer), revoked(&third)), (vec![false], vec![false]));
-        assert!(permits.take(GREEDY).is_none(), "idle connections and finished requests stay");
+        assert!(permits.take(GREEDY).is_none(), "idle connections and finished requests are kept");
     }
 
     #[test]

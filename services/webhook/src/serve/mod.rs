@@ -1,8 +1,8 @@
-//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with a limit on everything, and a drain that loses no request.
+//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with limits on all resources, and a drain that loses no request.
 //!
-//! The API server pools connections for 90 seconds and does not repeat a POST that met a closing one. So a draining
-//! server keeps accepting and answering, and asks each client by `Connection: close` (HTTP/2: GOAWAY) to connect
-//! elsewhere. It ends when no connection is left.
+//! The API server pools connections for 90 seconds, and does not retry a POST that it sent on a closing connection. So
+//! a draining server keeps accepting and answering, and asks each client by `Connection: close` (HTTP/2: GOAWAY) to
+//! connect elsewhere. It ends when no connection is left.
 
 mod connection;
 mod connection_permits;
@@ -60,15 +60,15 @@ pub struct ServerSettings {
     /// From the first byte of a request's head to its last (HTTP/1.1).
     pub header_timeout: Duration,
     /// How long a connection may be open without a request. It exceeds the API server's 90 s, because the client must
-    /// close first: it might be sending a request at that moment. A client without a required certificate has only as
-    /// long as for its handshake.
+    /// close first: it might be sending a request at that moment. For a client that lacks a required certificate, the
+    /// handshake timeout applies instead.
     pub idle_timeout: Duration,
-    /// From a request's head to its response; a backstop behind the shorter limits of the routes.
+    /// From a request's head to its response. The routes have shorter limits, so this one is only a safeguard.
     pub request_timeout: Duration,
     /// How long a response may wait for its client to read it. A client that reads slowly has a second more for each
     /// 256 KiB.
     pub answer_timeout: Duration,
-    /// Bytes of responses that may be pending on one connection, beside one response of any size.
+    /// Bytes of responses that may be pending on one connection, in addition to one response of any size.
     pub max_untaken_bytes: usize,
     /// Concurrent connections. Beyond that, the address with the most connections loses one, unless the new client
     /// would have as many itself. Then the new connection is closed at once.
@@ -80,8 +80,8 @@ pub struct ServerSettings {
     pub drain_minimum: Duration,
     /// How long the drain may take before the remaining connections are cut.
     pub drain_deadline: Duration,
-    /// Send buffer of a connection in the operating system, which allocates twice as many bytes. Its default grows up
-    /// to some MiB, while a response has a few KiB.
+    /// The operating system's send buffer for a connection. The system allocates twice as many bytes. Its default grows
+    /// up to some MiB, while a response has a few KiB.
     pub send_buffer_bytes: usize,
     /// Buffer of a connection in each direction; the head of a request must fit.
     pub max_buffer_bytes: usize,
@@ -119,7 +119,7 @@ impl ServerSettings {
     pub fn ops() -> Self {
         Self {
             max_connections: 256,
-            // Idle connections must not keep out the kubelet, whose probes decide whether this process lives.
+            // Idle connections must not block the kubelet, whose probes decide whether this process is restarted.
             idle_timeout: Duration::from_secs(10),
             max_age: None,
             drain_minimum: Duration::ZERO,
@@ -182,7 +182,7 @@ pub struct Server {
     metrics: ConnectionMetrics,
 }
 
-/// The end of a server's drain.
+/// The result of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// Connections that were cut at the deadline.
@@ -291,7 +291,7 @@ impl Connections {
                         last_logged = Some(Instant::now());
                         tracing::error!(
                             %error,
-                            "no connection can be accepted, trying again 20 times a second; if it is for want of file \
+                            "no connection can be accepted, retrying 20 times a second; if there are no free file \
                              descriptors, raise their limit (ulimit -n)"
                         );
                     }

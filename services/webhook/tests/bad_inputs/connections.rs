@@ -1,4 +1,4 @@
-//! Malformed HTTP and TLS. Cases that depend on time are in `tls_server.rs` and `transport.rs`.
+//! Tests malformed HTTP and TLS. Cases that depend on time are in `tls_server.rs` and `transport.rs`.
 
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
@@ -40,8 +40,8 @@ async fn chunked_bodies_are_read_or_refused() {
 
 /// A request with ambiguous body lengths cannot smuggle in a second request.
 ///
-/// A `Content-Length` beside chunks is ignored, as RFC 9112 allows. The connection then has to end with the response,
-/// so nothing after the chunks is read as a request.
+/// A `Content-Length` in addition to chunks is ignored, as RFC 9112 allows. The connection then has to end with the
+/// response, so nothing after the chunks is read as a request.
 #[tokio::test]
 async fn nothing_is_smuggled_behind_body() {
     let (app, server) = start().await;

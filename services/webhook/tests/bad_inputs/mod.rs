@@ -1,4 +1,4 @@
-//! Bad inputs, each with its expected result, in process and over a TLS socket.
+//! Tests bad inputs, each with its expected result, in process and over a TLS socket.
 //!
 //! No input causes a panic, or leaves a request in flight or memory in use. Each outcome is counted under a name of a
 //! closed set. The next good review is answered, on the same connection unless the response closed it.

@@ -1,4 +1,4 @@
-//! Unusual objects and profiles.
+//! Test cases with unusual objects and profiles.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -341,7 +341,7 @@ fn namespaced_profile_ignores_other_namespaces() {
         let (outcome, patch) = outcome(&snapshot, KNOWN, request(name));
         assert_eq!((outcome, patch), (Outcome::Skipped, None), "{name}");
     }
-    // The namespace of the request counts, not the one in the object.
+    // The namespace of the request is used, not the one in the object.
     let foreign = |review: &mut Json| review["request"]["object"]["metadata"]["namespace"] = json!("team-b");
     assert_eq!(outcome(&snapshot, KNOWN, foreign).0, Outcome::Skipped);
 }

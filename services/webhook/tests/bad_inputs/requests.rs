@@ -1,4 +1,4 @@
-//! Requests that the API server does not send, and bodies that are not reviews.
+//! Test cases with requests that the API server does not send, and bodies that are not reviews.
 
 use serde_json::json;
 
@@ -99,7 +99,7 @@ fn rows() -> Vec<Row> {
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
     ];
     rows.extend(traces.map(|trace| good(25, "an invalid traceparent").headers(&[JSON, ("traceparent", trace)])));
-    // An invalid or long timeout is replaced or capped, and is no reason to reject the review.
+    // An invalid or long timeout is replaced or capped, and does not reject the review.
     let timeouts = [
         "timeout=0s",
         "timeout=-1s",

@@ -146,7 +146,7 @@ impl Row {
         let short: String = received.body.chars().take(600).collect();
         if let Expected::Status(status, says) = self.expected {
             assert_eq!(received.status, status, "{at}: {short}");
-            assert!(received.body.contains(says), "{at}: {short:?} does not say {says:?}");
+            assert!(received.body.contains(says), "{at}: {short:?} does not contain {says:?}");
             assert!(received.body.len() <= 1100 && received.body.trim_end().lines().count() <= 1, "{at}: {short:?}");
             return;
         }

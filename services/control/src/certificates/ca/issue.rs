@@ -32,13 +32,14 @@ pub struct Lifetimes {
     pub ca: Duration,
     /// Validity of a serving certificate from its creation.
     pub certificate: Duration,
-    /// How long before the end of its CA a serving certificate ends at the latest.
+    /// How long before the end of its CA a serving certificate should end.
     pub margin: Duration,
-    /// The part of its lifetime after which a serving certificate is renewed, in percent.
+    /// The share of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// The maximum random part that renewal is earlier, in percent, so that not all releases renew at the same time.
+    /// Renewal is earlier by a random share of the lifetime, at most this many percent, so that not all releases renew
+    /// at the same time.
     pub jitter_percent: u8,
-    /// How long before its creation a certificate becomes valid, for clocks that are behind.
+    /// How long before its creation a certificate becomes valid, since some clocks are behind.
     pub backdating: Duration,
 }
 
@@ -102,33 +103,31 @@ const DNS_NAME: u64 = 2;
 #[non_exhaustive]
 pub enum IssueError {
     /// The CA does not exist.
-    #[error("there is no CA {0:?} that could sign: expected the record's active or next one")]
+    #[error("CA {0:?} does not exist: expected the record's active or next CA")]
     NoCa(Generation),
     /// The CA has no key.
-    #[error("CA {0:?} cannot sign any more: its key was deleted when its successor took over")]
+    #[error("CA {0:?} cannot sign: its key was deleted when its successor took over")]
     NoKey(Generation),
     /// The CA has expired, or its remaining validity is too short for signing.
     #[error(
-        "CA {generation:?} ends at {not_after}: too soon to sign a serving certificate at {now}; it has to be replaced"
+        "CA {generation:?} expires at {not_after}, too soon to sign a serving certificate at {now}: it must be replaced"
     )]
     Ended {
         /// The CA.
         generation: Generation,
-        /// End of its validity.
+        /// End of the CA's validity.
         not_after: Timestamp,
         /// The local time when the certificate was requested.
         now: Timestamp,
     },
     /// The name is invalid in a certificate.
-    #[error("the name {0:?} cannot stand in a certificate: expected a DNS name")]
+    #[error("the name {0:?} is not allowed in a certificate: expected a DNS name")]
     NotAName(String),
     /// The library returned an error.
     #[error("the certificate cannot be created: {0}")]
     Library(String),
     /// Clients would not trust the new certificate: for example, the CA may not sign for the requested name.
-    #[error(
-        "the new serving certificate would not be trusted: {0}; is the clock right, and was the CA made for these names?"
-    )]
+    #[error("the new certificate would not be trusted: {0}; check the clock, and that the CA may sign for these names")]
     Untrusted(#[source] InvalidPair),
 }
 
@@ -160,11 +159,11 @@ pub struct Issuing<'i> {
 /// A serving certificate with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServingMaterial {
-    /// The CA that signed it.
+    /// The CA that signed the serving certificate.
     pub signer: Generation,
-    /// End of its validity.
+    /// End of the serving certificate's validity.
     pub not_after: Timestamp,
-    /// When to renew it.
+    /// When to renew the serving certificate.
     pub renew_at: Timestamp,
     certificate: CertificateDer<'static>,
     key: PrivateKey,
@@ -217,7 +216,7 @@ impl Issuing<'_> {
         Ok(CaMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
-    /// Creates a serving certificate for these names. The first name is the one that the API server requires.
+    /// Creates a serving certificate for these names. The API server requires the first name.
     ///
     /// # Errors
     /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.
@@ -230,7 +229,7 @@ impl Issuing<'_> {
         }
         let mut params = self.params(not_after);
         params.distinguished_name = distinguished_name(self.release, SERVING_NAME.to_owned());
-        // With an explicit "not a CA", the library adds the identifier of the key.
+        // With an explicit "not a CA", the library also adds the subject key identifier.
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

@@ -40,9 +40,9 @@ pub struct Expected<'e> {
 pub struct ValidCertificate {
     /// The serving certificate itself.
     pub certificate: CertificateDer<'static>,
-    /// Start of its validity.
+    /// Start of the certificate's validity.
     pub not_before: Timestamp,
-    /// End of its validity.
+    /// End of the certificate's validity.
     pub not_after: Timestamp,
 }
 
@@ -77,7 +77,7 @@ pillion_api::labelled! {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{explanation}")]
 pub struct InvalidPair {
-    /// The reason, for programs.
+    /// The machine-readable reason.
     pub reason: Reason,
     explanation: String,
 }
@@ -100,18 +100,18 @@ pub fn judge(chain_pem: &[u8], key: &[u8], expected: Expected<'_>) -> Result<Val
     let name = names(&certificate, expected.names)?;
     let (not_before, not_after) = validity(&certificate).ok_or_else(|| unreadable("its validity is out of range"))?;
     if not_before > expected.now.saturating_add(MAX_CLOCK_DIFFERENCE).unwrap_or(Timestamp::MAX) {
-        let text = format!("it is valid from {not_before} only, and it is {}: is the clock right?", expected.now);
+        let text = format!("it is not valid before {not_before}, and the time is {}: check the clock", expected.now);
         return Err(InvalidPair::new(Reason::NotYet, text));
     }
     if not_after <= expected.now {
-        let text = format!("it has expired at {not_after}, and it is {}", expected.now);
+        let text = format!("it expired at {not_after}, and the time is {}", expected.now);
         return Err(InvalidPair::new(Reason::Expired, text));
     }
     let purposes = parsed.extended_key_usage().map_err(unreadable)?;
     if purposes.is_some_and(|purposes| !purposes.value.server_auth && !purposes.value.any) {
         return Err(InvalidPair::new(
             Reason::Purpose,
-            "it is not for servers: expected the extended key usage serverAuth",
+            "it is not a server certificate: expected the extended key usage serverAuth",
         ));
     }
     if let Some(trusted) = expected.trusted {
@@ -138,14 +138,14 @@ fn check_signature(
     // The API server also requires a valid CA.
     let valid: Vec<_> = trusted.iter().filter(|ca| is_valid_at(ca, now)).collect();
     if valid.is_empty() {
-        return Err(InvalidPair::new(Reason::Untrusted, "none of the CAs that are known is valid now"));
+        return Err(InvalidPair::new(Reason::Untrusted, "none of the known CAs is valid now"));
     }
     verify(chain, valid, &server_name(name)?, now).map_err(|error| {
         InvalidPair::new(
             Reason::Untrusted,
             match error {
-                CertificateError::UnknownIssuer => "no CA that is known has signed it".to_owned(),
-                error => format!("its CA cannot vouch for it: {error}"),
+                CertificateError::UnknownIssuer => "no known CA has signed it".to_owned(),
+                error => format!("its CA cannot be verified: {error}"),
             },
         )
     })
@@ -161,7 +161,7 @@ pub(crate) fn verify<'c>(
 ) -> Result<(), CertificateError> {
     let mut roots = RootCertStore::empty();
     for ca in cas {
-        // A certificate that cannot be added is no readable CA, so it has signed no other certificate.
+        // A certificate that cannot be added is not a readable CA, so it has not signed the chain.
         let _ = roots.add(ca.clone());
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
@@ -186,16 +186,12 @@ pub(crate) fn is_valid_at(certificate: &CertificateDer<'_>, time: Timestamp) -> 
 
 fn chain(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, InvalidPair> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    let chain =
-        chain.map_err(|error| InvalidPair::new(Reason::NoCertificate, format!("it is not PEM text: {error}")))?;
+    let chain = chain.map_err(|error| InvalidPair::new(Reason::NoCertificate, format!("it is not PEM: {error}")))?;
     if chain.is_empty() { Err(no_certificate()) } else { Ok(chain) }
 }
 
 fn no_certificate() -> InvalidPair {
-    InvalidPair::new(
-        Reason::NoCertificate,
-        "there is no certificate: expected the serving certificate, as BEGIN CERTIFICATE",
-    )
+    InvalidPair::new(Reason::NoCertificate, "the certificate is missing: expected a PEM section BEGIN CERTIFICATE")
 }
 
 fn unreadable(error: impl fmt::Display) -> InvalidPair {
@@ -205,18 +201,19 @@ fn unreadable(error: impl fmt::Display) -> InvalidPair {
 fn parsed<'l>(certificate: &'l CertificateDer<'_>) -> Result<X509Certificate<'l>, InvalidPair> {
     match X509Certificate::from_der(certificate) {
         Ok(([], parsed)) => Ok(parsed),
-        Ok(_) => Err(unreadable("there is something behind its end")),
+        Ok(_) => Err(unreadable("there is extra data after its end")),
         Err(error) => Err(unreadable(error)),
     }
 }
 
 fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), InvalidPair> {
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
-        pem::Error::NoItemsFound => {
-            InvalidPair::new(Reason::NoKey, "there is no private key: expected one, as BEGIN PRIVATE KEY")
-        }
+        pem::Error::NoItemsFound => InvalidPair::new(
+            Reason::NoKey,
+            "the private key is missing: expected a PEM section such as BEGIN PRIVATE KEY",
+        ),
         // The parser's message may contain the key.
-        _ => InvalidPair::new(Reason::NoKey, "the private key is not PEM text"),
+        _ => InvalidPair::new(Reason::NoKey, "the private key is not PEM"),
     })?;
     let key = aws_lc_rs::default_provider()
         .key_provider
@@ -239,15 +236,15 @@ fn names<'n>(certificate: &CertificateDer<'_>, names: &'n [String]) -> Result<&'
     let parsed = ParsedCertificate::try_from(certificate).map_err(unreadable)?;
     for name in names {
         verify_server_name(&parsed, &server_name(name)?).map_err(|_| {
-            let text = format!("it is not for the name {name}, by which it is looked for");
+            let text = format!("it lacks the name {name}, which clients require");
             InvalidPair::new(Reason::Name, text)
         })?;
     }
-    let nameless = || InvalidPair::new(Reason::Name, "it is not known by which name it is looked for");
+    let nameless = || InvalidPair::new(Reason::Name, "no required name is known");
     names.first().map(String::as_str).ok_or_else(nameless)
 }
 
 fn server_name(name: &str) -> Result<ServerName<'static>, InvalidPair> {
-    let wrong = |_| InvalidPair::new(Reason::Name, format!("{name:?}, by which it is looked for, is no name"));
+    let wrong = |_| InvalidPair::new(Reason::Name, format!("the required name {name:?} is not a DNS name"));
     ServerName::try_from(name.to_owned()).map_err(wrong)
 }

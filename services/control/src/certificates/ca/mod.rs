@@ -33,11 +33,11 @@ pub use issue::{IssueError, Issuing, Lifetimes, ServingMaterial};
 pub use judge::{Expected, InvalidPair, Reason, ValidCertificate};
 pub use stored::{BundleContents, CaSecret, KnownCas, MissingCa};
 
-/// The highest valid epoch. A record is never written so often, and all JSON parsers read integers up to this one
+/// The highest valid epoch. A record is never written that often, and all JSON parsers read integers up to this one
 /// exactly.
 pub(crate) const MAX_EPOCH: u64 = 1 << 53;
 
-/// The annotation of an object with the epoch of the record for which the object was written.
+/// The annotation with the epoch of the record for which the object was written.
 pub(crate) const EPOCH_ANNOTATION: &str = "pillion.dev/epoch";
 
 /// Parses the epoch in an annotation; `None` if it is invalid.
@@ -64,7 +64,7 @@ impl fmt::Debug for PrivateKey {
     }
 }
 
-/// A CA with its certificate. It also has the CA's key as long as the CA may sign.
+/// The certificate of a CA, and its key as long as the CA may sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaMaterial {
     /// The CA's entry in the record.
@@ -117,9 +117,8 @@ pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, T
     Some((time(parsed.validity().not_before)?, time(parsed.validity().not_after)?))
 }
 
-/// The prefix of a CA's common name. The CA's number and a random tag follow. Two CAs never share a name, even if all
-/// data about one is lost and its number is used again. A verifier searches the issuer by name, so it could confuse two
-/// CAs of one name.
+/// The prefix of a CA's common name. The CA's number and a random tag follow. A verifier searches the issuer by name,
+/// so two CAs must never share a name, even if all data about one is lost and its number is used again.
 const CA_NAME: &str = "Pillion CA ";
 /// The common name of serving certificates.
 const SERVING_NAME: &str = "Pillion";
@@ -154,13 +153,13 @@ pub struct CaName {
 }
 
 impl CaName {
-    /// Returns the CA that a certificate names as its issuer; `None` if the issuer is no CA of Pillion.
+    /// Returns the CA that a certificate names as its issuer; `None` if the issuer is not a CA of Pillion.
     #[must_use]
     pub(crate) fn of_issuer(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.issuer())
     }
 
-    /// Returns the CA that a certificate names as its subject; `None` if the subject is no CA of Pillion.
+    /// Returns the CA that a certificate names as its subject; `None` if the subject is not a CA of Pillion.
     #[must_use]
     pub(crate) fn of_subject(certificate: &CertificateDer<'_>) -> Option<Self> {
         Self::parse(X509Certificate::from_der(certificate).ok()?.1.subject())
@@ -181,8 +180,8 @@ impl CaName {
     }
 }
 
-/// Returns the number of this release's CA that a certificate names as its subject. `None` if the subject is no CA of
-/// this release.
+/// Returns the number of this release's CA that a certificate names as its subject. `None` if the subject is not a CA
+/// of this release.
 #[must_use]
 pub(crate) fn claimed_generation(release: &Release, certificate: &CertificateDer<'_>) -> Option<Generation> {
     CaName::of_subject(certificate)?.generation_in(release)

@@ -81,7 +81,7 @@ pub enum CorruptSecret {
 
 /// The material of a CA in the record is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no certificate, or no key, of CA {}", (.0).0)]
+#[error("the certificate or the key of CA {} is missing", (.0).0)]
 pub struct MissingCa(pub Generation);
 
 /// The record with its CAs.
@@ -174,7 +174,7 @@ impl KnownCas {
         Self::assemble(record, &cas, self.retired.clone())
     }
 
-    /// Signs a serving certificate for these names. The first name is the one that the API server requires.
+    /// Signs a serving certificate for these names. The API server requires the first name.
     ///
     /// # Errors
     /// The CA does not exist, it has no key, or clients would not trust the new certificate.
@@ -258,7 +258,7 @@ impl KnownCas {
             let key = facts.has_key.then(|| {
                 let error = |what| CorruptSecret::Key { of: generation, what };
                 let text = data.get(&private_key(generation)).ok_or_else(|| error("is missing"))?;
-                let text = std::str::from_utf8(&text.0).map_err(|_| error("is no text"))?;
+                let text = std::str::from_utf8(&text.0).map_err(|_| error("is not text"))?;
                 is_key_of(text, &certificate).map_err(error)?;
                 Ok(PrivateKey(text.to_owned()))
             });
@@ -364,7 +364,7 @@ fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Ce
     is_expected.then_some((generation, certificate))
 }
 
-/// Whether the algorithm after the signed part equals the one inside, byte for byte. The parser also accepts other
+/// Whether the algorithm after the signed part equals the one inside, byte for byte. The parser also accepts other DER
 /// tags.
 fn repeats_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
     let signed: &[u8] = parsed.tbs_certificate.as_ref();
@@ -382,15 +382,15 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
     let text = data.get(RECORD).ok_or_else(|| CorruptSecret::Record("it is missing".to_owned()))?;
     let record: Record = serde_json::from_slice(&text.0).map_err(|error| CorruptSecret::Record(error.to_string()))?;
     let error = if record.epoch > MAX_EPOCH {
-        "the epoch is higher than it could have become"
+        "the epoch is impossibly high"
     } else if record.bundle_epoch > record.epoch || record.certificate_epoch > record.epoch {
-        "the bundle or the serving certificate is of an epoch that has not been yet"
+        "the epoch of the bundle or of the serving certificate is later than the record's"
     } else if record.next.is_some() != (record.phase != Phase::Stable) {
         "there is a next CA while stable, or none during a rotation"
     } else if record.active.zip(record.next).is_some_and(|(active, next)| active.generation >= next.generation) {
         "the next CA is not newer than the active one"
     } else if ![record.active, record.next].iter().flatten().all(|ca| is_possible(&ca.generation)) {
-        "the number of a CA is higher than it could have become"
+        "the number of a CA is impossibly high"
     } else {
         return Ok(record);
     };
@@ -400,12 +400,12 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
 /// Checks that the certificate ends at the time in its entry of the record.
 fn is_of(certificate: &CertificateDer<'_>, facts: Ca) -> Result<(), &'static str> {
     let (_, ends) = validity(certificate).ok_or("cannot be read")?;
-    if ends == facts.not_after { Ok(()) } else { Err("ends at another time than the record says") }
+    if ends == facts.not_after { Ok(()) } else { Err("ends at another time than in the record") }
 }
 
 fn is_key_of(text: &str, certificate: &CertificateDer<'_>) -> Result<(), &'static str> {
     let key = KeyPair::from_pem(text).map_err(|_| "cannot be read")?;
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| "has no certificate that can be read")?;
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| "has no readable certificate")?;
     if key.subject_public_key_info() == parsed.public_key().raw {
         Ok(())
     } else {

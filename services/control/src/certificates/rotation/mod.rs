@@ -1,8 +1,8 @@
 //! The rotation of the CA: a pure function from the observed state to the next step.
 //!
 //! The API server trusts the CA *bundle* in the webhook configuration. Replicas serve the *serving certificate* in a
-//! Secret. Both change at different times, and every API server and every replica sees a change at its own time. The
-//! leader may crash or pause between any two writes. None of this may make an admission request fail. So:
+//! Secret. Both change at different times, and a change reaches each API server and each replica at a different time.
+//! The leader may crash or pause between any two writes. None of this may make an admission request fail. So:
 //!
 //! - The bundle of every API server must have a CA before a replica serves a certificate of this CA. The CA is removed
 //!   from the bundle only when every replica serves a certificate of its successor, and after an additional time.
@@ -40,7 +40,7 @@ pillion_api::labelled! {
     #[derive(PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Phase {
-        /// There is one CA. The phase ends when the CA is old, or when an operator requests a rotation.
+        /// There is one CA. The phase ends when the CA is old, or when an administrator requests a rotation.
         Stable => "stable",
         /// The next CA exists, and is not trusted yet.
         Staged => "staged",
@@ -51,8 +51,8 @@ pillion_api::labelled! {
         /// Like `Switched`. The phase ends when every endpoint has served a certificate of the next CA in several
         /// rounds of probes.
         Verified => "verified",
-        /// Like `Verified`, but the old key is deleted. Unseen connections and replicas may still need the old CA, so
-        /// it stays trusted for some time.
+        /// Like `Verified`, but the old key is deleted. Connections and replicas that the probes did not reach may
+        /// still need the old CA, so it stays trusted for some time.
         Soaking => "soaking",
         /// The bundle has only the next CA. The phase ends when every API server is known to trust it.
         Contracted => "contracted",
@@ -72,9 +72,9 @@ pillion_api::labelled! {
     pub enum Trigger {
         /// The CA has reached its maximum age.
         Age => "age",
-        /// An operator requested the rotation.
+        /// An administrator requested the rotation.
         Asked => "asked",
-        /// An operator reported that the CA's key is compromised, so there is no soaking.
+        /// An administrator reported that the CA's key is compromised, so there is no soaking.
         Compromised => "compromised",
         /// The record or the CA's key is lost, so the CA cannot sign.
         Lost => "lost",
@@ -151,7 +151,7 @@ impl Record {
 pub struct Observed {
     /// The leader's clock.
     pub now: Timestamp,
-    /// Whether the leader's clock agrees with the API server's. If not, no step depends on age.
+    /// Whether the leader's clock agrees with the API server's. If not, steps that depend on an age are not taken.
     pub clock_agrees: bool,
     /// The record.
     pub record: Stored<Record>,
@@ -163,7 +163,7 @@ pub struct Observed {
     pub endpoints: Endpoints,
     /// Which API servers are known to have the bundle.
     pub propagation: Propagation,
-    /// The trigger of a rotation that an operator requested, if it has not started yet.
+    /// The trigger of a rotation that an administrator requested, if it has not started yet.
     pub asked: Option<Trigger>,
     /// The highest CA number in any certificate of this release. A new CA gets a higher number.
     pub highest: Option<Generation>,
@@ -195,14 +195,14 @@ impl<T> Stored<T> {
 pub struct Serving {
     /// The certificate; `None` if no replica would serve it: it is damaged, has other names, or lacks its key.
     pub certificate: Option<ServingCertificate>,
-    /// The epoch of the record for which it was written.
+    /// The epoch of the record for which the Secret was written.
     pub epoch: u64,
 }
 
 /// A certificate that can be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServingCertificate {
-    /// The CA that signed it; `None` if unknown.
+    /// The CA that signed the certificate; `None` if unknown.
     pub signer: Option<Generation>,
     /// When to renew the certificate. This is long before its end, and differs between the releases of a cluster.
     pub renew_at: Timestamp,
@@ -215,10 +215,10 @@ pub enum Configuration {
     Absent,
     /// The configuration exists without entries, so the API server calls no webhook.
     Empty {
-        /// The epoch of the record for which it was written.
+        /// The epoch of the record for which the configuration was written.
         epoch: u64,
     },
-    /// No configuration exists, since an operator disabled the webhooks.
+    /// No configuration exists, since an administrator disabled the webhooks.
     Disarmed,
     /// The configuration exists, with this bundle.
     Present(Bundle),
@@ -233,7 +233,7 @@ pub struct Bundle {
     pub uniform: bool,
     /// Whether some entry has an unknown certificate.
     pub unknown: bool,
-    /// The epoch of the record for which it was written.
+    /// The epoch of the record for which the configurations were written.
     pub epoch: u64,
     /// When this leader first saw the bundle in this state. Other leaders' clocks are not used.
     pub written: Timestamp,
@@ -337,7 +337,7 @@ pillion_api::labelled! {
         NoEndpoint => "no_endpoint",
         /// The connectivity check is running. Until it ends, a failed call rejects no pod.
         ConnectivityCheck => "connectivity_check",
-        /// An operator disabled the webhooks.
+        /// An administrator disabled the webhooks.
         Disarmed => "disarmed",
         /// Not every API server is known to have the bundle.
         Propagation => "propagation",
@@ -347,7 +347,8 @@ pillion_api::labelled! {
         Soaking => "soaking",
         /// The webhook configuration is damaged, and the task that corrects drift must correct it first.
         Repair => "repair",
-        /// The newest CA cannot sign, and its certificates may already be served. An operator must delete the record.
+        /// The newest CA cannot sign, and its certificates may already be served. An administrator must delete the
+        /// record.
         Unable => "unable",
     }
 }

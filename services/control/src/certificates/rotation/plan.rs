@@ -20,7 +20,7 @@ use super::{
 pub struct Settings {
     /// Age at which a CA is replaced: half of its lifetime.
     pub rotate_after: Duration,
-    /// Time for silent API servers to see a change of the bundle.
+    /// How long to wait for API servers without a result after the bundle was changed.
     pub propagation_timeout: Duration,
     /// Number of consecutive rounds of probes that must find the newest certificate on every endpoint.
     pub rounds: u32,
@@ -223,8 +223,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether other CAs are trusted and serve, and the active CA was never trusted. That happens if the record was
-    /// lost while an outdated leader filled the configuration.
+    /// Whether unknown CAs are trusted and sign served certificates, while the active CA is not trusted. That happens
+    /// if the record was lost while an outdated leader filled the configuration.
     fn has_only_unknown(&self, bundle: &Bundle) -> bool {
         let serve = self.seen.endpoints.untrusted
             || self
@@ -359,7 +359,7 @@ impl Plan<'_> {
     }
 
     /// Replaces a next CA that cannot sign. This is impossible if replicas may already serve its certificates. Then an
-    /// operator must delete the record: both CAs stay trusted while a third one is added.
+    /// administrator must delete the record: both CAs stay trusted while a third one is added.
     fn replace_next(&self) -> Step {
         let active = self.record.active.map(|active| active.generation);
         let serving = self.seen.serving.get();
@@ -376,8 +376,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether the old CA's key is compromised. The compromised key started the rotation, or an operator has reported
-    /// it since.
+    /// Whether the old CA's key is compromised. The compromised key started the rotation, or an administrator has
+    /// reported it since.
     fn is_compromised(&self) -> bool {
         [self.record.trigger, self.seen.asked].contains(&Some(Trigger::Compromised))
     }
@@ -586,7 +586,7 @@ mod tests {
     fn restored_record_is_recovered() {
         let is_recovered =
             |seen: &Observed| seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewCa { .. });
-        // The restored record does not know the next CA, which is already trusted or signs.
+        // The restored record lacks the next CA, which is already trusted or signs.
         let mut seen = observed_in_phase(Phase::Stable);
         raise_epochs(&mut seen, EPOCH + 3, EPOCH);
         let of = |seen: &Observed, change: fn(&mut Bundle, &mut ServingCertificate)| {

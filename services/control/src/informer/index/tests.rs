@@ -155,7 +155,7 @@ fn reports_broken_profile_once_per_generation() {
     assert_eq!(feed(&mut index, [apply(2), apply(2)]).len(), 1);
     assert_eq!(feed(&mut index, [apply(3)]).len(), 1);
     let again = list([profile("proxy", 3, json!({"order": "first"}))]).into_iter().map(Update::Cluster);
-    assert_eq!(feed(&mut index, again).len(), 0, "a new list reports the same errors no second time");
+    assert_eq!(feed(&mut index, again).len(), 0, "a new list does not report the same errors again");
     assert_eq!(index.status().broken_profiles, 1);
 }
 
@@ -294,7 +294,7 @@ fn panic_breaks_only_its_own_profile() {
     let [broken] = broken.as_slice() else { panic!("{broken:?}") };
     assert_eq!((&*broken.name.name, broken.generation), ("proxy", Some(2)));
     assert_eq!(broken.serving.as_deref(), Some(&*before[0].1));
-    assert!(broken.diagnostics[0].message.contains("a fault of Pillion's"), "{broken:?}");
+    assert!(broken.diagnostics[0].message.contains("a bug in Pillion"), "{broken:?}");
     let snapshot = index.publish().unwrap();
     assert_eq!(names(&snapshot), ["other", "proxy"]);
     assert!(revisions(&snapshot).contains(&before[0]));

@@ -105,7 +105,7 @@ fn text_that_panics_is_rejected_with_reason() {
         let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the broken text");
         drop(fault);
         let (state, message) = accepted_condition(&plan);
-        assert!(state == "False" && message.contains("a fault of Pillion's"), "{generation}: {state} {message}");
+        assert!(state == "False" && message.contains("a bug in Pillion"), "{generation}: {state} {message}");
         assert!(revision.is_none());
     }
     // A panic in the search for conflicts does not end the task either.

@@ -171,7 +171,7 @@ fn broken_generation_changes_no_publication() {
             ]
         );
         assert_eq!(status.conditions[0].message, "spec.x: is wrong");
-        assert_eq!(status.activation, Some(Activation::Requested), "that of the accepted revision stays");
+        assert_eq!(status.activation, Some(Activation::Requested), "the activation of the accepted revision is kept");
         assert!(
             matches!(plan.events.as_slice(), [ProfileEvent::Rejected(text)] if text.contains("spec.x") && text.contains("revision a"))
         );
@@ -388,7 +388,7 @@ fn revisions_are_in_order_of_publication() {
     // The second rollback in a row goes further back than the first.
     assert_eq!(story.roll_back("b", Some("c"), Some("t1")).1[..3], ["c", "b", "a"]);
     assert_eq!(story.roll_back("a", Some("c"), Some("t2")), served("a", &["c", "b", "a", "d"]));
-    assert_eq!(story.accept("d"), served("d", &["d", "a", "c", "b"]), "what was active before comes second");
+    assert_eq!(story.accept("d"), served("d", &["d", "a", "c", "b"]), "the previously active revision is second");
     // The next leader has the order from the status, and not from the times of creation.
     assert_eq!(story.accept("b"), served("b", &["b", "d", "a", "c"]));
     // Without `rollback-from`, a text that is accepted meanwhile is not published, but kept as the latest.
@@ -408,7 +408,7 @@ fn event_names_revision_and_end_of_rollback() {
     story.accept("b");
     story.roll_back("a", Some("b"), None);
     story.case.accepted = Some(Accepted { revision: "c".into(), rollout: None, activation: Activation::Requested });
-    let expected = "revision c is published, before it was a; this ends the rollback";
+    let expected = "revision c is published instead of a; this ends the rollback";
     assert_eq!(story.case.plan().events, [ProfileEvent::Published(expected.to_owned())]);
 }
 

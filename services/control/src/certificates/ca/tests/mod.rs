@@ -314,7 +314,7 @@ fn rejects_material_of_other_cas() {
     assert!(matches!(with(&[("ca-2.crt", crt_of_1)]), Some(CorruptSecret::Certificate { of: Generation(2), .. })));
 }
 
-/// The format is frozen: every later release reads what today's release writes, and the other way round.
+/// The format is frozen: every later release reads what today's release writes, and vice versa.
 #[test]
 fn format_1_is_frozen() {
     let one = ca(1);

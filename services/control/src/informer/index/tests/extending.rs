@@ -100,7 +100,11 @@ fn child_without_parent_is_reported_once() {
     index.publish();
     let broken = apply(&mut index, profile("last", 1, child("middle")));
     assert!(broken[0].diagnostics[0].message.contains("there is no cluster profile \"middle\""), "{broken:?}");
-    assert_eq!(apply(&mut index, profile("middle", 1, child("proxy"))).len(), 1, "last was already reported");
+    assert_eq!(
+        apply(&mut index, profile("middle", 1, child("proxy"))).len(),
+        1,
+        "the profile last was already reported"
+    );
     assert!(index.publish().is_none());
     assert_eq!(apply(&mut index, profile("proxy", 1, sidecar("proxy:1"))).len(), 0);
     assert_eq!(names(&index.publish().unwrap()), ["last", "middle", "proxy"]);
@@ -167,7 +171,7 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     apply(&mut index, namespaced("own", 1, set(3)));
     let first = revision(&index.publish().unwrap(), "shop/own");
 
-    // After an error in the profile itself, its last valid spec stays active and still follows the parent.
+    // After an error in the profile itself, its last valid spec remains active and still follows the parent.
     assert_eq!(apply(&mut index, namespaced("own", 2, set(9))).len(), 1);
     assert!(index.publish().is_none());
     let mut described = parameter(json!(["Namespace"]));
@@ -203,9 +207,9 @@ fn panic_over_a_child_affects_no_other_profile() {
     drop(fault);
     let [broken] = broken.as_slice() else { panic!("{broken:?}") };
     assert_eq!(&*broken.name.name, "bad");
-    assert!(broken.diagnostics[0].message.contains("a fault of Pillion's"), "{broken:?}");
+    assert!(broken.diagnostics[0].message.contains("a bug in Pillion"), "{broken:?}");
     let after = index.publish().unwrap();
-    assert_eq!(revision(&before, "bad"), revision(&after, "bad"), "the last valid version stays");
+    assert_eq!(revision(&before, "bad"), revision(&after, "bad"), "the last valid version remains active");
     for name in ["proxy", "good"] {
         assert_ne!(revision(&before, name), revision(&after, name), "{name}");
     }
