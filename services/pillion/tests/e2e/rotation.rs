@@ -8,7 +8,7 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use pillion_api::webhook_configuration::is_connectivity_check;
 use pillion_testkit::namespace::SECOND_API_SERVER;
-use pillion_testkit::{ControlPlane, Isolation, TestCa, eventually, is_thorough};
+use pillion_testkit::{ControlPlane, Isolation, Replica, TestCa, eventually, is_thorough};
 use serde_json::json;
 
 use crate::direct::metric;
