@@ -255,7 +255,7 @@ fn sidecar_configuration_becomes_profile() {
     for (text, message) in [
         ("containers: {}", "expected a list"),
         ("containers: [{image: a}]", "each of containers needs its `name`"),
-        ("{}", "there are neither containers nor volumes in it"),
+        ("{}", "the configuration has neither containers nor volumes"),
     ] {
         let run = convert(&["morvencao"], text);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{text}");
