@@ -201,7 +201,7 @@ fn mounted_policy_reloads_and_invalid_one_is_ignored() {
     dev.has_metric("pillion_webhook_config_reloads_total{result=\"ok\"} 2");
 
     dev.write("cluster: {region: us-east-2}\nguardrail: {}\n");
-    dev.program.wait_for_output("the last good one stays active");
+    dev.program.wait_for_output("the last valid one remains active");
     dev.program.wait_for_output("did you mean `guardrails`?");
     dev.has_metric("pillion_webhook_config_last_reload_successful 0");
     dev.has_metric("pillion_webhook_config_reloads_total{result=\"failed\"} 1");
@@ -209,7 +209,7 @@ fn mounted_policy_reloads_and_invalid_one_is_ignored() {
 
     dev.write("requests: {maxBody: 1Mi}\n");
     eventually("the corrected file is loaded", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));
-    dev.program.wait_for_output("take effect only at the next start");
+    dev.program.wait_for_output("take effect only after a restart");
     dev.program.wait_for_output("requests.maxBody");
     dev.has_metric("pillion_webhook_config_restart_required 1");
     dev.has_metric("pillion_webhook_config_last_reload_successful 1");

@@ -101,7 +101,7 @@ fn non_native_parts_are_dropped_with_warning() {
         (
             "{activation: Always, template: {spec: {containers: [{name: a, image: i}]}}, validations: [{expression: 'true'}]}".to_owned(),
             "spec.template.spec",
-            "wins over what the author wrote",
+            "override the author's fields",
         ),
         (
             "{activation: Always, variables: [{name: v, expression: sha256('a')}], validations: [{expression: \"variables.v == 'a'\"}, {expression: 'true'}]}".to_owned(),

@@ -208,7 +208,7 @@ fn any_input_gets_response_with_position() {
         format!("{all}a{n}: &a{n} [{one}]\n")
     });
     for (name, texts, file, line, part) in [
-        ("no profile", texts("", POD), "profile.yaml", None, "there is no ClusterInjectionProfile"),
+        ("no profile", texts("", POD), "profile.yaml", None, "contains no ClusterInjectionProfile"),
         ("no YAML", texts("a: [", POD), "profile.yaml", Some(1), ""),
         ("no object", texts(PROFILE, ""), "object.yaml", None, "no pod and no workload"),
         ("no YAML as object", texts(PROFILE, "kind: Pod\nmetadata: {\n"), "object.yaml", Some(2), ""),

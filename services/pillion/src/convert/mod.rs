@@ -1,4 +1,4 @@
-//! `pillion convert`: converts the configuration of other injectors into profiles.
+//! `pillion convert`: converts the configuration of other injectors to profiles.
 //!
 //! * [`from`]: the conversions, which do not access files. This module reads files into documents, and reports errors
 //!   with their positions.

@@ -157,7 +157,7 @@ pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -
         operations.insert(0, json!({"op": "add", "path": metadata, "value": {}}));
     }
     let rfc6902: Patch =
-        serde_json::from_value(Value::Array(operations.clone())).context("the patch is not one of RFC 6902")?;
+        serde_json::from_value(Value::Array(operations.clone())).context("the patch is not a valid JSON patch")?;
     json_patch::patch(document, &rfc6902).context("the patch does not apply")?;
     if bare && touched {
         metadata_first(document, place);
@@ -165,7 +165,7 @@ pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -
     Ok(operations)
 }
 
-/// Moves new metadata to its usual position; a patch has no order of keys.
+/// Moves new metadata to its usual position; a JSON patch does not define the order of keys.
 fn metadata_first(document: &mut Value, place: &Place) {
     let Some(Value::Object(pod)) = document.pointer_mut(&place.pointer) else { return };
     if let Some(metadata) = pod.shift_remove("metadata") {

@@ -443,7 +443,7 @@ fn documented_history_and_rollback_commands_work() {
             "{aside}"
         );
         let message = String::from_utf8(message.stdout)?;
-        ensure!(message.contains(&format!("revision {first} is published, before it was {second}")), "{message}");
+        ensure!(message.contains(&format!("revision {first} is published (previously {second})")), "{message}");
         wait_for_image(&rig, "nginx:1.29").await?;
         let history = pillion(&rig, document, "pillion profiles history nginx")?;
         ensure!(history.contains("rolled back"), "{history}");
@@ -470,7 +470,7 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.30").await?;
         // A rollback goes back to what was published before, and not to what was created before.
         let message = pillion(&rig, document, "pillion profiles rollback nginx")?;
-        ensure!(message.contains(&format!("revision {third} is published, before it was {second}")), "{message}");
+        ensure!(message.contains(&format!("revision {third} is published (previously {second})")), "{message}");
         pillion(&rig, document, "pillion profiles rollback nginx --undo")?;
         wait_for_image(&rig, "nginx:1.30").await?;
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
@@ -482,7 +482,7 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.31").await?;
         let unknown = run(&rig, "pillion profiles rollback nginx --to zz")?;
         ensure!(!unknown.status.success());
-        ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no kept revision begins with"));
+        ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no stored revision begins with"));
         leader.end().await
     });
 }
