@@ -1,5 +1,5 @@
-//! Arguments that several commands share: the API server, the release and the namespace. Flags that kubectl also has are
-//! named as in kubectl. [`block_on`] runs the future of a short command.
+//! Arguments that several commands share: the API server, the release and the namespace. Flags that kubectl also has
+//! are named as in kubectl. [`block_on`] runs the future of a short command.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -147,7 +147,8 @@ pub(crate) fn release(text: &str) -> Result<Release, String> {
 /// # Errors
 /// The future's own error, or the runtime cannot be created.
 pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the async runtime")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the async runtime")?;
     runtime.block_on(work)
 }
 

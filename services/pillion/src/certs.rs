@@ -262,7 +262,10 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<Exit> {
             return Ok(Exit::Success);
         }
         if Instant::now() >= end {
-            progress.report(&format!("error: the rotation is not complete after {limit}\n{}", seen.text(Timestamp::now())))?;
+            progress.report(&format!(
+                "error: the rotation is not complete after {limit}\n{}",
+                seen.text(Timestamp::now())
+            ))?;
             return Ok(Exit::Findings);
         }
         if let Some((what, said)) = seen.lines(Timestamp::now()).first() {

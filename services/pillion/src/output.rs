@@ -37,8 +37,8 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Prints the human-readable `text`, or `value` as JSON or YAML. Colours of `text` are removed if standard output is not a
-    /// terminal.
+    /// Prints the human-readable `text`, or `value` as JSON or YAML. Colours of `text` are removed if standard output
+    /// is not a terminal.
     pub(crate) fn print(
         self,
         text: impl FnOnce() -> anyhow::Result<String>,

@@ -82,7 +82,11 @@ fn bombs() -> Vec<Bomb> {
         bomb("large template", argument(&"x".repeat(2_000_000)), "are allowed"),
         bomb("many keys", profile("", &keys), "are allowed"),
         bomb("aliases of aliases", profile("", &laughs), "its anchors and aliases repeat too much"),
-        bomb("large file", profile("", &format!("# {}\n", "x".repeat(10_000_000))), "a file with profiles may have at most"),
+        bomb(
+            "large file",
+            profile("", &format!("# {}\n", "x".repeat(10_000_000))),
+            "a file with profiles may have at most",
+        ),
         bomb("many documents", "---\na: 1\n".repeat(400_000), "more than 10000 documents"),
         bomb("a word without end", profile(&format!("  {}: 1\n", "x".repeat(1_000_000)), ""), "error: "),
         bomb(

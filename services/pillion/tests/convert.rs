@@ -177,7 +177,11 @@ fn unconvertible_input_reports_position_and_prints_nothing() {
         ("name: a\nenv: {A: a}\n", "2:1", "env: expected a list"),
         ("name: a\nenv:\n- {name: A}\n- {value: b}\n", "4:4", "env[1]: each element of env needs `name`"),
         ("name: a\nenv:\n- {name: A}\n- {name: A}\n", "4:4", "env[1]: there is another `A` in env"),
-        ("name: a\nhostAliases: [{hostnames: [b]}]\n", "2:16", "hostAliases[0]: each element of hostAliases needs `ip`"),
+        (
+            "name: a\nhostAliases: [{hostnames: [b]}]\n",
+            "2:16",
+            "hostAliases[0]: each element of hostAliases needs `ip`",
+        ),
         ("name: a\ninherits: b.yaml\n", "2:1", "inherits: `b.yaml` is not among the converted files"),
         ("name: a\ncontainers: [{name: b, $when: 'true'}]\n", "2:24", "containers[0].$when: a key with a `$`"),
         ("{apiVersion: v1, kind: ConfigMap, binaryData: {a: YQ==}}", "1:48", "a configuration cannot be binary"),

@@ -196,7 +196,10 @@ fn invalid_instrumentation_is_reported_and_languages_are_selectable() {
     let run = convert(&["opentelemetry", "--language", "sdk"], &two);
     assert!(run.stderr.contains("namespace observability has 2 Instrumentations"), "{}", run.stderr);
     for (text, message) in [
-        (INSTRUMENTATION.replace("v1alpha1", "v1beta1"), "this build does not convert version opentelemetry.io/v1beta1"),
+        (
+            INSTRUMENTATION.replace("v1alpha1", "v1beta1"),
+            "this build does not convert version opentelemetry.io/v1beta1",
+        ),
         (INSTRUMENTATION.replace("name: edge, ", ""), "an Instrumentation needs a name"),
         (format!("{INSTRUMENTATION}---\n{INSTRUMENTATION}"), "there is another Instrumentation observability/edge"),
         ("{apiVersion: v1, kind: Service}".to_owned(), "contains no Instrumentation"),

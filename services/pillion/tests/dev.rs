@@ -98,7 +98,7 @@ fn folder_profiles_is_served() {
     let dev = Program::start(&ANY_PORTS, folder.path());
     dev.wait_for_output("  from profiles\n");
     assert!(Sample::printed_by(&dev).send().unwrap().contains("helper:1"));
-    assert!(!dev.stdout().contains("others of"), "{}", dev.stdout());
+    assert!(!dev.stdout().contains("others in"), "{}", dev.stdout());
 }
 
 /// Runs a line as if pasted into a shell whose `PATH` does not have `pillion`.

@@ -183,7 +183,7 @@ fn everywhere_covers_all_selected_kinds_and_namespaces() {
     fs::write(&path, text).unwrap();
     let (objects, stderr, code) = export_path(&path, &["--everywhere"]);
     assert_eq!((objects.len(), code), (2, Some(1)), "{stderr}");
-    assert!(stderr.contains("spec.template is left out: everywhere is for validations"), "{stderr}");
+    assert!(stderr.contains("spec.template is left out: with --everywhere, only validations are exported"), "{stderr}");
     let constraints = &objects[0]["spec"]["matchConstraints"];
     assert_eq!(constraints["namespaceSelector"], json!({"matchLabels": {"reserved": "true"}, "matchExpressions": []}));
     assert_eq!(constraints["resourceRules"][0]["resources"], json!(["*"]));

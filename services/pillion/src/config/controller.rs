@@ -110,8 +110,8 @@ pub(crate) struct Webhooks {
     #[schemars(extend("expected" = "names of namespaces"))]
     pub(crate) excluded_namespaces: Vec<String>,
     /// Labels by which namespaces opt in, besides `pillion.dev/injection`. The first one that a namespace has takes
-    /// effect. The audit and the profile status use these labels too; replicas need the same in `namespaces.optIn`. Only
-    /// `pillion.dev/injection` can have the value `held`.
+    /// effect. The audit and the profile status use these labels too; replicas need the same in `namespaces.optIn`.
+    /// Only `pillion.dev/injection` can have the value `held`.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
     pub(crate) opt_in: Vec<String>,
     /// How long an API server waits for a response in namespaces with `enabled`; then the pod is created without
@@ -391,8 +391,14 @@ mod tests {
             ("certificates: {servingLifetime: 8760h, caLifetime: 24h}\n", "certificates.caLifetime (24h)"),
             ("logs: {level: \"pillion=loud\"}\n", "pillion=loud"),
             ("webhooks: {optIn: [a=b, 'a=b:required']}\n", "a=b is given twice"),
-            ("webhooks: {optIn: ['a=b:held']}\n", "a=b cannot have the failure mode held: only pillion.dev/injection=held"),
-            ("webhooks: {optIn: ['pillion.dev/injection=wait:held']}\n", "pillion.dev/injection=wait cannot have the failure mode held"),
+            (
+                "webhooks: {optIn: ['a=b:held']}\n",
+                "a=b cannot have the failure mode held: only pillion.dev/injection=held",
+            ),
+            (
+                "webhooks: {optIn: ['pillion.dev/injection=wait:held']}\n",
+                "pillion.dev/injection=wait cannot have the failure mode held",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

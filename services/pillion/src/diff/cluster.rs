@@ -187,7 +187,8 @@ async fn pods(
     Ok(workloads)
 }
 
-/// Returns a pod as its author submitted it, without an injection record, because the webhook ignores submitted records.
+/// Returns a pod as its author submitted it, without an injection record, because the webhook ignores submitted
+/// records.
 fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
     let mut pod = original_object(&serde_json::to_value(pod).context("cannot serialize it as JSON")?);
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {

@@ -237,7 +237,9 @@ fn summary(compared: &[Compared]) -> String {
 fn value(compared: &[Compared]) -> anyhow::Result<Value> {
     let workloads = compared.iter().map(|one| {
         let patch = match (&one.before.pod, &one.after.pod) {
-            (Some(before), Some(after)) => serde_json::to_value(json_patch::diff(before, after)).context("cannot serialize the patch")?,
+            (Some(before), Some(after)) => {
+                serde_json::to_value(json_patch::diff(before, after)).context("cannot serialize the patch")?
+            }
             _ => Value::Null,
         };
         let rendered = |rendered: &Rendered| json!({"profiles": rendered.profiles, "refused": rendered.pod.is_none()});

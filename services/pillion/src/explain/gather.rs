@@ -1,5 +1,5 @@
-//! Gathers facts from a cluster with only `get` and `list` requests. If a permission is missing, the explanation reports it and
-//! covers the rest.
+//! Gathers facts from a cluster with only `get` and `list` requests. If a permission is missing, the explanation
+//! reports it and covers the rest.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -509,7 +509,8 @@ fn namespace(inputs: &OfflineInputs<'_>) -> anyhow::Result<ObjectMeta> {
                 bail!("there is no Namespace {name} in {}", file.display());
             };
             let metadata = found.get("metadata").cloned().unwrap_or_default();
-            serde_json::from_value(metadata).with_context(|| format!("cannot read the Namespace in {}", file.display()))?
+            serde_json::from_value(metadata)
+                .with_context(|| format!("cannot read the Namespace in {}", file.display()))?
         }
     };
     metadata.name = Some(name.to_owned());

@@ -1,5 +1,5 @@
-//! Derives an explanation from facts, without I/O: the engine decides, [`mod@super::webhooks`] models the API server, and the
-//! audit's rules explain the state of a stored pod.
+//! Derives an explanation from facts, without I/O: the engine decides, [`mod@super::webhooks`] models the API server,
+//! and the audit's rules explain the state of a stored pod.
 
 use std::collections::BTreeMap;
 
@@ -516,7 +516,8 @@ impl Judging<'_> {
     pub(super) fn call(&mut self) {
         let namespace = &self.facts.namespace;
         if SYSTEM_NAMESPACES.contains(&&*namespace.name) {
-            let message = format!("{} is a system namespace, and Pillion never injects into system namespaces", namespace.name);
+            let message =
+                format!("{} is a system namespace, and Pillion never injects into system namespaces", namespace.name);
             let object = self.namespace();
             self.find_of(Code::SystemNamespace, object, message);
             return;

@@ -158,9 +158,7 @@ impl Judging<'_> {
             (_, Cause::ProfileChanged | Cause::ProfileDeleted) => {
                 (Code::ProfileChanged, self.times("the profile was changed", age.changed))
             }
-            (_, Cause::LeftOut) => {
-                (Code::LeftOut, "the webhook reviewed the pod, and skipped the profile".to_owned())
-            }
+            (_, Cause::LeftOut) => (Code::LeftOut, "the webhook reviewed the pod, and skipped the profile".to_owned()),
             (_, Cause::WebhookAway) => (Code::WebhookAway, self.absence()),
             (_, Cause::Unknown) => (Code::Unexplained, self.unexplained()),
         };

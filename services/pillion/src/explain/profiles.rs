@@ -370,8 +370,10 @@ pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
     let kind = if namespace.is_some() { "iprof" } else { "ciprof" };
     let serves = stored.status.revision.as_ref();
     let severity = if serves.is_some() { Severity::Warning } else { Severity::Error };
-    let remedy =
-        format!("correct its errors, which this shows: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin", stored.name.name);
+    let remedy = format!(
+        "correct its errors, which this shows: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin",
+        stored.name.name
+    );
     let not_ready = |why: String| {
         let message = match serves {
             Some(revision) => {

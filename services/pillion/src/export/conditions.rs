@@ -81,7 +81,10 @@ fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), LeftOut> {
     }
     let words = key.values.iter().chain(key.truthy.iter().flatten()).chain(key.falsy.iter().flatten());
     if let Some(word) = words.into_iter().find(|word| !word.is_ascii()) {
-        return Err(LeftOut::new("spec.requestedBy", format!("the API server cannot compare {word:?} without regard to case")));
+        return Err(LeftOut::new(
+            "spec.requestedBy",
+            format!("the API server cannot compare {word:?} without regard to case"),
+        ));
     }
     Ok(())
 }
@@ -261,7 +264,9 @@ impl<'p> Expressions<'p> {
             }
             let whole = path.fields.first().is_none_or(|field| field != "metadata");
             if path.name == "namespaceObject" && whole {
-                return Err("namespaceObject has only metadata in a profile, but is the whole namespace in a policy".to_owned());
+                return Err(
+                    "namespaceObject has only metadata in a profile, but is the whole namespace in a policy".to_owned()
+                );
             }
         }
         let foreign = expression.not_native();

@@ -46,8 +46,10 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
     let additions = match additions(profile.spec) {
         Ok(Some(_)) if profile.reach == PolicyScope::Everywhere => {
-            left_out
-                .push(LeftOut::new("spec.template", "with --everywhere, only validations are exported: nothing is added to every object"));
+            left_out.push(LeftOut::new(
+                "spec.template",
+                "with --everywhere, only validations are exported: nothing is added to every object",
+            ));
             None
         }
         Ok(additions) => additions,
@@ -127,7 +129,9 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
     if let Some(precondition) = spec.preconditions.first() {
         let why = match precondition.action.unwrap_or(PreconditionAction::Skip) {
             PreconditionAction::Warn | PreconditionAction::Skip => "it warns, which a condition of a policy cannot do",
-            PreconditionAction::Deny => "it rejects objects, which a condition of a policy cannot do; use a validation instead",
+            PreconditionAction::Deny => {
+                "it rejects objects, which a condition of a policy cannot do; use a validation instead"
+            }
         };
         return Err(LeftOut::new("spec.preconditions[0]", why));
     }
@@ -195,7 +199,8 @@ fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_
     Ok(Native { text, used })
 }
 
-/// Returns the reason of the policy, which determines the HTTP status. Returns an error if policies have no such reason.
+/// Returns the reason of the policy, which determines the HTTP status. Returns an error if policies have no such
+/// reason.
 fn reason(validation: &Validation) -> Result<&'static str, String> {
     let known = |find: &dyn Fn(&(&str, u16)) -> bool| REASONS.into_iter().find(|known| find(known));
     let all = "Invalid (422), Forbidden (403) and RequestEntityTooLarge (413)";

@@ -1,5 +1,5 @@
-//! A simulated cluster: the profiles and namespaces with which a command decides pods without an API server. Lookups use
-//! the other objects of the manifests; a workload is the owner of the pod in its template.
+//! A simulated cluster: the profiles and namespaces with which a command decides pods without an API server. Lookups
+//! use the other objects of the manifests; a workload is the owner of the pod in its template.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -206,7 +206,8 @@ fn ask(
     }
     let body = serde_json::to_vec(&envelope(&pod, name)).context("cannot serialize the review")?;
     let review = Review::parse(&body).context("cannot parse its review")?;
-    // A manifest has no `managedFields`, so its injection record is trusted, as if an earlier run of this command had written it.
+    // A manifest has no `managedFields`, so its injection record is trusted, as if an earlier run of this command had
+    // written it.
     let mut facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound, ..Facts::default() };
     let wanted = review.needs(endpoint, simulated.snapshot(), &facts);
     facts.looked_up = look_up(known, wanted, document, place);

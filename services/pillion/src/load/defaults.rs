@@ -41,8 +41,10 @@ impl Defaults {
         let mut profiles = Vec::new();
         let expect_mapping = |node: &Node, what: &str| match &node.content {
             Content::Mapping(_) => Ok(()),
-            _ => Err(Problem::at(source, node.span.clone(), format!("expected {what}, found {}", typed::type_of(node)))
-                .with_help("write PROFILE: {PARAMETER: value}".to_owned())),
+            _ => {
+                Err(Problem::at(source, node.span.clone(), format!("expected {what}, found {}", typed::type_of(node)))
+                    .with_help("write PROFILE: {PARAMETER: value}".to_owned()))
+            }
         };
         for document in documents {
             expect_mapping(document, "a mapping of profile names")?;

@@ -202,7 +202,8 @@ impl<'n> Loader<'n> {
         if !KINDS.contains(&kind) {
             let help = typed::meant(kind, KINDS).map(|meant| format!("did you mean `{meant}`?"));
             let problem = Problem::at(source, place("kind"), format!("`{kind}` is not a kind of {GROUP}"));
-            return self.report(problem.with_help(help.or_else(|| Some(format!("the kinds are {}", KINDS.join(" and "))))));
+            return self
+                .report(problem.with_help(help.or_else(|| Some(format!("the kinds are {}", KINDS.join(" and "))))));
         }
         if api_version != API_VERSION {
             let message = format!("apiVersion `{api_version}` is not supported by this build");
@@ -243,7 +244,8 @@ impl<'n> Loader<'n> {
                 format!("metadata.name: `{name}` is not a valid Kubernetes name"),
             )
             .with_help(
-                "use at most 253 lower-case letters, digits, `-` and `.`; begin and end with a letter or digit".to_owned(),
+                "use at most 253 lower-case letters, digits, `-` and `.`; begin and end with a letter or digit"
+                    .to_owned(),
             ));
         }
         let namespace = match (kind == InjectionProfile::KIND, namespace) {

@@ -50,10 +50,7 @@ fn reports_mistakes_with_position_of_object() {
         (good("Upper"), "p.yaml:4:9: metadata.name: `Upper` is not a valid Kubernetes name"),
         (good("x").replace("  name: x", "  labels: {}"), "p.yaml:4:3: metadata.name is missing"),
         (good("x").replace("  name: x", "  name: 5"), "p.yaml:4:9: metadata.name: expected a string"),
-        (
-            good("x").replace("  name: x", "  name: x\n  namespace: z"),
-            "p.yaml:5:14: a ClusterInjectionProfile has no",
-        ),
+        (good("x").replace("  name: x", "  name: x\n  namespace: z"), "p.yaml:5:14: a ClusterInjectionProfile has no"),
         (
             good("x").replace("Cluster", "Clustr"),
             "p.yaml:2:7: `ClustrInjectionProfile` is not a kind of pillion.dev (did you mean",

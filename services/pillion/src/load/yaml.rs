@@ -442,11 +442,7 @@ fn too_much(breach: &BudgetBreach) -> String {
 }
 
 fn duplicate(key: &str, span: Option<Range<usize>>) -> SyntaxError {
-    SyntaxError {
-        span,
-        message: format!("the key `{key}` occurs twice"),
-        help: Some("remove one of them".to_owned()),
-    }
+    SyntaxError { span, message: format!("the key `{key}` occurs twice"), help: Some("remove one of them".to_owned()) }
 }
 
 /// Returns the byte offset of a line and a column, both from 1; the column counts characters.

@@ -66,7 +66,8 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     if !is_published(&which, &expected, wait.0).await? {
         output::report(&format!(
-            "error: revision {expected} of {which} was requested, but is not published after {wait}; check that the controller runs"
+            "error: revision {expected} of {which} was requested, but is not published after {wait}; \
+             check that the controller runs"
         ))?;
         return Ok(Exit::Findings);
     }

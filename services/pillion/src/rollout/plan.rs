@@ -180,10 +180,9 @@ pub(super) struct Wrong {
 impl Stale {
     /// Returns the reason not to restart, if new pods would have the same differences.
     pub(super) fn reason_not_to_restart(&self) -> Option<&'static str> {
-        self.profiles
-            .values()
-            .all(Wrong::is_left_out)
-            .then_some("the webhook skipped the profile for its pods, and would skip it again: pillion explain shows why")
+        self.profiles.values().all(Wrong::is_left_out).then_some(
+            "the webhook skipped the profile for its pods, and would skip it again: pillion explain shows why",
+        )
     }
 
     /// Returns the remaining difference of a new pod, such as `without profile nginx`.

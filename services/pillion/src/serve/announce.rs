@@ -75,14 +75,17 @@ impl Service<'_> {
         };
         if let Some(name) = self.profiles.iter().map(|profile| profile.name()).find(|name| !is_served(name)) {
             let namespace = name.namespace.as_deref().unwrap_or_default();
-            writeln!(text, "  not {namespace}, to which profile {name} applies; to add it: --namespace {namespace}=enabled")?;
+            writeln!(
+                text,
+                "  not {namespace}, to which profile {name} applies; to add it: --namespace {namespace}=enabled"
+            )?;
         }
         if !self.sample.injected {
             writeln!(text, "\nNo profile matches a plain pod in these namespaces, so the sample is not injected.")?;
         }
         writeln!(
             text,
-            "\nTry a request, and decode the patch in its response (the part before the first | prints the whole response)"
+            "\nTry a request, and decode its patch (the part before the first | prints the whole response)"
         )?;
         writeln!(text, "  {}", self.curl(&url))?;
         writeln!(text, "Show the resulting pod")?;

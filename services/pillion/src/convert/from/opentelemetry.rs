@@ -228,9 +228,8 @@ impl<'d> Resource<'d> {
             if is_nothing(value) {
                 return Ok(());
             }
-            let value = literal(value, path).map_err(|path| {
-                Remark::new(self.document, path, "a profile cannot contain a key with a `$`")
-            })?;
+            let value = literal(value, path)
+                .map_err(|path| Remark::new(self.document, path, "a profile cannot contain a key with a `$`"))?;
             parameters.push(json!({"name": name, "default": value}));
             Ok(())
         };

@@ -68,10 +68,9 @@ impl Reader {
                     "running pods keep their sidecars: it is left out",
                     "pillion rollout replaces them within a budget",
                 ),
-                "revisionHistoryLimit" => (
-                    "the controller determines how many revisions are kept: it is left out",
-                    "see docs/revisions.md",
-                ),
+                "revisionHistoryLimit" => {
+                    ("the controller determines how many revisions are kept: it is left out", "see docs/revisions.md")
+                }
                 _ => ("profiles have no equivalent: it is left out", "check this field manually"),
             };
             self.notes.push(Remark::new(index, format!("spec.{field}"), message).with_help(help));

@@ -199,7 +199,11 @@ impl Reader<'_> {
             return None;
         };
         if chain.contains(&found) {
-            self.faults.push(Remark::new(document, "inherits", format!("`{parent}` also inherits from this configuration")));
+            self.faults.push(Remark::new(
+                document,
+                "inherits",
+                format!("`{parent}` also inherits from this configuration"),
+            ));
             return None;
         }
         if chain.len() >= LONGEST_CHAIN {
