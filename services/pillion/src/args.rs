@@ -79,7 +79,7 @@ impl ApiServerArgs {
             Ok(_) => Ok(client),
             // The API server responds. The user only lacks the permission to read its version.
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(client),
-            Err(error) => Err(error).context("cannot reach the API server; check the kubeconfig"),
+            Err(error) => Err(error).context("cannot reach the API server (check the kubeconfig)"),
         }
     }
 }

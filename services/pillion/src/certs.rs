@@ -63,7 +63,7 @@ impl CertificateState {
         let secrets: Api<Secret> = Api::namespaced(client.clone(), release.namespace());
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let record = secrets.get_opt(&release.ca_secret()).await;
-        let record = record.context("cannot read the Secret of the CAs; this requires permission to get it")?;
+        let record = record.context("cannot read the Secret of the CAs (this requires permission to get it)")?;
         let serving = secrets.get_opt(&release.serving_secret()).await.context("cannot read the serving Secret")?;
         let configuration = configurations.get_opt(release.configuration()).await;
         let configuration = configuration.context("cannot read the webhook configuration")?;
@@ -132,7 +132,7 @@ impl CertificateState {
         text
     }
 
-    /// Returns why the API server cannot call replicas, if the state that the lines with this label show is the reason.
+    /// Returns the problem in the lines with this label, if it prevents the API server from calling replicas.
     pub(crate) fn problem(&self, what: &str) -> Option<&'static str> {
         match what {
             "certificate" if !matches!(self.certificate, Some(Ok(_))) => Some("there is no valid serving certificate"),
@@ -248,7 +248,7 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<Exit> {
             release.namespace(),
             release.lease()
         ),
-        Err(error) => return Err(error).context("cannot write the Lease; this requires permission to patch it"),
+        Err(error) => return Err(error).context("cannot write the Lease (this requires permission to patch it)"),
     }
     output::print(&format!("requested a new CA ({request}); see: pillion status\n"))?;
     let Some(limit) = args.wait else { return Ok(Exit::Success) };

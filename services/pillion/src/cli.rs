@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Run the webhook, which decides admission reviews in a cluster.
     Webhook(WebhookArgs),
-    /// Run the controller: rotate certificates, reconcile webhook configurations, revisions and profile status.
+    /// Run the controller: rotate certificates, and reconcile webhook configurations, revisions and profile status.
     Controller(ControllerArgs),
     /// Request a rotation of the certificates; pillion status shows its progress.
     Certs(CertsArgs),

@@ -183,7 +183,7 @@ codes! {
     FewReadyReplicas => "few_ready_replicas", Warning, "run at least two replicas";
     /// A replica is listed as ready but is unreachable.
     ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a failed node between API server and replica";
-    /// A dry run returned a pod unchanged that should be injected.
+    /// A dry run returned a pod unchanged, although it should be injected.
     DryRunFailed => "dry_run_failed", Error, "see the other findings: the API server gets no usable response";
     /// No dry run was possible, so the path through the API server is untested.
     DryRunNotTried => "dry_run_not_tried", Info, "opt a namespace in, and run the command as a user who may create pods there";

@@ -81,7 +81,7 @@ pub(crate) struct Certificates {
     /// The age of a CA at which the next one is created.
     #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
-    /// How long to wait until API servers that cannot be probed use a changed webhook configuration.
+    /// How long to wait for API servers that cannot be probed to use a changed webhook configuration.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) propagation_timeout: Time,
     /// How many consecutive probe rounds must find every replica with a certificate of the new CA.
@@ -238,7 +238,7 @@ impl Certificates {
         let mut settings = probe::Settings::default();
         settings.gap = self.probe_gap.0;
         settings.timeout = self.probe_timeout.0;
-        // The default is a day, which certificates with a shorter lifetime never have left.
+        // The default is a day. Certificates with a shorter lifetime never have that long left.
         settings.least_left = settings.least_left.min(self.serving_lifetime.0 / 7);
         settings
     }

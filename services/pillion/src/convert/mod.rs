@@ -272,7 +272,7 @@ impl Documents {
                 self.problems.push(problem.of_field(format!("data.{}", entry.key)));
                 continue;
             };
-            // The keys get paths in a directory beside the file, so that they can reference each other.
+            // The keys get paths in a directory next to the file, so that they can reference each other.
             let file = format!("{}/{name}/{}", source.name, entry.key);
             let inner = Arc::new(Source::new(file.clone(), text.clone()));
             match yaml::documents(&inner.text) {

@@ -498,7 +498,7 @@ const fn describe(defect: Defect) -> &'static str {
         Defect::Expiring => "it expires soon",
         Defect::Expired => "it has expired",
         Defect::NotYetValid => "it is not valid yet",
-        Defect::WrongName => "it is not for the name of the Service",
+        Defect::WrongName => "it does not have the name of the Service",
         Defect::Ca => "its CA has expired, or is not valid yet",
         Defect::Unusable => "it is damaged, or not a server certificate",
     }

@@ -371,7 +371,7 @@ pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
     let serves = stored.status.revision.as_ref();
     let severity = if serves.is_some() { Severity::Warning } else { Severity::Error };
     let remedy = format!(
-        "correct its errors, which this shows: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin",
+        "correct the errors that this command shows: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin",
         stored.name.name
     );
     let not_ready = |why: String| {

@@ -146,8 +146,7 @@ fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, St
     let held = if others.is_empty() { (CallOutcome::Called, String::new()) } else { conditions_hold(&others, about) };
     match (of_user.first(), held) {
         (Some(condition), (CallOutcome::Called, _)) => {
-            let detail =
-                format!("condition {} depends on the user who creates the pod, which is unknown", condition.name);
+            let detail = format!("condition {} depends on the creator of the pod, who is unknown", condition.name);
             (CallOutcome::Unknown, detail)
         }
         (_, held) => held,

@@ -195,7 +195,7 @@ pub(crate) fn type_of(node: &Node) -> &'static str {
 }
 
 /// The schemas of `spec`, by kind. A CRD that cannot be generated has no limits; a test of the API crate ensures that
-/// this never happens.
+/// this cannot happen.
 static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     let definitions = crd::definitions().into_iter().flatten();
     let schemas = definitions.filter_map(|definition| {

@@ -148,7 +148,7 @@ impl Node {
         place_in_value(text, value, part, &place).unwrap_or(place)
     }
 
-    /// Follows a path as far as it exists.
+    /// Follows the existing part of a path.
     fn walk<'n, 'p>(&'n self, path: &'p str) -> Walk<'n, 'p> {
         let rest = path.trim_start_matches(['.', '$']);
         let mut walk = Walk { node: self, key: None, place: self.span.clone(), rest };

@@ -70,7 +70,7 @@ pub(super) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     if rows.is_empty() && output.is_text() {
         output::report("no profiles found")?;
     }
-    // This list does not show namespaces, so an error of theirs does not matter.
+    // The rows do not use the list of namespaces.
     let mut unread = listing.unread.iter().filter(|(part, _)| *part != Part::Namespaces).peekable();
     let is_failure = unread.peek().is_some();
     unread.try_for_each(|(part, why)| output::report(&format!("error: {} cannot be listed: {why}", part.as_str())))?;

@@ -94,7 +94,7 @@ pub(super) async fn run(
         tokio::time::sleep(LOOK_EVERY).await;
     }
     is_done(client, &api, stale, show).await?;
-    // A failed restart stays recorded, since its pods may still be unavailable.
+    // A failed restart remains recorded, since its pods may still be unavailable.
     ongoing.lock().await.retain(|(other, _)| other != workload);
     Ok(())
 }

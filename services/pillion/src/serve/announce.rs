@@ -1,4 +1,4 @@
-//! Prints what `dev` serves, with commands to try it, which can be pasted into a shell.
+//! Prints what `dev` serves, and shell commands to try it.
 
 use std::ffi::OsStr;
 use std::fmt::Write;

@@ -231,7 +231,7 @@ impl Reader<'_> {
             let file = self.documents.get(first.document).map(|document| document.file.as_str()).unwrap_or_default();
             let message = format!("{file} also has the name {}:{}", configuration.name, configuration.version);
             let fault = Remark::new(configuration.document, "name", message);
-            self.faults.push(fault.with_help("names have to be unique: give one of them another version"));
+            self.faults.push(fault.with_help("names must be unique: give one of them another version"));
         }
     }
 
