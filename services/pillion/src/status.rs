@@ -277,8 +277,8 @@ fn document(status: &Status) -> Value {
     })
 }
 
-/// Formats a table like kubectl. Returns an empty string if there are no findings. A wide table has owners and
-/// revisions.
+/// Formats a table like kubectl. Returns an empty string if there are no findings. A wide table also shows owners
+/// and revisions.
 fn table(findings: &[Finding], is_wide: bool) -> String {
     if !is_wide {
         let rows = findings.iter().map(|finding| {

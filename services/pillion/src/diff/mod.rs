@@ -205,8 +205,8 @@ fn text(compared: &[Compared]) -> anyhow::Result<String> {
         for (profile, result) in &after.profiles {
             match before.profiles.get(profile) {
                 Some(was) if was == result => {}
-                Some(was) => drop(writeln!(text, "  {profile}: {result}; now: {was}")),
-                None => drop(writeln!(text, "  {profile}: {result}; now it does not apply")),
+                Some(was) => drop(writeln!(text, "  {profile}: {result}; currently: {was}")),
+                None => drop(writeln!(text, "  {profile}: {result}; currently it does not apply")),
             }
         }
         for profile in before.profiles.keys().filter(|profile| !after.profiles.contains_key(*profile)) {

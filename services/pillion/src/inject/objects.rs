@@ -105,9 +105,9 @@ impl Place {
         trial::owner_reference(self.workload(document)?, &self.api_version, &self.kind)
     }
 
-    /// Returns the pod as the API server would send it to a webhook: with its namespace, and created from a template as
-    /// a controller does. The owner is the workload itself. A cluster puts objects with generated names between a
-    /// Deployment or CronJob and its pods, but a template cannot contain their names.
+    /// Returns the pod as the API server would send it to a webhook: with its namespace and, for a template, as a
+    /// controller would create it. The owner is the workload itself. A cluster puts objects with generated names
+    /// between a Deployment or CronJob and its pods, but a template cannot contain their names.
     pub(crate) fn pod(&self, document: &Value, namespace: &str) -> Value {
         let part = |field: &str| document.pointer(&self.pointer).and_then(|pod| pod.get(field)).cloned();
         let mut metadata = match part("metadata") {

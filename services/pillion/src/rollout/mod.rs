@@ -236,7 +236,7 @@ impl Line {
     }
 }
 
-/// Formats a table like kubectl; empty if there are no lines. A wide table has the causes.
+/// Formats a table like kubectl; empty if there are no lines. A wide table also shows the causes.
 fn table(lines: &[Line], is_wide: bool) -> String {
     let row = |line: &Line| {
         let workload = &line.stale.workload;
