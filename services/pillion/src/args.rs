@@ -1,5 +1,5 @@
-//! Arguments that several commands share: the API server and the release, as flags of kubectl where kubectl has them.
-//! [`block_on`] runs the future of a short command.
+//! Arguments that several commands share: the API server, the release and the namespace. Flags that kubectl also has
+//! are named as in kubectl. [`block_on`] runs the future of a short command.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::config::Time;
 /// Arguments that select the release.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReleaseArgs {
-    /// The release: its namespace and its name. The names of its objects derive from it.
+    /// Namespace and name of the release. The names of its objects derive from them.
     #[arg(long, value_name = "NAMESPACE/NAME", default_value = "pillion-system/pillion", env = "PILLION_RELEASE", value_parser = release)]
     release: Release,
     /// Domain of the cluster's internal names.
@@ -33,7 +33,7 @@ impl ReleaseArgs {
     }
 }
 
-/// The heading of the flags for the connection, in the help of each command.
+/// The help heading of the connection flags.
 pub(crate) const CONNECTION: &str = "Connection";
 
 /// Arguments of all commands that talk to an API server.
@@ -51,19 +51,19 @@ pub(crate) struct ApiServerArgs {
     /// Act as a member of this group, by impersonation. May be given several times.
     #[arg(long = "as-group", value_name = "GROUP", requires = "user", help_heading = CONNECTION)]
     groups: Vec<String>,
-    /// Fail if the API server sends nothing for this time during a request, as in 30s. Default: 55s.
+    /// Fail if the API server sends nothing for this long during a request, such as 30s. Default: 55s.
     #[arg(long, value_name = "DURATION", help_heading = CONNECTION)]
     request_timeout: Option<Time>,
 }
 
 impl ApiServerArgs {
-    /// Creates a client, without a request.
+    /// Creates a client without sending a request.
     ///
     /// # Errors
     /// There is no valid configuration.
     pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
         let Self { kubeconfig, context, user, groups, request_timeout } = self.clone();
-        // As for kubectl, a timeout of zero is none.
+        // As with kubectl, zero disables the timeout.
         let request_timeout = request_timeout.map(|Time(limit)| limit).filter(|limit| !limit.is_zero());
         Ok(client::connect_with(&ConnectOptions { kubeconfig, context, user, groups, request_timeout }).await?)
     }
@@ -74,12 +74,12 @@ impl ApiServerArgs {
     /// There is no valid configuration, or the API server does not respond.
     pub(crate) async fn connect(&self) -> anyhow::Result<kube::Client> {
         let client = self.client().await?;
-        // Fails here if the API server is unavailable. Otherwise, each request of the command would wait and fail.
+        // Fails here if the API server is unavailable. Otherwise, each request of the command would time out.
         match client.apiserver_version().await {
             Ok(_) => Ok(client),
             // The API server responds. The user only lacks the permission to read its version.
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(client),
-            Err(error) => Err(error).context("the API server cannot be asked: is the kubeconfig the right one?"),
+            Err(error) => Err(error).context("cannot reach the API server (check the kubeconfig)"),
         }
     }
 }
@@ -147,7 +147,8 @@ pub(crate) fn release(text: &str) -> Result<Release, String> {
 /// # Errors
 /// The future's own error, or the runtime cannot be created.
 pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the async runtime")?;
     runtime.block_on(work)
 }
 

@@ -1,5 +1,5 @@
 //! Findings about an installation that injects nothing: no replica is ready, the webhook is not registered, or an
-//! operator disabled it. `explain`, `doctor` and `status` report them in the same words.
+//! administrator disabled it. `explain`, `doctor` and `status` report the same findings.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Client;
@@ -15,9 +15,9 @@ use crate::installation::switching;
 pub(crate) enum WebhookDeployment {
     /// It could not be read.
     Unknown,
-    /// There is none of the release's name.
+    /// No Deployment has the name that the release uses.
     Missing,
-    /// It should have this number of replicas.
+    /// The desired number of replicas.
     Replicas(i32),
 }
 
@@ -37,8 +37,8 @@ fn name(release: &Release) -> String {
     format!("{}-webhook", release.name())
 }
 
-/// Returns a finding if no replica is ready. `endpoints` are the addresses behind the Service, each with whether it is
-/// ready. The remedy restores the replicas.
+/// Returns a finding if no replica is ready. `endpoints` are the addresses behind the Service, each with its readiness.
+/// The remedy restores the replicas.
 pub(crate) fn no_ready_replica(
     release: &Release,
     endpoints: &[(String, bool)],
@@ -79,13 +79,13 @@ pub(crate) fn not_registered(release: &Release) -> Finding {
     Finding::new(Code::NotRegistered, object, "no webhook configuration makes the API server call Pillion for pods")
 }
 
-/// Returns the finding that injection is disabled. `by` is the field manager that disabled it, if it is known.
+/// Returns the finding that injection is disabled. `by` is the field manager that disabled it, if known.
 pub(crate) fn injection_disabled(release: &Release, by: Option<&str>) -> Finding {
     let message = format!("injection is disabled for the whole cluster{}", author(by));
     Finding::new(Code::SwitchedOff, switch(release), message).remedy(switching(release, INJECTION_KEY, "enabled"))
 }
 
-/// Returns the finding that an operator removed the webhook configurations. `by` is the field manager, if it is known.
+/// Returns the finding that an administrator removed the webhook configurations. `by` is the field manager, if known.
 pub(crate) fn webhooks_disabled(release: &Release, by: Option<&str>) -> Finding {
     let message = format!("the webhook configurations were removed{}", author(by));
     Finding::new(Code::Disarmed, switch(release), message).remedy(switching(release, WEBHOOKS_KEY, "armed"))
@@ -112,7 +112,7 @@ mod tests {
             no_ready_replica(&release, &endpoints, deployment).map(|finding| (finding.message, finding.remedy))
         };
         assert_eq!(found(&[("a", true), ("b", false)], WebhookDeployment::Replicas(2)), None);
-        // Replicas that no Deployment of this name has created still count.
+        // Ready replicas are enough, even if another Deployment created them.
         assert_eq!(found(&[("a", true)], WebhookDeployment::Missing), None);
         for (endpoints, deployment, message, remedy) in [
             (&[][..], WebhookDeployment::Replicas(0), "scaled to 0", "scale deployment pillion-webhook --replicas=2"),

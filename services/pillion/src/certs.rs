@@ -63,10 +63,10 @@ impl CertificateState {
         let secrets: Api<Secret> = Api::namespaced(client.clone(), release.namespace());
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
         let record = secrets.get_opt(&release.ca_secret()).await;
-        let record = record.context("the CAs' Secret cannot be read: that takes the right to get it")?;
-        let serving = secrets.get_opt(&release.serving_secret()).await.context("the serving Secret cannot be read")?;
+        let record = record.context("cannot read the Secret of the CAs (this requires permission to get it)")?;
+        let serving = secrets.get_opt(&release.serving_secret()).await.context("cannot read the serving Secret")?;
         let configuration = configurations.get_opt(release.configuration()).await;
-        let configuration = configuration.context("the webhook configuration cannot be read")?;
+        let configuration = configuration.context("cannot read the webhook configuration")?;
 
         let fulfilled =
             record.as_ref().and_then(|secret| secret.metadata.annotations.as_ref()?.get(FULFILLED_ANNOTATION));
@@ -132,7 +132,7 @@ impl CertificateState {
         text
     }
 
-    /// Returns why the API server cannot call replicas, as far as the lines with this label show it.
+    /// Returns the problem in the lines with this label, if it prevents the API server from calling replicas.
     pub(crate) fn problem(&self, what: &str) -> Option<&'static str> {
         match what {
             "certificate" if !matches!(self.certificate, Some(Ok(_))) => Some("there is no valid serving certificate"),
@@ -147,13 +147,13 @@ impl CertificateState {
         let mut line = |what: &'static str, said: &str| lines.push((what, said.to_owned()));
         match &self.record {
             Stored::Missing => {
-                line("rotation", "no record: no controller has led yet, or its Secret was deleted");
+                line("rotation", "no record: no controller has become leader yet, or its Secret was deleted");
             }
             Stored::Corrupt => {
                 let fault = self.fault.as_deref().unwrap_or("it cannot be read");
                 line(
                     "rotation",
-                    &format!("the record is damaged: {fault}; the controller creates a new CA beside the old one"),
+                    &format!("the record is damaged: {fault}; the controller creates a new CA next to the old one"),
                 );
             }
             Stored::Is(record) => {
@@ -171,11 +171,11 @@ impl CertificateState {
             Some(Err(unfit)) => line("certificate", &format!("cannot be served: {unfit}")),
             Some(Ok(fit)) => {
                 let signer = self.signer.map_or_else(|| "an unknown CA".to_owned(), |signer| format!("CA {signer}"));
-                line("certificate", &format!("of {signer}, ends {}", at(fit.not_after, now)));
+                line("certificate", &format!("signed by {signer}, expires {}", at(fit.not_after, now)));
             }
         }
         if self.entries.is_empty() {
-            line("webhook", "no entry: the API server calls no webhook");
+            line("webhook", "no entries: the API server calls no webhook");
         }
         for (name, contents) in &self.entries {
             let known = contents.cas.iter().map(|generation| generation.0.to_string()).collect::<Vec<_>>();
@@ -203,10 +203,10 @@ fn entries(configuration: &MutatingWebhookConfiguration, known: Option<&KnownCas
 
 fn describe(ca: Ca, now: Timestamp) -> String {
     let key = if ca.has_key { "" } else { ", its key is deleted" };
-    format!("{} made {}, ends {}{key}", ca.generation.0, at(ca.created, now), at(ca.not_after, now))
+    format!("{} created {}, expires {}{key}", ca.generation.0, at(ca.created, now), at(ca.not_after, now))
 }
 
-/// Formats a time with its rough distance from now.
+/// Formats a time with its approximate distance from now.
 fn at(time: Timestamp, now: Timestamp) -> String {
     let distance = if time < now { now.duration_since(time) } else { time.duration_since(now) };
     let seconds = distance.as_secs();
@@ -228,7 +228,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct RotateArgs {
     #[command(flatten)]
     at: ClusterArgs,
-    /// The CA's key is compromised: the old CA is removed without an overlap.
+    /// The key of the CA is compromised: remove the old CA without an overlap.
     #[arg(long)]
     compromised: bool,
     /// Wait until the rotation is done, for at most this time, as in 10m.
@@ -244,14 +244,13 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<Exit> {
     match leases.patch(&release.lease(), &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 404 => bail!(
-            "there is no Lease {}/{}: no controller of this release ever ran; expected --release as it was given at its \
-             installation",
+            "there is no Lease {}/{}: no controller of this release has ever run; check --release",
             release.namespace(),
             release.lease()
         ),
-        Err(error) => return Err(error).context("the Lease cannot be written: that takes the right to patch it"),
+        Err(error) => return Err(error).context("cannot write the Lease (this requires permission to patch it)"),
     }
-    output::print(&format!("asked for a new CA ({request}); see: pillion status\n"))?;
+    output::print(&format!("requested a new CA ({request}); see: pillion status\n"))?;
     let Some(limit) = args.wait else { return Ok(Exit::Success) };
     let end = Instant::now() + limit.0;
     let mut progress = Progress::new();
@@ -263,7 +262,10 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<Exit> {
             return Ok(Exit::Success);
         }
         if Instant::now() >= end {
-            progress.report(&format!("error: not done within {limit}\n{}", seen.text(Timestamp::now())))?;
+            progress.report(&format!(
+                "error: the rotation is not complete after {limit}\n{}",
+                seen.text(Timestamp::now())
+            ))?;
             return Ok(Exit::Findings);
         }
         if let Some((what, said)) = seen.lines(Timestamp::now()).first() {

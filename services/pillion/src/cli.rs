@@ -54,9 +54,9 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 pub(crate) enum Command {
-    /// Serve admission reviews: the webhook, as it runs in a cluster.
+    /// Run the webhook, which decides admission reviews in a cluster.
     Webhook(WebhookArgs),
-    /// Rotate certificates, and reconcile webhook configurations, revisions and profile status. Several run, one leads.
+    /// Run the controller: rotate certificates, and reconcile webhook configurations, revisions and profile status.
     Controller(ControllerArgs),
     /// Request a rotation of the certificates; pillion status shows its progress.
     Certs(CertsArgs),
@@ -66,21 +66,21 @@ pub(crate) enum Command {
     Inject(InjectArgs),
     /// Explain what Pillion did or would do to an object, and why: pillion explain pod/web -n shop
     Explain(ExplainArgs),
-    /// Find what is configured wrongly in a cluster, and say how to correct it.
+    /// Find configuration errors in a cluster, and suggest corrections.
     Doctor(DoctorArgs),
-    /// Remove injected parts from manifests, by the injection record of their pods.
+    /// Remove injected parts from manifests, using the injection records of the pods.
     Uninject(UninjectArgs),
-    /// Show what changed profiles would do to running pods or to manifests, without doing it.
+    /// Show how changed profiles would affect running pods or manifests, without applying them.
     Diff(DiffArgs),
-    /// Find mistakes in profiles, and show them at their place in the file.
+    /// Find errors in profiles, and show their positions in the files.
     Lint(LintArgs),
     /// Run the test cases of profiles: pillion test profiles
     Test(TestArgs),
     /// List the profiles of a cluster, show the revisions of one, and roll back to one of them.
     Profiles(ProfilesArgs),
-    /// Export profiles as Kubernetes' own admission policies, as far as these can express them.
+    /// Export profiles as Kubernetes admission policies; parts that these cannot express are left out.
     Export(ExportArgs),
-    /// Convert the configuration of other injectors into profiles.
+    /// Convert the configuration of other injectors to profiles.
     Convert(ConvertArgs),
     /// Remove the webhook configurations of a release permanently, before it is deleted.
     ///
@@ -88,8 +88,8 @@ pub(crate) enum Command {
     Uninstall(UninstallArgs),
     /// Show whether the installation works now, and which pods differ from their profiles.
     ///
-    /// It reads from the API server, so no part of Pillion has to run. It shows the replicas, the controller that leads,
-    /// the kill switch, the certificates with their rotation, and the profiles.
+    /// It only reads from the API server, so it also works while no part of Pillion runs. It shows the replicas, the
+    /// leader of the controllers, the kill switch, the certificates with their rotation, and the profiles.
     Status(StatusArgs),
     /// List workloads whose pods lack a profile or carry an older revision, and restart them.
     ///
@@ -99,7 +99,7 @@ pub(crate) enum Command {
     Crds(CrdsArgs),
     /// Write manual pages: pillion man /usr/local/share/man/man1
     Man(ManArgs),
-    /// Print the generated parts of a page of the documentation.
+    /// Print the generated parts of a documentation page.
     #[command(hide = true)]
     Reference {
         /// The page.
@@ -116,11 +116,11 @@ pub(crate) enum Command {
     },
 }
 
-/// All commands without subcommands, with what exit code 1 means. `None`: the command has no findings.
+/// All commands without subcommands, each with the meaning of exit code 1. `None`: the command has no findings.
 const COMMANDS: &[(&str, Option<&str>)] = &[
-    ("certs rotate", Some("the rotation is not done after --wait")),
+    ("certs rotate", Some("the rotation is not complete after --wait")),
     ("completion", None),
-    ("controller", Some("--check-config has found a mistake")),
+    ("controller", Some("--check-config found an error")),
     ("convert morvencao", Some(LEFT_OUT)),
     ("convert opentelemetry", Some(LEFT_OUT)),
     ("convert sidecarset", Some(LEFT_OUT)),
@@ -128,8 +128,8 @@ const COMMANDS: &[(&str, Option<&str>)] = &[
     ("crds", None),
     ("dev", None),
     ("diff", Some("a pod would be different")),
-    ("doctor", Some("a check has found a problem")),
-    ("explain", Some("the object is not, or would not be, as its profiles say")),
+    ("doctor", Some("a check found a problem")),
+    ("explain", Some("the object does not, or would not, match its profiles")),
     ("export", Some(LEFT_OUT)),
     ("inject", Some("a pod is rejected, or a profile or manifest is invalid; nothing is printed")),
     ("lint", Some("a profile is invalid")),
@@ -143,21 +143,21 @@ const COMMANDS: &[(&str, Option<&str>)] = &[
     ("uninject", Some("a part could not be removed; the rest is printed")),
     ("uninstall", None),
     ("version", None),
-    ("webhook", Some("--check-config has found a mistake")),
+    ("webhook", Some("--check-config found an error")),
 ];
 
 const LEFT_OUT: &str = "a part was left out; the rest is printed";
 
-/// What exit code 2 means, for all commands. It is also the code of a command line that cannot be parsed.
-const FAILURE: &str = "the command failed; standard error says why";
+/// The meaning of exit code 2, for all commands. Invalid command lines also exit with this code.
+const FAILURE: &str = "the command failed; standard error shows the reason";
 
 /// Returns the command line, with exit codes in the help of each command.
 pub(crate) fn command() -> clap::Command {
     with_exit_codes(Arguments::command(), "")
 }
 
-/// Returns the command line as [`command`] does. Usage lines name the program as the user has called it: as a plugin of
-/// kubectl, it is the executable `kubectl-pillion`.
+/// Returns the command line as [`command`] does. If the executable is the kubectl plugin `kubectl-pillion`, usage lines
+/// show `kubectl pillion`.
 pub(crate) fn command_as_called(program: Option<&OsStr>) -> clap::Command {
     let name = program.and_then(|program| Path::new(program).file_stem()).and_then(OsStr::to_str);
     match name.and_then(|name| name.strip_prefix("kubectl-")) {
@@ -206,11 +206,11 @@ pub(crate) struct ManArgs {
 pub(crate) fn write_manual(args: ManArgs, command: clap::Command) -> anyhow::Result<Exit> {
     let Some(folder) = args.folder else {
         let mut page = Vec::new();
-        clap_mangen::Man::new(command).render(&mut page).context("the page cannot be made")?;
-        output::print(&String::from_utf8(page).context("the page is no text")?)?;
+        clap_mangen::Man::new(command).render(&mut page).context("cannot render the manual page")?;
+        output::print(&String::from_utf8(page).context("the manual page is not UTF-8")?)?;
         return Ok(Exit::Success);
     };
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
     clap_mangen::generate_to(command, &folder)
         .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
     Ok(Exit::Success)
@@ -269,7 +269,7 @@ fn find<'p>(program: &'p clap::Command, path: &str) -> anyhow::Result<&'p clap::
     found.with_context(|| format!("there is no command {path}"))
 }
 
-/// Returns the first sentence of a command's help, without a full stop.
+/// Returns the first paragraph of a command's help, without a full stop.
 fn about(command: &clap::Command) -> String {
     command.get_about().map(ToString::to_string).unwrap_or_default()
 }
@@ -289,7 +289,7 @@ fn commands(program: &clap::Command) -> anyhow::Result<String> {
     Ok(table)
 }
 
-/// Returns the table of the flags that all commands have that talk to an API server.
+/// Returns the table of the connection flags, which all commands with an API server connection share.
 fn connection_flags(program: &clap::Command) -> anyhow::Result<String> {
     let flags = find(program, "status")?.get_arguments().filter(|flag| flag.get_help_heading() == Some(CONNECTION));
     argument_table(flags)
@@ -544,7 +544,7 @@ mod tests {
         for section in reference(Page::Cli).unwrap().split_inclusive("<!-- end of ") {
             let (section, _) = section.split_once("\n<!-- end of ").unwrap_or((section, ""));
             let section = section.split_once("<!-- ").map_or(section, |(_, section)| section);
-            assert!(CLI_PAGE.contains(section), "run `just generate`: docs/cli.md has not\n{section}");
+            assert!(CLI_PAGE.contains(section), "run `just generate`: docs/cli.md lacks\n{section}");
         }
     }
 

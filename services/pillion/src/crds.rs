@@ -32,12 +32,12 @@ pub(crate) struct CrdsArgs {
 /// Prints or applies all CRDs.
 pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<Exit> {
     let CrdsArgs { output, apply, api_server } = args;
-    let definitions = pillion_api::crd::definitions().context("the definitions cannot be made")?;
+    let definitions = pillion_api::crd::definitions().context("cannot generate the CRDs")?;
     let objects = definitions
         .iter()
         .map(|definition| serde_json::to_value(definition).map(without_nulls))
         .collect::<Result<Vec<_>, _>>()
-        .context("the definitions cannot be written")?;
+        .context("cannot serialize the CRDs")?;
     if apply {
         return block_on(applied(objects, api_server));
     }
@@ -45,15 +45,15 @@ pub(crate) fn run(args: CrdsArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// Applies the CRDs in order, and stops at the first that the API server rejects. The CRDs applied before stay, which
+/// Applies the CRDs in order, and stops at the first one that fails. The CRDs applied before it are not reverted, which
 /// is safe: they are compatible with the versions that the API server serves.
 async fn applied(objects: Vec<Value>, api_server: ApiServerArgs) -> anyhow::Result<Exit> {
     let client = api_server.client().await?;
     let definitions: Api<CustomResourceDefinition> = Api::all(client);
     for object in objects {
-        let name = object.pointer("/metadata/name").and_then(Value::as_str).context("a definition without a name")?;
+        let name = object.pointer("/metadata/name").and_then(Value::as_str).context("a CRD has no name")?;
         let applied = definitions.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&object)).await;
-        applied.with_context(|| format!("the API server does not take the definition {name}"))?;
+        applied.with_context(|| format!("cannot apply the CRD {name}"))?;
         output::print(&format!("{name}\n"))?;
     }
     Ok(Exit::Success)

@@ -69,8 +69,8 @@ pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> 
     hunks.collect()
 }
 
-/// Formats the difference between two states of an object as YAML; empty if both are equal. The order of keys is no
-/// difference. The strings are the names in the header. The result has colours, which [`output::show`] removes if the
+/// Formats the difference between two states of an object as YAML; empty if both are equal. The order of keys is
+/// ignored. The strings are the names in the header. The result has colours, which [`output::show`] removes if the
 /// output is not a terminal.
 pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Result<String> {
     let (old, new) = (output::yaml(before.1)?, output::yaml(&in_order_of(before.1, after.1))?);

@@ -1,4 +1,4 @@
-//! The exit codes, the same for all commands: 0 is success, 1 reports findings, and 2 is a failure, as of `grep` and
+//! The exit codes, the same for all commands: 0 is success, 1 reports findings, and 2 is a failure, as with `grep` and
 //! `kubectl diff`.
 
 use std::process::{ExitCode, Termination};
@@ -8,7 +8,7 @@ use std::process::{ExitCode, Termination};
 pub(crate) enum Exit {
     /// 0: the command did its work and found nothing wrong.
     Success,
-    /// 1: the command did its work and found something, such as a mistake, a difference or a pod without its profiles.
+    /// 1: the command did its work and found something, such as an error, a difference or a pod without its profiles.
     Findings,
     /// 2: the command could not do its work: invalid arguments, a missing file, an unavailable API server.
     Failure,

@@ -38,7 +38,7 @@ macro_rules! codes {
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// Returns the code as a string for programs.
+            /// Returns the code as a stable string.
             pub(crate) const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }
@@ -65,7 +65,7 @@ codes! {
     /// A label resembles the opt-in label, but has another key.
     OptInLabelMisspelt => "opt_in_label_misspelt", Error, "use the label pillion.dev/injection";
     /// The namespace belongs to the system, and is never injected into.
-    SystemNamespace => "system_namespace", Error, "run the workload in a namespace of its own";
+    SystemNamespace => "system_namespace", Error, "run the workload in another namespace";
     /// The namespace is excluded by name in the webhook configuration.
     ExcludedNamespace => "excluded_namespace", Error, "use another namespace, or remove this one from webhooks.excludedNamespaces";
     /// The pod opts out.
@@ -105,7 +105,7 @@ codes! {
     /// A parameter has a value that the profile does not allow.
     InvalidParameter => "invalid_parameter", Error, "set the annotation to a value that the profile allows";
     /// Another profile of the same exclusive group is applied.
-    ExclusiveGroup => "exclusive_group", Info, "ask for only one profile of the group";
+    ExclusiveGroup => "exclusive_group", Info, "request only one profile of the group";
     /// The pod's author already uses a name that the profile adds.
     NameTaken => "name_taken", Error, "rename the container or volume in the pod template";
     /// The pod's operating system differs from that of the profile's containers.
@@ -113,13 +113,13 @@ codes! {
     /// The profile's template does not fit the object.
     TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
     /// The result would exceed a limit: of Kubernetes, of this build or of the platform's guardrails.
-    LimitExceeded => "limit_exceeded", Error, "see the message; guardrails of the platform limit profiles of tenants";
+    LimitExceeded => "limit_exceeded", Error, "see the message; the platform's guardrails limit the profiles of tenants";
     /// The pod is rejected.
-    Refused => "refused", Error, "change what the message names; until then the pod is not created";
+    Refused => "refused", Error, "correct the cause in the message; until then the pod is not created";
     /// The profile is not active as stored: it does not compile, or was not accepted.
-    ProfileNotReady => "profile_not_ready", Error, "pillion lint shows what is wrong with its text; kubectl describe shows what the controller reports";
+    ProfileNotReady => "profile_not_ready", Error, "pillion lint shows the errors in its spec; kubectl describe shows what the controller reports";
     /// The controller has not reconciled this generation of the profile yet.
-    ProfilePending => "profile_pending", Warning, "wait a moment; if it stays so, check that the controller runs";
+    ProfilePending => "profile_pending", Warning, "wait a moment; if this does not change, check that the controller runs";
     /// The profile is rolled back: an earlier revision than the last accepted one is served.
     RolledBack => "rolled_back", Info, "correct the profile, or end the rollback: pillion profiles rollback NAME --undo";
     // The time of the pod's creation.
@@ -139,11 +139,11 @@ codes! {
     OutdatedRevision => "outdated_revision", Warning, "restart the workload: new pods get the active revision";
     /// The pod carries a profile that was deleted, or that no longer matches the pod.
     SurplusProfile => "surplus_profile", Warning, "restart the workload to remove it";
-    /// An addition of Pillion is missing from the pod: another webhook or policy removed it.
+    /// An injected part is missing from the pod: another webhook or policy removed it.
     RemovedAfterInjection => "removed_after_injection", Error, "find out which of the listed webhooks removes it, and configure that webhook to keep the field";
     /// The injection record in the pod was not written by Pillion.
     ForeignRecord => "foreign_record", Warning, "remove the annotation pillion.dev/injected from the pod template: it was copied from another pod";
-    /// The webhook decided about the pod and skipped the profile.
+    /// The webhook reviewed the pod, and skipped the profile.
     LeftOut => "left_out", Error, "restart the workload and read the warnings of the API server";
     /// A container that Pillion added does not start, or crashes.
     SidecarNotRunning => "sidecar_not_running", Error, "correct the container in the profile, then restart the workload";
@@ -152,7 +152,7 @@ codes! {
     /// The workload has fewer pods than it should have, because the API server rejects new ones.
     PodsMissing => "pods_missing", Error, "remove the cause in the message; the controller manager then creates the pods, after a pause";
     // The object itself.
-    /// A mirror pod: it shows a static pod of the kubelet, and cannot be changed.
+    /// The pod mirrors a static pod of the kubelet, and cannot be changed.
     MirrorPod => "mirror_pod", Error, "use a DaemonSet, or add the sidecar to the static pod's manifest on the node";
     /// The request was a dry run: nothing was stored.
     DryRun => "dry_run", Info, "send it without --dry-run";
@@ -167,7 +167,7 @@ codes! {
     // The installation.
     /// Injection is switched off for the whole cluster.
     SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
-    /// The webhook configurations were removed by an operator.
+    /// An administrator removed the webhook configurations.
     Disarmed => "disarmed", Error, "set webhooks: armed in the release's ConfigMap";
     /// A key in the release's ConfigMap has an unknown value; the switch keeps its state.
     SwitchUnreadable => "switch_unreadable", Error, "set injection to enabled or disabled, and webhooks to armed or disarmed";
@@ -183,7 +183,7 @@ codes! {
     FewReadyReplicas => "few_ready_replicas", Warning, "run at least two replicas";
     /// A replica is listed as ready but is unreachable.
     ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a failed node between API server and replica";
-    /// A pod that should be injected comes back from a dry run unchanged.
+    /// A dry run returned a pod unchanged, although it should be injected.
     DryRunFailed => "dry_run_failed", Error, "see the other findings: the API server gets no usable response";
     /// No dry run was possible, so the path through the API server is untested.
     DryRunNotTried => "dry_run_not_tried", Info, "opt a namespace in, and run the command as a user who may create pods there";
@@ -195,7 +195,7 @@ codes! {
     DefinitionMissing => "definition_missing", Error, "pillion crds | kubectl apply -f -";
     /// Another webhook also changes pods.
     OtherInjector => "other_injector", Info, "check that both do not change the same fields of the same pods";
-    /// Replicas or controllers run other versions than this program, or than each other.
+    /// The versions of replicas, controllers and this program differ.
     VersionSkew => "version_skew", Warning, "finish the upgrade";
     /// Something could not be read, so not everything was checked.
     Unreadable => "unreadable", Warning, "ask for the permission, or ask a user who has it to run the command";
@@ -286,7 +286,7 @@ pub(crate) fn sorted(findings: Vec<Finding>) -> Vec<Finding> {
     findings
 }
 
-/// Whether all findings are mere information, so that no action is needed.
+/// Whether all findings are informational, so that no action is needed.
 pub(crate) fn needs_no_action(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.severity == Severity::Info)
 }

@@ -67,9 +67,9 @@ impl fmt::Display for Part {
             Self::Switch => "the kill switch",
             Self::Policy => "the policy of the webhook, with its guardrails",
             Self::ServingSecret => "the serving Secret",
-            Self::Lease => "the controllers' lease",
+            Self::Lease => "the controllers' Lease",
             Self::Namespaces => "namespaces",
-            Self::Rights => "rights of service accounts",
+            Self::Rights => "RBAC permissions of service accounts",
             Self::Profiles(part) => part.as_str(),
         })
     }
@@ -79,7 +79,7 @@ impl fmt::Display for Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotRead;
 
-/// The objects that `explain` and `doctor` both judge.
+/// The objects that both `explain` and `doctor` evaluate.
 pub(crate) struct Installation {
     /// All webhook configurations; `None` if they could not be read.
     pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
@@ -152,7 +152,7 @@ pub(crate) async fn slices(client: &Client, release: &Release, unread: &mut Unre
     kept(slices, Part::Endpoints, unread).map(|list| list.items)
 }
 
-/// Returns the addresses in the slices, each with whether it is ready.
+/// Returns the addresses in the slices, each with its readiness.
 pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
     let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten()).flat_map(|endpoint| {
         let is_ready = endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready.unwrap_or(true));

@@ -1,4 +1,4 @@
-//! `pillion lint`: reads profiles as the cluster would, and shows mistakes in their source text.
+//! `pillion lint`: reads profiles as the cluster would, and shows errors at their positions in the source.
 
 use std::path::PathBuf;
 
@@ -22,16 +22,16 @@ pub(crate) struct LintArgs {
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// For people: the problems on standard error, each with an excerpt of the source.
+    /// Human-readable: the problems on standard error, each with an excerpt of the source.
     Text,
-    /// For programs: on standard output, a list of at most 100 objects with severity, file, line, column, path, message
-    /// and help.
+    /// Machine-readable: on standard output, a list of at most 100 objects with severity, file, line, column, path,
+    /// message and help.
     Json,
     /// For GitHub Actions: the problems on standard output, as annotations at their lines.
     Github,
 }
 
-/// Prints all problems, which are findings. Warnings are not. A path that does not exist is a failure.
+/// Prints all problems and warnings. Problems are findings, warnings are not. A missing path is a failure.
 pub(crate) fn run(args: LintArgs) -> anyhow::Result<Exit> {
     let LintArgs { paths, output: format } = args;
     let is_missing = paths.iter().any(|path| !path.exists());

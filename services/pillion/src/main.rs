@@ -1,4 +1,4 @@
-//! The program `pillion`: the webhook, the controller, and commands for people and pipelines.
+//! The program `pillion`: the webhook, the controller, and commands for users and pipelines.
 //!
 //! [`cli`] parses the command line. Each command is a module with its arguments and a `run` function; the modules above
 //! the commands are shared by them.

@@ -1,6 +1,6 @@
 //! Prints a command's results: objects as YAML or JSON on standard output, problems and progress on standard error.
 //!
-//! A reader may close the output early: `pillion crds | head` is no error.
+//! A reader may close the output early: `pillion crds | head` is not an error.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -28,17 +28,17 @@ pub(crate) enum Format {
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Form {
-    /// For people.
+    /// Human-readable text.
     Text,
-    /// For programs: one object.
+    /// One JSON object.
     Json,
-    /// For programs: one object, as YAML.
+    /// One object, as YAML.
     Yaml,
 }
 
 impl Form {
-    /// Prints `text` for people, or `value` for programs. Colours of `text` are removed if standard output is not a
-    /// terminal.
+    /// Prints the human-readable `text`, or `value` as JSON or YAML. Colours of `text` are removed if standard output
+    /// is not a terminal.
     pub(crate) fn print(
         self,
         text: impl FnOnce() -> anyhow::Result<String>,
@@ -55,18 +55,18 @@ impl Form {
 /// The output format of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ListForm {
-    /// For people: a table.
+    /// A table.
     Text,
-    /// For people: a table with more columns.
+    /// A table with more columns.
     Wide,
-    /// For programs: one object.
+    /// One JSON object.
     Json,
-    /// For programs: one object, as YAML.
+    /// One object, as YAML.
     Yaml,
 }
 
 impl ListForm {
-    /// Prints a table for people, or `value` for programs. `table` gets whether the table is wide.
+    /// Prints a table, or `value` as JSON or YAML. `table` receives whether the table is wide.
     pub(crate) fn print(self, table: impl FnOnce(bool) -> String, value: impl FnOnce() -> Value) -> anyhow::Result<()> {
         match self {
             Self::Text => show(&table(false)),
@@ -76,7 +76,7 @@ impl ListForm {
         }
     }
 
-    /// Whether the output is for people.
+    /// Whether the output is human-readable.
     pub(crate) const fn is_text(self) -> bool {
         matches!(self, Self::Text | Self::Wide)
     }
@@ -125,12 +125,12 @@ pub(crate) fn yaml(value: &Value) -> anyhow::Result<String> {
         // Command lines and annotations stay on one line, so that they can be searched for.
         folded_wrap_chars: 1_000_000,
     };
-    serde_saphyr::to_string_with_options(value, options).context("the result cannot be written as YAML")
+    serde_saphyr::to_string_with_options(value, options).context("cannot format the result as YAML")
 }
 
 /// Formats indented JSON with a final newline.
 pub(crate) fn json(value: &Value) -> anyhow::Result<String> {
-    let mut text = serde_json::to_string_pretty(value).context("the result cannot be written as JSON")?;
+    let mut text = serde_json::to_string_pretty(value).context("cannot format the result as JSON")?;
     text.push('\n');
     Ok(text)
 }
@@ -141,7 +141,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// Prints a command's result for people. Colours are removed if standard output is not a terminal.
+/// Prints a command's human-readable result. Colours are removed if standard output is not a terminal.
 pub(crate) fn show(text: &str) -> anyhow::Result<()> {
     let text = harmless(text);
     let mut stdout = anstream::stdout().lock();
@@ -266,7 +266,7 @@ fn property(text: &str) -> String {
 /// The width of the progress line, in characters.
 const WIDTH: usize = 78;
 
-/// The time between two lines of progress if standard error is no terminal.
+/// The time between two lines of progress if standard error is not a terminal.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of long work, on standard error. A terminal has one line, which is overwritten. Otherwise, a line is
@@ -274,7 +274,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_terminal: bool,
-    /// When the next line is printed, if standard error is no terminal.
+    /// When the next line is printed, if standard error is not a terminal.
     next: Instant,
     is_shown: bool,
 }
@@ -302,13 +302,13 @@ impl Progress {
         self.show(&format!("{what}: {number} of {of}, {name}"));
     }
 
-    /// Prints a message that stays.
+    /// Prints a message that is not overwritten.
     pub(crate) fn report(&mut self, text: &str) -> anyhow::Result<()> {
         self.clear();
         report(text)
     }
 
-    /// Whether a line is due. If so, the next one is due after a pause.
+    /// Whether a line is due. If so, the next one is due after [`PROGRESS_EVERY`].
     fn is_due(&mut self, now: Instant) -> bool {
         let is_due = now >= self.next;
         if is_due {
@@ -484,7 +484,7 @@ spec:
             any::<bool>().prop_map(Value::from),
             any::<i64>().prop_map(Value::from),
             any::<u64>().prop_map(Value::from),
-            // YAML cannot hold some control characters that JSON can hold.
+            // YAML cannot represent some control characters that JSON can represent.
             proptest::string::string_regex("[ -~\n\té✓🦀]{0,12}").unwrap().prop_map(Value::from),
         ];
         leaf.prop_recursive(4, 32, 4, |inner| {

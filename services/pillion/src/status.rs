@@ -58,9 +58,9 @@ pub(crate) struct StatusArgs {
     at: ClusterArgs,
 }
 
-/// What the command prints.
+/// The output of the command.
 struct Status {
-    /// What keeps the installation or sidecars from working.
+    /// The problems of the installation and of injected containers.
     problems: Vec<finding::Finding>,
     /// The state of the installation; `None` if only pods are shown.
     overview: Option<Overview>,
@@ -73,7 +73,7 @@ pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let format = args.output;
     let (status, audited) = block_on(read(args))?;
     if let Err(error) = audited {
-        // The state of the installation is worth more if the rest is missing.
+        // The state of the installation is useful even if the pods cannot be read.
         if format.is_text() {
             output::show(&text(&status, false))?;
         }
@@ -114,7 +114,7 @@ async fn read(args: StatusArgs) -> anyhow::Result<(Status, anyhow::Result<()>)> 
     Ok((status, audited))
 }
 
-/// Adds the report of the audit, and the containers that Pillion added and that do not run.
+/// Adds the report of the audit, and the injected containers that do not run.
 async fn audited(
     client: &Client,
     release: &Release,
@@ -137,7 +137,8 @@ async fn audited(
     Ok(())
 }
 
-/// Returns findings if no pod is injected at all. A part that cannot be read is left out: the overview has the error.
+/// Returns findings if no pod is injected at all. A part that cannot be read is omitted: the overview contains the
+/// error.
 async fn unavailable(
     client: &Client,
     release: &Release,
@@ -170,7 +171,7 @@ fn unregistered(
     is_missing.then(|| availability::not_registered(release))
 }
 
-/// Returns a finding for each container that Pillion added and that does not run.
+/// Returns a finding for each injected container that does not run.
 async fn failing_sidecars(
     client: &Client,
     namespaces: BTreeSet<&str>,
@@ -247,7 +248,7 @@ fn text(status: &Status, is_wide: bool) -> String {
     text + &table(&report.findings, is_wide)
 }
 
-/// Returns the output for programs. Without an overview, `works`, `installation` and `certificates` are null.
+/// Returns the machine-readable output. Without an overview, `works`, `installation` and `certificates` are null.
 fn document(status: &Status) -> Value {
     let Status { problems, overview, report } = status;
     let findings = report.findings.iter().map(|finding| {
@@ -276,8 +277,8 @@ fn document(status: &Status) -> Value {
     })
 }
 
-/// Formats a table like kubectl. Returns an empty string if there are no findings. A wide table has owners and
-/// revisions.
+/// Formats a table like kubectl. Returns an empty string if there are no findings. A wide table also shows owners
+/// and revisions.
 fn table(findings: &[Finding], is_wide: bool) -> String {
     if !is_wide {
         let rows = findings.iter().map(|finding| {
@@ -390,7 +391,7 @@ impl Overview {
         self.lines.iter().all(|line| line.problem.is_none())
     }
 
-    /// Formats what does not work.
+    /// Formats the problems of all parts.
     fn verdict(&self) -> String {
         let problems: Vec<_> = self.lines.iter().filter_map(|line| line.problem).collect();
         format!("\u{1b}[31mPillion does not work\u{1b}[0m: {}", problems.join("; "))

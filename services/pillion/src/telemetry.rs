@@ -1,4 +1,4 @@
-//! Logs to standard error, and traces by OTLP if an endpoint is set.
+//! Logs to standard error, and traces over OTLP if an endpoint is set.
 //!
 //! Logs and traces have separate filters, so that a quiet log does not suppress spans. Without an endpoint there is no
 //! tracing layer, and a span costs nothing.
@@ -85,7 +85,7 @@ impl Telemetry {
         Ok(level)
     }
 
-    /// Sets up logs and, if an endpoint is given, traces, by the arguments and a policy's settings.
+    /// Sets up logs and, if an endpoint is set, traces, from the arguments and a policy's settings.
     ///
     /// # Errors
     /// The level is invalid, or the endpoint cannot be used.

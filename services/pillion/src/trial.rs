@@ -1,5 +1,5 @@
-//! Simulates creations of pods: reconstructs the pod that its author sent, and creates the review that an API server
-//! would send.
+//! Simulates creations of pods: reconstructs the pod that its author submitted, and creates the review that an API
+//! server would send.
 
 use pillion_engine::creation::Creation;
 use pillion_json::OwnedTape;
@@ -30,9 +30,9 @@ pub(crate) fn owner_reference(workload: &Value, api_version: &str, kind: &str) -
     Some(owner)
 }
 
-/// Returns a stored pod as its author wrote it, as far as that can be reconstructed. Removes Pillion's injection
+/// Returns a stored pod as its author wrote it, where that can be reconstructed. Removes Pillion's injection
 /// record, the changes that it lists, and all fields that only stored pods have. A record that Pillion did not write
-/// stays, and its content is ignored.
+/// is kept, and its content is ignored.
 pub(crate) fn original_object(pod: &Value) -> Value {
     let tape = OwnedTape::parse(pod.to_string()).ok();
     let read = tape.as_ref().map(|tape| pillion_engine::audit::read(tape.root()));
@@ -40,7 +40,7 @@ pub(crate) fn original_object(pod: &Value) -> Value {
     let mut original: Value = original.unwrap_or_else(|| pod.clone());
     let Some(fields) = original.as_object_mut() else { return original };
     fields.shift_remove("status");
-    // Items of a list carry no `apiVersion` and `kind` of their own.
+    // Items of a list have no `apiVersion` and `kind`.
     fields.insert("apiVersion".to_owned(), "v1".into());
     fields.insert("kind".to_owned(), "Pod".into());
     if !has_authored_node_name(pod)

@@ -1,5 +1,5 @@
-//! `pillion uninject`: removes injected parts from manifests by the injection record in their pods. It needs no
-//! profile, because the record holds the previous state.
+//! `pillion uninject`: removes injected parts from manifests, using the injection records of the pods. It needs
+//! no profile, because the record contains the previous state.
 
 use std::path::PathBuf;
 
@@ -45,7 +45,7 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<Exit> {
             let name = place.describe("default");
             match undo_injection(&mut after, &place).with_context(|| name.clone())? {
                 None if quiet => {}
-                None => output::report(&format!("{name}: nothing was injected, as far as its record says"))?,
+                None => output::report(&format!("{name}: nothing was injected, according to its record"))?,
                 Some(undone) => {
                     left |= !undone.gone.is_empty();
                     if !quiet || !undone.gone.is_empty() {
@@ -54,7 +54,7 @@ pub(crate) fn run(args: UninjectArgs) -> anyhow::Result<Exit> {
                 }
             }
         }
-        let patch = serde_json::to_value(json_patch::diff(&before, &after)).context("the patch cannot be written")?;
+        let patch = serde_json::to_value(json_patch::diff(&before, &after)).context("cannot serialize the patch")?;
         let patch = patch.as_array().cloned().unwrap_or_default();
         changed.push(Changed { before, after, patch });
     }
@@ -70,7 +70,8 @@ fn undo_injection(document: &mut Value, place: &Place) -> anyhow::Result<Option<
         Err(UndoError::NoRecord) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let mut object: Value = serde_json::from_str(undone.object.root().raw()).context("what is left is no JSON")?;
+    let mut object: Value =
+        serde_json::from_str(undone.object.root().raw()).context("the remaining object is not JSON")?;
     if let Some(fields) = object.as_object_mut()
         && fields.get("metadata").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty)
     {
@@ -83,7 +84,7 @@ fn undo_injection(document: &mut Value, place: &Place) -> anyhow::Result<Option<
 
 /// Formats what was undone in a pod.
 fn warning(name: &str, undone: &Undone) -> String {
-    let profiles = undone.profiles.iter().map(|(profile, revision)| format!("\n  {profile} at {revision}: taken out"));
+    let profiles = undone.profiles.iter().map(|(profile, revision)| format!("\n  {profile} at {revision}: removed"));
     let gone = undone.gone.iter().map(|place| {
         format!("\n  warning: {place} is missing: it was removed after the injection, so nothing is undone there")
     });

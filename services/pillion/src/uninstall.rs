@@ -1,7 +1,7 @@
 //! `pillion uninstall`: removes a release's cluster-scoped objects before the release itself is deleted.
 //!
 //! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. A
-//! configuration that is left behind rejects every pod of `required` namespaces.
+//! remaining configuration would reject every pod of `required` namespaces.
 
 use anyhow::Context;
 use clap::Args;
@@ -19,7 +19,7 @@ use crate::output;
 /// Arguments of `pillion uninstall`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UninstallArgs {
-    /// The release: its namespace and its name.
+    /// Namespace and name of the release.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     release: Release,
     #[command(flatten)]
@@ -41,13 +41,13 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
             .with_context(|| format!("cannot delete the webhook configurations {}", release.configuration()))?;
         let policies = PolicySettings::new(held::Settings::new(name, namespace));
         pillion_control::held::policies::remove(&client, &policies).await.with_context(|| {
-            format!("cannot delete the policies {name}-held: pods of held namespaces would wait for ever")
+            format!("cannot delete the policies {name}-held: pods of held namespaces would wait forever")
         })?;
         let said = if removed { "are deleted" } else { "did not exist" };
         let then = if goes {
             format!("is deleted with the service account {}", release.controller())
         } else {
-            format!("stays: delete it before you install {name} again")
+            format!("remains: delete it before you install {name} again")
         };
         output::show(&format!(
             "the webhook configurations {} {said}: the API server calls no webhook\n\

@@ -29,11 +29,11 @@ pub(crate) struct VersionArgs {
     at: ClusterArgs,
 }
 
-/// The versions, as printed for programs.
+/// The versions, as in the machine-readable output.
 #[derive(Debug, Serialize)]
 struct Versions {
     client: Client,
-    /// `None` if the API server was not asked, or is unavailable.
+    /// `None` if the API server was not contacted, or is unavailable.
     server: Option<Server>,
 }
 
@@ -60,7 +60,7 @@ struct Component {
     image: Option<String>,
 }
 
-/// Prints the versions. An unavailable API server is only reported.
+/// Prints the versions. If the API server is unavailable, reports that and succeeds.
 pub(crate) fn run(args: VersionArgs) -> anyhow::Result<Exit> {
     let VersionArgs { client, output, at } = args;
     let server = if client { None } else { Some(block_on(server(&at))) };

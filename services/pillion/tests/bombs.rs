@@ -81,8 +81,12 @@ fn bombs() -> Vec<Bomb> {
         bomb("deeper template", profile("", &format!("        x: {deeper}\n")), "more than 128 levels deep"),
         bomb("large template", argument(&"x".repeat(2_000_000)), "are allowed"),
         bomb("many keys", profile("", &keys), "are allowed"),
-        bomb("aliases of aliases", profile("", &laughs), "repeats too much by anchors and aliases"),
-        bomb("large file", profile("", &format!("# {}\n", "x".repeat(10_000_000))), "a file with profiles has at most"),
+        bomb("aliases of aliases", profile("", &laughs), "its anchors and aliases repeat too much"),
+        bomb(
+            "large file",
+            profile("", &format!("# {}\n", "x".repeat(10_000_000))),
+            "a file with profiles may have at most",
+        ),
         bomb("many documents", "---\na: 1\n".repeat(400_000), "more than 10000 documents"),
         bomb("a word without end", profile(&format!("  {}: 1\n", "x".repeat(1_000_000)), ""), "error: "),
         bomb(
@@ -93,7 +97,7 @@ fn bombs() -> Vec<Bomb> {
         bomb(
             "an activation without end",
             profile(&format!("  activation: {}\n", "x".repeat(3_000_000)), ""),
-            "is not one of the values",
+            "is not one of the allowed values",
         ),
         bomb(
             "a field without end",

@@ -168,7 +168,7 @@ fn log_level_follows_file_unless_flag_is_set() {
     let replica = Program::start(&[&ports[..], &files].concat(), folder.path());
     let deaf = Program::start(&[&ports[..], &files, &["--log-level", "info"]].concat(), folder.path());
     let address = replica.word_after("metrics_address=");
-    let reload_count = |program: &Program| program.stderr().matches("the policy file was read again").count();
+    let reload_count = |program: &Program| program.stderr().matches("the policy file was reloaded").count();
     deaf.word_after("metrics_address=");
     let read = |times: u64| {
         let line = format!("pillion_webhook_config_reloads_total{{result=\"ok\"}} {times}");
@@ -194,14 +194,14 @@ fn mounted_policy_reloads_and_invalid_one_is_ignored() {
 
     dev.write("cluster: {region: us-east-2}\n");
     eventually("the new facts are loaded", || patch(&dev.send()).filter(|patch| patch.contains("us-east-2")));
-    dev.program.wait_for_output("the policy file was read again");
+    dev.program.wait_for_output("the policy file was reloaded");
 
     dev.write("cluster: {region: us-east-2}\nguardrails: {registries: [ghcr.io/others]}\n");
     eventually("the new guardrails are active", || patch(&dev.send()).is_none().then_some(()));
     dev.has_metric("pillion_webhook_config_reloads_total{result=\"ok\"} 2");
 
     dev.write("cluster: {region: us-east-2}\nguardrail: {}\n");
-    dev.program.wait_for_output("the last good one stays active");
+    dev.program.wait_for_output("the last valid one remains active");
     dev.program.wait_for_output("did you mean `guardrails`?");
     dev.has_metric("pillion_webhook_config_last_reload_successful 0");
     dev.has_metric("pillion_webhook_config_reloads_total{result=\"failed\"} 1");
@@ -209,7 +209,7 @@ fn mounted_policy_reloads_and_invalid_one_is_ignored() {
 
     dev.write("requests: {maxBody: 1Mi}\n");
     eventually("the corrected file is loaded", || patch(&dev.send()).filter(|patch| patch.contains("nowhere")));
-    dev.program.wait_for_output("take effect only at the next start");
+    dev.program.wait_for_output("take effect only after a restart");
     dev.program.wait_for_output("requests.maxBody");
     dev.has_metric("pillion_webhook_config_restart_required 1");
     dev.has_metric("pillion_webhook_config_last_reload_successful 1");

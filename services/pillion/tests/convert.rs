@@ -134,7 +134,7 @@ fn unknown_fields_are_dropped_with_warning() {
     assert_eq!(run.profiles().len(), 1);
     let message = "warning: unknown field `volumeMount`: it is left out\n --> <stdin>:3:1\n";
     assert!(run.stderr.contains(message), "{}", run.stderr);
-    assert!(run.stderr.contains("there is `containers`"), "{}", run.stderr);
+    assert!(run.stderr.contains("known fields are `containers`"), "{}", run.stderr);
 }
 
 #[test]
@@ -170,18 +170,22 @@ fn unconvertible_input_reports_position_and_prints_nothing() {
         ("name: a:b:c\n", "1:1", "name: `a:b:c` has more than one `:`"),
         ("name: ':b'\n", "1:1", "has no name before its version"),
         ("name: a,b\n", "1:1", "has a comma"),
-        ("name: enabled\n", "1:1", "is a word that means yes or no"),
-        ("name: a\n---\nname: A:latest\n", "3:1", "name: <stdin> is called a:latest too"),
+        ("name: enabled\n", "1:1", "means yes or no in a request annotation"),
+        ("name: a\n---\nname: A:latest\n", "3:1", "name: <stdin> also has the name a:latest"),
         ("name: a\nhostNetwork: 'true'\n", "2:1", "hostNetwork: expected true or false, found \"true\""),
         ("name: a\nserviceAccountName: [b]\n", "2:1", "serviceAccountName: expected text, found [\"b\"]"),
         ("name: a\nenv: {A: a}\n", "2:1", "env: expected a list"),
-        ("name: a\nenv:\n- {name: A}\n- {value: b}\n", "4:4", "env[1]: each of env needs its `name`"),
+        ("name: a\nenv:\n- {name: A}\n- {value: b}\n", "4:4", "env[1]: each element of env needs `name`"),
         ("name: a\nenv:\n- {name: A}\n- {name: A}\n", "4:4", "env[1]: there is another `A` in env"),
-        ("name: a\nhostAliases: [{hostnames: [b]}]\n", "2:16", "hostAliases[0]: each of hostAliases needs its `ip`"),
-        ("name: a\ninherits: b.yaml\n", "2:1", "inherits: there is no `b.yaml` among what is converted"),
+        (
+            "name: a\nhostAliases: [{hostnames: [b]}]\n",
+            "2:16",
+            "hostAliases[0]: each element of hostAliases needs `ip`",
+        ),
+        ("name: a\ninherits: b.yaml\n", "2:1", "inherits: `b.yaml` is not among the converted files"),
         ("name: a\ncontainers: [{name: b, $when: 'true'}]\n", "2:24", "containers[0].$when: a key with a `$`"),
-        ("{apiVersion: v1, kind: ConfigMap, binaryData: {a: YQ==}}", "1:48", "what is binary is no configuration"),
-        ("{apiVersion: v1, kind: ConfigMap, data: {a: 1}}", "1:45", "data.a: expected text"),
+        ("{apiVersion: v1, kind: ConfigMap, binaryData: {a: YQ==}}", "1:48", "a configuration cannot be binary"),
+        ("{apiVersion: v1, kind: ConfigMap, data: {a: 1}}", "1:45", "data.a: expected a string"),
     ] {
         let run = convert(text);
         assert_eq!((run.stdout.as_str(), run.code), ("", Some(2)), "{text}");
@@ -201,7 +205,7 @@ fn empty_input_is_an_error() {
     for text in ["", "{apiVersion: v1, kind: Service}"] {
         let run = convert(text);
         assert_eq!(run.code, Some(2));
-        assert!(run.stderr.contains("there is neither a ConfigMap nor a configuration in it"), "{}", run.stderr);
+        assert!(run.stderr.contains("contains neither a ConfigMap nor a configuration"), "{}", run.stderr);
     }
     let run = pillion(&["convert", "tumblr", "-f", "nowhere"], Path::new("."), "");
     assert!(run.code == Some(2) && run.stderr.contains("cannot be read"), "{}", run.stderr);
@@ -217,5 +221,5 @@ fn inheritance_cycle_is_reported() {
     }
     let run = pillion(&["convert", "tumblr", "-f", "."], folder.path(), "");
     assert_eq!(run.code, Some(2));
-    assert!(run.stderr.contains("inherits from this one in turn"), "{}", run.stderr);
+    assert!(run.stderr.contains("also inherits from this configuration"), "{}", run.stderr);
 }

@@ -109,7 +109,7 @@ const OTEL: [&str; 8] = [
 fn instrumentation_becomes_one_profile_per_language() {
     let run = convert(&["opentelemetry"], INSTRUMENTATION);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    for message in ["spec.future: there is no parameter for this", "the agent for Go has no volume"] {
+    for message in ["spec.future: the profile has no parameter for this", "the agent for Go has no volume"] {
         assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     assert_eq!(run.stderr.matches("warning").count(), 2, "{}", run.stderr);
@@ -194,12 +194,15 @@ fn invalid_instrumentation_is_reported_and_languages_are_selectable() {
     assert_eq!(names, ["otel-python-observability-edge", "edge-python"]);
     let two = format!("{INSTRUMENTATION}---\n{}", INSTRUMENTATION.replace("name: edge", "name: other"));
     let run = convert(&["opentelemetry", "--language", "sdk"], &two);
-    assert!(run.stderr.contains("namespace observability has 2 of them"), "{}", run.stderr);
+    assert!(run.stderr.contains("namespace observability has 2 Instrumentations"), "{}", run.stderr);
     for (text, message) in [
-        (INSTRUMENTATION.replace("v1alpha1", "v1beta1"), "is a version that this build does not convert"),
+        (
+            INSTRUMENTATION.replace("v1alpha1", "v1beta1"),
+            "this build does not convert version opentelemetry.io/v1beta1",
+        ),
         (INSTRUMENTATION.replace("name: edge, ", ""), "an Instrumentation needs a name"),
         (format!("{INSTRUMENTATION}---\n{INSTRUMENTATION}"), "there is another Instrumentation observability/edge"),
-        ("{apiVersion: v1, kind: Service}".to_owned(), "there is no Instrumentation in it"),
+        ("{apiVersion: v1, kind: Service}".to_owned(), "contains no Instrumentation"),
     ] {
         let run = convert(&["opentelemetry"], &text);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
@@ -254,15 +257,15 @@ fn sidecar_configuration_becomes_profile() {
     assert_eq!(after["metadata"]["annotations"]["sidecar-injector-webhook.morven.me/status"], "injected");
     for (text, message) in [
         ("containers: {}", "expected a list"),
-        ("containers: [{image: a}]", "each of containers needs its `name`"),
-        ("{}", "there are neither containers nor volumes in it"),
+        ("containers: [{image: a}]", "each element of containers needs a `name`"),
+        ("{}", "the configuration has neither containers nor volumes"),
     ] {
         let run = convert(&["morvencao"], text);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{text}");
         assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     let run = convert(&["morvencao"], "{containers: [{name: a, image: a}], other: 1}");
-    assert!(run.code == Some(1) && run.stderr.contains("the injector does not know this"), "{}", run.stderr);
+    assert!(run.code == Some(1) && run.stderr.contains("the injector ignores this field"), "{}", run.stderr);
 }
 
 const SIDECAR_SET: &str = r#"
@@ -292,7 +295,7 @@ spec:
 fn sidecar_set_becomes_profile() {
     let run = convert(&["sidecarset"], SIDECAR_SET);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("spec.updateStrategy: pods that run keep their sidecars"), "{}", run.stderr);
+    assert!(run.stderr.contains("spec.updateStrategy: running pods keep their sidecars"), "{}", run.stderr);
     assert!(run.stderr.contains("pillion rollout"), "{}", run.stderr);
     let linted = lint(&run.stdout, &[]);
     assert_eq!((linted.code, linted.stderr.as_str()), (Some(0), ""), "{}\n{}", linted.stdout, run.stdout);

@@ -46,7 +46,7 @@ fn changed_profiles_are_reloaded() {
     write_profile(folder.path(), "helper:1");
     let mut dev = Program::start(&[&ANY_PORTS[..], &["--profile", "."]].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
-    dev.wait_for_output("every pod that its selectors match gets it");
+    dev.wait_for_output("applies to every pod that its selectors match");
     assert!(sample.send().unwrap().contains("helper:1"));
 
     write_profile(folder.path(), "helper:2");
@@ -82,7 +82,7 @@ fn checkout_serves_nginx_profile() {
     let dev = Program::start(&ANY_PORTS, &root);
     let sample = Sample::printed_by(&dev);
     dev.wait_for_output("  from profiles/nginx\n");
-    dev.wait_for_output("  others of profiles: --profile profiles/NAME; all at once: --profile profiles\n");
+    dev.wait_for_output("  others in profiles: --profile profiles/NAME; all at once: --profile profiles\n");
     let served = dev.stdout();
     let served = served.split("\nProfiles").nth(1).unwrap().split("\nNamespaces").next().unwrap();
     assert_eq!(served.lines().count(), 4, "only the printed file: {served}");
@@ -98,7 +98,7 @@ fn folder_profiles_is_served() {
     let dev = Program::start(&ANY_PORTS, folder.path());
     dev.wait_for_output("  from profiles\n");
     assert!(Sample::printed_by(&dev).send().unwrap().contains("helper:1"));
-    assert!(!dev.stdout().contains("others of"), "{}", dev.stdout());
+    assert!(!dev.stdout().contains("others in"), "{}", dev.stdout());
 }
 
 /// Runs a line as if pasted into a shell whose `PATH` does not have `pillion`.
@@ -178,7 +178,7 @@ fn tutorials_profile_is_served() {
 
     // Without its namespace, the profile applies to no pod, and the program says so.
     let dev = Program::start(&[&ANY_PORTS[..], &["-p", "shipper"]].concat(), folder.path());
-    dev.wait_for_output("and not shop, whose pods shop/shipper is for: --namespace shop=enabled");
+    dev.wait_for_output("not shop, to which profile shop/shipper applies; to add it: --namespace shop=enabled");
 }
 
 /// Returns a profile of 1.5 KB with three expressions.

@@ -91,10 +91,10 @@ fn unanswerable_question_has_own_exit_code() {
     for (arguments, message) in [
         (&["-f", "none.yaml", "-p", "profiles/nginx"][..], "none.yaml cannot be read"),
         (&["-f", "shop.yaml", "-p", "profiles/nginx"], "no pod and no workload"),
-        (&["--review", "pod.yaml", "-p", "profiles/nginx"], "no AdmissionReview"),
+        (&["--review", "pod.yaml", "-p", "profiles/nginx"], "is not an AdmissionReview"),
         (&["-f", "pod.yaml", "-p", "pod.yaml"], "ClusterInjectionProfile"),
         (&["-f", "pod.yaml", "-p", "profiles/nginx", "--namespace-file", "pod.yaml"], "no Namespace shop"),
-        (&["service/web"], "no kind with pods"),
+        (&["service/web"], "is not a supported kind"),
         (&[], "required"),
     ] {
         let output = explain(folder.path(), arguments);

@@ -101,7 +101,7 @@ fn non_native_parts_are_dropped_with_warning() {
         (
             "{activation: Always, template: {spec: {containers: [{name: a, image: i}]}}, validations: [{expression: 'true'}]}".to_owned(),
             "spec.template.spec",
-            "wins over what the author wrote",
+            "override the author's fields",
         ),
         (
             "{activation: Always, variables: [{name: v, expression: sha256('a')}], validations: [{expression: \"variables.v == 'a'\"}, {expression: 'true'}]}".to_owned(),
@@ -183,7 +183,7 @@ fn everywhere_covers_all_selected_kinds_and_namespaces() {
     fs::write(&path, text).unwrap();
     let (objects, stderr, code) = export_path(&path, &["--everywhere"]);
     assert_eq!((objects.len(), code), (2, Some(1)), "{stderr}");
-    assert!(stderr.contains("spec.template is left out: everywhere is for validations"), "{stderr}");
+    assert!(stderr.contains("spec.template is left out: with --everywhere, only validations are exported"), "{stderr}");
     let constraints = &objects[0]["spec"]["matchConstraints"];
     assert_eq!(constraints["namespaceSelector"], json!({"matchLabels": {"reserved": "true"}, "matchExpressions": []}));
     assert_eq!(constraints["resourceRules"][0]["resources"], json!(["*"]));

@@ -208,9 +208,9 @@ fn any_input_gets_response_with_position() {
         format!("{all}a{n}: &a{n} [{one}]\n")
     });
     for (name, texts, file, line, part) in [
-        ("no profile", texts("", POD), "profile.yaml", None, "there is no ClusterInjectionProfile"),
+        ("no profile", texts("", POD), "profile.yaml", None, "contains no ClusterInjectionProfile"),
         ("no YAML", texts("a: [", POD), "profile.yaml", Some(1), ""),
-        ("no object", texts(PROFILE, ""), "object.yaml", None, "no pod and no workload"),
+        ("no object", texts(PROFILE, ""), "object.yaml", None, "neither a pod nor a workload"),
         ("no YAML as object", texts(PROFILE, "kind: Pod\nmetadata: {\n"), "object.yaml", Some(2), ""),
         ("no kind", texts(PROFILE, "a: 1"), "object.yaml", Some(1), "it has no kind"),
         (
@@ -218,7 +218,7 @@ fn any_input_gets_response_with_position() {
             texts(PROFILE, "apiVersion: v1\nkind: ConfigMap\n"),
             "object.yaml",
             None,
-            "no pod and no workload",
+            "neither a pod nor a workload",
         ),
         ("too many", texts(PROFILE, &many), "object.yaml", None, "at most 50"),
         ("too deep", texts(PROFILE, &deep), "object.yaml", Some(1), ""),

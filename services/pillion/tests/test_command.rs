@@ -221,7 +221,7 @@ fn pipe_output_has_no_colours() {
 fn path_without_profiles_is_an_error() {
     let empty = tempfile::tempdir().unwrap();
     for (arguments, expected) in
-        [(&["."][..], "there is no folder of profiles"), (&["nowhere"], "no such file"), (&[], "no such file")]
+        [(&["."][..], "contains no folder of profiles"), (&["nowhere"], "no such file"), (&[], "no such file")]
     {
         let output = test(empty.path(), arguments);
         assert_eq!(output.status.code(), Some(2));

@@ -135,7 +135,7 @@ fn irreversible_changes_are_reported() {
 
     let run = pillion(&["uninject", "-f", "-"], &input);
     assert_eq!((run.status.code(), documents(&text(&run.stdout))), (Some(0), documents(&input)));
-    assert_eq!(text(&run.stderr), "Deployment default/web: nothing was injected, as far as its record says\n");
+    assert_eq!(text(&run.stderr), "Deployment default/web: nothing was injected, according to its record\n");
 
     object["spec"]["template"]["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":7}");
     let run = pillion(&["uninject", "-f", "-"], &object.to_string());

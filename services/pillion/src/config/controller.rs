@@ -1,7 +1,7 @@
 //! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, logs.
 //!
 //! The types are the reference: [`super::settings`] reads ranges and meanings from them. The file is read once at
-//! start. To change it, restart the controller: the other replica takes over meanwhile.
+//! start. A change takes effect when the controller restarts; another replica leads in the meantime.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -54,10 +54,10 @@ pub(crate) struct ControllerPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Leadership {
-    /// How long a Lease counts after its last renewal. Then another replica may become the leader.
+    /// How long a Lease is valid after its last renewal. Then another replica may become the leader.
     #[schemars(extend("range" = ["1s", "10m"]))]
     pub(crate) lease_duration: Time,
-    /// A leader that cannot renew the Lease for so long stops leading.
+    /// A leader that cannot renew the Lease for this long stops leading.
     #[schemars(extend("range" = ["500ms", "10m"]))]
     pub(crate) renew_deadline: Time,
     /// How often the Lease is read and renewed.
@@ -81,16 +81,16 @@ pub(crate) struct Certificates {
     /// The age of a CA at which the next one is created.
     #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
-    /// How long API servers that cannot be probed have to see a change of the webhook configuration.
+    /// How long to wait for API servers that cannot be probed to use a changed webhook configuration.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) propagation_timeout: Time,
-    /// How many times in a row every replica must be seen with a certificate of the new CA.
+    /// How many consecutive probe rounds must find every replica with a certificate of the new CA.
     #[schemars(extend("range" = [1, 100]))]
     pub(crate) probe_rounds: u32,
     /// The time between two rounds of probes.
     #[schemars(extend("range" = ["50ms", "10m"]))]
     pub(crate) probe_gap: Time,
-    /// How long a replica may take to answer a probe.
+    /// The timeout of a probe.
     #[schemars(extend("range" = ["50ms", "1m"]))]
     pub(crate) probe_timeout: Time,
     /// How long the old CA stays trusted after every replica serves a certificate of the new CA.
@@ -109,9 +109,9 @@ pub(crate) struct Webhooks {
     /// `kube-public` and `kube-node-lease` are always excluded.
     #[schemars(extend("expected" = "names of namespaces"))]
     pub(crate) excluded_namespaces: Vec<String>,
-    /// Labels by which namespaces opt in, besides `pillion.dev/injection`. The first that a namespace has decides. The
-    /// audit and the profile status use these labels too; replicas need the same in `namespaces.optIn`. Only
-    /// `pillion.dev/injection` can have the value `held`.
+    /// Labels by which namespaces opt in, besides `pillion.dev/injection`. The first one that a namespace has takes
+    /// effect. The audit and the profile status use these labels too; replicas need the same in `namespaces.optIn`.
+    /// Only `pillion.dev/injection` can have the value `held`.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
     pub(crate) opt_in: Vec<String>,
     /// How long an API server waits for a response in namespaces with `enabled`; then the pod is created without
@@ -131,8 +131,8 @@ pub(crate) struct Webhooks {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Profiles {
     /// The estimated memory that the profiles of one namespace may take in a replica. Profiles beyond this limit are
-    /// not accepted, and their status reports it; profiles accepted before stay. During a rollout, a replica has two
-    /// revisions of a profile.
+    /// not accepted, and their status reports it; profiles accepted before remain active. During a rollout, a replica
+    /// holds two revisions of a profile.
     #[schemars(extend("range" = ["1Mi", "1Gi"]))]
     pub(crate) max_namespace_memory: Size,
     /// The estimated memory that the profiles of all namespaces may take in a replica. A namespace gets at most half of
@@ -238,7 +238,7 @@ impl Certificates {
         let mut settings = probe::Settings::default();
         settings.gap = self.probe_gap.0;
         settings.timeout = self.probe_timeout.0;
-        // The default is a day. A certificate that lives for minutes never has a day left.
+        // The default is a day. Certificates with a shorter lifetime never have that long left.
         settings.least_left = settings.least_left.min(self.serving_lifetime.0 / 7);
         settings
     }
@@ -312,7 +312,7 @@ impl PolicyFile for ControllerPolicy {
         let opt_in = opt_in_error("webhooks.optIn", &self.webhooks.labels());
         let excluded = self.webhooks.excluded_namespaces.iter().find(|name| !is_dns_label(name));
         let excluded = excluded.map(|name| {
-            let message = format!("{name:?} is no name of a namespace: lower-case letters, digits and -");
+            let message = format!("{name:?} is not a valid namespace name: expected lower-case letters, digits and -");
             Mistake::new("webhooks.excludedNamespaces", message)
         });
         level.into_iter().chain(opt_in).chain(excluded).collect()
@@ -325,7 +325,7 @@ impl PolicyFile for ControllerPolicy {
             at_most(
                 ("leadership.renewDeadline", leadership.renew_deadline),
                 ("leadership.leaseDuration", leadership.lease_duration),
-                "a leader has to stop before another one begins: make the deadline shorter",
+                "a leader must stop before another one starts: make the deadline shorter",
             ),
             at_most(
                 ("leadership.retryPeriod", leadership.retry_period),
@@ -335,12 +335,12 @@ impl PolicyFile for ControllerPolicy {
             at_most(
                 ("certificates.servingLifetime", certificates.serving_lifetime),
                 ("certificates.caLifetime", certificates.ca_lifetime),
-                "a certificate ends before its CA: make its life shorter",
+                "a certificate must expire before its CA: make its lifetime shorter",
             ),
             at_most(
                 ("certificates.rotateAfter", certificates.rotate_after),
                 ("certificates.caLifetime", certificates.ca_lifetime),
-                "the next CA is made long before the old one ends: make the time shorter",
+                "the next CA must be created before the old one expires: make the time shorter",
             ),
         ]
         .into_iter()
@@ -391,8 +391,14 @@ mod tests {
             ("certificates: {servingLifetime: 8760h, caLifetime: 24h}\n", "certificates.caLifetime (24h)"),
             ("logs: {level: \"pillion=loud\"}\n", "pillion=loud"),
             ("webhooks: {optIn: [a=b, 'a=b:required']}\n", "a=b is given twice"),
-            ("webhooks: {optIn: ['a=b:held']}\n", "a=b cannot be held: only pillion.dev/injection=held has pods wait"),
-            ("webhooks: {optIn: ['pillion.dev/injection=wait:held']}\n", "pillion.dev/injection=wait cannot be held"),
+            (
+                "webhooks: {optIn: ['a=b:held']}\n",
+                "a=b cannot have the failure mode held: only pillion.dev/injection=held",
+            ),
+            (
+                "webhooks: {optIn: ['pillion.dev/injection=wait:held']}\n",
+                "pillion.dev/injection=wait cannot have the failure mode held",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

@@ -1,7 +1,7 @@
-//! Reloads the policy file at run time. Settings that can change at once are applied, others are reported. A broken
-//! file is reported, and the last valid policy stays active.
+//! Reloads the policy file at run time. Settings that can change at run time are applied, others are reported. An
+//! invalid file is reported, and the last valid policy remains active.
 //!
-//! The file is polled, because the kubelet swaps a link to its directory, which a watch on the file does not see.
+//! The file is polled, because the kubelet swaps a link to its directory, which a watch on the file does not notice.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -138,7 +138,7 @@ impl ConfigFile {
     fn refuse(&self, problems: &[Problem]) {
         self.metrics.failed.inc();
         self.metrics.last_successful.set(0);
-        error!("the policy file is invalid, the last good one stays active: {}", read::lines(problems));
+        error!("the policy file is invalid, the last valid one remains active: {}", read::lines(problems));
     }
 
     fn take(&mut self, policy: &WebhookPolicy) {
@@ -151,9 +151,9 @@ impl ConfigFile {
         let tree = policy.to_value();
         let applied = changed(&self.active, &tree, true);
         let waiting = changed(&self.started, &tree, false);
-        info!(file = %self.file.display(), changed = applied, "the policy file was read again");
+        info!(file = %self.file.display(), changed = applied, "the policy file was reloaded");
         if !waiting.is_empty() {
-            warn!(settings = waiting, "some changes of the policy file take effect only at the next start");
+            warn!(settings = waiting, "some changes of the policy file take effect only after a restart");
         }
         self.metrics.restart_needed.set(i64::from(!waiting.is_empty()));
         self.active = tree;
@@ -168,7 +168,7 @@ fn changed(before: &Value, after: &Value, is_reloaded: bool) -> String {
     changed.map(|setting| setting.path.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// A timer for polling files that change, until the process ends.
+/// A timer for polling files until the process stops.
 #[derive(Debug)]
 pub(crate) struct Ticks {
     interval: Interval,
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(ticks.next().await);
         assert_eq!(began.elapsed(), Duration::from_secs(10));
-        // One poll takes long.
+        // One poll is slow.
         tokio::time::sleep(Duration::from_secs(25)).await;
         assert!(ticks.next().await);
         assert!(ticks.next().await);

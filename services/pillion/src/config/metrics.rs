@@ -4,14 +4,14 @@ use pillion_webhook::metrics::MetricsSettings;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How many tenants and profiles have series of their own.
+/// How many tenants and profiles have their own metric series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct MetricLimits {
-    /// Tenants, which are namespaces, with series of their own. All others are counted together as `_other`.
+    /// How many tenants (namespaces) have their own series. All others are counted together as `_other`.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_tenants: usize,
-    /// Profiles with series of their own. All others are counted together as `_other`.
+    /// How many profiles have their own series. All others are counted together as `_other`.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_profiles: usize,
 }

@@ -1,7 +1,7 @@
-//! The policy files, with settings of the platform. The webhook reads its file again when it changes.
+//! The policy files of the webhook and the controller. The webhook reloads its file when it changes.
 //!
 //! Flags and the environment describe the process: addresses, files, collector. A policy file describes how requests
-//! are handled. An unknown key or a value out of range is rejected with its line.
+//! are handled. The error for an unknown key or a value out of range contains the line.
 //!
 //! * [`webhook`] and [`controller`]: the files as types, with ranges, defaults, meanings, and constraints between keys.
 //! * [`metrics`]: the limits of metrics, in both files.

@@ -92,8 +92,8 @@ pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError
         // The admission policies that hold pods select only the label `pillion.dev/injection`.
         Ok(labels) => labels.held_by_others().map(|(key, value)| {
             let message = format!(
-                "{key}={value} cannot be held: only {INJECTION_LABEL}=held has pods wait; expected enabled or required \
-                 here, and that label on namespaces whose pods shall wait"
+                "{key}={value} cannot have the failure mode held: only {INJECTION_LABEL}=held holds pods; expected \
+                 enabled or required"
             );
             Mistake::new(path, message)
         }),
@@ -103,7 +103,7 @@ pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError
 /// Arguments for the policy file.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigArg {
-    /// The policy file, YAML: guardrails, facts of the cluster, limits, log level, share of traces. Read again when it
+    /// The policy file, YAML: guardrails, facts of the cluster, limits, log level, trace ratio. Reloaded when it
     /// changes. Omitted keys have their defaults.
     #[arg(long, value_name = "FILE", env = "PILLION_CONFIG")]
     pub(crate) config: Option<PathBuf>,
@@ -146,7 +146,7 @@ pub(crate) fn text_of(file: &Path) -> Result<String, Problem> {
     let name = || file.display().to_string();
     let size = fs::metadata(file).map_or(0, |metadata| metadata.len());
     if size > MAX_FILE_BYTES {
-        let message = format!("a policy file has at most {MAX_FILE_BYTES} bytes, and this has {size}");
+        let message = format!("a policy file may have at most {MAX_FILE_BYTES} bytes; this one has {size}");
         return Err(Problem::whole(name(), message));
     }
     fs::read_to_string(file).map_err(|error| Problem::whole(name(), format!("cannot be read: {error}")))
@@ -193,7 +193,7 @@ fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
     }
     let header = expected_header.map(|(key, value)| format!("{key}: {value}")).join(", ");
     let Some(document) = documents.pop() else {
-        let expected = format!("there is nothing in it; expected a map that begins with {header}");
+        let expected = format!("the file has no content; expected a map that begins with {header}");
         return Err(Problem::whole(source.name.as_str(), expected));
     };
     let yaml::Content::Mapping(_) = document.content else {

@@ -7,7 +7,7 @@
 //! * `expected`: describes the values that the type accepts, if there is no range.
 //! * `reloaded`, at the section: a change takes effect at run time. Otherwise it needs a restart.
 //!
-//! The keys serve to check ranges and to find changes. [`table`] generates the tables in `docs/configuration.md`.
+//! The keys are used to check ranges and to find changes. [`table`] generates the tables in `docs/configuration.md`.
 
 use std::fmt::Write as _;
 
@@ -150,11 +150,11 @@ impl Setting {
             Kind::Boolean => "boolean",
             Kind::Count => "whole number",
             Kind::Duration => "duration",
-            Kind::List => "list of text",
+            Kind::List => "list of strings",
             Kind::Map => "map",
             Kind::Number => "number",
             Kind::Size => "size",
-            Kind::Text => "text",
+            Kind::Text => "string",
         };
         if self.is_optional { format!("{name} or null") } else { name.to_owned() }
     }

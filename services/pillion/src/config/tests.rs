@@ -73,7 +73,7 @@ fn mistakes_have_positions_and_expected_values() {
             "requests: {bodyTimeout: 31s}\n",
             &[
                 "p.yaml:3:25",
-                "expected 100ms to 30s, found 31s (From the end of a request's head to the end of its body. The default is 5s)",
+                "expected 100ms to 30s, found 31s (The maximum time from the end of a request's header to the end of its body. The default is 5s)",
             ],
         ),
         ("requests: {maxBody: 64MB}\n", &["p.yaml:3:21", "expected a size in bytes such as"]),
@@ -101,8 +101,8 @@ fn mistakes_have_positions_and_expected_values() {
             &["p.yaml:2:7", "did you mean `WebhookPolicy`?"],
         ),
         ("- a\n", &["p.yaml:1:1", "expected a map that begins with"]),
-        ("", &["p.yaml: there is nothing in it", "begins with apiVersion: config.pillion.dev/v1alpha1, kind"]),
-        ("# cut off\n---\n", &["there is nothing in it"]),
+        ("", &["p.yaml: the file has no content", "begins with apiVersion: config.pillion.dev/v1alpha1, kind"]),
+        ("# cut off\n---\n", &["the file has no content"]),
     ] {
         let error = read_with(text, &Overrides::default()).unwrap_err();
         assert!(expected.iter().all(|part| error.contains(part)), "{text}: {error}");

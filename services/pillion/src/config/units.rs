@@ -67,8 +67,8 @@ impl fmt::Display for Time {
 }
 
 impl Size {
-    /// Parses a quantity of whole bytes. Uses an own parser, because in Kubernetes the suffix `m` means thousandths,
-    /// which other parsers of sizes read as millions.
+    /// Parses a quantity of whole bytes. Parsers of other crates are not used, because they read the suffix
+    /// `m` as millions; in Kubernetes it means thousandths.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let suffix = SIZE_UNITS.into_iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
         let (digits, bytes) = suffix.unwrap_or((text, 1));

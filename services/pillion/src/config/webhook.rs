@@ -58,7 +58,7 @@ pub(crate) struct WebhookPolicy {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Namespaces {
     /// Labels by which namespaces opt in, besides `pillion.dev/injection`: the same as `webhooks.optIn` of the
-    /// controller. Used by the paths `/mutate` and `/validate`, which name no failure mode.
+    /// controller. Used by the paths `/mutate` and `/validate`, which specify no failure mode.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
     pub(crate) opt_in: Vec<String>,
 }
@@ -67,21 +67,21 @@ pub(crate) struct Namespaces {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Requests {
-    /// The largest body of a request in bytes; a larger one is answered with 413. A review of an update holds two
-    /// objects of up to 3 MiB.
+    /// The maximum size of a request's body in bytes; a larger one is rejected with 413. A review of an update holds
+    /// two objects of up to 3 MiB.
     #[schemars(extend("range" = ["1Mi", "64Mi"]))]
     pub(crate) max_body: Size,
-    /// Bytes that the bodies of all requests may take at one time; a request beyond that is answered with 503. Bodies
-    /// above 128 KiB leave a quarter of this memory to smaller ones.
+    /// The maximum size of the bodies of all concurrent requests in bytes; a request beyond that is rejected with 503.
+    /// Bodies above 128 KiB leave a quarter of this memory to smaller ones.
     #[schemars(extend("range" = ["4Mi", "64Gi"]))]
     pub(crate) max_body_memory: Size,
-    /// From the end of a request's head to the end of its body.
+    /// The maximum time from the end of a request's header to the end of its body.
     #[schemars(extend("range" = ["100ms", "30s"]))]
     pub(crate) body_timeout: Time,
-    /// How long a request waits for a namespace that is not known yet, and for the lookups of profiles.
+    /// How long a request waits for a namespace that is not cached yet, and for the lookups of profiles.
     #[schemars(extend("range" = ["10ms", "10s"]))]
     pub(crate) look_up_timeout: Time,
-    /// From a request's head to its response. The API server waits 30 s at most.
+    /// The maximum time from a request's header to its response. The API server waits at most 30 s.
     #[schemars(extend("range" = ["1s", "5m"]))]
     pub(crate) timeout: Time,
 }
@@ -90,33 +90,34 @@ pub(crate) struct Requests {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Overload {
-    /// Requests at one time whose bodies have arrived and whose responses are pending. A further one is answered with
-    /// 503.
+    /// The maximum number of requests whose bodies have arrived and whose responses are pending. A further one is
+    /// rejected with 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_in_flight: usize,
-    /// Requests at one time whose bodies are still arriving. Another one ends the oldest of them with 503.
+    /// The maximum number of requests whose bodies are still arriving. For a further one, the oldest of them is
+    /// rejected with 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished: usize,
-    /// Requests at one time from one client address whose bodies are still arriving. Another one ends the oldest of
-    /// that address with 503. All API servers may share one address.
+    /// The maximum number of requests from one client address whose bodies are still arriving. For a further one, the
+    /// oldest of that address is rejected with 503. All API servers may share one address.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished_per_address: usize,
-    /// Queued requests with a body of at most 128 KiB.
+    /// The maximum number of queued requests with a body of at most 128 KiB.
     #[schemars(extend("range" = [0, 100_000]))]
     pub(crate) max_queued: usize,
-    /// Queued requests of one namespace with a body of at most 128 KiB.
+    /// The maximum number of queued requests of one namespace with a body of at most 128 KiB.
     #[schemars(extend("range" = [0, 100_000]))]
     pub(crate) max_queued_per_namespace: usize,
-    /// Queued requests with a body above 128 KiB.
+    /// The maximum number of queued requests with a body above 128 KiB.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_queued_large: usize,
-    /// Queued requests of one namespace with a body above 128 KiB.
+    /// The maximum number of queued requests of one namespace with a body above 128 KiB.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_queued_large_per_namespace: usize,
     /// How many small requests a worker decides in order of arrival before it considers the queue.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) unqueued_per_worker: usize,
-    /// Threads that decide. `null`: as many as the runtime has.
+    /// The number of threads that decide requests. `null`: as many as the runtime has.
     #[schemars(extend("range" = [1, 1_024]))]
     pub(crate) workers: Option<usize>,
     /// The timeout of a caller that sends no `?timeout=`.
@@ -125,8 +126,8 @@ pub(crate) struct Overload {
     /// The upper bound of `?timeout=`; a longer one is shortened to it.
     #[schemars(extend("range" = ["1s", "5m"]))]
     pub(crate) longest_timeout: Time,
-    /// How long before its caller's deadline a request is given up, so that the response still arrives; a fifth of the
-    /// timeout at most.
+    /// How long before its caller's deadline a request fails, so that the response still arrives; at most a fifth of
+    /// the timeout.
     #[schemars(extend("range" = ["0s", "5s"]))]
     pub(crate) margin: Time,
 }
@@ -135,38 +136,39 @@ pub(crate) struct Overload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Connections {
-    /// Connections at one time. For a further one, the address with the most connections loses one; if that is the
-    /// address of the new connection, the new connection is closed.
+    /// The maximum number of connections. For a further one, the address with the most connections loses one; if that
+    /// is the address of the new connection, the new connection is closed.
     #[schemars(extend("range" = [16, 1_000_000]))]
     pub(crate) max: usize,
-    /// TLS handshakes at one time. Others wait, within their own timeout.
+    /// The maximum number of concurrent TLS handshakes. Others wait, within `handshakeTimeout`.
     #[schemars(extend("range" = [1, 100_000]))]
     pub(crate) max_handshakes: usize,
-    /// Requests at one time on one HTTP/2 connection.
+    /// The maximum number of concurrent requests on one HTTP/2 connection.
     #[schemars(extend("range" = [1, 10_000]))]
     pub(crate) max_streams: u32,
-    /// From the TCP connection to the end of the TLS handshake.
+    /// The maximum time from the TCP connection to the end of the TLS handshake.
     #[schemars(extend("range" = ["100ms", "1m"]))]
     pub(crate) handshake_timeout: Time,
-    /// From the first byte of a request's head to its last.
+    /// The maximum time from the first byte of a request's header to its last.
     #[schemars(extend("range" = ["100ms", "1m"]))]
     pub(crate) header_timeout: Time,
-    /// How long a connection may be open without a request. It exceeds the API server's 90 s so that the client closes
-    /// first; otherwise a request could arrive at a connection that is being closed.
+    /// How long a connection may be open without a request. It must exceed the API server's idle timeout of 90 s, so
+    /// that the client closes first; otherwise a request could arrive at a connection that is being closed.
     #[schemars(extend("range" = ["91s", "1h"]))]
     pub(crate) idle_timeout: Time,
     /// How long a response waits for its client to read it. A slow reader gets one more second for each 256 KiB.
     #[schemars(extend("range" = ["100ms", "5m"]))]
     pub(crate) answer_timeout: Time,
-    /// Bytes of responses that may wait for the client of one connection, besides one response of any size.
+    /// The maximum size in bytes of the responses that wait for the client of one connection, besides one response of
+    /// any size.
     #[schemars(extend("range" = ["64Ki", "1Gi"]))]
     pub(crate) max_untaken: Size,
-    /// After this time, a fifth more or less, a client is asked to reconnect, so that newer replicas get their share of
-    /// the load. `null`: never.
+    /// After this time, plus or minus a fifth, a client is asked to reconnect, so that newer replicas get their share
+    /// of the load. `null`: never.
     #[schemars(extend("range" = ["10s", "24h"]))]
     pub(crate) max_age: Option<Time>,
-    /// How long a terminating replica goes on accepting connections at least, because clients still send requests to
-    /// it.
+    /// The minimum time for which a terminating replica continues to accept connections, because clients still send
+    /// requests to it.
     #[schemars(extend("range" = ["0s", "10m"]))]
     pub(crate) drain_minimum: Time,
     /// How long a terminating replica waits for connections to end. The API server keeps idle ones for 90 s, so a
@@ -179,17 +181,17 @@ pub(crate) struct Connections {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct LookUps {
-    /// How long a cached object is fresh. A change of the object may be seen this late.
+    /// How long a cached object is fresh. A change of the object may take effect this late.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) fresh_for: Time,
-    /// The greatest age of a cached object that is used while the API server is unavailable.
+    /// The maximum age of a cached object that is used while the API server is unavailable.
     #[schemars(extend("range" = ["1s", "24h"]))]
     pub(crate) stale_for: Time,
     /// The size of the cache in bytes.
     #[schemars(extend("range" = ["64Ki", "16Gi"]))]
     pub(crate) memory: Size,
-    /// Lookups in a second that the reviews from one client address may send to the API server; further ones fail.
-    /// Cached objects are not counted. All API servers may share one address.
+    /// The maximum number of lookups per second that the reviews from one client address may send to the API server;
+    /// further ones fail. Cached objects are not counted. All API servers may share one address.
     #[schemars(extend("range" = [1, 100_000]))]
     pub(crate) max_per_address: u32,
 }
@@ -396,7 +398,7 @@ impl PolicyFile for WebhookPolicy {
             at_most(
                 ("connections.handshakeTimeout", connections.handshake_timeout),
                 ("connections.idleTimeout", connections.idle_timeout),
-                "make the handshake's time shorter",
+                "make the handshake timeout shorter",
             ),
             at_most(
                 ("connections.maxHandshakes", connections.max_handshakes),
@@ -406,17 +408,17 @@ impl PolicyFile for WebhookPolicy {
             at_most(
                 ("requests.bodyTimeout", requests.body_timeout),
                 ("requests.timeout", requests.timeout),
-                "make the body's time shorter or the whole request's longer",
+                "make the body timeout shorter or the request timeout longer",
             ),
             at_most(
                 ("requests.lookUpTimeout", requests.look_up_timeout),
                 ("requests.timeout", requests.timeout),
-                "make the lookup's time shorter or the whole request's longer",
+                "make the lookup timeout shorter or the request timeout longer",
             ),
             at_most(
                 ("overload.maxUnfinishedPerAddress", overload.max_unfinished_per_address),
                 ("overload.maxUnfinished", overload.max_unfinished),
-                "the requests of an address are a part of all: allow fewer of them, or more of all",
+                "the limit of one address cannot exceed the limit of all: lower the first or raise the second",
             ),
             at_most(
                 ("overload.maxQueued", overload.max_queued),
@@ -426,22 +428,22 @@ impl PolicyFile for WebhookPolicy {
             at_most(
                 ("overload.maxQueuedPerNamespace", overload.max_queued_per_namespace),
                 ("overload.maxQueued", overload.max_queued),
-                "a namespace has a part of the queue: make its part smaller or the queue longer",
+                "a namespace uses a part of the queue: make its part smaller or the queue longer",
             ),
             at_most(
                 ("overload.maxQueuedLargePerNamespace", overload.max_queued_large_per_namespace),
                 ("overload.maxQueuedLarge", overload.max_queued_large),
-                "a namespace has a part of the queue: make its part smaller or the queue longer",
+                "a namespace uses a part of the queue: make its part smaller or the queue longer",
             ),
             at_most(
                 ("overload.defaultTimeout", overload.default_timeout),
                 ("overload.longestTimeout", overload.longest_timeout),
-                "make the default shorter or the longest longer",
+                "make the default timeout shorter or the longest timeout longer",
             ),
             at_most(
                 ("lookUps.freshFor", look_ups.fresh_for),
                 ("lookUps.staleFor", look_ups.stale_for),
-                "a cached object is stale once it is not fresh any more: make the second longer",
+                "a cached object becomes stale after it was fresh: make staleFor longer",
             ),
             (requests.max_body > large).then(|| Mistake {
                 path: "requests.maxBody",

@@ -1,6 +1,6 @@
-//! `pillion convert`: converts the configuration of other injectors into profiles.
+//! `pillion convert`: converts the configuration of other injectors to profiles.
 //!
-//! * [`from`]: the conversions, which know nothing of files. This module reads files into documents, and reports errors
+//! * [`from`]: the conversions, which do not access files. This module reads files into documents, and reports errors
 //!   with their positions.
 
 pub(crate) mod from;
@@ -183,8 +183,8 @@ impl Documents {
             }
             if (read.all.len(), read.problems.len()) == before {
                 let message = match wanted {
-                    Wanted::ConfigMaps => "there is neither a ConfigMap nor a configuration in it".to_owned(),
-                    Wanted::Kind(kind) => format!("there is no {kind} in it"),
+                    Wanted::ConfigMaps => "contains neither a ConfigMap nor a configuration".to_owned(),
+                    Wanted::Kind(kind) => format!("contains no {kind}"),
                 };
                 read.problems.push(Problem::whole(path.display().to_string(), message));
             }
@@ -221,8 +221,8 @@ impl Documents {
     /// Reads the source `name` of `size` bytes, unless it is too large.
     fn sized(&mut self, name: String, size: u64, text: impl FnOnce() -> io::Result<String>) {
         if size > MAX_FILE_BYTES {
-            let message = format!("a file has at most {MAX_FILE_BYTES} bytes");
-            self.problems.push(Problem::whole(name, message).with_help("make several of it".to_owned()));
+            let message = format!("a file may have at most {MAX_FILE_BYTES} bytes");
+            self.problems.push(Problem::whole(name, message).with_help("split it into several files".to_owned()));
             return;
         }
         match text() {
@@ -263,16 +263,16 @@ impl Documents {
     fn config_map(&mut self, source: &Arc<Source>, object: &Node) {
         let name = object.get("metadata").and_then(|metadata| metadata.text("name")).unwrap_or("ConfigMap");
         for entry in object.get("binaryData").map(Node::entries).unwrap_or_default() {
-            let problem = Problem::at(source, entry.key_span.clone(), "what is binary is no configuration");
+            let problem = Problem::at(source, entry.key_span.clone(), "a configuration cannot be binary");
             self.problems.push(problem.of_field(format!("binaryData.{}", entry.key)));
         }
         for entry in object.get("data").map(Node::entries).unwrap_or_default() {
             let Content::Scalar(serde_json::Value::String(text)) = &entry.value.content else {
-                let problem = Problem::at(source, entry.value.span.clone(), "expected text");
+                let problem = Problem::at(source, entry.value.span.clone(), "expected a string");
                 self.problems.push(problem.of_field(format!("data.{}", entry.key)));
                 continue;
             };
-            // The keys get paths in a directory beside the file, so that they can reference each other.
+            // The keys get paths in a directory next to the file, so that they can reference each other.
             let file = format!("{}/{name}/{}", source.name, entry.key);
             let inner = Arc::new(Source::new(file.clone(), text.clone()));
             match yaml::documents(&inner.text) {

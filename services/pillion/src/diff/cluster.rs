@@ -1,7 +1,7 @@
 //! Compares running pods under the active and the changed profiles. It writes nothing to the cluster.
 //!
-//! One pod represents its workload. It is reconstructed as its author wrote it, by its injection record, and decided
-//! twice.
+//! One pod represents its workload. Its original form is reconstructed from its injection record, and decided with both
+//! sets of profiles.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,7 +71,7 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
         namespaces.map(|(name, known)| (name.into(), Arc::clone(known))).collect();
     if let Some(name) = only.filter(|_| namespaces.is_empty()) {
         return Err(anyhow!(
-            "namespace {name} is not opted in, is left alone, or is not there; -A compares the pods of all namespaces"
+            "namespace {name} is not opted in, is excluded, or does not exist; -A compares the pods of all namespaces"
         )
         .into());
     }
@@ -82,7 +82,7 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
         progress.show_step("namespaces", index + 1, namespaces.len(), name);
         for (workload, (pod, pods)) in pods(&client, name, args.selector.as_deref(), &mut owners).await? {
             let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &inputs).await;
-            let about = || format!("about {workload}");
+            let about = || format!("cannot compare {workload}");
             let before = render(&inputs.before).await.with_context(about)?;
             let after = render(&inputs.after).await.with_context(about)?;
             compared.push(Compared { name: workload.to_string(), pods, before, after });
@@ -117,10 +117,10 @@ async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Resul
             continue;
         }
         let name = profile.name();
-        let spec = stored.get(name).with_context(|| format!("the text of the active profile {name} cannot be read"))?;
+        let spec = stored.get(name).with_context(|| format!("cannot read the spec of the active profile {name}"))?;
         let compiled = ProfileSource::Author(spec, &library).compile(name).map_err(|faults| {
             let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-            anyhow!("profile {name} extends a changed one, and does not compile with it: {}", faults.join("; "))
+            anyhow!("profile {name} extends a changed profile, and does not compile with it: {}", faults.join("; "))
         })?;
         all.push(Arc::new(compiled));
     }
@@ -143,7 +143,7 @@ async fn stored(client: &Client) -> anyhow::Result<BTreeMap<ProfileName, Profile
     Ok(stored)
 }
 
-/// The specs of cluster profiles, in which other profiles find their parents.
+/// The specs of the cluster profiles, used to look up parents.
 struct Library(BTreeMap<Box<str>, ProfileSpec>);
 
 impl Parents for Library {
@@ -156,7 +156,7 @@ impl Parents for Library {
     }
 }
 
-/// Returns a pod of each workload with selected pods as its author wrote it, and the workload's number of such pods.
+/// Returns one selected pod of each workload in its original form, and the workload's number of selected pods.
 async fn pods(
     client: &Client,
     namespace: &str,
@@ -176,7 +176,7 @@ async fn pods(
         let owner = controller(&pod.metadata);
         let owner = owner.as_ref().map(|(kind, name)| (kind.as_str(), *name));
         let workload = owners.workload(namespace, name, owner).await;
-        let workload = workload.with_context(|| format!("cannot tell whose pod {namespace}/{name} is"))?;
+        let workload = workload.with_context(|| format!("cannot determine the workload of pod {namespace}/{name}"))?;
         if let Some((_, count)) = workloads.get_mut(&workload) {
             *count += 1;
         } else {
@@ -187,9 +187,10 @@ async fn pods(
     Ok(workloads)
 }
 
-/// Returns a pod as its author sent it, without any record: the webhook ignores records that authors write.
+/// Returns a pod as its author submitted it, without an injection record, because the webhook ignores submitted
+/// records.
 fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
-    let mut pod = original_object(&serde_json::to_value(pod).context("it cannot be written as JSON")?);
+    let mut pod = original_object(&serde_json::to_value(pod).context("cannot serialize it as JSON")?);
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
         annotations.shift_remove(INJECTED_ANNOTATION);
     }
@@ -211,17 +212,17 @@ async fn rendered(
         Decided { decision: Decision::skipped(Reason::OptedOut), patch: None }
     } else {
         let body = trial::review(pod, name, &json!({"username": "pillion-diff"})).to_string();
-        let review = Review::parse(body.as_bytes()).context("it cannot be reviewed")?;
+        let review = Review::parse(body.as_bytes()).context("cannot parse its review")?;
         let endpoint = Endpoint::Level(level);
         let mut facts =
             Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
         facts.looked_up = inputs.lookups.get(review.needs(endpoint, snapshot, &facts)).await;
         facts.looked_up.cluster.clone_from(&inputs.cluster);
-        review.decide(endpoint, snapshot, &facts).context("it cannot be decided on")?
+        review.decide(endpoint, snapshot, &facts).context("cannot decide its review")?
     };
     let mut changed = pod.clone();
     if let Some(patch) = &decided.patch {
-        let patch: json_patch::Patch = serde_json::from_slice(patch).context("the patch is not one of RFC 6902")?;
+        let patch: json_patch::Patch = serde_json::from_slice(patch).context("the patch is not a valid JSON patch")?;
         json_patch::patch(&mut changed, &patch).context("the patch does not apply")?;
     }
     Ok(Rendered::new(&decided.decision, changed))

@@ -3,7 +3,7 @@
 //! * [`cluster`]: compares running pods, workload by workload. It writes nothing to the cluster.
 //!
 //! Both comparisons render the same pod twice with the same engine. So changes by the API server or by other webhooks
-//! never show as a difference.
+//! never appear as a difference.
 
 mod cluster;
 
@@ -155,7 +155,7 @@ struct Compared {
 struct Rendered {
     /// The pod, without the record and server-side metadata. `None` if it is rejected.
     pod: Option<Value>,
-    /// The result for each considered profile, in words.
+    /// The human-readable result for each considered profile.
     profiles: BTreeMap<String, String>,
 }
 
@@ -205,8 +205,8 @@ fn text(compared: &[Compared]) -> anyhow::Result<String> {
         for (profile, result) in &after.profiles {
             match before.profiles.get(profile) {
                 Some(was) if was == result => {}
-                Some(was) => drop(writeln!(text, "  {profile}: {result}; now: {was}")),
-                None => drop(writeln!(text, "  {profile}: {result}; now it does not apply")),
+                Some(was) => drop(writeln!(text, "  {profile}: {result}; currently: {was}")),
+                None => drop(writeln!(text, "  {profile}: {result}; currently it does not apply")),
             }
         }
         for profile in before.profiles.keys().filter(|profile| !after.profiles.contains_key(*profile)) {
@@ -237,7 +237,9 @@ fn summary(compared: &[Compared]) -> String {
 fn value(compared: &[Compared]) -> anyhow::Result<Value> {
     let workloads = compared.iter().map(|one| {
         let patch = match (&one.before.pod, &one.after.pod) {
-            (Some(before), Some(after)) => serde_json::to_value(json_patch::diff(before, after)).context("a patch")?,
+            (Some(before), Some(after)) => {
+                serde_json::to_value(json_patch::diff(before, after)).context("cannot serialize the patch")?
+            }
             _ => Value::Null,
         };
         let rendered = |rendered: &Rendered| json!({"profiles": rendered.profiles, "refused": rendered.pod.is_none()});

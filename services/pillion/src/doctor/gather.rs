@@ -1,4 +1,4 @@
-//! Gathers facts from the cluster. Changes nothing: pods are created by dry run.
+//! Gathers facts from the cluster. Changes nothing: pods are created only by dry run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use crate::trial;
 const MAX_PAIRS: usize = 2_000;
 /// The number of rejected pods after which the dry run stops.
 const MAX_REFUSALS: usize = 5;
-/// The number of pods that are created by dry run. Each may reach another replica.
+/// The number of pods that are created by dry run. Each may reach a different replica.
 const TRIES: usize = 6;
 
 /// An RBAC permission that a component requires.
@@ -196,7 +196,7 @@ async fn permissions(
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let Some(answer) = kept(reviews.create(&PostParams::default(), &review).await, Part::Rights, unread) else {
-            // Without permission for one review, the others would fail too.
+            // If one review fails, usually for lack of permission, the others would fail too.
             break;
         };
         let part =
@@ -230,7 +230,7 @@ async fn dry_run(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWeb
     if namespaces.is_empty() {
         return DryRun::NotTried("no namespace is opted in".to_owned());
     }
-    // Namespaces that reject pods on failure come first: there the API server gives the reason.
+    // Namespaces that reject pods on failure come first, because there the API server returns the reason.
     namespaces.sort_by_key(|(name, namespace)| (namespace.level() != Some(InjectionLevel::Required), *name));
     let pairs = namespaces
         .iter()
@@ -316,7 +316,7 @@ async fn send(client: &Client, namespace: &str, profile: &str, pod: &Value, own:
             }
             Err(error) => {
                 return DryRun::NotTried(format!(
-                    "the API server rejects it in namespace {namespace}: {}",
+                    "the API server rejects the pod in namespace {namespace}: {}",
                     crate::output::causes(&error.into())
                 ));
             }

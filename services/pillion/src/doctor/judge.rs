@@ -1,4 +1,4 @@
-//! Judges facts and returns findings. Pure.
+//! Derives findings from facts, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -158,7 +158,7 @@ fn replicas(facts: &Facts) -> Vec<Finding> {
     let Some(endpoints) = &facts.endpoints else { return Vec::new() };
     let few = || {
         let is_single = ready(endpoints) == 1;
-        let message = format!("only 1 of {} webhook replicas is ready: none replaces it when it ends", endpoints.len());
+        let message = format!("only 1 of {} webhook replicas is ready: there is no spare if it fails", endpoints.len());
         is_single.then(|| Finding::new(Code::FewReadyReplicas, service(facts), message))
     };
     availability::no_ready_replica(&facts.release, endpoints, facts.deployment).or_else(few).into_iter().collect()
@@ -168,8 +168,8 @@ fn ready(endpoints: &[(String, bool)]) -> usize {
     endpoints.iter().filter(|(_, is_ready)| *is_ready).count()
 }
 
-/// Whether the dry run proves that the webhook does not answer the API server. An unchanged pod proves it only if there
-/// can be no other reason.
+/// Whether the dry run proves that the webhook does not answer the API server. An unchanged pod proves it only if no
+/// other reason is possible.
 fn is_unanswered(facts: &Facts) -> bool {
     let DryRun::Tried { namespace, untouched, refused, .. } = &facts.dry_run else { return false };
     if !refused.is_empty() {
@@ -202,8 +202,8 @@ fn network(facts: &Facts) -> Vec<Finding> {
     };
     let ready: Vec<_> = facts.probed.iter().filter(|one| is_ready(&one.endpoint.to_string())).collect();
     let silent: Vec<_> = ready.iter().filter(|one| matches!(one.verdict, Verdict::Unreachable(_))).collect();
-    // From outside the cluster's network no replica is reachable, which is no problem as long as the API servers' calls
-    // succeed.
+    // From outside the cluster's network no replica is reachable, which is not a problem as long as the API servers'
+    // calls succeed.
     if silent.len() == ready.len() && !is_unanswered(facts) {
         let message = "no replica is reachable from here, outside of the cluster's network";
         let outside = || {
@@ -345,7 +345,7 @@ fn others(facts: &Facts) -> Vec<Finding> {
             1 => format!("in 1 opted-in namespace: {}", some.join(", ")),
             count => format!("in {count} opted-in namespaces: {}", some.join(", ")),
         };
-        let message = format!("its entries change pods too, {when} Pillion, {shared}: {}", entries.join(", "));
+        let message = format!("its entries also change pods, {when} Pillion, {shared}: {}", entries.join(", "));
         let finding = Finding::new(Code::OtherInjector, object, message);
         found.push(if is_by_our_label {
             finding.graded(Severity::Warning).remedy(
@@ -370,17 +370,17 @@ fn versions(facts: &Facts) -> Vec<Finding> {
     if tags.len() > 1 {
         return vec![Finding::new(Code::VersionSkew, object(), format!("its pods run {versions}"))];
     }
-    // A tag such as `dev` or a digest says nothing about the version.
+    // A tag such as `dev` or a digest does not identify the version.
     let is_other = tags.iter().any(|tag| version(tag).is_some_and(|version| version != own));
     let other = || {
         Finding::new(Code::VersionSkew, object(), format!("its pods run {versions}, and this program is {own}"))
             .graded(Severity::Info)
-            .remedy("use the program of the release's version: its findings about profiles may differ")
+            .remedy("use the CLI of the release's version: its findings about profiles may differ")
     };
     is_other.then(other).into_iter().collect()
 }
 
-/// Returns the version that a tag names, such as `1.2.3` for `v1.2.3`; `None` if it names none.
+/// Returns the version in a tag, such as `1.2.3` for `v1.2.3`; `None` if it has none.
 fn version(tag: &str) -> Option<&str> {
     let version = tag.strip_prefix('v').unwrap_or(tag);
     let numbers = version.split(['-', '+']).next().unwrap_or_default();
@@ -414,7 +414,7 @@ pub(super) fn certificate_findings(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Whether something between here and the replicas replaces their certificates: no connection from here shows a trusted
+/// Whether a proxy between here and the replicas replaces their certificates: no connection from here returns a trusted
 /// one, but the API server's calls succeed.
 fn is_intercepted(facts: &Facts) -> bool {
     let DryRun::Tried { untouched: 0, refused, .. } = &facts.dry_run else { return false };
@@ -424,7 +424,7 @@ fn is_intercepted(facts: &Facts) -> bool {
 }
 
 fn intercepted(facts: &Facts) -> Finding {
-    let message = "connections from here show another certificate than the serving Secret has, but the API server's \
+    let message = "connections from here return a different certificate than the serving Secret, but the API server's \
                    calls succeed: a proxy between here and the cluster intercepts TLS";
     Finding::new(Code::Unreadable, service(facts), message)
         .graded(Severity::Info)
@@ -498,9 +498,9 @@ const fn describe(defect: Defect) -> &'static str {
         Defect::Expiring => "it expires soon",
         Defect::Expired => "it has expired",
         Defect::NotYetValid => "it is not valid yet",
-        Defect::WrongName => "it is not for the name of the Service",
+        Defect::WrongName => "it does not have the name of the Service",
         Defect::Ca => "its CA has expired, or is not valid yet",
-        Defect::Unusable => "it is damaged, or no server certificate",
+        Defect::Unusable => "it is damaged, or not a server certificate",
     }
 }
 

@@ -36,15 +36,15 @@ pub(crate) struct ExplainFacts {
     /// The profiles as stored. Empty for profiles from files.
     pub(crate) stored: Vec<Stored>,
     pub(crate) broken: Vec<Broken>,
-    /// The field manager that disabled injection; empty if it is unknown. `None`: injection is enabled.
+    /// The field manager that disabled injection; empty if unknown. `None`: injection is enabled.
     pub(crate) switched_off: Option<String>,
-    /// The finding that no replica is ready, if none is.
+    /// The finding that no replica is ready, if that is the case.
     pub(crate) no_replica: Option<Finding>,
-    /// The times at which the webhook did not answer, as far as known.
+    /// The times at which the webhook did not answer, if known.
     pub(crate) silences: Silences,
     /// Facts that could not be read.
     pub(crate) unread: Unread,
-    /// The cluster facts of the platform's policy.
+    /// The cluster facts of the webhook's policy file.
     pub(crate) cluster: Option<Arc<OwnedTape>>,
     /// Whether the facts come from a cluster, and not from files.
     pub(crate) is_live: bool,
@@ -100,7 +100,7 @@ pub(crate) struct Question {
     /// Identifies the object in findings.
     pub(crate) object: ObjectRef,
     pub(crate) origin: Origin,
-    /// The review to decide: that of the pod as its author wrote it.
+    /// The review to decide, with the pod as its author wrote it.
     pub(crate) review: Value,
     /// The pod as stored, if it exists.
     pub(crate) found: Option<Value>,
@@ -112,7 +112,7 @@ pub(crate) struct Question {
     pub(crate) workload: Option<Value>,
     /// The name of the service account, and whether it exists. `None`: not looked up.
     pub(crate) account: Option<(String, bool)>,
-    /// Why the API server rejected a pod of the workload, by the last event.
+    /// Why the API server rejected a pod of the workload, according to the last event.
     pub(crate) rejection: Option<String>,
 }
 
@@ -174,7 +174,7 @@ impl Silences {
     }
 }
 
-/// Returns how many pods a workload should have, and how many it has. `None` for a kind that does not count them.
+/// Returns how many pods a workload should have, and how many it has. `None` for a kind without these counts.
 pub(crate) fn pod_counts(workload: &Value) -> Option<(i64, i64)> {
     let number = |pointer: &str| workload.pointer(pointer).and_then(Value::as_i64);
     match workload.get("kind")?.as_str()? {
@@ -264,7 +264,7 @@ impl Target {
             Some(_) => bail!("the name of the {kind} is missing"),
             None => {
                 let kinds: Vec<_> = KINDS.iter().map(|known| known.kind.to_lowercase()).collect();
-                bail!("{kind:?} is no kind with pods; supported are {}", kinds.join(", "))
+                bail!("{kind:?} is not a supported kind; supported are {}", kinds.join(", "))
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Gathers facts from a cluster by `get` and `list` alone. If a permission is missing, the explanation reports it and
-//! covers the rest.
+//! Gathers facts from a cluster with only `get` and `list` requests. If a permission is missing, the explanation
+//! reports it and covers the rest.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -152,7 +152,7 @@ impl Cluster {
                 found.with_context(|| format!("{} {namespace}/{} cannot be read", target.kind.kind, target.name))?;
             let Some(found) = found.as_ref().and_then(value) else {
                 let object = ObjectRef::new(target.kind.kind, Some(namespace), &target.name);
-                let finding = Finding::new(Code::NotFound, object, "there is no such object");
+                let finding = Finding::new(Code::NotFound, object, "the object does not exist");
                 let others = if target.kind.kind == "Pod" {
                     self.workloads_named(&target.name, namespace).await
                 } else {
@@ -201,8 +201,8 @@ impl Cluster {
         found
     }
 
-    /// Returns why the API server rejected a pod of a workload that lacks pods, by its last event. `None` if it lacks
-    /// none, or if events cannot be read: they are only a hint.
+    /// Returns why the API server rejected a pod of a workload that lacks pods, according to the last event. `None` if
+    /// no pod is missing, or if events cannot be read.
     async fn rejection(&self, workload: Option<&Value>, uid: &str, namespace: &str) -> Option<String> {
         let (wanted, found) = facts::pod_counts(workload?)?;
         if found >= wanted {
@@ -246,7 +246,7 @@ impl Cluster {
         Ok(((!names.is_empty()).then(which), is_cut.then(|| not_all(namespace, message()))))
     }
 
-    /// Looks up the workload, the service account and the profiles' lookups for a question.
+    /// Adds the workload, the service account and the results of the profiles' lookups to a question.
     pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut PodLookupCache) {
         let namespace = &facts.namespace.name;
         if question.workload.is_none() {
@@ -436,7 +436,7 @@ pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> anyhow::Result<Result
             |object: &Value| object.get("kind").and_then(Value::as_str) == Some("MutatingWebhookConfiguration");
         let found: Result<Vec<MutatingWebhookConfiguration>, _> =
             objects(file)?.into_iter().filter(is_one).map(serde_json::from_value).collect();
-        found.with_context(|| format!("{} has no MutatingWebhookConfiguration that can be read", file.display()))
+        found.with_context(|| format!("cannot read the MutatingWebhookConfigurations in {}", file.display()))
     });
     around(loaded.profiles, namespace(inputs)?, configurations.transpose()?, inputs.policy, inputs.release).map(Ok)
 }
@@ -509,7 +509,8 @@ fn namespace(inputs: &OfflineInputs<'_>) -> anyhow::Result<ObjectMeta> {
                 bail!("there is no Namespace {name} in {}", file.display());
             };
             let metadata = found.get("metadata").cloned().unwrap_or_default();
-            serde_json::from_value(metadata).with_context(|| format!("the Namespace in {}", file.display()))?
+            serde_json::from_value(metadata)
+                .with_context(|| format!("cannot read the Namespace in {}", file.display()))?
         }
     };
     metadata.name = Some(name.to_owned());
@@ -519,7 +520,7 @@ fn namespace(inputs: &OfflineInputs<'_>) -> anyhow::Result<ObjectMeta> {
 /// Returns the namespace of a file's pods and workloads.
 ///
 /// # Errors
-/// The objects have different namespaces, or another one than `asked`.
+/// The objects have different namespaces, or one has a namespace other than `asked`.
 pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Result<String> {
     let mut found = asked.map(|asked| (asked, "-n".to_owned()));
     for object in objects {
@@ -552,7 +553,7 @@ pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
     objects.iter().filter_map(question).collect()
 }
 
-/// Does the lookups for a question among the given objects.
+/// Resolves the lookups for a question from the given objects.
 pub(crate) fn complete(question: &mut Question, facts: &ExplainFacts, objects: &[Value]) {
     let known = KnownObjects::new(objects, &facts.namespace.name);
     let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };

@@ -1,5 +1,5 @@
-//! Derives an explanation from facts. Pure: the engine decides, [`mod@super::webhooks`] models the API server, and the
-//! audit's rules explain the state of a stored pod.
+//! Derives an explanation from facts, without I/O: the engine decides, [`mod@super::webhooks`] models the API server,
+//! and the audit's rules explain the state of a stored pod.
 
 use std::collections::BTreeMap;
 
@@ -40,11 +40,11 @@ pub(crate) struct Explanation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Verdict {
-    /// The pod has everything that its profiles add.
+    /// The pod has all parts that its profiles add.
     Injected,
-    /// The pod has only a part of what its profiles add.
+    /// The pod has only some of the parts that its profiles add.
     PartlyInjected,
-    /// The pod has nothing of what its profiles add.
+    /// The pod has none of the parts that its profiles add.
     NotInjected,
     /// A new pod would be injected.
     WouldBeInjected,
@@ -67,12 +67,12 @@ pub(crate) struct DecisionView {
     pub(crate) reason: &'static str,
     /// The reason as a sentence, with details of this object.
     pub(crate) message: String,
-    /// Warnings to the pod's author.
+    /// Warnings for the pod's author.
     pub(crate) notices: Vec<String>,
 }
 
 impl Verdict {
-    /// Returns the verdict in words.
+    /// Returns the human-readable verdict.
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::Injected => "injected",
@@ -130,7 +130,7 @@ pub(crate) fn judge(facts: &ExplainFacts, question: &Question) -> Explanation {
     let missing = judging.stored(&changes);
     let verdict = judging.verdict(missing);
     if question.origin == Origin::Stored && verdict.is_good() {
-        // Running pods need no replica.
+        // Running pods do not need a replica.
         for finding in judging.findings.iter_mut().filter(|finding| finding.code == Code::NoReadyReplica) {
             finding.severity = Severity::Info;
         }
@@ -222,7 +222,7 @@ impl Judging<'_> {
     fn object(&mut self) {
         match self.decision.reason {
             Reason::MirrorPod => {
-                self.find(Code::MirrorPod, "it shows a static pod of the kubelet, which admission cannot change");
+                self.find(Code::MirrorPod, "it mirrors a static pod of the kubelet, which admission cannot change");
             }
             Reason::BeingDeleted => {
                 self.find(Code::BeingDeleted, "it is being deleted");
@@ -244,7 +244,7 @@ impl Judging<'_> {
         if let Some((account, false)) = &self.question.account {
             let namespace = self.facts.namespace.name.clone();
             let message =
-                format!("service account {account} does not exist, so the API server rejects pods that name it");
+                format!("service account {account} does not exist, so the API server rejects pods that use it");
             self.find_of(
                 Code::ServiceAccountMissing,
                 ObjectRef::new("ServiceAccount", Some(&namespace), account),
@@ -316,7 +316,7 @@ impl Judging<'_> {
                 let names: Vec<_> = self.considered.iter().map(|one| one.profile.name().to_string()).take(8).collect();
                 let message =
                     format!("neither the pod nor its namespace requests a profile; available: {}", names.join(", "));
-                // With a single profile, the remedy can say how to request it.
+                // With a single profile, the remedy can state how to request it.
                 let remedy = match self.considered.as_slice() {
                     [one] => profiles::asking(&one.profile),
                     _ => None,
@@ -442,7 +442,7 @@ impl Judging<'_> {
         let restart = self.restart_command().map(|command| format!(". To retry at once: {command}"));
         let finding = self.find(Code::PodsMissing, message);
         if is_failed_call {
-            // The controllers of workloads double their pause from 5 ms to 1000 s.
+            // Workload controllers retry with exponential backoff, from 5 ms to 1000 s.
             let pause = "get a replica ready; the controller manager then retries after a pause of up to 17 minutes";
             finding.remedy = format!("{pause}{}", restart.unwrap_or_default());
         }
@@ -516,7 +516,8 @@ impl Judging<'_> {
     pub(super) fn call(&mut self) {
         let namespace = &self.facts.namespace;
         if SYSTEM_NAMESPACES.contains(&&*namespace.name) {
-            let message = format!("{} is a system namespace, and Pillion never injects into those", namespace.name);
+            let message =
+                format!("{} is a system namespace, and Pillion never injects into system namespaces", namespace.name);
             let object = self.namespace();
             self.find_of(Code::SystemNamespace, object, message);
             return;
@@ -543,7 +544,7 @@ impl Judging<'_> {
             };
             let object = ObjectRef::new("MutatingWebhookConfiguration", None, &entry.configuration);
             let policy = if code == Code::WebhookConditionFailed {
-                format!("; failurePolicy {} decides", entry.failure_policy)
+                format!("; failurePolicy {} applies", entry.failure_policy)
             } else {
                 String::new()
             };

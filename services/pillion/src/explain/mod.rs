@@ -72,8 +72,8 @@ pub(crate) struct ExplainArgs {
     at: ClusterArgs,
 }
 
-/// Explains, offline, the pods and workloads among `objects`, which are in one namespace. Lookups of profiles find the
-/// objects in `known`.
+/// Explains, offline, the pods and workloads among `objects`, which are in one namespace. Lookups of profiles are
+/// resolved from `known`.
 ///
 /// # Errors
 /// The policy's cluster facts nest too deeply.
@@ -102,7 +102,7 @@ enum Answer {
     Wrong,
 }
 
-/// Explains an object. It has findings unless it is, or would be, as its profiles say.
+/// Explains an object. The exit code reports findings unless the object matches, or would match, its profiles.
 pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     let output = args.output;
     let (explanations, others) = match block_on(answer(args))? {
@@ -117,8 +117,8 @@ pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     Ok(Exit::findings(!(is_good && finding::needs_no_action(&findings))))
 }
 
-/// Returns the findings of all explanations. What the first explanation reports, of a workload or a namespace, is not
-/// repeated for each of its pods.
+/// Returns the findings of all explanations. The first explanation may be about a workload or a namespace; its findings
+/// are not repeated for each of its pods.
 fn all_findings(explanations: &[Explanation], others: Vec<Finding>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     let mut of_first = 0;
@@ -138,7 +138,7 @@ fn all_findings(explanations: &[Explanation], others: Vec<Finding>) -> Vec<Findi
     finding::sorted(findings)
 }
 
-/// Returns the output for programs: the object, its pods, and all findings in one list.
+/// Returns the machine-readable output: the object, its pods, and all findings in one list.
 fn document(explanations: &[Explanation], findings: &[Finding]) -> anyhow::Result<Value> {
     let mut document = match explanations.first() {
         Some(first) => serde_json::to_value(first)?,
@@ -167,7 +167,7 @@ async fn answer(args: ExplainArgs) -> anyhow::Result<Answer> {
 fn saved(file: &Path) -> anyhow::Result<Value> {
     let mut objects = gather::objects(file)?;
     let Some(review) = objects.pop().filter(|review| review.get("request").is_some_and(Value::is_object)) else {
-        bail!("{} is no AdmissionReview: it has no request", file.display());
+        bail!("{} is not an AdmissionReview: it has no request", file.display());
     };
     Ok(review)
 }
@@ -190,7 +190,7 @@ async fn in_cluster(args: ExplainArgs) -> anyhow::Result<Answer> {
         cluster.complete(&mut question, &facts, &mut PodLookupCache::default()).await;
         return Ok(Answer::Explained(vec![judge::judge(&facts, &question)], None));
     }
-    let target = target.context("name an object to explain")?;
+    let target = target.context("specify an object to explain")?;
     let namespace = if target.kind.kind == "Namespace" { target.name.clone() } else { namespace.unwrap_or(default) };
     let facts = cluster.facts(&namespace).await;
     Ok(match cluster.questions(&target, &facts).await? {
@@ -283,7 +283,7 @@ fn webhooks(text: &mut String, explanation: &Explanation) {
     }
     let _ = writeln!(text, "\n{BOLD}Webhook entries for pods{RESET}");
     let is_called = explanation.webhooks.iter().any(|entry| entry.ours && entry.outcome == CallOutcome::Called);
-    // The entries of Pillion for other failure modes explain nothing once one is called.
+    // If one of Pillion's entries is called, its entries for other failure modes are irrelevant.
     let is_shown = |entry: &&EntryView| !(entry.ours && is_called && entry.outcome == CallOutcome::NamespaceSelector);
     for entry in explanation.webhooks.iter().filter(is_shown) {
         let (colour, what) = match entry.outcome {

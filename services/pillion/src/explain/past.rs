@@ -24,7 +24,7 @@ impl Judging<'_> {
             return false;
         }
         if question.has_ended() {
-            // Missing parts of a pod that has ended are only information.
+            // Findings about a pod that has ended need no action.
             for finding in &mut self.findings {
                 finding.severity = Severity::Info;
             }
@@ -76,7 +76,7 @@ impl Judging<'_> {
         missing
     }
 
-    /// Reports containers of Pillion that do not run.
+    /// Reports injected containers that do not run.
     fn failing(&mut self, pod: &Value) {
         let (facts, question) = (self.facts, self.question);
         let (namespace, name) = (&facts.namespace.name, &question.object.name);
@@ -89,7 +89,7 @@ impl Judging<'_> {
         }
     }
 
-    /// Reports additions of Pillion that are missing, and other webhooks that may have removed them.
+    /// Reports injected parts that are missing, and other webhooks that may have removed them.
     fn taken_away(&mut self, changes: &[Change]) {
         let gone: Vec<_> =
             changes.iter().filter(|change| change.what == ChangeKind::Added && !change.present).collect();
@@ -158,9 +158,7 @@ impl Judging<'_> {
             (_, Cause::ProfileChanged | Cause::ProfileDeleted) => {
                 (Code::ProfileChanged, self.times("the profile was changed", age.changed))
             }
-            (_, Cause::LeftOut) => {
-                (Code::LeftOut, "the webhook decided about the pod and skipped the profile".to_owned())
-            }
+            (_, Cause::LeftOut) => (Code::LeftOut, "the webhook reviewed the pod, and skipped the profile".to_owned()),
             (_, Cause::WebhookAway) => (Code::WebhookAway, self.absence()),
             (_, Cause::Unknown) => (Code::Unexplained, self.unexplained()),
         };
@@ -177,7 +175,7 @@ impl Judging<'_> {
             |seconds: i64| jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default();
         let created = self.question.created();
         let shortly = if when.is_some_and(|when| when < created) {
-            ", so shortly before that an API server or a replica may not have known it yet"
+            "; an API server or a replica may not have received this change in time"
         } else {
             ""
         };
@@ -199,7 +197,7 @@ impl Judging<'_> {
         let created = self.question.created();
         if !self.facts.is_live {
             let causes = "no replica answered, the namespace was not labelled yet, or the profile did not exist yet";
-            return format!("when the pod was created, {causes}; files do not show which");
+            return format!("when the pod was created, {causes}; files do not show which of these is the cause");
         }
         let hint = if self.facts.silences.endpoints_changed.is_some_and(|changed| created < changed) {
             "; the endpoints have changed since"

@@ -55,7 +55,7 @@ pub(crate) struct FromView {
     pub(crate) key: String,
 }
 
-/// Returns how to request a profile, in words. `None` if the profile needs no request, or cannot be requested.
+/// Returns a description of how to request a profile. `None` if the profile needs no request, or cannot be requested.
 pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
     if profile.activation() != Activation::Requested {
         return None;
@@ -335,7 +335,7 @@ pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts)
     let spec = stored.spec();
     let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
     let keys: Vec<_> = ["/requestedBy/label", "/requestedBy/annotation"].into_iter().filter_map(text).collect();
-    // Only a compiled profile tells which values are requests, so any value counts.
+    // Only a compiled profile defines which values are requests, so any value is treated as one.
     applies_to_all(stored, pod, namespace)
         || !values_of(&keys, pod, namespace).is_empty()
         || is_named(&stored.name.name, pod, namespace)
@@ -370,8 +370,10 @@ pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
     let kind = if namespace.is_some() { "iprof" } else { "ciprof" };
     let serves = stored.status.revision.as_ref();
     let severity = if serves.is_some() { Severity::Warning } else { Severity::Error };
-    let remedy =
-        format!("correct its text: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin", stored.name.name);
+    let remedy = format!(
+        "correct the errors that this command shows: kubectl{of} get {kind} {} -o yaml | pillion lint /dev/stdin",
+        stored.name.name
+    );
     let not_ready = |why: String| {
         let message = match serves {
             Some(revision) => {
@@ -468,7 +470,7 @@ mod tests {
         assert!(!is_for(json!({"activation": "Always", "objectSelector": tier("db")})));
         assert!(!is_for(json!({"activation": "Requested"})) && is_for(json!({})));
         assert!(!is_for(json!({"requestedBy": {"label": "a"}})) && !is_for(json!({"extends": {"name": "a"}})));
-        // An invalid selector counts as matching.
+        // An invalid selector matches every pod.
         assert!(is_for(json!({"activation": "Always", "objectSelector": {"matchLabels": 7}})));
     }
 }

@@ -1,17 +1,17 @@
-//! Containers that Pillion added to a pod and that do not run. Pure.
+//! Finds injected containers that do not run, without I/O.
 
 use pillion_api::names::INJECTED_ANNOTATION;
 use serde_json::Value;
 
 use super::facts::{ChangeKind, of_own_record};
 
-/// The number of restarts after which a container that runs but is not ready counts as failing.
+/// The number of restarts after which a container that runs but is not ready is considered failing.
 const MANY_RESTARTS: i64 = 3;
 
-/// The reasons of waiting containers that are no failure.
+/// The reasons for waiting that are not failures.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// The reasons of waiting containers that were tried more than once, or cannot be started at all.
+/// The reasons for waiting if the kubelet has tried more than once, or cannot start the container at all.
 const STUCK: [&str; 6] = [
     "ImagePullBackOff",
     "InvalidImageName",
@@ -42,7 +42,7 @@ impl FailingSidecar {
         format!("container {container}, which profile {profile} added, does not run: {why}")
     }
 
-    /// Returns what to do about it. `restart` is the command that recreates the pod.
+    /// Returns the remedy. `restart` is the command that recreates the pod.
     pub(crate) fn remedy(&self, namespace: &str, pod: &str, restart: &str) -> String {
         let Self { container, profile, .. } = self;
         if self.has_run {
@@ -55,7 +55,7 @@ impl FailingSidecar {
 
 /// Returns the containers of a stored pod that Pillion added and that do not run.
 pub(crate) fn failing(pod: &Value) -> Vec<FailingSidecar> {
-    // Most pods are not injected, and reading a record is much more work.
+    // Most pods are not injected, and this check is much cheaper than reading a record.
     if pod.pointer("/metadata/annotations").is_none_or(|all| all.get(INJECTED_ANNOTATION).is_none()) {
         return Vec::new();
     }
@@ -164,7 +164,7 @@ mod tests {
         assert!(one.remedy("shop", "web", "restart").contains("correct the container in profile log"));
         let crashed = FailingSidecar { has_run: true, ..one.clone() };
         assert!(crashed.remedy("shop", "web", "restart").contains("kubectl -n shop logs web -c setup --previous"));
-        // A record that was copied from another pod says nothing about this one.
+        // A record that was copied from another pod is ignored.
         pod["metadata"]["managedFields"] =
             json!([{"fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);
         assert_eq!(failing(&pod), []);

@@ -194,7 +194,7 @@ fn record_is_compared_with_pod_and_active_revision() {
         (vec!["unexplained", "foreign_record"], Verdict::NotInjected)
     );
     assert!(explanation.changes.is_empty(), "{explanation:?}");
-    // A record without changes still counts as an injection.
+    // A record without changes is still an injection.
     assert_eq!(found(&facts, &with(record("logger", &revision, &[]), true)), (vec![], Verdict::Injected));
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct EntryView {
     /// Whether the entry belongs to Pillion.
     pub(crate) ours: bool,
     pub(crate) outcome: CallOutcome,
-    /// The reason for the outcome, in words.
+    /// The human-readable reason for the outcome.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) detail: String,
     pub(crate) failure_policy: String,
@@ -140,21 +140,20 @@ fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, St
         return (CallOutcome::ObjectSelector, failing);
     }
     let conditions = entry.match_conditions.as_deref().unwrap_or_default();
-    // The creating user is not known afterwards, but the other conditions can still be evaluated.
+    // The user who created an existing pod is unknown, but the other conditions can still be evaluated.
     let (of_user, others): (Vec<_>, Vec<_>) =
         conditions.iter().partition(|one| about.is_user_guessed && one.expression.contains("userInfo"));
     let held = if others.is_empty() { (CallOutcome::Called, String::new()) } else { conditions_hold(&others, about) };
     match (of_user.first(), held) {
         (Some(condition), (CallOutcome::Called, _)) => {
-            let detail =
-                format!("condition {} depends on the user who creates the pod, who is unknown", condition.name);
+            let detail = format!("condition {} depends on the creator of the pod, who is unknown", condition.name);
             (CallOutcome::Unknown, detail)
         }
         (_, held) => held,
     }
 }
 
-/// Returns the requirements of a selector that fail, in words; `None` if all hold.
+/// Returns a description of the requirements of a selector that fail; `None` if all are met.
 fn failing<'l>(selector: Option<&Text>, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
     let selector: LabelSelector = serde_json::from_value(serde_json::to_value(selector?).ok()?).ok()?;
     let mut mismatches = Vec::new();
@@ -186,7 +185,7 @@ fn mismatch<'l>(requirement: &Requirement, label: &dyn Fn(&str) -> Option<&'l st
     Some(text)
 }
 
-/// Evaluates the conditions of an entry as those of an otherwise empty profile.
+/// Evaluates the conditions of an entry by compiling them as match conditions of an otherwise empty profile.
 fn conditions_hold(conditions: &[&MatchCondition], about: EntryRequest<'_>) -> (CallOutcome, String) {
     let unknown = |why: String| (CallOutcome::Unknown, why);
     let spec = json!({

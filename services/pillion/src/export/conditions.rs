@@ -53,7 +53,7 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
     let mut ways = by_name.to_vec();
     match compiled.activation() {
         Activation::Never => {
-            return Err(LeftOut::new("spec.activation", "it is Never: the profile is only there to be extended"));
+            return Err(LeftOut::new("spec.activation", "the profile is never applied itself, only extended"));
         }
         Activation::Always => {
             if let Some(key) = spec.requested_by.as_ref().filter(|_| !is_forced) {
@@ -73,15 +73,18 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
 
 fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), LeftOut> {
     if let Some(rival) = rival {
-        let why = format!("{rival} has the same key, and which of the two a truthy word means is for both to say");
+        let why = format!("{rival} has the same key, so which of the two a truthy value requests depends on both");
         return Err(LeftOut::new("spec.requestedBy", why));
     }
     if key.on_unknown == Some(OnUnknown::Deny) {
-        return Err(LeftOut::new("spec.requestedBy.onUnknown", "which words are unknown depends on all profiles"));
+        return Err(LeftOut::new("spec.requestedBy.onUnknown", "which values are unknown depends on all profiles"));
     }
     let words = key.values.iter().chain(key.truthy.iter().flatten()).chain(key.falsy.iter().flatten());
     if let Some(word) = words.into_iter().find(|word| !word.is_ascii()) {
-        return Err(LeftOut::new("spec.requestedBy", format!("the API server compares {word:?} by its capitals")));
+        return Err(LeftOut::new(
+            "spec.requestedBy",
+            format!("the API server cannot compare {word:?} without regard to case"),
+        ));
     }
     Ok(())
 }
@@ -131,7 +134,7 @@ fn values(key: &RequestKey, place: Place) -> Vec<String> {
     on_object.into_iter().chain(on_namespace).flatten().map(says).collect()
 }
 
-/// The variable of the object that carries the requests. For DELETE, only `oldObject` exists.
+/// The variable with the object whose labels and annotations request profiles. For DELETE, only `oldObject` exists.
 #[derive(Clone, Copy)]
 struct Place(&'static str);
 
@@ -184,7 +187,7 @@ pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_js
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
     let mut expressions = Vec::new();
     if profile.reach == PolicyScope::Profile {
-        // With several labels, a condition checks which one decides.
+        // With several labels, a condition checks which one takes effect.
         if let [only] = profile.opt_in.labels() {
             let values: Vec<_> = only.values.iter().map(|(value, _)| value).collect();
             expressions.push(json!({"key": only.key, "operator": "In", "values": values}));
@@ -206,10 +209,10 @@ pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_js
 /// The names that a profile's expression may use.
 const NAMES: [&str; 6] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary"];
 
-/// The names that the API server provides too.
+/// The names that the API server also provides.
 const NATIVE: [&str; 5] = ["object", "oldObject", "request", "namespaceObject", "variables"];
 
-/// The fields of `request` in the API server's policies. A webhook sees the whole review.
+/// The fields of `request` in the API server's policies. A webhook receives the whole review.
 const REQUEST: [&str; 12] = [
     "kind",
     "resource",
@@ -250,18 +253,20 @@ impl<'p> Expressions<'p> {
 
     fn collect(&self, source: &str, used: &mut Used) -> Result<(), String> {
         let expression = Expression::compile(source, &self.scope)
-            .map_err(|error| format!("the API server does not know what is in it: {error}"))?;
+            .map_err(|error| format!("the API server cannot evaluate it: {error}"))?;
         for path in expression.paths() {
             if !NATIVE.contains(&path.name.as_str()) {
                 return Err(not_native(&path.name));
             }
             if path.name == "request" && path.fields.first().is_none_or(|field| !REQUEST.contains(&field.as_str())) {
                 let field = path.fields.first().map_or("as a whole", String::as_str);
-                return Err(format!("Kubernetes' own policies do not see request {field}"));
+                return Err(format!("Kubernetes' own policies do not provide request {field}"));
             }
             let whole = path.fields.first().is_none_or(|field| field != "metadata");
             if path.name == "namespaceObject" && whole {
-                return Err("namespaceObject is only its metadata here, and the whole namespace there".to_owned());
+                return Err(
+                    "namespaceObject has only metadata in a profile, but is the whole namespace in a policy".to_owned()
+                );
             }
         }
         let foreign = expression.not_native();
@@ -333,8 +338,8 @@ pub(super) enum Message {
 fn not_native(name: &str) -> String {
     let why = match name {
         "containers" | "primary" => "; name the lists of object.spec",
-        "params" => ": the API server reads no annotations as parameters",
-        "lookups" => ": the API server looks nothing up",
+        "params" => ": the API server does not read parameters from annotations",
+        "lookups" => ": the API server does not support lookups",
         _ => "",
     };
     format!("Kubernetes' own policies do not have {name}{why}")

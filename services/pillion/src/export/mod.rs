@@ -34,7 +34,7 @@ pub(crate) struct ExportArgs {
     #[arg(long)]
     everywhere: bool,
     /// A label by which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the controller's
-    /// policy. May be given several times. The first that a namespace has decides
+    /// policy. May be given several times. The first one that a namespace has takes effect
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "everywhere")]
     opt_in: Vec<String>,
 }
@@ -45,7 +45,7 @@ enum PolicyScope {
     /// Objects to which the profile applies.
     Profile,
     /// Objects of every kind in all namespaces that the profile's selector matches. The API server evaluates the policy
-    /// itself, so this costs no call; the webhook is never called for every kind.
+    /// itself, so this needs no webhook call; the webhook is never called for every kind.
     Everywhere,
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<Exit> {
     let loaded = load::profiles_with_texts(&paths);
     output::problems(&loaded.problems)?;
     if !loaded.problems.is_empty() {
-        bail!("what is wrong cannot be exported");
+        bail!("invalid profiles cannot be exported");
     }
     let (mut objects, mut complete) = (Vec::new(), true);
     for (index, (compiled, Written { spec, .. })) in loaded.profiles.iter().zip(&loaded.texts).enumerate() {

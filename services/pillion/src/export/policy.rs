@@ -46,8 +46,10 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
     let additions = match additions(profile.spec) {
         Ok(Some(_)) if profile.reach == PolicyScope::Everywhere => {
-            left_out
-                .push(LeftOut::new("spec.template", "everywhere is for validations: nothing is added to every object"));
+            left_out.push(LeftOut::new(
+                "spec.template",
+                "with --everywhere, only validations are exported: nothing is added to every object",
+            ));
             None
         }
         Ok(additions) => additions,
@@ -57,7 +59,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
         }
     };
     if !profile.spec.container_patches.is_empty() {
-        let why = "Kubernetes' own policies have no patches for each container";
+        let why = "Kubernetes' own policies cannot patch each container";
         left_out.push(LeftOut::new("spec.containerPatches", why));
     }
     if profile.spec.validations.is_empty() && additions.is_none() {
@@ -70,7 +72,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
             let parts =
                 [("spec.template", additions.is_some()), ("spec.validations", !profile.spec.validations.is_empty())];
             for (part, _) in parts.iter().filter(|(_, is_there)| *is_there) {
-                left_out.push(LeftOut::new(*part, format!("it hangs on {}: {}", why.path, why.why)));
+                left_out.push(LeftOut::new(*part, format!("it depends on {}: {}", why.path, why.why)));
             }
             return Exported { objects: Vec::new(), left_out };
         }
@@ -108,8 +110,8 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
 fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common, LeftOut> {
     let spec = profile.spec;
     for (path, is_there, why) in [
-        ("spec.extends", spec.extends.is_some(), "what it says is in another profile"),
-        ("spec.exclusiveGroup", spec.exclusive_group.is_some(), "policies do not know of one another"),
+        ("spec.extends", spec.extends.is_some(), "some of its fields are in another profile"),
+        ("spec.exclusiveGroup", spec.exclusive_group.is_some(), "policies cannot exclude one another"),
         ("spec.rollout", spec.rollout.is_some(), "a policy has no revisions"),
     ] {
         if is_there {
@@ -121,13 +123,15 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
         .iter()
         .position(|parameter| parameter.sources.as_ref().is_some_and(|sources| !sources.is_empty()))
     {
-        let why = "the API server reads no annotations as parameters, and a wrong value is to be told";
+        let why = "the API server does not read parameters from annotations, so it cannot report an invalid value";
         return Err(LeftOut::new(format!("spec.parameters[{index}]"), why));
     }
     if let Some(precondition) = spec.preconditions.first() {
         let why = match precondition.action.unwrap_or(PreconditionAction::Skip) {
-            PreconditionAction::Warn | PreconditionAction::Skip => "it warns, and a condition of a policy cannot",
-            PreconditionAction::Deny => "it rejects objects, and a condition of a policy cannot; a validation can",
+            PreconditionAction::Warn | PreconditionAction::Skip => "it warns, which a condition of a policy cannot do",
+            PreconditionAction::Deny => {
+                "it rejects objects, which a condition of a policy cannot do; use a validation instead"
+            }
         };
         return Err(LeftOut::new("spec.preconditions[0]", why));
     }
@@ -154,7 +158,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
     Ok(Common { conditions, guards, used })
 }
 
-/// Whether the API server accepts this name for a condition, and the name does not begin like the exporter's own names.
+/// Whether the API server accepts this name for a condition, and it lacks the prefix of the exporter's own names.
 fn is_name(name: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     edge(name.chars().next())
@@ -195,7 +199,8 @@ fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_
     Ok(Native { text, used })
 }
 
-/// Returns the reason of the policy, which determines the HTTP status. An error if no reason of policies fits.
+/// Returns the reason of the policy, which determines the HTTP status. Returns an error if policies have no such
+/// reason.
 fn reason(validation: &Validation) -> Result<&'static str, String> {
     let known = |find: &dyn Fn(&(&str, u16)) -> bool| REASONS.into_iter().find(|known| find(known));
     let all = "Invalid (422), Forbidden (403) and RequestEntityTooLarge (413)";
@@ -212,7 +217,7 @@ fn reason(validation: &Validation) -> Result<&'static str, String> {
             };
             known(&fits)
                 .map(|(name, _)| name)
-                .ok_or_else(|| format!("Kubernetes' own policies have no {said}, only {all}"))
+                .ok_or_else(|| format!("Kubernetes' own policies do not support {said}, only {all}"))
         }
     }
 }
@@ -369,7 +374,7 @@ const MAPS: [&str; 2] = ["labels", "annotations"];
 pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, LeftOut> {
     let Some(template) = spec.template.as_ref().and_then(Value::as_object) else { return Ok(None) };
     if let Some(field) = template.keys().find(|field| *field != "metadata") {
-        let why = "what Kubernetes' own policies add wins over what the author wrote, and they keep no record of it";
+        let why = "additions by Kubernetes' own policies override the author's fields and are not recorded";
         return Err(LeftOut::new(format!("spec.template.{field}"), why));
     }
     let metadata = template.get("metadata").and_then(Value::as_object);

@@ -1,7 +1,7 @@
 //! `pillion inject`: injects into the pods of manifests on the local machine, with the webhook's engine.
 //!
 //! * [`objects`]: finds pods in manifests, and prints changed manifests.
-//! * [`simulated_cluster`]: the profiles and objects in place of a cluster, and the engine's decisions with them.
+//! * [`simulated_cluster`]: decides pods with profiles and objects from files instead of a cluster.
 
 pub(crate) mod objects;
 pub(crate) mod simulated_cluster;
@@ -28,7 +28,7 @@ use crate::output;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InjectArgs {
     /// Manifests, "-" for standard input. Pods, workloads with a pod template and Lists are injected. All other objects
-    /// are printed unchanged, and lookups of service accounts and owners find them. May be given several times.
+    /// are printed unchanged, and used for lookups of service accounts and owners. May be given several times.
     #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "review")]
     files: Vec<PathBuf>,
     /// Profiles: a file, or a folder of files. May be given several times.
@@ -40,8 +40,8 @@ pub(crate) struct InjectArgs {
     /// The namespace of objects that do not set one. Default: the only namespace of --namespace-file, else "default".
     #[arg(short, long, value_name = "NAME", conflicts_with = "review")]
     namespace: Option<String>,
-    /// Namespace objects, whose labels and annotations are used. All other namespaces count as opted in by
-    /// pillion.dev/injection=enabled.
+    /// Namespace objects, whose labels and annotations are used. All other namespaces are treated as
+    /// opted in with pillion.dev/injection=enabled.
     #[arg(long, value_name = "FILE")]
     namespace_file: Option<PathBuf>,
     /// Answer a saved AdmissionReview instead, as the webhook would; "-" for standard input.
@@ -156,8 +156,8 @@ pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     for document in &documents {
         let (at, what) = match document.entry("kind") {
             Some(_) if document.text("kind").is_some() => continue,
-            Some(entry) => (&entry.value, format!("kind has to be text and is {}", typed::type_of(&entry.value))),
-            None => (document, "this is not an object of Kubernetes: it has no kind".to_owned()),
+            Some(entry) => (&entry.value, format!("kind must be a string, found {}", typed::type_of(&entry.value))),
+            None => (document, "this is not a Kubernetes object: it has no kind".to_owned()),
         };
         return Err(Problem::at(source, at.span.clone(), what));
     }

@@ -105,9 +105,9 @@ impl Place {
         trial::owner_reference(self.workload(document)?, &self.api_version, &self.kind)
     }
 
-    /// Returns the pod as the API server would send it to a webhook: with its namespace, and created from a template as
-    /// a controller does. The owner is the workload itself. A cluster puts objects with generated names between a
-    /// Deployment or CronJob and its pods, but a template cannot contain their names.
+    /// Returns the pod as the API server would send it to a webhook: with its namespace and, for a template, as a
+    /// controller would create it. The owner is the workload itself. A cluster puts objects with generated names
+    /// between a Deployment or CronJob and its pods, but a template cannot contain their names.
     pub(crate) fn pod(&self, document: &Value, namespace: &str) -> Value {
         let part = |field: &str| document.pointer(&self.pointer).and_then(|pod| pod.get(field)).cloned();
         let mut metadata = match part("metadata") {
@@ -157,7 +157,7 @@ pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -
         operations.insert(0, json!({"op": "add", "path": metadata, "value": {}}));
     }
     let rfc6902: Patch =
-        serde_json::from_value(Value::Array(operations.clone())).context("the patch is not one of RFC 6902")?;
+        serde_json::from_value(Value::Array(operations.clone())).context("the patch is not a valid JSON patch")?;
     json_patch::patch(document, &rfc6902).context("the patch does not apply")?;
     if bare && touched {
         metadata_first(document, place);
@@ -165,7 +165,7 @@ pub(crate) fn apply(document: &mut Value, place: &Place, patch: Option<&[u8]>) -
     Ok(operations)
 }
 
-/// Moves new metadata to its usual position; a patch has no order of keys.
+/// Moves new metadata to its usual position; a JSON patch does not define the order of keys.
 fn metadata_first(document: &mut Value, place: &Place) {
     let Some(Value::Object(pod)) = document.pointer_mut(&place.pointer) else { return };
     if let Some(metadata) = pod.shift_remove("metadata") {

@@ -1,5 +1,5 @@
-//! A simulated cluster: the profiles and namespaces from which a command decides without an API server. Lookups find the
-//! other objects of the manifests; a workload is the owner of the pod in its template.
+//! A simulated cluster: the profiles and namespaces with which a command decides pods without an API server. Lookups
+//! use the other objects of the manifests; a workload is the owner of the pod in its template.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(crate) struct SimulatedCluster {
 }
 
 impl SimulatedCluster {
-    /// Reads profiles, namespaces and the platform's policy.
+    /// Reads profiles, namespaces and the webhook's policy file.
     ///
     /// # Errors
     /// The cluster facts are invalid. Problems of the files are returned as the inner error.
@@ -120,8 +120,8 @@ impl SimulatedCluster {
         &self.default_namespace
     }
 
-    /// Returns a namespace, and the path that the API server would call for it. A namespace without a manifest counts
-    /// as opted in.
+    /// Returns a namespace, and the path that the API server would call for it. A namespace without a manifest is
+    /// treated as opted in.
     pub(crate) fn namespace(&self, name: &str) -> (Arc<Namespace>, Endpoint) {
         if let Some(namespace) = self.snapshot.namespace(name) {
             return (namespace, Endpoint::Any);
@@ -162,7 +162,7 @@ pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Pro
         namespaces.push(described);
     }
     if namespaces.is_empty() {
-        return Err(Problem::whole(source.name.as_str(), "there is no Namespace in it"));
+        return Err(Problem::whole(source.name.as_str(), "contains no Namespace"));
     }
     Ok(namespaces)
 }
@@ -204,14 +204,15 @@ fn ask(
         // The webhook's object selector excludes such pods.
         return Ok(Decided { decision: Decision::skipped(Reason::OptedOut), patch: None });
     }
-    let body = serde_json::to_vec(&envelope(&pod, name)).context("the review cannot be written")?;
-    let review = Review::parse(&body).context("it is not an object that can be reviewed")?;
-    // A manifest has no `managedFields`, so its injection record counts as written by an earlier run of this command.
+    let body = serde_json::to_vec(&envelope(&pod, name)).context("cannot serialize the review")?;
+    let review = Review::parse(&body).context("cannot parse its review")?;
+    // A manifest has no `managedFields`, so its injection record is trusted, as if an earlier run of this command had
+    // written it.
     let mut facts = Facts { namespace: Some(namespace), record_trust: RecordTrust::AsFound, ..Facts::default() };
     let wanted = review.needs(endpoint, simulated.snapshot(), &facts);
     facts.looked_up = look_up(known, wanted, document, place);
     facts.looked_up.cluster = simulated.cluster();
-    review.decide(endpoint, simulated.snapshot(), &facts).context("it cannot be decided on")
+    review.decide(endpoint, simulated.snapshot(), &facts).context("cannot decide the review")
 }
 
 /// Answers a saved review. Returns the response as JSON, and the decision.
@@ -222,8 +223,8 @@ pub(crate) fn answer(body: &[u8], simulated: &SimulatedCluster) -> anyhow::Resul
     // Without a cluster, all lookups miss.
     facts.looked_up = review.needs(endpoint, simulated.snapshot(), &facts).answered(&Answer::Missing);
     facts.looked_up.cluster = simulated.cluster();
-    let decided = review.decide(endpoint, simulated.snapshot(), &facts).context("it cannot be decided on")?;
-    let response = String::from_utf8(review.respond(&decided)).context("the answer is not text")?;
+    let decided = review.decide(endpoint, simulated.snapshot(), &facts).context("cannot decide the review")?;
+    let response = String::from_utf8(review.respond(&decided)).context("the response is not UTF-8")?;
     Ok((response, decided))
 }
 
@@ -233,7 +234,7 @@ fn envelope(pod: &Value, namespace: &str) -> Value {
     trial::review(pod, namespace, &user)
 }
 
-/// Answers the lookups of a review of a pod in a manifest.
+/// Resolves the lookups for a review of a pod in a manifest.
 pub(crate) fn look_up(known: &KnownObjects, mut wanted: Wanted, document: &Value, place: &Place) -> LookedUp {
     wanted.owners = owner_of_template(document, place).or(wanted.owners);
     known.answer(wanted)

@@ -41,13 +41,15 @@ impl Defaults {
         let mut profiles = Vec::new();
         let expect_mapping = |node: &Node, what: &str| match &node.content {
             Content::Mapping(_) => Ok(()),
-            _ => Err(Problem::at(source, node.span.clone(), format!("{what} and is {}", typed::type_of(node)))
-                .with_help("write PROFILE: {PARAMETER: value}".to_owned())),
+            _ => {
+                Err(Problem::at(source, node.span.clone(), format!("expected {what}, found {}", typed::type_of(node)))
+                    .with_help("write PROFILE: {PARAMETER: value}".to_owned()))
+            }
         };
         for document in documents {
-            expect_mapping(document, "this has to be a mapping of names of profiles")?;
+            expect_mapping(document, "a mapping of profile names")?;
             for profile in document.entries() {
-                expect_mapping(&profile.value, "what is set of a profile has to be a mapping of its parameters")?;
+                expect_mapping(&profile.value, "a mapping of the profile's parameters")?;
                 let unknown = format!("there is no profile {}", profile.key);
                 let parameters = profile.value.entries().iter().map(|entry| {
                     let unknown = format!("the profile {} has no parameter {}", profile.key, entry.key);
@@ -143,7 +145,7 @@ spec:
             ("shipper: {imag: a}", "parameters.yaml:1:11: the profile shipper has no parameter imag"),
             (
                 "shipper: a",
-                "parameters.yaml:1:10: what is set of a profile has to be a mapping of its parameters and is text (write PROFILE: {PARAMETER: value})",
+                "parameters.yaml:1:10: expected a mapping of the profile's parameters, found a string (write PROFILE: {PARAMETER: value})",
             ),
         ] {
             assert_eq!(problems(defaults), [expected]);

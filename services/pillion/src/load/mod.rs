@@ -1,10 +1,10 @@
-//! Loads profiles from files: finds, reads and compiles them, and reports mistakes with their positions.
+//! Loads profiles from files: finds, reads and compiles them, and reports errors with their positions.
 //!
 //! * [`defaults`]: parameter defaults that are set outside a profile's source.
 //! * [`yaml`]: parses a file into a tree with positions, and finds the position of a field by its path.
 //! * [`typed`]: converts the tree to Rust types, within the limits of the CRDs.
 //! * [`together`]: compiles the profiles of all files together, since one may extend another.
-//! * [`problem`]: a mistake, and its format.
+//! * [`problem`]: an error in a file, and its format.
 
 pub(crate) mod defaults;
 pub(crate) mod problem;
@@ -96,7 +96,7 @@ pub(crate) fn profiles_of(
     loader.gathered.load(others)
 }
 
-/// Returns the valid cluster profiles of a source, for others to extend.
+/// Returns the valid cluster profiles of a source, so that other profiles can extend them.
 pub(crate) fn specs_of(source: &Arc<Source>) -> Vec<(Box<str>, ProfileSpec)> {
     let documents = yaml::documents(&source.text).unwrap_or_default();
     let cluster = documents.iter().filter(|document| document.text("kind") == Some(ClusterInjectionProfile::KIND));
@@ -143,7 +143,7 @@ impl<'n> Loader<'n> {
     fn expect_some(&mut self, name: &str, before: usize) {
         if self.gathered.len() == before {
             let kinds = KINDS.join(" or ");
-            let problem = Problem::whole(name, format!("there is no {kinds} in it"))
+            let problem = Problem::whole(name, format!("contains no {kinds}"))
                 .with_help(format!("a profile is an object with apiVersion: {API_VERSION} and one of these kinds"));
             self.report(problem);
         }
@@ -163,8 +163,8 @@ impl<'n> Loader<'n> {
         let name = file.display().to_string();
         let size = fs::metadata(file).map_or(0, |metadata| metadata.len());
         if size > MAX_FILE_BYTES {
-            let message = format!("a file with profiles has at most {MAX_FILE_BYTES} bytes, and this has {size}");
-            return self.report(Problem::whole(name, message).with_help("make several files of it".to_owned()));
+            let message = format!("a file with profiles may have at most {MAX_FILE_BYTES} bytes; this one has {size}");
+            return self.report(Problem::whole(name, message).with_help("split it into several files".to_owned()));
         }
         match fs::read_to_string(file) {
             Ok(text) => self.text(&Arc::new(Source::new(name, text))),
@@ -202,10 +202,11 @@ impl<'n> Loader<'n> {
         if !KINDS.contains(&kind) {
             let help = typed::meant(kind, KINDS).map(|meant| format!("did you mean `{meant}`?"));
             let problem = Problem::at(source, place("kind"), format!("`{kind}` is not a kind of {GROUP}"));
-            return self.report(problem.with_help(help.or_else(|| Some(format!("there is {}", KINDS.join(" and "))))));
+            return self
+                .report(problem.with_help(help.or_else(|| Some(format!("the kinds are {}", KINDS.join(" and "))))));
         }
         if api_version != API_VERSION {
-            let message = format!("apiVersion `{api_version}` is not one that this build knows");
+            let message = format!("apiVersion `{api_version}` is not supported by this build");
             return self
                 .report(Problem::at(source, place("apiVersion"), message).with_help(format!("use {API_VERSION}")));
         }
@@ -240,18 +241,19 @@ impl<'n> Loader<'n> {
             return Err(Problem::at(
                 source,
                 at("name"),
-                format!("metadata.name: `{name}` is not a name of Kubernetes"),
+                format!("metadata.name: `{name}` is not a valid Kubernetes name"),
             )
             .with_help(
-                "use small letters, digits, `-` and `.`, at most 253, a letter or digit first and last".to_owned(),
+                "use at most 253 lower-case letters, digits, `-` and `.`; begin and end with a letter or digit"
+                    .to_owned(),
             ));
         }
         let namespace = match (kind == InjectionProfile::KIND, namespace) {
             (true, namespace) => Some(namespace.unwrap_or_else(|| self.namespace.to_owned()).into()),
             (false, None) => None,
             (false, Some(_)) => {
-                return Err(Problem::at(source, at("namespace"), format!("a {kind} is in no namespace"))
-                    .with_help(format!("take the namespace away, or make it an {}", InjectionProfile::KIND)));
+                return Err(Problem::at(source, at("namespace"), format!("a {kind} has no namespace"))
+                    .with_help(format!("remove the namespace, or change the kind to {}", InjectionProfile::KIND)));
             }
         };
         Ok(ProfileName { namespace, name: name.into() })
@@ -262,7 +264,7 @@ impl<'n> Loader<'n> {
             Some(spec) if matches!(spec.content, yaml::Content::Mapping(_)) => typed::read(source, spec, "spec"),
             Some(spec) => {
                 let at = object.entry("spec").map_or_else(|| object.span.clone(), |entry| entry.key_span.clone());
-                Err(Problem::at(source, at, format!("spec has to be a mapping and is {}", typed::type_of(spec))))
+                Err(Problem::at(source, at, format!("spec must be a mapping, found {}", typed::type_of(spec))))
             }
             None => Err(Problem::at(source, object.span.clone(), "spec is missing")),
         }
@@ -273,7 +275,7 @@ impl<'n> Loader<'n> {
         let at = at.map_or_else(|| object.span.clone(), |entry| entry.value.span.clone());
         let here = Problem::at(source, at, format!("there is another profile {name}"));
         if let Some(first) = self.seen.get(&name) {
-            let help = format!("the other one is at {first}; names have to be unique");
+            let help = format!("the other one is at {first}; names must be unique");
             return self.report(here.with_help(help));
         }
         let (line, column) = here.position().unwrap_or((1, 1));
@@ -284,7 +286,7 @@ impl<'n> Loader<'n> {
     }
 }
 
-/// Folders that hold test objects, not profiles.
+/// Folders that contain test objects, not profiles.
 const EXCLUDED_FOLDERS: [&str; 6] = ["case", "cases", "fixtures", "test", "testdata", "tests"];
 
 /// Returns the files that a path names, sorted: the file itself, or the YAML and JSON files in a folder and in the

@@ -1,4 +1,4 @@
-//! A mistake in a file, shown as compilers do: the message, the file with line and column, an excerpt, and a remedy.
+//! An error in a file, shown as compilers do: the message, the file with line and column, an excerpt, and a remedy.
 
 use std::fmt;
 use std::ops::Range;

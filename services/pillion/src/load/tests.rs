@@ -47,18 +47,15 @@ fn finds_profiles_in_order_of_files() {
 #[test]
 fn reports_mistakes_with_position_of_object() {
     for (text, line) in [
-        (good("Upper"), "p.yaml:4:9: metadata.name: `Upper` is not a name of Kubernetes"),
+        (good("Upper"), "p.yaml:4:9: metadata.name: `Upper` is not a valid Kubernetes name"),
         (good("x").replace("  name: x", "  labels: {}"), "p.yaml:4:3: metadata.name is missing"),
         (good("x").replace("  name: x", "  name: 5"), "p.yaml:4:9: metadata.name: expected a string"),
-        (
-            good("x").replace("  name: x", "  name: x\n  namespace: z"),
-            "p.yaml:5:14: a ClusterInjectionProfile is in no",
-        ),
+        (good("x").replace("  name: x", "  name: x\n  namespace: z"), "p.yaml:5:14: a ClusterInjectionProfile has no"),
         (
             good("x").replace("Cluster", "Clustr"),
             "p.yaml:2:7: `ClustrInjectionProfile` is not a kind of pillion.dev (did you mean",
         ),
-        (good("x").replace("v1alpha1", "v1"), "p.yaml:1:13: apiVersion `pillion.dev/v1` is not one"),
+        (good("x").replace("v1alpha1", "v1"), "p.yaml:1:13: apiVersion `pillion.dev/v1` is not supported"),
         (
             good("x").replace("spec:\n  template", "spce:\n  template"),
             "p.yaml:5:1: unknown field `spce` (did you mean `spec`?)",
@@ -67,8 +64,8 @@ fn reports_mistakes_with_position_of_object() {
             good("x").replace("  template:", "  tempalte:"),
             "p.yaml:6:3: unknown field `tempalte` (did you mean `template`?)",
         ),
-        (good("x").replace("  name: x", "  name: x\n  name: y"), "p.yaml:5:3: the key `name` is there twice"),
-        ("kind: Pod\n".to_owned(), ": there is no ClusterInjectionProfile or InjectionProfile in it"),
+        (good("x").replace("  name: x", "  name: x\n  name: y"), "p.yaml:5:3: the key `name` occurs twice"),
+        ("kind: Pod\n".to_owned(), ": contains no ClusterInjectionProfile or InjectionProfile"),
     ] {
         let (names, problems) = load(&[("p.yaml", &text)]);
         assert_eq!(names, Vec::<String>::new(), "{text}");

@@ -52,7 +52,7 @@ pub(super) struct Text {
     pub(super) is_as_written: bool,
 }
 
-/// The cluster profiles of all files, among which profiles find their parents.
+/// The cluster profiles of all files, in which parents are looked up.
 struct Texts<'f> {
     /// Cluster profiles that are not in files. A profile in a file replaces the one of the same name here.
     others: &'f BTreeMap<Box<str>, ProfileSpec>,
@@ -243,8 +243,8 @@ fn located(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> 
     })
 }
 
-/// Returns the length of a profile's inheritance chain, as far as it matters: for a chain that is too long, or a cycle,
-/// the order is irrelevant.
+/// Returns the length of a profile's inheritance chain, up to a limit: for a chain that is too long, or a cycle, the
+/// order is irrelevant.
 fn depth(spec: &ProfileSpec, parents: &Texts<'_>) -> usize {
     let next = |spec: &&ProfileSpec| parents.extending.get(spec.extends.as_ref()?.name.as_str()).copied();
     std::iter::successors(Some(spec), next).take(MAX_CHAIN + 1).count()

@@ -59,7 +59,7 @@ enum Complaint {
     Unknown { what: &'static str, name: String, known: Vec<String> },
     /// A missing required field.
     Missing { name: String },
-    /// Any other error, in serde's words.
+    /// Any other error, with serde's message.
     Other(String),
 }
 
@@ -100,7 +100,7 @@ impl Complaint {
     fn message(&self) -> String {
         match self {
             Self::Unknown { what: "field", name, .. } => format!("unknown field `{name}`"),
-            Self::Unknown { name, .. } => format!("`{name}` is not one of the values"),
+            Self::Unknown { name, .. } => format!("`{name}` is not one of the allowed values"),
             Self::Missing { name } => format!("the field `{name}` is missing"),
             Self::Other(text) => {
                 let parts = ["invalid type: ", "invalid value: "].iter().find_map(|begin| text.strip_prefix(begin));
@@ -119,11 +119,11 @@ impl Complaint {
             Self::Other(text) => {
                 let found = text.strip_suffix(", expected a string")?.strip_prefix("invalid type: ")?;
                 let scalar = ["boolean", "integer", "floating point"].iter().any(|kind| found.starts_with(kind));
-                return scalar.then(|| "put it in quotes, so that YAML takes it for text".to_owned());
+                return scalar.then(|| "put it in quotes, so that YAML parses it as a string".to_owned());
             }
         };
         let listed: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
-        let listed = (!listed.is_empty()).then(|| format!("there is {}", listed.join(", ")));
+        let listed = (!listed.is_empty()).then(|| format!("expected one of {}", listed.join(", ")));
         match (meant(name, known.iter().map(String::as_str)), self) {
             (Some(meant), Self::Unknown { what: "variant", .. }) => {
                 Some(format!("did you mean `{meant}`? {}", listed.unwrap_or_default()))
@@ -146,7 +146,7 @@ fn misplaced(path: &str) -> Option<String> {
         ("spec", "request") => "did you mean `requestedBy`?".to_owned(),
         ("spec", "onError") => "did you mean `failurePolicy`, `Ignore` or `Fail`?".to_owned(),
         (list, "otherwise" | "message" | "action") if list.ends_with(".matchConditions") => {
-            "a match condition only selects: what warns, skips or denies belongs in `preconditions`".to_owned()
+            "a match condition only selects: to warn, skip or deny, use `preconditions`".to_owned()
         }
         ("spec.containerPatches", "types" | "names" | "images" | "where") => format!("did you mean `match.{name}`?"),
         ("spec.containerPatches", name) if meant(name, PATCH_FIELDS).is_none() => {
@@ -161,7 +161,7 @@ fn misplaced(path: &str) -> Option<String> {
 /// The fields of a container patch.
 const PATCH_FIELDS: [&str; 5] = ["name", "match", "matchConditions", "preconditions", "template"];
 
-/// Returns serde's description of an expected type in words for authors of profiles.
+/// Returns a user-friendly form of serde's description of an expected type.
 fn plain(expected: &str) -> &str {
     match expected {
         "i32" | "i64" => "a whole number",
@@ -182,11 +182,11 @@ fn joined(above: &str, path: &str) -> String {
     }
 }
 
-/// Returns the type of a node in words.
+/// Returns the human-readable type of a node.
 pub(crate) fn type_of(node: &Node) -> &'static str {
     match &node.content {
         Content::Scalar(value) if value.is_null() => "nothing",
-        Content::Scalar(value) if value.is_string() => "text",
+        Content::Scalar(value) if value.is_string() => "a string",
         Content::Scalar(value) if value.is_boolean() => "a boolean",
         Content::Scalar(_) => "a number",
         Content::Sequence(_) => "a list",
@@ -195,7 +195,7 @@ pub(crate) fn type_of(node: &Node) -> &'static str {
 }
 
 /// The schemas of `spec`, by kind. A CRD that cannot be generated has no limits; a test of the API crate ensures that
-/// all can.
+/// this cannot happen.
 static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     let definitions = crd::definitions().into_iter().flatten();
     let schemas = definitions.filter_map(|definition| {
@@ -296,7 +296,7 @@ mod tests {
             ("onError: Deny\n", "did you mean `failurePolicy`, `Ignore` or `Fail`?"),
             (
                 "matchConditions:\n- {name: a, expression: 'true', otherwise: Deny}\n",
-                "a match condition only selects: what warns, skips or denies belongs in `preconditions`",
+                "a match condition only selects: to warn, skip or deny, use `preconditions`",
             ),
         ] {
             let found = problem(text).to_string();
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn unknown_field_lists_all_fields() {
         let text = problem("extends: {colour: blue}\n").to_string();
-        assert_eq!(text, "p.yaml:1:11: unknown field `colour` (there is `name`)");
+        assert_eq!(text, "p.yaml:1:11: unknown field `colour` (expected one of `name`)");
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         for (text, line) in [
             (
                 "activation: always\n",
-                "p.yaml:1:13: spec.activation: `always` is not one of the values (did you mean `Always`? there is `Always`, `Requested`, `Never`)",
+                "p.yaml:1:13: spec.activation: `always` is not one of the allowed values (did you mean `Always`? expected one of `Always`, `Requested`, `Never`)",
             ),
             ("order: soon\n", "p.yaml:1:8: spec.order: expected a whole number, found string \"soon\""),
             ("order: 5000000000\n", "p.yaml:1:8: spec.order: expected a whole number, found integer `5000000000`"),
@@ -323,7 +323,7 @@ mod tests {
             (
                 "requestedBy:\n  truthy: [yes, \"on\"]\n",
                 "p.yaml:2:12: spec.requestedBy.truthy[0]: expected a string, found boolean `true` \
-                 (put it in quotes, so that YAML takes it for text)",
+                 (put it in quotes, so that YAML parses it as a string)",
             ),
         ] {
             assert_eq!(problem(text).to_string(), line);

@@ -1,4 +1,4 @@
-//! YAML as a tree in which every node knows its position, so that later mistakes can be shown in the author's text.
+//! A YAML tree in which every node has its position, so that later errors can be shown in the source.
 //!
 //! Scalars have the same types as in kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans,
 //! `0644` is 420, a whole number with a fraction of zero is an integer, and number or boolean keys become strings. JSON
@@ -17,13 +17,13 @@ use serde_saphyr::{Error, Location, MessageFormatter, Options, Spanned, UserMess
 /// The maximum number of documents in a source.
 const MAX_DOCUMENTS: usize = 10_000;
 
-/// The maximum nesting of nodes.
+/// The maximum nesting depth of nodes.
 const MAX_DEPTH: usize = 128;
 
 /// A node and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// Bytes of the source: a scalar, a mapping's first key, or the beginning of a sequence.
+    /// The byte range in the source: a scalar, a mapping's first key, or the beginning of a sequence.
     pub(crate) span: Range<usize>,
     /// The content.
     pub(crate) content: Content,
@@ -48,7 +48,7 @@ pub(crate) struct Entry {
     pub(crate) value: Node,
 }
 
-/// Why a source is not YAML that Kubernetes could read.
+/// The reason why a source is not valid YAML for Kubernetes.
 #[derive(Clone, Debug)]
 pub(crate) struct SyntaxError {
     /// The position, if known.
@@ -148,7 +148,7 @@ impl Node {
         place_in_value(text, value, part, &place).unwrap_or(place)
     }
 
-    /// Follows a path as far as it exists.
+    /// Follows the existing part of a path.
     fn walk<'n, 'p>(&'n self, path: &'p str) -> Walk<'n, 'p> {
         let rest = path.trim_start_matches(['.', '$']);
         let mut walk = Walk { node: self, key: None, place: self.span.clone(), rest };
@@ -272,7 +272,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
     type Value = RawContent;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a value that JSON can hold")
+        formatter.write_str("a value that JSON can represent")
     }
 
     fn visit_unit<E>(self) -> Result<RawContent, E> {
@@ -303,7 +303,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
         let number = whole(value).map(Number::from).or_else(|| Number::from_f64(value));
         number
             .map(|number| RawContent::Scalar(Value::Number(number)))
-            .ok_or_else(|| E::custom("a number that JSON cannot hold"))
+            .ok_or_else(|| E::custom("JSON cannot represent this number"))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<RawContent, E> {
@@ -368,8 +368,8 @@ fn finish_mapping(text: &str, entries: Vec<(Raw, Raw)>) -> Result<Vec<Entry>, Sy
             _ => {
                 return Err(SyntaxError {
                     span: Some(key_span),
-                    message: "a key has to be text".to_owned(),
-                    help: Some("quote it, or take away what made it a mapping, a list or null".to_owned()),
+                    message: "a key must be a string".to_owned(),
+                    help: Some("it is a mapping, a list or null: put it in quotes".to_owned()),
                 });
             }
         };
@@ -422,13 +422,13 @@ fn syntax_error(text: &str, error: &Error) -> SyntaxError {
     }
     let message = UserMessageFormatter.format_message(error).into_owned();
     if message.starts_with("YAML document too large or too complex") {
-        // The parser reports exceeded limits of anchors with another error than the other limits.
-        let message = "the text is too large, or repeats too much by anchors and aliases".to_owned();
+        // The parser reports exceeded limits of anchors with a different error than the other limits.
+        let message = "the text is too large, or its anchors and aliases repeat too much".to_owned();
         return SyntaxError { span: at, message, help: None };
     }
     let line = at.as_ref().map_or("", |at| line_at(text, at.start));
     let help =
-        line.contains("${").then(|| "inside {} and [] a value with ${...} has to be quoted: \"${...}\"".to_owned());
+        line.contains("${").then(|| "inside {} and [], a value with ${...} must be quoted: \"${...}\"".to_owned());
     SyntaxError { message, span: at, help }
 }
 
@@ -437,16 +437,12 @@ fn too_much(breach: &BudgetBreach) -> String {
     match breach {
         BudgetBreach::Depth { .. } => format!("the text is nested more than {MAX_DEPTH} levels deep"),
         BudgetBreach::Documents { .. } => format!("the text has more than {MAX_DOCUMENTS} documents"),
-        _ => "the text is too large, or repeats too much by anchors and aliases".to_owned(),
+        _ => "the text is too large, or its anchors and aliases repeat too much".to_owned(),
     }
 }
 
 fn duplicate(key: &str, span: Option<Range<usize>>) -> SyntaxError {
-    SyntaxError {
-        span,
-        message: format!("the key `{key}` is there twice"),
-        help: Some("take one of them away; only one could count".to_owned()),
-    }
+    SyntaxError { span, message: format!("the key `{key}` occurs twice"), help: Some("remove one of them".to_owned()) }
 }
 
 /// Returns the byte offset of a line and a column, both from 1; the column counts characters.
@@ -529,9 +525,9 @@ mod tests {
     #[test]
     fn keys_become_text_as_in_kubectl() {
         assert_eq!(read("1: a\n1.5: b\non: c\n"), json!({"1": "a", "1.5": "b", "true": "c"}));
-        assert_eq!(syntax_error_of("yes: 1\n\"true\": 2\n").message, "the key `true` is there twice");
+        assert_eq!(syntax_error_of("yes: 1\n\"true\": 2\n").message, "the key `true` occurs twice");
         assert_eq!(syntax_error_of("a: 1\n~: 2\n").span, Some(5..6));
-        assert!(syntax_error_of("? [1]\n: 2\n").message.contains("has to be text"));
+        assert!(syntax_error_of("? [1]\n: 2\n").message.contains("must be a string"));
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) struct ListArgs {
     api_server: ApiServerArgs,
 }
 
-/// A profile of the list. `None` is unknown, or nothing.
+/// A profile of the list. `None`: unknown, or not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Row {
     name: String,
@@ -45,15 +45,15 @@ struct Row {
     /// The last accepted revision, if an earlier one is served instead.
     rolled_back_from: Option<String>,
     extends: Option<String>,
-    /// The number of namespaces in which the profile may act.
+    /// The number of namespaces in which the profile may apply.
     namespaces: Option<i64>,
-    /// Whether all pods have the profile, as the controller's audit found.
+    /// Whether all pods have the profile, according to the controller's audit.
     injected: Option<bool>,
     /// The reason of the condition `Ready`.
     reason: Option<String>,
 }
 
-/// Prints the profiles. Fails if a kind could not be listed, after printing the other.
+/// Prints the profiles. If one kind cannot be listed, prints the other kind, and fails.
 pub(super) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let ListArgs { namespaces, selector, output, api_server } = args;
     let client = api_server.connect().await?;
@@ -70,7 +70,7 @@ pub(super) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     if rows.is_empty() && output.is_text() {
         output::report("no profiles found")?;
     }
-    // Namespaces only matter for the snapshot.
+    // The rows do not use the list of namespaces.
     let mut unread = listing.unread.iter().filter(|(part, _)| *part != Part::Namespaces).peekable();
     let is_failure = unread.peek().is_some();
     unread.try_for_each(|(part, why)| output::report(&format!("error: {} cannot be listed: {why}", part.as_str())))?;

@@ -1,7 +1,7 @@
 //! `pillion profiles rollback`: publishes an older revision again.
 //!
 //! Sets annotations instead of editing the profile's spec. A controller that syncs the cluster with a repository
-//! restores every field of the repository, but leaves other annotations alone.
+//! restores every field of the repository, but keeps other annotations.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -59,21 +59,22 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
             json!({ROLLBACK_TO_ANNOTATION: to, ROLLBACK_FROM_ANNOTATION: from, ROLLBACK_TIME_ANNOTATION: now});
         (annotations, Some(to))
     };
-    let Some(expected) = expected else { bail!("no text of {which} was ever accepted") };
+    let Some(expected) = expected else { bail!("no spec of {which} was ever accepted") };
     let version = profile.metadata.resource_version.clone();
     // Fails if the profile changed since it was read.
     let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
     profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     if !is_published(&which, &expected, wait.0).await? {
         output::report(&format!(
-            "error: {which} asks for revision {expected}, and it is not published after {wait}; does the controller run?"
+            "error: revision {expected} of {which} was requested, but is not published after {wait}; \
+             check that the controller runs"
         ))?;
         return Ok(Exit::Findings);
     }
     let before = profile.status.revision.unwrap_or_else(|| "none".to_owned());
     let done = format!("{which}: revision {expected} is published instead of {before}\n");
     let how_long = format!(
-        "The rollback lasts until another text is accepted. To end it now:\n  pillion profiles rollback {} --undo\n",
+        "The rollback lasts until another spec is accepted. To end it now:\n  pillion profiles rollback {} --undo\n",
         which.arguments()
     );
     if undo {
@@ -90,7 +91,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// Waits until the controller has published the revision. Returns false if it has not after `limit`.
+/// Waits until the controller has published the revision. Returns false after `limit`.
 async fn is_published(which: &ProfileRef, expected: &str, limit: Duration) -> anyhow::Result<bool> {
     let mut progress = Progress::new();
     let wait = async {
@@ -113,8 +114,8 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
         let found: Vec<_> = kept.iter().filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
         return match found.as_slice() {
             [one] => Ok((*one).clone()),
-            [] => bail!("no kept revision begins with {digits:?}; there are {}", kept.join(", ")),
-            _ => bail!("more than one revision begins with {digits:?}: give more of its digits"),
+            [] => bail!("no stored revision begins with {digits:?}; the stored revisions are {}", kept.join(", ")),
+            _ => bail!("more than one revision begins with {digits:?}: add more digits"),
         };
     }
     let published = status.revision.as_ref();
@@ -125,11 +126,11 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     let place = kept.iter().position(|revision| Some(revision) == published);
     match place.and_then(|place| kept.get(place + 1)) {
         Some(before) => Ok(before.clone()),
-        None => bail!("no revision was published before the current one; name one with --to"),
+        None => bail!("no revision was published before the current one; specify one with --to"),
     }
 }
 
-/// The maximum number of children that are named.
+/// The maximum number of children that are listed.
 const NAMED: usize = 20;
 
 /// A profile that extends another one.
@@ -144,7 +145,7 @@ pub(super) struct Child {
 async fn extension_note(client: &Client, name: &str) -> String {
     match listed(client).await {
         Ok(all) => text(name, &extending(name, &all)),
-        Err(error) => format!("Profiles that extend {name} keep its stored text. They cannot be listed: {error}\n"),
+        Err(error) => format!("Profiles that extend {name} keep its stored spec. They cannot be listed: {error}\n"),
     }
 }
 
@@ -187,9 +188,9 @@ fn text(name: &str, children: &BTreeSet<&Child>) -> String {
     let more = children.len().saturating_sub(NAMED);
     let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
     format!(
-        "It is not rolled back for the profiles that extend it, which keep its stored text:\n{}{more}\
+        "It is not rolled back for the profiles that extend it, which keep its stored spec:\n{}{more}\
          Roll each of them back too. An InjectionProfile that only sets parameters cannot be rolled back: correct the \
-         text of {name} for those.\n",
+         spec of {name} for those.\n",
         named.collect::<String>()
     )
 }
@@ -219,7 +220,7 @@ mod tests {
     fn unique_hash_prefix_finds_revision() {
         let status = status("cc33", "cc33");
         assert_eq!(target(&status, Some("bb")).unwrap(), "bb22");
-        for (digits, expected) in [("b", "more than one"), ("dd", "cc33, bb22"), ("", "no kept revision")] {
+        for (digits, expected) in [("b", "more than one"), ("dd", "cc33, bb22"), ("", "no stored revision")] {
             let error = target(&status, Some(digits)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }

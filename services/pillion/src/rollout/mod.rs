@@ -107,7 +107,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
         progress.show_step("namespaces", number, of, name);
     });
     let report = report.await.map_err(|error| match error {
-        OnceError::NotOptedIn(_) => anyhow!("{error}; name one by -n, or use -A for all"),
+        OnceError::NotOptedIn(_) => anyhow!("{error}; select a namespace with -n, or all with -A"),
         error => error.into(),
     })?;
     let states: Vec<_> = states.into_iter().map(StaleState::state).collect();
@@ -152,7 +152,7 @@ async fn restart_all(
                 return Ok(());
             }
             let name = line.stale.workload.to_string();
-            progress.borrow_mut().report(&format!("{name}: begins, {} of {all}", place + 1))?;
+            progress.borrow_mut().report(&format!("{name}: restarting, {} of {all}", place + 1))?;
             let show = |waits: &str| progress.borrow_mut().show(&format!("{name}: {waits}"));
             let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, ongoing, &show)).await {
                 Ok(Ok(())) => RestartOutcome::Restarted,
@@ -192,7 +192,7 @@ enum RestartOutcome {
     Restarted,
     /// The restart failed, for this reason.
     Failed(String),
-    /// Not begun, because an earlier restart failed.
+    /// Not started, because an earlier restart failed.
     NotBegun,
 }
 
@@ -201,7 +201,7 @@ impl fmt::Display for RestartOutcome {
         match self {
             Self::Restarted => formatter.write_str("restarted"),
             Self::Failed(why) => write!(formatter, "failed: {why}"),
-            Self::NotBegun => formatter.write_str("not begun, as another one failed"),
+            Self::NotBegun => formatter.write_str("not started, because another restart failed"),
         }
     }
 }
@@ -212,7 +212,7 @@ impl Line {
             (Some(outcome), _) => outcome.to_string(),
             (None, Plan::Restart) => "would be restarted".to_owned(),
             (None, Plan::Wait(why)) => format!("would wait: {why}"),
-            (None, Plan::Leave(why)) => format!("left alone: {why}"),
+            (None, Plan::Leave(why)) => format!("skipped: {why}"),
         }
     }
 
@@ -236,7 +236,7 @@ impl Line {
     }
 }
 
-/// Formats a table like kubectl; empty if there are no lines. A wide table has the causes.
+/// Formats a table like kubectl; empty if there are no lines. A wide table also shows the causes.
 fn table(lines: &[Line], is_wide: bool) -> String {
     let row = |line: &Line| {
         let workload = &line.stale.workload;
@@ -273,10 +273,10 @@ fn summary(lines: &[Line], applies: bool) -> String {
         let restarted = count(|line| line.outcome == Some(RestartOutcome::Restarted));
         let failed = count(|line| matches!(line.outcome, Some(RestartOutcome::Failed(_))));
         let not_begun = count(|line| line.outcome == Some(RestartOutcome::NotBegun));
-        return format!("{all}: {restarted} restarted, {failed} failed, {not_begun} not begun, {left} left alone");
+        return format!("{all}: {restarted} restarted, {failed} failed, {not_begun} not started, {left} skipped");
     }
     let restart = lines.len() - left;
-    format!("{all}: {restart} would be restarted by --apply, {left} left alone")
+    format!("{all}: {restart} would be restarted by --apply, {left} skipped")
 }
 
 /// Returns the lines as JSON.
@@ -342,13 +342,13 @@ mod tests {
                 .contains("nginx outdated (a1 -> b2)   the profile has changed since")
         );
         let lines = [line(Plan::Leave("it is paused".to_owned()), None), line(Plan::Restart, None)];
-        assert!(table(&lines, false).contains("left alone: it is paused"));
-        assert_eq!(summary(&lines, false), "2 workloads are stale: 1 would be restarted by --apply, 1 left alone");
+        assert!(table(&lines, false).contains("skipped: it is paused"));
+        assert_eq!(summary(&lines, false), "2 workloads are stale: 1 would be restarted by --apply, 1 skipped");
         let lines = [
             line(Plan::Restart, Some(RestartOutcome::Restarted)),
             line(Plan::Restart, Some(RestartOutcome::Failed("x".to_owned()))),
         ];
-        assert_eq!(summary(&lines, true), "2 workloads are stale: 1 restarted, 1 failed, 0 not begun, 0 left alone");
+        assert_eq!(summary(&lines, true), "2 workloads are stale: 1 restarted, 1 failed, 0 not started, 0 skipped");
         let found = value(&lines, true);
         assert_eq!(found["workloads"][1]["error"], "x");
         assert_eq!(found["workloads"][0]["profiles"][0]["causes"], json!(["profile_changed"]));

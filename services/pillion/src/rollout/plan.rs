@@ -2,7 +2,7 @@
 //! disruption budgets allow it now. Only the lookup of owners calls the API server.
 //!
 //! A rolling update ignores budgets, because controllers delete pods and do not evict them. So a restart begins only if
-//! each budget of its pods allows as many disruptions as the workload's strategy makes at one time.
+//! each budget of its pods allows as many disruptions as the workload's strategy causes at one time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,9 +23,9 @@ use crate::workload::{Owners, Workload};
 pub(super) enum Plan {
     /// Restart the workload now.
     Restart,
-    /// Restart the workload once its disruption budgets allow it. Holds the reason for the wait.
+    /// Restart the workload once its disruption budgets allow it. Contains the reason for the wait.
     Wait(String),
-    /// Do not restart the workload. Holds the reason, and the alternative if there is one.
+    /// Do not restart the workload. Contains the reason, and the alternative if there is one.
     Leave(String),
 }
 
@@ -104,7 +104,7 @@ fn selects(budget: &PodDisruptionBudget, labels: Option<&Value>) -> bool {
     let selector = selector.and_then(|selector| serde_json::to_value(selector).ok());
     // A budget without a selector selects no pods.
     let Some(selector) = selector else { return false };
-    // A budget with an invalid selector counts as selecting all.
+    // A budget with an invalid selector is treated as if it selected all pods.
     serde_json::from_value::<LabelSelector>(selector)
         .map_or(true, |selector| selector.matches(|label| labels?.get(label)?.as_str()))
 }
@@ -136,8 +136,8 @@ fn max_unavailable_pods(kind: &str, workload: &Value) -> i64 {
     }
 }
 
-/// Returns the number of pods that a value means: `3`, or a share of the replicas such as `25%`. An invalid value means
-/// all replicas.
+/// Converts a value to a number of pods: `3`, or a share of the replicas such as `25%`. An invalid value means all
+/// replicas.
 fn count(value: &Value, replicas: i64, rounds_up: bool) -> i64 {
     match value {
         Value::String(text) => text
@@ -180,10 +180,9 @@ pub(super) struct Wrong {
 impl Stale {
     /// Returns the reason not to restart, if new pods would have the same differences.
     pub(super) fn reason_not_to_restart(&self) -> Option<&'static str> {
-        self.profiles
-            .values()
-            .all(Wrong::is_left_out)
-            .then_some("the webhook has skipped the profile for its pods, and would again: pillion explain shows why")
+        self.profiles.values().all(Wrong::is_left_out).then_some(
+            "the webhook skipped the profile for its pods, and would skip it again: pillion explain shows why",
+        )
     }
 
     /// Returns the remaining difference of a new pod, such as `without profile nginx`.
@@ -191,13 +190,13 @@ impl Stale {
     /// # Errors
     /// The pod cannot be read.
     pub(super) fn is_wrong_with(&self, pod: &DynamicObject) -> anyhow::Result<Option<String>> {
-        let text = serde_json::to_string(pod).context("a pod cannot be written")?;
-        let tape = OwnedTape::parse(text).context("a pod cannot be read")?;
+        let text = serde_json::to_string(pod).context("cannot serialize a pod")?;
+        let tape = OwnedTape::parse(text).context("cannot parse a pod")?;
         Ok(self.is_wrong(&audit::read(tape.root()).injected))
     }
 
     fn is_wrong(&self, injected: &Injected) -> Option<String> {
-        // The webhook would skip the profile again, so this is no reason for a restart.
+        // The webhook would skip the profile again, so this is not a reason for a restart.
         self.profiles.iter().filter(|(_, wrong)| !wrong.is_left_out()).find_map(|(profile, wrong)| {
             let has = match injected {
                 Injected::Profiles(all) => all.iter().find(|(name, _)| name == profile).map(|(_, revision)| revision),
@@ -216,7 +215,7 @@ impl Stale {
 }
 
 impl Wrong {
-    /// Whether the webhook decided about the pods and skipped the profile.
+    /// Whether the webhook reviewed the pods, and skipped the profile.
     fn is_left_out(&self) -> bool {
         self.causes.iter().all(|cause| *cause == Cause::LeftOut)
     }
@@ -232,7 +231,7 @@ pub(super) async fn by_workload(
     for finding in findings {
         let owner = finding.owner.as_deref().and_then(|owner| owner.split_once('/'));
         let workload = owners.workload(&finding.namespace, &finding.pod, owner).await;
-        let about = || format!("cannot tell whose pod {}/{} is", finding.namespace, finding.pod);
+        let about = || format!("cannot determine the workload of pod {}/{}", finding.namespace, finding.pod);
         grouped.entry(workload.with_context(about)?).or_default().push(finding);
     }
     Ok(grouped.into_iter().map(|(workload, findings)| stale_workload(workload, findings)).collect())

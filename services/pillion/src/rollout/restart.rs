@@ -44,7 +44,7 @@ pub(super) async fn plan(client: &Client, workload: &Workload) -> anyhow::Result
     Ok(consider(client, workload, &[]).await?.plan)
 }
 
-/// Plans a restart. `begun` has the restarts in progress, whose disruptions count.
+/// Plans a restart. `begun` contains the restarts in progress, whose disruptions are subtracted from the budgets.
 async fn consider(
     client: &Client,
     workload: &Workload,
@@ -54,7 +54,7 @@ async fn consider(
     let Some(api) = api(client, workload) else {
         return Ok(leave(plan::of_kind(&workload.kind).unwrap_or_default()));
     };
-    let Some(object) = read(&api, workload).await? else { return Ok(leave("it is gone")) };
+    let Some(object) = read(&api, workload).await? else { return Ok(leave("it does not exist any more")) };
     let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), &workload.namespace);
     let budgets = budgets.list(&ListParams::default()).await;
     let budgets =
@@ -94,7 +94,7 @@ pub(super) async fn run(
         tokio::time::sleep(LOOK_EVERY).await;
     }
     is_done(client, &api, stale, show).await?;
-    // A failed restart stays recorded, since its pods may still be unavailable.
+    // A failed restart remains recorded, since its pods may still be unavailable.
     ongoing.lock().await.retain(|(other, _)| other != workload);
     Ok(())
 }
@@ -112,7 +112,7 @@ async fn try_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Resu
     match stale.is_wrong_with(&made)? {
         None => Ok(()),
         Some(wrong) => {
-            bail!("a test pod came back {wrong}, so nothing was restarted. Is the webhook running? See pillion doctor")
+            bail!("a dry-run pod was created {wrong}, so nothing was restarted; check the webhook with pillion doctor")
         }
     }
 }
@@ -152,7 +152,7 @@ async fn stuck_sidecar(client: &Client, workload: &Workload, object: &Value) -> 
     let pods = pods(client, workload, object).await?;
     let of_pod = |pod: DynamicObject| -> anyhow::Result<Option<String>> {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let pod = serde_json::to_value(pod).context("a pod cannot be written as JSON")?;
+        let pod = serde_json::to_value(pod).context("cannot serialize a pod as JSON")?;
         if restarted_at(Some(&pod)) != Some(restarted) {
             return Ok(None);
         }
@@ -198,15 +198,15 @@ pub(super) async fn explain_timeout(
         if let Plan::Wait(why) = consider(client, workload, &ongoing.lock().await).await?.plan {
             return Ok(why);
         }
-        let api = api(client, workload).context("no such kind")?;
+        let api = api(client, workload).context("this kind cannot be restarted")?;
         let object = read(&api, workload).await?.context("it was deleted")?;
         anyhow::Ok(match unfinished_restart(&workload.kind, &object) {
             Some(UnfinishedRestart::For(what) | UnfinishedRestart::Never(what)) => what,
-            None => "it is done now".to_owned(),
+            None => "it has finished now".to_owned(),
         })
     };
     let why = waits.await.unwrap_or_else(|error| format!("{error:#}"));
-    format!("not done within {} seconds: {why}", limit.as_secs())
+    format!("not finished within {} seconds: {why}", limit.as_secs())
 }
 
 /// The state of an unfinished restart.
@@ -240,7 +240,7 @@ fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
         let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
         (wanted, number("/status/updatedReplicas"), number("/status/availableReplicas"), number("/status/replicas"))
     };
-    // Once a `StatefulSet` is updated, it counts no updated pods beside its current ones.
+    // After an update, the controller of a `StatefulSet` counts all pods as current, and none as updated.
     let is_settled = kind == "StatefulSet" && text("/status/currentRevision") == text("/status/updateRevision");
     let new = if is_settled { wanted } else { new };
     let counts = [(new, "new"), (available, "available")];
@@ -267,11 +267,11 @@ async fn check_new_pods(client: &Client, stale: &Stale, object: &Value) -> anyho
         let owner = controller(&pod.metadata);
         let owner = owner.as_ref().map(|(kind, name)| (kind.as_str(), *name));
         let whose = owners.workload(&workload.namespace, name, owner).await;
-        if whose.with_context(|| format!("cannot tell whose pod {name} is"))? != *workload {
+        if whose.with_context(|| format!("cannot determine the workload of pod {name}"))? != *workload {
             continue;
         }
         if let Some(wrong) = stale.is_wrong_with(pod)? {
-            bail!("its new pod {name} came up {wrong}; is the webhook running?");
+            bail!("its new pod {name} was created {wrong}; check the webhook with pillion doctor");
         }
     }
     Ok(())
@@ -289,7 +289,7 @@ fn api(client: &Client, workload: &Workload) -> Option<Api<DynamicObject>> {
 
 async fn read(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<Option<Value>> {
     let found = api.get_opt(&workload.name).await.with_context(|| format!("{workload} cannot be read"))?;
-    found.map(|object| serde_json::to_value(object).context("it cannot be written as JSON")).transpose()
+    found.map(|object| serde_json::to_value(object).context("cannot serialize it as JSON")).transpose()
 }
 
 /// Returns a pod of a workload's template, owned by the workload, since a rollout assigns revisions by owner. `None` if
@@ -313,7 +313,7 @@ pub(super) fn pod(kind: &str, workload: &Value) -> Option<Value> {
     Some(pod)
 }
 
-/// Adds the volumes that a `StatefulSet` gives its pods for its claims, since containers mount them.
+/// Adds the volumes that a `StatefulSet` adds to its pods for its claims, since containers mount them.
 fn claims(workload: &Value, name: &str, pod: &mut Value) {
     let claims = workload.pointer("/spec/volumeClaimTemplates").and_then(Value::as_array);
     let names: Vec<&str> =

@@ -1,4 +1,4 @@
-//! Prints what `dev` serves, with commands to try it that work when they are pasted.
+//! Prints what `dev` serves, and shell commands to try it.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -50,14 +50,14 @@ impl Service<'_> {
         if self.has_playground {
             writeln!(text, "Playground http://{metrics}/")?;
         } else {
-            writeln!(text, "No playground: {metrics} (--metrics-listen) can be reached from other machines")?;
+            writeln!(text, "No playground: {metrics} (--metrics-listen) is reachable from other machines")?;
         }
-        writeln!(text, "\nProfiles (loaded again when a file changes)")?;
+        writeln!(text, "\nProfiles (reloaded when a file changes)")?;
         for path in self.paths {
             writeln!(text, "  from {}", path.display())?;
         }
         if let Some(library) = self.library.map(Path::display) {
-            writeln!(text, "  others of {library}: --profile {library}/NAME; all at once: --profile {library}")?;
+            writeln!(text, "  others in {library}: --profile {library}/NAME; all at once: --profile {library}")?;
         }
         for profile in self.profiles.iter() {
             writeln!(text, "  {} ({}): {}", profile.name(), profile.revision(), request_hint(profile))?;
@@ -75,17 +75,20 @@ impl Service<'_> {
         };
         if let Some(name) = self.profiles.iter().map(|profile| profile.name()).find(|name| !is_served(name)) {
             let namespace = name.namespace.as_deref().unwrap_or_default();
-            writeln!(text, "  and not {namespace}, whose pods {name} is for: --namespace {namespace}=enabled")?;
+            writeln!(
+                text,
+                "  not {namespace}, to which profile {name} applies; to add it: --namespace {namespace}=enabled"
+            )?;
         }
         if !self.sample.injected {
-            writeln!(text, "\nNo profile is for a plain pod in these namespaces, so the sample is not injected.")?;
+            writeln!(text, "\nNo profile matches a plain pod in these namespaces, so the sample is not injected.")?;
         }
         writeln!(
             text,
-            "\nTry a request: the answer's patch, in clear text (what comes before the first | shows all of the answer)"
+            "\nTry a request, and decode its patch (the part before the first | prints the whole response)"
         )?;
         writeln!(text, "  {}", self.curl(&url))?;
-        writeln!(text, "See the pod that comes of it")?;
+        writeln!(text, "Show the resulting pod")?;
         writeln!(text, "  {}", self.inject())?;
         Ok(())
     }
@@ -112,7 +115,7 @@ pub(crate) fn change(loaded: &Loaded) -> String {
         let names: Vec<_> = names.iter().map(ToString::to_string).collect();
         (!names.is_empty()).then(|| format!("{what} {}", names.join(", ")))
     };
-    let parts = [part("loaded", &loaded.changed), part("gone:", &loaded.gone), part("still active:", &loaded.kept)];
+    let parts = [part("loaded", &loaded.changed), part("removed:", &loaded.gone), part("still active:", &loaded.kept)];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
     if parts.is_empty() { String::new() } else { format!("Profiles: {}\n", parts.join("; ")) }
 }
@@ -120,10 +123,10 @@ pub(crate) fn change(loaded: &Loaded) -> String {
 fn request_hint(profile: &CompiledProfile) -> String {
     let name = &profile.name().name;
     match profile.activation() {
-        Activation::Always => "every pod that its selectors match gets it".to_owned(),
-        Activation::Never => "is there for others to extend".to_owned(),
+        Activation::Always => "applies to every pod that its selectors match".to_owned(),
+        Activation::Never => "other profiles extend it; it is never applied itself".to_owned(),
         Activation::Requested => {
-            let mut text = format!("ask by annotation {PROFILES_ANNOTATION}: {name}");
+            let mut text = format!("request it with annotation {PROFILES_ANNOTATION}: {name}");
             for key in profile.request_keys() {
                 let word = profile.request_word().unwrap_or(name);
                 let _ = write!(text, ", or {key}: {word:?}");

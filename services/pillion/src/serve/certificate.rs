@@ -1,12 +1,11 @@
 //! Loads the serving certificate from its Secret, which is watched, or from files that change; and the CA of clients
-//! from a file. `dev` creates a certificate of its own.
+//! from a file. `dev` creates its own certificate.
 //!
 //! cert-manager and the kubelet replace files at run time. The files are polled, because the kubelet swaps a link to
-//! their folder, which a watch of the files does not see.
+//! their folder, which a watch of the files does not notice.
 //!
-//! The Secret may not exist yet when a replica starts, and the replica does not wait for it. Its ports are open, it is
-//! not ready, and it ends each handshake with an alert at once. So a client learns of the problem without waiting, and
-//! never sees an untrusted certificate.
+//! The Secret may not exist yet when a replica starts. Until it does, the replica listens, is not ready, and ends each
+//! TLS handshake immediately with an alert. So clients fail fast, and never receive an untrusted certificate.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -48,11 +47,11 @@ pub(crate) struct CertificateArgs {
     #[arg(long = "server-name", value_name = "NAME", env = "PILLION_SERVER_NAME", value_delimiter = ',')]
     #[arg(requires = "serving_secret", conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) server_names: Vec<String>,
-    /// The serving certificate, PEM, then its intermediates. Read again when it changes.
+    /// The serving certificate, PEM, then its intermediates. Reloaded when it changes.
     #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT")]
     #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The private key of the serving certificate, PEM. Read again when it changes.
+    /// The private key of the serving certificate, PEM. Reloaded when it changes.
     #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY")]
     #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
     pub(crate) tls_key: Option<PathBuf>,
@@ -137,12 +136,12 @@ impl SecretName {
         let Self { namespace, name } = self;
         let namespace = namespace.as_deref().unwrap_or(default_namespace).to_owned();
         if let Some(wrong) = names.iter().find(|name| !is_dns_name(name)) {
-            bail!("--server-name {wrong:?} is no DNS name, such as pillion.pillion-system.svc");
+            bail!("--server-name {wrong:?} is not a DNS name, such as pillion.pillion-system.svc");
         }
         let names = if names.is_empty() {
             let release = name.strip_suffix("-serving").ok_or_else(|| {
                 anyhow!(
-                    "it is not known which name the certificate in the Secret {name} has to have: expected --server-name, \
+                    "the name that the certificate in the Secret {name} must have is unknown: expected --server-name, \
                      such as --server-name pillion.{namespace}.svc"
                 )
             })?;
@@ -175,8 +174,8 @@ impl CertificateSource {
         }
     }
 
-    /// Activates new certificates until `stop`. An invalid one leaves the last good certificate active. `ready` is set
-    /// once there is a certificate, and stays set.
+    /// Activates new certificates until `stop`. If one is invalid, the last valid certificate remains active.
+    /// `ready` is set once there is a certificate, and remains set.
     pub(crate) async fn follow(
         self,
         client: Client,
@@ -201,12 +200,13 @@ impl CertificateSource {
 
 /// Activates the Secret's certificate if it is valid, and logs and returns the result.
 fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: News) -> ReloadResult {
-    let last = || if serving.der().is_some() { "the last good one stays" } else { "there is none to serve yet" };
+    let last =
+        || if serving.der().is_some() { "the last valid one remains active" } else { "no certificate is served yet" };
     let pair = match news {
         News::Valid(pair) => pair,
         News::Invalid(why) => {
             let reason = why.reason.as_str();
-            warn!(secret, reason, "the new serving certificate cannot be served, {}: {why}", last());
+            warn!(secret, reason, "the new serving certificate is invalid, {}: {why}", last());
             return ReloadResult::Invalid;
         }
         News::Older { served, offered } => {
@@ -216,8 +216,8 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
                 reason = "older",
                 served,
                 offered,
-                "the Secret has a serving certificate of an older CA, as after a restored backup; the served one stays, \
-                 and the controller is expected to write a new one"
+                "the Secret has a serving certificate of an older CA, such as from a restored backup; the served one \
+                 remains active until the controller writes a new one"
             );
             return ReloadResult::Invalid;
         }
@@ -240,7 +240,7 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
             ReloadResult::Served
         }
         Err(error) => {
-            warn!(secret, "the new serving certificate cannot be served, {}: {error}", last());
+            warn!(secret, "the new serving certificate is invalid, {}: {error}", last());
             ReloadResult::Invalid
         }
     }
@@ -263,7 +263,7 @@ impl CertificateFiles {
         Arc::clone(&self.serving)
     }
 
-    /// Polls the files until `stop`. Invalid content leaves the last good certificate active.
+    /// Polls the files until `stop`. If the content is invalid, the last valid certificate remains active.
     pub(crate) async fn follow(mut self, every: Duration, reloads: ReloadMetrics, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
@@ -279,7 +279,7 @@ impl CertificateFiles {
             Ok(fresh) => fresh,
             Err(error) => {
                 warn!(
-                    "the serving certificate cannot be read, the last good one stays active: {}",
+                    "the serving certificate cannot be read, the last valid one remains active: {}",
                     output::causes(&error)
                 );
                 return Some(ReloadResult::Unreadable);
@@ -298,7 +298,7 @@ impl CertificateFiles {
             }
             Ok(false) => ReloadResult::Unchanged,
             Err(error) => {
-                warn!("the new serving certificate is invalid, the last good one stays active: {error}");
+                warn!("the new serving certificate is invalid, the last valid one remains active: {error}");
                 ReloadResult::Invalid
             }
         };
@@ -335,11 +335,10 @@ async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClientArgs {
     /// PEM file of CAs. The webhook then accepts only clients with a certificate of one of these CAs. API servers must
-    /// be configured to send one (docs/certificates.md). Changes are read without a restart. Default: all clients are
-    /// accepted.
+    /// be configured to send one (docs/certificates.md). Reloaded when it changes. Default: all clients are accepted.
     #[arg(long, value_name = "FILE", env = "PILLION_CLIENT_CA")]
     pub(crate) client_ca: Option<PathBuf>,
-    /// Answer only clients whose certificate has this name: the common name of its subject, or a DNS name, URI or
+    /// Accept only clients whose certificate has this name: the common name of its subject, or a DNS name, URI or
     /// e-mail address among its alternative names. May be given several times, and with commas. Requires --client-ca.
     /// Default: any name.
     #[arg(long, value_name = "NAME", env = "PILLION_CLIENT_NAME", value_delimiter = ',')]
@@ -362,7 +361,7 @@ impl ClientArgs {
     pub(crate) async fn load(self) -> anyhow::Result<Option<ClientCaFile>> {
         let Some(path) = self.client_ca else {
             if !self.client_name.is_empty() {
-                bail!("--client-name says nothing without --client-ca: a name is believed only by a certificate");
+                bail!("--client-name requires --client-ca, which verifies the certificates that contain the names");
             }
             return Ok(None);
         };
@@ -380,7 +379,7 @@ impl ClientCaFile {
         Arc::clone(&self.clients)
     }
 
-    /// Polls the file until `stop`. Invalid content leaves the last good CA active.
+    /// Polls the file until `stop`. If the content is invalid, the last valid CA remains active.
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
@@ -392,7 +391,10 @@ impl ClientCaFile {
         let fresh = match read_file(&self.path).await {
             Ok(fresh) => fresh,
             Err(error) => {
-                return warn!("the CA of clients cannot be read, the last good one stays: {}", output::causes(&error));
+                return warn!(
+                    "the client CA cannot be read, the last valid one remains active: {}",
+                    output::causes(&error)
+                );
             }
         };
         // Invalid content is not tried again until the file changes, so it is reported once.
@@ -403,7 +405,7 @@ impl ClientCaFile {
         match self.clients.swap(PemText { source: &source, text: &fresh }) {
             Ok(true) => info!(file = %source, "a new client CA is active"),
             Ok(false) => {}
-            Err(error) => warn!("the new client CA is invalid, the last good one stays active: {error}"),
+            Err(error) => warn!("the new client CA is invalid, the last valid one remains active: {error}"),
         }
         self.seen = fresh;
     }
@@ -421,7 +423,7 @@ pub(crate) struct SelfSigned {
 }
 
 /// Creates a certificate for a developer's machine: for `localhost`, the loopback addresses, and the listening address.
-/// A separate CA signs it, because some clients reject a CA certificate as a server's. The CA's key is dropped at once.
+/// A separate CA signs it, because some clients reject a server certificate that is a CA. The CA's key is discarded.
 ///
 /// # Errors
 /// The cryptography library fails.
@@ -432,7 +434,8 @@ pub(crate) fn self_signed_certificate(listen: IpAddr) -> anyhow::Result<SelfSign
     let ca = CertifiedIssuer::self_signed(params, new_key()?).context("cannot sign the CA")?;
 
     let mut params = named("Pillion dev")?;
-    params.subject_alt_names = vec![SanType::DnsName("localhost".try_into().context("cannot name the certificate")?)];
+    params.subject_alt_names =
+        vec![SanType::DnsName("localhost".try_into().context("cannot set the name of the certificate")?)];
     let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     params.subject_alt_names.extend(loopback.map(SanType::IpAddress));
     if !listen.is_loopback() && !listen.is_unspecified() {
@@ -448,11 +451,11 @@ pub(crate) fn self_signed_certificate(listen: IpAddr) -> anyhow::Result<SelfSign
 
 /// Generates an ECDSA P-256 key.
 fn new_key() -> anyhow::Result<KeyPair> {
-    KeyPair::generate().context("cannot make a key")
+    KeyPair::generate().context("cannot generate a key")
 }
 
 fn named(name: &str) -> anyhow::Result<CertificateParams> {
-    let mut params = CertificateParams::new(Vec::new()).context("cannot describe a certificate")?;
+    let mut params = CertificateParams::new(Vec::new()).context("cannot create the parameters of a certificate")?;
     params.distinguished_name.push(DnType::CommonName, name);
     Ok(params)
 }
@@ -490,7 +493,7 @@ mod tests {
         let error = watched("there/mine", &[]).unwrap_err();
         assert!(error.contains("expected --server-name") && error.contains("pillion.there.svc"), "{error}");
         let error = watched("mine", &["a b"]).unwrap_err();
-        assert!(error.contains("--server-name \"a b\" is no DNS name"), "{error}");
+        assert!(error.contains("--server-name \"a b\" is not a DNS name"), "{error}");
         for wrong in ["", "/", "a/", "/a", "a/b/c", "a.b/c", "A/b", "a/B"] {
             let error = secret_name(wrong).unwrap_err();
             assert!(error.contains("[NAMESPACE/]NAME"), "{wrong}: {error}");

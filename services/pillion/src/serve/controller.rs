@@ -30,7 +30,7 @@ use crate::telemetry::logs::{LogArgs, LogLevel};
 
 /// Help of `--config`: the controller reads another file than the webhook.
 const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \
-                           What is left out has its default";
+                           Omitted keys have their defaults";
 
 /// Arguments of `pillion controller`.
 #[derive(Clone, Debug, Args)]
@@ -52,12 +52,12 @@ pub(crate) struct ControllerArgs {
     /// --trust-probe-listen.
     #[arg(long, value_name = "ADDRESS", env = "PILLION_POD_IP")]
     pub(crate) pod_ip: Option<IpAddr>,
-    /// Address of the port for /livez, /readyz and /metrics, in clear text.
+    /// Address of the port for /livez, /readyz and /metrics, over plain HTTP.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// Check flags and policy file, print the policy with all its defaults, and end. Exit code 1: a check failed.
+    /// Check flags and policy file, print the policy with all its defaults, and exit. Exit code 1: a check failed.
     #[arg(long)]
     pub(crate) check_config: bool,
 }
@@ -98,7 +98,7 @@ async fn control(
     let mut signals = Signals::new()?;
     let detail = LogLevel::signal()?;
     let config = pillion_control::client::configuration(args.kubeconfig.as_deref()).await?;
-    let client = kube::Client::try_from(config.clone()).context("the configuration makes no client")?;
+    let client = kube::Client::try_from(config.clone()).context("cannot create a client from the configuration")?;
     let identity = args.identity.map_or_else(host_name, Ok)?;
 
     let mut registry = Registry::default();
@@ -117,7 +117,7 @@ async fn control(
     let (stop, end) = (CancellationToken::new(), CancellationToken::new());
     let mut operations = operations.start(end.clone())?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(level.follow(detail, stop.clone()).map(|()| "the log's level"));
+    tasks.spawn(level.follow(detail, stop.clone()).map(|()| "the control of the log level"));
     let serving = trust_probe.clone();
     let until = stop.clone();
     tasks.spawn(async move {
@@ -137,7 +137,7 @@ async fn control(
         ended = tasks.join_next() => Err(match ended {
             Some(Ok(what)) => anyhow!("{what} ended unexpectedly"),
             Some(Err(error)) => anyhow!(error).context("a task failed"),
-            None => anyhow!("there is nothing to do"),
+            None => anyhow!("no task is running"),
         }),
         early = &mut operations => return early?.context("the operations port cannot be served"),
     };
@@ -156,7 +156,7 @@ fn reached_at(listens: SocketAddr, pod: Option<IpAddr>) -> anyhow::Result<Socket
     let address = pod.unwrap_or_else(|| listens.ip());
     if address.is_unspecified() {
         return Err(anyhow!(
-            "--trust-probe-listen {listens} is no address that API servers could call: give --pod-ip too"
+            "--trust-probe-listen {listens} is not an address that API servers can reach: also set --pod-ip"
         ));
     }
     Ok(SocketAddr::new(address, listens.port()))
@@ -164,5 +164,5 @@ fn reached_at(listens: SocketAddr, pod: Option<IpAddr>) -> anyhow::Result<Socket
 
 fn host_name() -> anyhow::Result<String> {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    if name.is_empty() { Err(anyhow!("this host has no name: give --identity")) } else { Ok(name) }
+    if name.is_empty() { Err(anyhow!("this host has no name: set --identity")) } else { Ok(name) }
 }

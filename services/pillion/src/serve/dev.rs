@@ -60,7 +60,7 @@ pub(crate) struct DevArgs {
     /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8443")]
     pub(crate) listen: SocketAddr,
-    /// Address of the port for /livez, /readyz and /metrics, in clear text. On a loopback address, / serves the
+    /// Address of the port for /livez, /readyz and /metrics, over plain HTTP. On a loopback address, / serves the
     /// playground.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9090")]
     pub(crate) metrics_listen: SocketAddr,
@@ -82,7 +82,7 @@ pub(crate) struct DevArgs {
 
 /// Serves until a signal ends it.
 pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
-    // Log level and drain differ from production, whatever the file sets.
+    // Log level and drain differ from production, and override the policy file.
     let overrides = Overrides {
         log_level: Some(logs.log_level.clone().unwrap_or_else(|| LOG_LEVEL.to_owned())),
         trace_ratio: args.traces.trace_ratio,
@@ -253,7 +253,7 @@ fn opted_in(namespaces: &Levels) -> impl Iterator<Item = &str> + Clone {
 fn certificate(listen: SocketAddr, folder: &Folder) -> anyhow::Result<Arc<ServingCertificate>> {
     let made = self_signed_certificate(listen.ip())?;
     folder.write_ca(&made.ca)?;
-    let certificate = PemText { source: "the certificate made here", text: made.certificate.as_bytes() };
-    let key = PemText { source: "the key made here", text: made.key.as_bytes() };
+    let certificate = PemText { source: "the generated certificate", text: made.certificate.as_bytes() };
+    let key = PemText { source: "the generated key", text: made.key.as_bytes() };
     Ok(ServingCertificate::new(certificate, key)?)
 }

@@ -1,6 +1,6 @@
 //! The commands that serve: `webhook` and `controller` in a cluster, `dev` on a developer's machine.
 //!
-//! All commands check their configuration before they open a port, and end in the same way: first not ready, then
+//! All commands check their configuration before they open a port, and stop in the same way: first not ready, then
 //! drained.
 //!
 //! * [`webhook`]: a replica; [`servers`]: its two ports; [`certificate`]: its certificate and the CA of its clients.

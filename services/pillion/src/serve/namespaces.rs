@@ -39,7 +39,7 @@ impl FromStr for NamespaceArg {
 
 fn level(text: &str) -> Result<InjectionLevel, String> {
     InjectionLevel::from_label_value(text)
-        .ok_or_else(|| format!("{text:?} is no level: expected enabled, required or held"))
+        .ok_or_else(|| format!("{text:?} is not a failure mode: expected enabled, required or held"))
 }
 
 /// An entry of a map of namespaces: a failure mode, or labels and annotations.
@@ -116,12 +116,12 @@ fn add_objects(namespaces: &mut Namespaces, objects: Vec<Value>) -> anyhow::Resu
     for object in objects {
         let kind = object.get("kind").and_then(Value::as_str).unwrap_or("Namespace");
         if kind != "Namespace" {
-            bail!("there is a {kind}: expected Namespace objects only");
+            bail!("found a {kind}: expected only Namespace objects");
         }
         let Object { metadata } = serde_json::from_value(object)?;
         let (name, namespace) = pillion_control::informer::namespaces::read(metadata, &OptIn::default());
         if name.is_empty() {
-            bail!("there is a Namespace without metadata.name");
+            bail!("found a Namespace without metadata.name");
         }
         namespaces.insert(name, namespace);
     }
@@ -158,7 +158,7 @@ mod tests {
         for (text, expected) in [
             ("shop: maybe", "enabled, required or held"),
             ("shop: {label: {}}", "namespace shop"),
-            ("kind: Pod\nmetadata: {name: a}", "there is a Pod"),
+            ("kind: Pod\nmetadata: {name: a}", "found a Pod"),
             ("kind: Namespace\nmetadata: {}", "without metadata.name"),
             ("just text", "expected a map of names"),
         ] {

@@ -1,4 +1,4 @@
-//! Profiles from files that change. A broken file leaves the active profiles in place, as in a cluster.
+//! Profiles from files that change. If a file is invalid, its last valid profiles remain active, as in a cluster.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,7 +25,7 @@ pub(crate) struct Loaded {
     pub(crate) changed: Vec<ProfileName>,
     /// Removed profiles.
     pub(crate) gone: Vec<ProfileName>,
-    /// Profiles that stay active although no file has them now, because there are problems.
+    /// Profiles that remain active although no file contains them now, because there are problems.
     pub(crate) kept: Vec<ProfileName>,
     /// The problems in the files.
     pub(crate) problems: Vec<Problem>,
@@ -49,7 +49,7 @@ impl ProfileFiles {
 
     /// Reads the files if they changed since the last time; otherwise returns `None`.
     pub(crate) fn load_if_changed(&mut self) -> Option<Loaded> {
-        // Computed before reading: a change in between is noticed the next time.
+        // Computed before reading, so that a change during the read is noticed the next time.
         let fingerprint = self.fingerprint();
         if self.fingerprint.replace(fingerprint) == Some(fingerprint) {
             return None;
@@ -63,7 +63,7 @@ impl ProfileFiles {
                 loaded.changed.push(name.clone());
             }
         }
-        // The profiles of a broken file are unknown, so nothing is removed while there is one.
+        // The profiles of an invalid file are unknown, so nothing is removed while a file is invalid.
         let missing: Vec<_> = self.active.keys().filter(|name| !fresh.contains_key(*name)).cloned().collect();
         if loaded.problems.is_empty() {
             self.active = fresh;

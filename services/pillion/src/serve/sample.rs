@@ -1,7 +1,7 @@
 //! A request that shows an injection, and the folder into which `dev` writes it: a pod that requests an existing
 //! profile, in a namespace that is opted in.
 //!
-//! The engine chooses the pod: candidates are decided until one is injected, so that the printed commands work with any
+//! The engine decides candidates for the pod until one is injected, so that the printed commands work with any
 //! profiles.
 
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ const REVIEW: &str = "review.json";
 const POD: &str = "pod.yaml";
 
 /// The folder into which `dev` writes files for its user: the CA to trust, a sample request, a sample pod. It is
-/// removed when the process ends, unless the user gave it.
+/// removed when the process ends, unless the user specified it.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
@@ -108,12 +108,13 @@ impl Folder {
     /// The folder cannot be created.
     pub(crate) fn open(given: Option<PathBuf>) -> anyhow::Result<Self> {
         if let Some(path) = given {
-            std::fs::create_dir_all(&path).with_context(|| format!("cannot make the folder {}", path.display()))?;
+            std::fs::create_dir_all(&path).with_context(|| format!("cannot create the folder {}", path.display()))?;
             // The printed paths must work from any current directory.
             let path = std::path::absolute(&path).with_context(|| format!("cannot use {}", path.display()))?;
             return Ok(Self { path, _temporary: None });
         }
-        let temporary = tempfile::Builder::new().prefix("pillion-dev-").tempdir().context("cannot make a folder")?;
+        let temporary =
+            tempfile::Builder::new().prefix("pillion-dev-").tempdir().context("cannot create a temporary folder")?;
         Ok(Self { path: temporary.path().to_owned(), _temporary: Some(temporary) })
     }
 

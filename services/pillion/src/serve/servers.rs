@@ -1,7 +1,6 @@
-//! The two ports of a replica: admission over TLS, and operations (probes and metrics) in clear text.
+//! The two ports of a replica: admission over TLS, and operations (probes and metrics) over plain HTTP.
 //!
-//! The operations port has a thread of its own. A busy process must not appear dead to a probe that waits behind its
-//! work.
+//! The operations port has its own thread, so that probes of a busy process do not wait behind its work.
 
 use std::io;
 use std::net::SocketAddr;
@@ -38,7 +37,7 @@ pub(crate) struct Parts {
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) look_ups: Option<LookUps>,
     pub(crate) policy: Arc<ArcSwap<Policy>>,
-    /// The kill switch, which turns all decisions off.
+    /// The kill switch, which disables all decisions.
     pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
@@ -88,8 +87,8 @@ impl Servers {
         Ok(Self { admission, operations, address, metrics_address })
     }
 
-    /// Serves until `drain` is cancelled and admission has drained. The operations port ends last, since `/readyz` says
-    /// why the process is not ready.
+    /// Serves until `drain` is cancelled and admission has drained. The operations port ends last, since `/readyz`
+    /// reports why the process is not ready.
     ///
     /// # Errors
     /// The operations port fails: without it, the process cannot be monitored.
@@ -102,7 +101,7 @@ impl Servers {
             early = &mut operations => return early?.context(failed),
         };
         if ended.cut > 0 {
-            tracing::warn!(connections = ended.cut, "connections were cut, as they did not end in time");
+            tracing::warn!(connections = ended.cut, "connections were closed, because they did not end in time");
         }
         drained.cancel();
         operations.await?.context(failed)
@@ -153,7 +152,7 @@ impl Operations {
         };
         let (ended, end) = oneshot::channel();
         let thread = std::thread::Builder::new().name("operations".to_owned());
-        // Err: the receiver is gone, because the process is ending.
+        // Err: the receiver was dropped, because the process is ending.
         let serve = move || drop(ended.send(serve()));
         thread.spawn(serve).context("cannot start the thread of the operations port")?;
         Ok(end)

@@ -1,7 +1,6 @@
 //! A term of leadership: starts the leader's tasks and connects them.
 //!
-//! The tasks do not depend on one another. Results that another task needs go through a `watch` channel, which keeps
-//! only the last value.
+//! The tasks do not call one another. They pass results through `watch` channels, which keep only the last value.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -86,13 +85,13 @@ impl LeaderMetrics {
     }
 }
 
-/// A task failure within this time after another is taken as permanent.
+/// A task failure within this time after another one is treated as permanent.
 const REPEAT_WITHIN: Duration = Duration::from_mins(10);
 /// After a permanent failure, how long the other tasks continue before a new term retries the failed task.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_mins(5);
 
-/// When a task last failed. A failure ends the term, since a new one fixes most problems. But a task that fails in each
-/// term must not stop all other tasks.
+/// When a task last failed. A failure ends the term, since a new term fixes most problems. But a task that fails in
+/// each term must not stop all other tasks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Failures(Arc<Mutex<Option<Instant>>>);
 
@@ -155,8 +154,8 @@ impl Term {
             Asker::new(access, Arc::clone(&release), trust_probe, trust_probe_address, asking, metrics.trust_probe);
 
         let (target, targets) = watch::channel(None);
-        // Never confirms a target: only the rotation knows whether endpoints answer, so this keeper fills no empty
-        // configuration.
+        // Never confirms a target: only the rotation knows whether endpoints respond, so this keeper never fills an
+        // empty configuration.
         let never: webhook_config::Confirm = Arc::new(|_| async { false }.boxed());
         let (keeper, live) = Keeper::new(webhook_config::Settings::default(), metrics.configuration, targets, never);
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));
@@ -190,11 +189,14 @@ impl Failures {
         let now = Instant::now();
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
         let again = last.is_some_and(|last| now.duration_since(last) < REPEAT_WITHIN);
-        let then =
-            if again { "the others go on for five minutes, and a new term tries it again" } else { "the term is over" };
+        let then = if again {
+            "the other tasks continue for five minutes, then a new term retries it"
+        } else {
+            "the term ends"
+        };
         match first {
             Some(Err(error)) => error!(%error, "a task of the leader failed: {then}"),
-            Some(Ok(what)) => error!(what, "a task of the leader ended by itself: {then}"),
+            Some(Ok(what)) => error!(what, "a task of the leader ended unexpectedly: {then}"),
             None => {}
         }
         if again {
@@ -258,7 +260,7 @@ impl Tasks {
         let (wanted_sender, wanted) = watch::channel(None);
         let (injection_sender, injection) = watch::channel(Injection::Silent);
         let (judging, until) = (wanted::follow(known, wanted_sender, injection_sender), self.stop());
-        self.spawn("what held namespaces wait for", async move { until.run_until_cancelled(judging).await });
+        self.spawn("the state of held namespaces", async move { until.run_until_cancelled(judging).await });
         let keeping = policies::run(self.leading(), settings, wanted, metrics.clone());
         self.spawn("the policies of held namespaces", keeping);
         let releasing = release::run(self.leading(), releases, injection, metrics);
@@ -275,7 +277,7 @@ impl Tasks {
         opt_in: OptIn,
     ) {
         let (audited, found) = watch::channel(Audited::default());
-        self.spawn("what the audit found", condition::run(self.leading(), found));
+        self.spawn("the results of the audit", condition::run(self.leading(), found));
         let lookups = Lookups::new(client.clone(), metrics.lookups.clone());
         let reads = audit::Reads { lookups: Some(lookups), cluster: None };
         let published = Arc::clone(snapshot);
@@ -307,8 +309,8 @@ async fn follow_rules(
             continue;
         }
         seen = Some(Arc::clone(&now));
-        // If the rules cannot be computed, the last ones stay.
-        let Ok(fresh) = guarded(&"what profiles are for", || Rules::of(now.profiles())) else { continue };
+        // If the rules cannot be computed, the last ones remain in use.
+        let Ok(fresh) = guarded(&"the rules of profiles", || Rules::of(now.profiles())) else { continue };
         log_left_out(rules.borrow().as_ref(), &fresh);
         let fresh = Some(fresh);
         rules.send_if_modified(|known| {
@@ -329,8 +331,9 @@ fn log_left_out(before: Option<&Rules>, now: &Rules) {
         warn!(
             namespaces = now.left_out.len(),
             first = %first,
-            "profiles of too many namespaces validate what no cluster profile does: for these namespaces the API server \
-             does not call; write a cluster profile with a validation for the same resources and operations, or delete profiles"
+            "too many namespaces have profiles that validate resources or operations that no cluster profile validates, \
+             so the API server does not call the webhook for these; write a cluster profile with a validation for the \
+             same resources and operations, or delete profiles"
         );
     }
 }

@@ -54,11 +54,11 @@ pub(crate) struct WebhookArgs {
     /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_LISTEN")]
     pub(crate) listen: SocketAddr,
-    /// Address of the port for /livez, /readyz and /metrics, in clear text.
+    /// Address of the port for /livez, /readyz and /metrics, over plain HTTP.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
-    /// The release of this replica: its namespace and its name. The release's ConfigMap is the kill switch. Without
-    /// this flag, there is no kill switch.
+    /// Namespace and name of this replica's release. The release's ConfigMap is the kill switch. Without this flag,
+    /// there is no kill switch.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     pub(crate) release: Option<Release>,
     /// The source of profiles: the revisions that the controller publishes or, without a controller, the stored
@@ -68,7 +68,7 @@ pub(crate) struct WebhookArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
     /// After SIGTERM, keep accepting connections for at least this time, until clients know that this replica is
-    /// ending. Default: the value in the policy file, else 10s.
+    /// terminating. Default: the value in the policy file, else 10s.
     #[arg(long, value_name = "DURATION", env = "PILLION_DRAIN_MINIMUM")]
     pub(crate) drain_minimum: Option<Time>,
     /// After SIGTERM, wait at most this time for connections to close. The API server keeps idle connections for 90 s.
@@ -76,7 +76,7 @@ pub(crate) struct WebhookArgs {
     #[arg(long, value_name = "DURATION", env = "PILLION_DRAIN_DEADLINE")]
     pub(crate) drain_deadline: Option<Time>,
     /// Check the given flags, policy file, certificates and kubeconfig, print the policy with all its defaults, and
-    /// end. Opens no port and no connection. Exit code 1: a check failed.
+    /// exit. Opens no ports and no connections. Exit code 1: a check failed.
     #[arg(long)]
     pub(crate) check_config: bool,
     #[command(flatten)]
@@ -136,7 +136,7 @@ async fn serve(
     let readiness = Readiness::default();
     let has_certificate = readiness.component("serving certificate");
     let known = readiness.component("the first lists of profiles and namespaces");
-    let release = args.release.map(|release| (release, readiness.component("how the kill switch stands")));
+    let release = args.release.map(|release| (release, readiness.component("the state of the kill switch")));
     let mut registry = Registry::default();
     let publisher = publisher.with_metrics(CacheMetrics::register(&mut registry)).opting_in_by(start.opt_in());
     let publisher = match args.profiles_from {
@@ -187,7 +187,7 @@ async fn serve(
         tasks.spawn(switch.follow(stop.clone()).map(Ok));
     }
     let watching = publisher.run(client.clone(), stop.clone());
-    tasks.spawn(async move { watching.await.context("the cluster is not watched any more") });
+    tasks.spawn(async move { watching.await.context("the watches of the cluster have ended") });
     let following = certificate.follow(client, reloads, has_certificate, stop.clone());
     tasks.spawn(following.map(Ok));
     if let Some(config) = config {
@@ -263,7 +263,8 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
 /// A placeholder for the namespace of the process, which `--check-config` does not determine.
 const ANY_NAMESPACE: &str = "default";
 
-/// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no port and no connection.
+/// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no ports and no
+/// connections.
 fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     let mut wrong = Vec::new();
     let policy = args.config.load::<WebhookPolicy>(&args.overrides(logs));

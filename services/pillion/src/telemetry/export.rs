@@ -1,7 +1,7 @@
 //! Exports spans in batches and counts them: those that were exported, and those that were dropped.
 //!
-//! The SDK's batch processor has the queue and the thread. It reports the number of spans that it dropped only at its
-//! end, so [`CountedProcessor`] bounds the queue itself and counts spans beyond the bound. [`CountedExporter`] counts
+//! The SDK's batch processor owns the queue and the thread. It reports the number of dropped spans only when it shuts
+//! down, so [`CountedProcessor`] bounds the queue itself and counts spans beyond the bound. [`CountedExporter`] counts
 //! exported spans, and spans that could not be exported.
 
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// The maximum number of waiting spans, which is enough for some 300 requests.
+/// The maximum number of waiting spans, which is enough for about 300 requests.
 const MAX_QUEUED: usize = 2_048;
 /// The number of spans in a batch.
 const BATCH: usize = 512;
-/// How long spans wait at most for a full batch.
+/// The maximum time that spans wait for a full batch.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 /// The timeout of sending a batch. The exporter's own timeout does not cover the connection.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -68,7 +68,7 @@ impl SpanMetrics {
 #[derive(Debug)]
 pub(super) struct CountedProcessor {
     batches: BatchSpanProcessor,
-    /// The number of spans in the queue of `batches`, or a higher one.
+    /// An upper bound of the number of spans in the queue of `batches`.
     queued: Arc<AtomicUsize>,
     metrics: SpanMetrics,
 }
@@ -143,7 +143,7 @@ impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
         };
         let result = exported.await.unwrap_or(Err(OTelSdkError::Timeout(EXPORT_TIMEOUT)));
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
-        // Logged on a change only, not for each batch.
+        // Logged only on a change, not for each batch.
         match &result {
             Ok(()) => {
                 self.metrics.exported.inc_by(count);

@@ -1,5 +1,5 @@
-//! Selects which lines are logged. The policy file can change the level at run time. A signal can raise it for ten
-//! minutes, for operators who cannot wait for the file or may not change it.
+//! Selects which lines are logged. The policy file can change the level at run time. A signal raises it for ten
+//! minutes, for administrators who cannot change the file or wait for the change.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,9 +52,9 @@ impl LogArgs {
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     Text,
-    /// One JSON object a line, for programs.
+    /// One JSON object per line.
     Json,
 }
 
@@ -80,7 +80,7 @@ impl Default for Logs {
 pub(crate) fn filter(level: &str) -> anyhow::Result<EnvFilter> {
     EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
         anyhow::anyhow!(
-            "{level:?} is no log level ({error}): expected error, warn, info, debug, trace or off, or parts as in \
+            "{level:?} is not a log level ({error}): expected error, warn, info, debug, trace or off, or a list as in \
              \"info,pillion_control=debug\""
         )
     })
@@ -143,7 +143,7 @@ impl LogLevel {
         }
     }
 
-    /// Installs the handler of SIGUSR1, which from then on does not end the process.
+    /// Installs the handler of SIGUSR1. After that, SIGUSR1 no longer ends the process.
     ///
     /// # Errors
     /// The operating system rejects the handler.
@@ -206,7 +206,7 @@ mod tests {
         let (layer, level) = LogLevel::new("warn").unwrap();
         let _guard = tracing::subscriber::set_default(Registry::default().with(fmt::layer().with_filter(layer)));
         let (stop, signal) = (CancellationToken::new(), LogLevel::signal().unwrap());
-        // Longer than a busy machine takes until the next signal.
+        // Longer than the time until the next signal, even on a busy machine.
         let time = Duration::from_secs(5);
         let following = tokio::spawn(level.clone().follow_for(time, signal, stop.clone()));
         let raise = || {

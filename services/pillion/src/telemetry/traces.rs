@@ -1,4 +1,4 @@
-//! Sends spans to one collector by OTLP over gRPC: those of a share of the requests, and of failed requests.
+//! Sends the spans of a share of the requests, and of failed requests, to one collector by OTLP over gRPC.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub(crate) struct Traces {
     /// The share of requests that are traced, unless the API server has already decided.
     #[schemars(extend("range" = [0, 1]))]
     pub(crate) ratio: f64,
-    /// How many failed or denied requests in each second are traced although they were not sampled.
+    /// How many failed or denied requests per second are traced although they were not sampled.
     #[schemars(extend("range" = [0, 1_000]))]
     pub(crate) errors_per_second: u32,
 }
@@ -194,7 +194,7 @@ impl Collector {
                 Some(file) => format!(" with --otlp-ca {}", file.display()),
                 // A container image may have no system CAs.
                 None if self.endpoint.starts_with("https://") => {
-                    ", of which no --otlp-ca says who vouches for it, and the system may trust nobody".to_owned()
+                    " without --otlp-ca; the system may have no CAs".to_owned()
                 }
                 None => String::new(),
             };
@@ -222,7 +222,7 @@ fn ca(file: &Path) -> anyhow::Result<Vec<u8>> {
     match certificates {
         Ok(found) if !found.is_empty() => Ok(text),
         Ok(_) => bail!("{} has no certificate: expected PEM", what()),
-        Err(error) => bail!("{} is not PEM that can be read: {error}", what()),
+        Err(error) => bail!("{} is not valid PEM: {error}", what()),
     }
 }
 

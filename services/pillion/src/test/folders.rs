@@ -1,7 +1,7 @@
 //! Finds the folders of profiles below the given paths.
 //!
-//! A folder of profiles has a `profile.yaml`, and its test cases in `tests/`. Its neighbours are read too, since its
-//! profiles may extend theirs.
+//! A folder of profiles has a `profile.yaml`, and its test cases in `tests/`. Its sibling folders are read too, since
+//! its profiles may extend theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,11 +23,11 @@ const MAX_DEPTH: usize = 8;
 pub(super) struct Group {
     /// The folders to test.
     pub(super) tested: BTreeMap<PathBuf, Files>,
-    /// All folders, including neighbours.
+    /// All folders, including siblings that are not tested.
     pub(super) all: BTreeSet<PathBuf>,
 }
 
-/// Which files of test cases to run.
+/// The files of test cases to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Files {
     /// All files.
@@ -65,7 +65,7 @@ pub(super) fn of(paths: &[PathBuf]) -> Result<Vec<Group>, Vec<Problem>> {
         }
         if found.is_empty() {
             let help = format!("a folder of profiles has a {PROFILE}, and its cases in {CASES}/*.yaml");
-            let problem = Problem::whole(path.display().to_string(), "there is no folder of profiles in it");
+            let problem = Problem::whole(path.display().to_string(), "contains no folder of profiles");
             problems.push(problem.with_help(help));
         }
         for (folder, files) in found {
@@ -83,7 +83,7 @@ pub(super) fn of(paths: &[PathBuf]) -> Result<Vec<Group>, Vec<Problem>> {
     }
     for (parent, group) in &mut groups {
         group.all = group.tested.keys().cloned().collect();
-        // A folder may be written in several ways; the user's spelling is kept.
+        // Several paths may name the same folder; the user's path is kept.
         let known: BTreeSet<_> = group.all.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
         let neighbours = entries(parent).into_iter().filter(|folder| is_folder_of_profiles(folder));
         let neighbours = neighbours.filter(|folder| folder.canonicalize().is_ok_and(|folder| !known.contains(&folder)));
@@ -174,9 +174,9 @@ mod tests {
         assert_eq!(of(&[at("b")]).unwrap()[0].all, [at("a"), at("b")].into(), "neighbours are read");
 
         for (path, message) in [
-            ("y", "there is no folder of profiles"),
+            ("y", "contains no folder of profiles"),
             ("nowhere", "no such file"),
-            ("y/z.txt", "there is no folder of profiles"),
+            ("y/z.txt", "contains no folder of profiles"),
         ] {
             let problems = of(&[at(path)]).unwrap_err();
             assert!(problems[0].to_string().contains(message), "{}", problems[0]);

@@ -1,4 +1,4 @@
-//! Writes results as `JUnit`'s XML, which build servers read.
+//! Writes results as `JUnit` XML, which CI servers read.
 
 use std::fmt::Write as _;
 

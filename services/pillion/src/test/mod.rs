@@ -1,9 +1,9 @@
-//! `pillion test`: runs the test cases beside profiles, each decided as in an API server.
+//! `pillion test`: runs the test cases of profiles. Each is decided like a request of the API server.
 //!
 //! * [`folders`]: finds the folders of profiles below the given paths.
 //! * [`suite`]: reads and runs the profiles and cases of a folder.
-//! * [`report`]: results for people and programs; [`junit`]: for build servers.
-//! * [`update`]: replaces expected results by actual ones.
+//! * [`report`]: human-readable and JSON results; [`junit`]: results for CI servers.
+//! * [`update`]: replaces expected results with actual ones.
 
 mod folders;
 mod junit;
@@ -23,7 +23,7 @@ use crate::output;
 /// Arguments of `pillion test`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TestArgs {
-    /// Folders of profiles, folders that hold such folders, or single files of cases.
+    /// Folders of profiles, folders that contain such folders, or single files of cases.
     #[arg(value_name = "PATH", default_value = "profiles")]
     paths: Vec<PathBuf>,
     /// Run only test cases whose name contains this text, ignoring case.
@@ -41,18 +41,18 @@ pub(crate) struct TestArgs {
 /// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// For people: one line for each folder, and each failed test case with its differences.
+    /// Human-readable: one line for each folder, and each failed test case with its differences.
     Text,
-    /// For programs: one JSON object with folders, passed, failed and problems.
+    /// One JSON object with folders, passed, failed and problems.
     Json,
-    /// For build servers: `JUnit` XML.
+    /// `JUnit` XML, for CI servers.
     Junit,
     /// For GitHub Actions: failures as annotations at their lines.
     Github,
 }
 
-/// Runs all test cases. It is a failure if nothing can be tested: no such path, no folder of profiles, no case of that
-/// name.
+/// Runs all test cases. Fails if there is nothing to test: a path does not exist or contains no folder of profiles, or
+/// no case has the name.
 pub(crate) fn run(args: TestArgs) -> anyhow::Result<Exit> {
     let TestArgs { paths, filter, update, output } = args;
     let groups = match folders::of(&paths) {

@@ -1,4 +1,4 @@
-//! Formats results: lines for people, a JSON object for programs, and annotations for GitHub.
+//! Formats results as human-readable lines, as a JSON object, and as annotations for GitHub.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::output;
 /// The maximum number of differences printed for one case.
 const MAX_DIFFERENCES: usize = 20;
 
-// Colours, which streams that are not terminals remove.
+// Colours, which are removed for streams that are not terminals.
 const RED: &str = "\u{1b}[31m";
 const GREEN: &str = "\u{1b}[32m";
 const BOLD: &str = "\u{1b}[1m";

@@ -73,7 +73,7 @@ pub(super) fn run(group: &Group, filter: Option<&str>) -> Vec<Suite> {
         let of_folder = |problems: &[Problem]| -> Vec<Problem> {
             problems.iter().filter(|problem| own.contains(&problem.source.name)).cloned().collect()
         };
-        // A neighbour may have a profile of the same name, as a copy of the folder does. The folder's own one is tested.
+        // A sibling folder, such as a copy, may have a profile of the same name. The folder's own profile is tested.
         let paths = own_first(folder, &paths);
         let again = (!of_folder(&loaded.problems).is_empty()).then(|| load::profiles_with_texts(&paths));
         let loaded = again.as_ref().unwrap_or(&loaded);
@@ -113,8 +113,8 @@ fn profiles(own: impl IntoIterator<Item = Written>, others: impl IntoIterator<It
     Profiles::new(own.into_iter().map(pair)).with_others(others.into_iter().map(pair))
 }
 
-/// Returns the names with which problems refer to a folder's files, and the name of the folder: the problem of an
-/// unreadable folder has that name.
+/// Returns the names under which problems of a folder's files are reported, and the name of the folder, which is used
+/// if the folder is unreadable.
 fn names_of_files(folder: &Path) -> Vec<String> {
     let files = load::files(folder).unwrap_or_default();
     files.iter().map(PathBuf::as_path).chain([folder]).map(|path| path.display().to_string()).collect()
@@ -178,7 +178,7 @@ fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     if let Some(members) = object.as_object_mut()
         && members.get("metadata").and_then(serde_json::Value::as_object).is_some_and(serde_json::Map::is_empty)
     {
-        // Empty metadata that the case's author did not write.
+        // Removes empty metadata, which the case's author did not write.
         members.shift_remove("metadata");
     }
     (is_other && verdict.denied.is_none()).then(|| Update { object, key, begin: document.span.start })

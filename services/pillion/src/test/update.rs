@@ -1,4 +1,4 @@
-//! `--update`: replaces expected results by actual ones, if the result is a whole object or missing.
+//! `--update`: replaces expected results with actual ones, if the result is a whole object or missing.
 //!
 //! The file is edited as text, so comments and everything else stay unchanged.
 
@@ -34,7 +34,7 @@ pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow
         for (name, update) in updates {
             match place(&text, update) {
                 Some(place) => edits.push((place, name, update)),
-                None => left.push(format!("{file}: {name}: its `result` does not begin a line of its own")),
+                None => left.push(format!("{file}: {name}: its `result` does not begin on its own line")),
             }
         }
         // From the end, so that earlier offsets stay valid.
@@ -45,9 +45,7 @@ pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow
                 written += 1;
                 text = edited;
             } else {
-                left.push(format!(
-                    "{file}: {name}: its `result` cannot be written anew in this text: write it by hand"
-                ));
+                left.push(format!("{file}: {name}: its `result` cannot be updated automatically: edit it manually"));
             }
         }
         if text != before {
@@ -88,7 +86,7 @@ fn says(before: &str, edited: &str, update: &Update) -> bool {
 fn place(text: &str, update: &Update) -> Option<Range<usize>> {
     let Some(key) = update.key else {
         let end = end_of_document(text, update.begin);
-        // A mapping in flow style has no lines.
+        // No line can be added to a mapping in flow style.
         return (!text.get(update.begin..)?.starts_with('{')).then_some(end..end);
     };
     let before = text.get(..key)?;

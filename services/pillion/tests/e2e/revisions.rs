@@ -482,7 +482,7 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.31").await?;
         let unknown = run(&rig, "pillion profiles rollback nginx --to zz")?;
         ensure!(!unknown.status.success());
-        ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no kept revision begins with"));
+        ensure!(String::from_utf8_lossy(&unknown.stderr).contains("no stored revision begins with"));
         leader.end().await
     });
 }

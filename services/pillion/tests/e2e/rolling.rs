@@ -74,7 +74,7 @@ impl Fleet {
             let status = replica.process().wait(PATIENCE).await?;
             ensure!(status.success(), "the replica at {address} ended with {status}");
             let log = replica.log_text()?;
-            ensure!(!log.contains("connections were cut") && log.contains("ended"), "{address}: {log}");
+            ensure!(!log.contains("connections were closed") && log.contains("ended"), "{address}: {log}");
         }
         Ok(())
     }

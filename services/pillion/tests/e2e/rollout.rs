@@ -245,8 +245,8 @@ fn stale_workloads_restart_within_budgets() {
         let line = |start: &str| run.stdout.lines().find(|line| line.contains(start)).unwrap_or_default().to_owned();
         for (workload, message) in [
             ("Deployment/web ", "would be restarted"),
-            ("Deployment/paused ", "left alone: it is paused"),
-            ("Pod/alone ", "left alone: it has no controller"),
+            ("Deployment/paused ", "skipped: it is paused"),
+            ("Pod/alone ", "skipped: it has no controller"),
             (
                 "StatefulSet/db ",
                 "would wait: the restart removes 1 of its pods at once, and PodDisruptionBudget db allows 0",
@@ -255,7 +255,7 @@ fn stale_workloads_restart_within_budgets() {
             ensure!(line(workload).contains(message) && line(workload).contains("marked outdated"), "{}", run.stdout);
         }
         ensure!(
-            run.stderr.contains("4 workloads are stale: 2 would be restarted by --apply, 2 left alone"),
+            run.stderr.contains("4 workloads are stale: 2 would be restarted by --apply, 2 skipped"),
             "{}",
             run.stderr
         );
@@ -269,7 +269,7 @@ fn stale_workloads_restart_within_budgets() {
         let outcomes: Vec<_> = result["workloads"].as_array().unwrap().iter().map(|one| &one["outcome"]).collect();
         ensure!(outcomes == [&Json::Null, &json!("restarted"), &Json::Null, &json!("failed")], "{result:#}");
         let error = result["workloads"][3]["error"].as_str().unwrap();
-        ensure!(error.contains("not done within 40 seconds: the restart removes 1 of its pods"), "{error}");
+        ensure!(error.contains("not finished within 40 seconds: the restart removes 1 of its pods"), "{error}");
         ensure!(cluster.marks("web").await? == ["2", "2"] && cluster.marks("db").await? == ["1"]);
         let annotations = &cluster.get("deployment/web").await?["spec"]["template"]["metadata"]["annotations"];
         ensure!(annotations.get("kubectl.kubernetes.io/restartedAt").is_some(), "{annotations}");
@@ -277,7 +277,7 @@ fn stale_workloads_restart_within_budgets() {
         cluster.budget_allows(1).await?;
         let run = cluster.pillion(&["rollout", "-A", "--apply", "--timeout", "2m"]).await?;
         ensure!(
-            run.stderr.contains("1 restarted, 0 failed, 0 not begun, 2 left alone"),
+            run.stderr.contains("1 restarted, 0 failed, 0 not started, 2 skipped"),
             "{} {}",
             run.stdout,
             run.stderr
@@ -297,13 +297,13 @@ fn stale_workloads_restart_within_budgets() {
         let run = cluster.pillion(&["rollout", "-n", "shop", "--apply", "--timeout", "1m"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         ensure!(
-            run.stderr.contains("0 restarted, 1 failed, 1 not begun, 2 left alone"),
+            run.stderr.contains("0 restarted, 1 failed, 1 not started, 2 skipped"),
             "{} {}",
             run.stdout,
             run.stderr
         );
         ensure!(
-            run.stderr.contains("a test pod came back without profile marked, so nothing was restarted"),
+            run.stderr.contains("a dry-run pod was created without profile marked, so nothing was restarted"),
             "{}",
             run.stderr
         );

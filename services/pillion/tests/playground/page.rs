@@ -105,7 +105,7 @@ fn page_works_in_a_browser() {
 
     drop(dev);
     retype(&browser, "profile", PROFILE);
-    wait_for_text(&browser, "status", "does not answer");
+    wait_for_text(&browser, "status", "does not respond");
     wait_for_text(&browser, "outcomes", "Not run");
 }
 
@@ -123,7 +123,7 @@ fn examples(browser: &Browser) {
     assert!(!text(browser, "about").is_empty());
     is_accessible(browser, "with a large profile");
     choose(browser, "deny-env");
-    wait_for_text(browser, "outcomes", "Refused");
+    wait_for_text(browser, "outcomes", "Rejected");
     wait_for_text(browser, "explanation-panel", "containers may not set env");
     // The page shows the example that was chosen last, whichever response comes last.
     hold_next_response(browser);
@@ -207,8 +207,8 @@ fn diagnostics(browser: &Browser) {
 /// The page does not report an error response of the server as an unreachable server.
 fn server_errors(browser: &Browser) {
     for (answer, message) in [
-        (json!({"diagnostics": [], "result": null}), "nothing says why"),
-        (json!({"diagnostics": [], "result": {}}), "cannot show the answer"),
+        (json!({"diagnostics": [], "result": null}), "neither a result nor an error"),
+        (json!({"diagnostics": [], "result": {}}), "cannot show the response"),
     ] {
         browser.run(&format!(
             "const real = window.fetch;

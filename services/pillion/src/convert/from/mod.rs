@@ -52,7 +52,7 @@ impl Remark {
     }
 }
 
-/// Whether a value is empty, like a field that Go did not set.
+/// Whether a value is empty, as an unset field in Go is.
 fn is_nothing(value: &Json) -> bool {
     match value {
         Json::Null => true,

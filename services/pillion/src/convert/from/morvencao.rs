@@ -38,8 +38,8 @@ pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Conve
         }
     }
     if documents.len() > 1 {
-        let message = "there is more than one configuration, and pods ask for all of them by the same annotation";
-        let help = "give each a `requestedBy.values` of its own, or keep one";
+        let message = "there is more than one configuration, and pods request all of them with the same annotation";
+        let help = "give each its own `requestedBy.values`, or keep only one";
         converted.notes.push(Remark::new(1, "", message).with_help(help));
     }
     if faults.is_empty() { Ok(converted) } else { Err(faults) }
@@ -59,7 +59,7 @@ fn profile(
     let mut spec = Map::new();
     for (field, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
         if !LISTS.contains(&field.as_str()) {
-            notes.push(fault(field, "the injector does not know this: it is left out"));
+            notes.push(fault(field, "the injector ignores this field: it is left out"));
             continue;
         }
         let items = value.as_array().ok_or_else(|| fault(field, "expected a list"))?;
@@ -68,18 +68,18 @@ fn profile(
                 return Err(Remark::new(
                     index,
                     format!("{field}[{place}]"),
-                    format!("each of {field} needs its `name`"),
+                    format!("each element of {field} needs a `name`"),
                 ));
             }
         }
         if !items.is_empty() {
             let list =
-                literal(value, field).map_err(|path| fault(&path, "a key with a `$` is no field of Kubernetes"))?;
+                literal(value, field).map_err(|path| fault(&path, "a key with a `$` is not a Kubernetes field"))?;
             spec.insert(field.clone(), list);
         }
     }
     if spec.is_empty() {
-        return Err(fault("", "there are neither containers nor volumes in it"));
+        return Err(fault("", "the configuration has neither containers nor volumes"));
     }
     let prefix = &options.prefix;
     let status = format!("{prefix}/status");
@@ -90,7 +90,7 @@ fn profile(
         "kind": "ClusterInjectionProfile",
         "metadata": {"name": name},
         "spec": {
-            "description": "What the sidecar injector added",
+            "description": "The containers and volumes that the sidecar injector added",
             "activation": "Requested",
             "requestedBy": {"annotation": format!("{prefix}/inject"), "truthy": ["y", "yes", "true", "on"]},
             "preconditions": [

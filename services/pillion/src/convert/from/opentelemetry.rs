@@ -12,7 +12,7 @@ use super::{Converted, Document, Remark, escaped, is_nothing, literal, object_na
 /// The prefix of all request annotations.
 const REQUEST: &str = "instrumentation.opentelemetry.io/inject-";
 
-/// Fields of the resource for all languages, each with the parameter of the profiles.
+/// Fields of the resource for all languages, each with the profile parameter that it sets.
 const COMMON: [(&str, &str); 9] = [
     ("/exporter/endpoint", "endpoint"),
     ("/exporter/tls", "tls"),
@@ -25,7 +25,7 @@ const COMMON: [(&str, &str); 9] = [
     ("/env", "env"),
 ];
 
-/// Fields of the resource for languages with an agent.
+/// Fields of the resource for languages with an agent, each with the profile parameter that it sets.
 const OF_AGENTS: [(&str, &str); 2] =
     [("/imagePullPolicy", "pullPolicy"), ("/initContainerSecurityContext", "securityContext")];
 
@@ -34,12 +34,13 @@ const OF_AGENTS: [(&str, &str); 2] =
 struct Language {
     /// The name in annotations and profile names.
     name: &'static str,
-    /// The field of the resource. The SDK alone has none.
+    /// The language's field in the resource's spec. `sdk` has none.
     field: Option<&'static str>,
-    /// Members of the resource's field, each with its parameter.
+    /// The subfields of [`Self::field`] to convert, each with the profile parameter that it sets.
     parameters: &'static [(&'static str, &'static str)],
 }
 
+/// The [`Language::parameters`] of most languages.
 const AGENT: &[(&str, &str)] = &[("image", "image"), ("env", "languageEnv"), ("resourceRequirements", "resources")];
 
 /// All languages with shipped profiles.
@@ -140,11 +141,11 @@ pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Conve
     }
     for (namespace, all) in by_namespace.iter().filter(|(_, all)| all.len() > 1) {
         let message = format!(
-            "namespace {namespace} has {} of them: a pod there that asks by `true` gets none, as with the operator",
+            "namespace {namespace} has {} Instrumentations: a pod that requests `true` gets none, as with the operator",
             all.len()
         );
         let first = all.iter().min().copied().unwrap_or_default();
-        converted.notes.push(Remark::new(first, "metadata.namespace", message).with_help("ask by name"));
+        converted.notes.push(Remark::new(first, "metadata.namespace", message).with_help("request one by name"));
     }
     if faults.is_empty() { Ok(converted) } else { Err(faults) }
 }
@@ -163,10 +164,10 @@ impl<'d> Resource<'d> {
         let text = |pointer: &str| whole.value.pointer(pointer).and_then(Json::as_str);
         let version = text("/apiVersion").unwrap_or_default();
         if text("/kind") != Some("Instrumentation") || version.split('/').next() != Some("opentelemetry.io") {
-            return Err(Remark::new(document, "kind", "this is no Instrumentation of opentelemetry.io"));
+            return Err(Remark::new(document, "kind", "this is not an Instrumentation of opentelemetry.io"));
         }
         if version != "opentelemetry.io/v1alpha1" {
-            let message = format!("{version} is a version that this build does not convert");
+            let message = format!("this build does not convert version {version}");
             return Err(Remark::new(document, "apiVersion", message).with_help("write it as opentelemetry.io/v1alpha1"));
         }
         let name = text("/metadata/name").filter(|name| !name.is_empty());
@@ -227,15 +228,14 @@ impl<'d> Resource<'d> {
             if is_nothing(value) {
                 return Ok(());
             }
-            let value = literal(value, path).map_err(|path| {
-                Remark::new(self.document, path, "a key with a `$` is nothing that a profile can hold")
-            })?;
+            let value = literal(value, path)
+                .map_err(|path| Remark::new(self.document, path, "a profile cannot contain a key with a `$`"))?;
             parameters.push(json!({"name": name, "default": value}));
             Ok(())
         };
         let of_agents = OF_AGENTS.iter().filter(|(_, name)| match language.name {
             "sdk" => false,
-            // The agent for Go is a sidecar with a security context of its own.
+            // The agent for Go is a sidecar with its own security context.
             "go" => *name == "pullPolicy",
             _ => true,
         });
@@ -272,7 +272,7 @@ impl<'d> Resource<'d> {
         Ok(parameters.into())
     }
 
-    /// Notes the fields for which profiles have no parameter.
+    /// Adds a remark for each field for which profiles have no parameter.
     fn note_unknown(&self, notes: &mut Vec<Remark>) {
         let known = COMMON.iter().chain(&OF_AGENTS).map(|(pointer, _)| (*pointer).to_owned());
         let of_languages = LANGUAGES.iter().filter_map(|language| Some((language.field?, language.parameters)));
@@ -282,7 +282,7 @@ impl<'d> Resource<'d> {
         });
         let known: Vec<String> = known.chain(of_languages).collect();
         let mut note = |path: String| {
-            notes.push(Remark::new(self.document, path, "there is no parameter for this: it is left out"));
+            notes.push(Remark::new(self.document, path, "the profile has no parameter for this: it is left out"));
         };
         for (field, value) in self.spec.as_object().into_iter().flatten().filter(|(_, value)| !is_nothing(value)) {
             let pointer = format!("/{field}");
@@ -306,7 +306,7 @@ impl<'d> Resource<'d> {
 /// Returns `name`, or `name` with a number if it is taken. Adds the result to `taken`.
 fn free(name: &str, taken: &mut Vec<String>) -> String {
     let numbered = (2..).map(|number| format!("{}-{number}", name.get(..name.len().min(59)).unwrap_or(name)));
-    // There are more numbers than names.
+    // Always finds one: there are more numbers than names.
     let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or_default();
     taken.push(free.clone());
     free

@@ -1,5 +1,5 @@
 //! Converts `SidecarSet` resources of `OpenKruise`: selected pods get containers, volumes and metadata. In-place
-//! upgrades of running pods need Kruise's controller, and are noted. New pods get the new sidecar, and
+//! upgrades of running pods need Kruise's controller, and are reported. New pods get the new sidecar, and
 //! `pillion rollout` replaces old ones.
 
 use serde_json::{Map, Value as Json, json};
@@ -56,7 +56,7 @@ impl Reader {
         let text = |pointer: &str| object.pointer(pointer).and_then(Json::as_str).filter(|text| !text.is_empty());
         let is_kruises = text("/apiVersion").is_some_and(|version| version.starts_with("apps.kruise.io/"));
         if text("/kind") != Some("SidecarSet") || !is_kruises {
-            return Err(Remark::new(index, "kind", "this is no SidecarSet of apps.kruise.io"));
+            return Err(Remark::new(index, "kind", "this is not a SidecarSet of apps.kruise.io"));
         }
         let name =
             text("/metadata/name").ok_or_else(|| Remark::new(index, "metadata.name", "a SidecarSet needs a name"))?;
@@ -65,25 +65,24 @@ impl Reader {
         for (field, _) in spec.iter().filter(|(field, value)| !KNOWN.contains(&field.as_str()) && !is_nothing(value)) {
             let (message, help) = match field.as_str() {
                 "updateStrategy" => (
-                    "pods that run keep their sidecars: it is left out",
+                    "running pods keep their sidecars: it is left out",
                     "pillion rollout replaces them within a budget",
                 ),
-                "revisionHistoryLimit" => (
-                    "how many revisions are kept is a setting of the controller: it is left out",
-                    "see docs/revisions.md",
-                ),
-                _ => ("there is nothing for this in a profile: it is left out", "look at it by hand"),
+                "revisionHistoryLimit" => {
+                    ("the controller determines how many revisions are kept: it is left out", "see docs/revisions.md")
+                }
+                _ => ("profiles have no equivalent: it is left out", "check this field manually"),
             };
             self.notes.push(Remark::new(index, format!("spec.{field}"), message).with_help(help));
         }
         let strategy = |field: &str| object.pointer(&format!("/spec/injectionStrategy/{field}"));
         if strategy("paused").and_then(Json::as_bool) == Some(true) {
-            let message = "it is paused, and injects into no pod: no profile is made of it";
+            let message = "the SidecarSet is paused and injects into no pod: it is not converted";
             self.notes.push(Remark::new(index, "spec.injectionStrategy.paused", message));
             return Ok(None);
         }
         if strategy("revision").is_some_and(|revision| !is_nothing(revision)) {
-            let message = "it injects an older revision, and this is the latest: the profile is of the latest";
+            let message = "the SidecarSet injects an older revision: the profile contains the latest one";
             self.notes.push(Remark::new(index, "spec.injectionStrategy.revision", message));
         }
         let mut profile = Map::new();
@@ -133,7 +132,7 @@ impl Reader {
         let Some(fields) = sidecar.as_object() else { return Err(Remark::new(index, path, "expected a mapping")) };
         let text = |pointer: &str| sidecar.pointer(pointer).and_then(Json::as_str).unwrap_or_default();
         if text("/name").is_empty() {
-            return Err(Remark::new(index, path, "a sidecar needs its `name`"));
+            return Err(Remark::new(index, path, "a sidecar needs a `name`"));
         }
         let mut container = fields.clone();
         container.retain(|field, value| !OF_SIDECARS.contains(&field.as_str()) && !is_nothing(value));
@@ -150,7 +149,7 @@ impl Reader {
             }
         }
         if text("/upgradeStrategy/upgradeType") == "HotUpgrade" {
-            let message = "one container is made: hot upgrade needs Kruise's own controller";
+            let message = "only one container is created: a hot upgrade needs Kruise's own controller";
             self.notes.push(Remark::new(index, format!("{path}.upgradeStrategy"), message));
         }
         if text("/shareVolumePolicy/type") == "enabled" {
@@ -171,7 +170,7 @@ impl Reader {
         Ok(made.into())
     }
 
-    /// Adds the variables that the sidecar copies from a container of the application.
+    /// Adds the environment variables that the sidecar copies from an application container.
     fn transferred(&mut self, index: usize, path: &str, sidecar: &Json, container: &mut Map<String, Json>) {
         let transfers = sidecar.get("transferEnv").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
         for (place, transfer) in transfers.iter().enumerate() {
@@ -199,7 +198,7 @@ impl Reader {
         }
     }
 
-    /// Returns the annotations of the pod, each with the policy of its patch.
+    /// Returns the annotations to add to the pod, each with the conflict policy of its patch.
     fn annotations(&mut self, index: usize, spec: &Map<String, Json>) -> Result<Option<Json>, Remark> {
         let mut annotations = Map::new();
         let patches = spec.get("patchPodMetadata").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -245,5 +244,5 @@ fn namespaces(spec: &Map<String, Json>) -> Option<Json> {
 }
 
 fn plain(index: usize, value: &Json, path: &str) -> Result<Json, Remark> {
-    literal(value, path).map_err(|path| Remark::new(index, path, "a key with a `$` is no field of Kubernetes"))
+    literal(value, path).map_err(|path| Remark::new(index, path, "a key with a `$` is not a Kubernetes field"))
 }

@@ -2,7 +2,7 @@
 //! request them by `name` or `name:version`.
 //!
 //! Each configuration becomes a profile that extends the shipped profile `sidecar-config`, which has the common parts.
-//! Inherited configurations are merged into their heirs, as the injector does when it reads the files.
+//! Configurations are merged into those that inherit from them, as the injector does when it reads the files.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -38,7 +38,7 @@ const TEXT: [&str; 9] =
     ["name", "image", "value", "mountPath", "subPath", "workingDir", "ip", "inherits", "serviceAccountName"];
 const TEXTS: [&str; 3] = ["args", "command", "hostnames"];
 
-/// Names that cannot request a profile, since they mean yes or no.
+/// Names that cannot request a profile, because a request annotation interprets them as yes or no.
 const WORDS: [&str; 14] =
     ["true", "t", "yes", "y", "on", "enabled", "1", "false", "f", "no", "n", "off", "disabled", "0"];
 
@@ -100,8 +100,8 @@ impl Reader<'_> {
         let fields = self.checked(document)?;
         let (name, version) = match fields.get("name").and_then(Json::as_str).unwrap_or_default() {
             "" => {
-                let fault = Remark::new(document, "name", "a configuration needs a name: pods ask for it by that");
-                self.faults.push(fault.with_help("say name: NAME, or name: NAME:VERSION"));
+                let fault = Remark::new(document, "name", "a configuration needs a name, by which pods request it");
+                self.faults.push(fault.with_help("set name: NAME, or name: NAME:VERSION"));
                 return None;
             }
             full => self.name_and_version(document, full)?,
@@ -110,7 +110,7 @@ impl Reader<'_> {
         (self.faults.len() == before).then_some(Configuration { document, name, version, fields })
     }
 
-    /// Validates the fields of a document. Fields that the injector does not know are omitted.
+    /// Validates the fields of a document. Fields that the injector ignores are omitted.
     fn checked(&mut self, document: usize) -> Option<Fields> {
         let mut value = self.documents.get(document)?.value.clone();
         read_as_text(&mut value);
@@ -137,7 +137,7 @@ impl Reader<'_> {
                 let names: Vec<_> = NAMED.into_iter().chain(["hostAliases"]).collect();
                 let names = names.into_iter().chain(SINGLE.map(|(name, _)| name));
                 let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
-                self.notes.push(note.with_help(format!("there is {}", names.join(", "))));
+                self.notes.push(note.with_help(format!("known fields are {}", names.join(", "))));
                 continue;
             }
             known.insert(key.clone(), value.clone());
@@ -155,13 +155,13 @@ impl Reader<'_> {
         for (index, item) in items.iter().enumerate() {
             let path = format!("{field}[{index}]");
             let Some(key) = item.get(unique).and_then(Json::as_str).filter(|key| !key.is_empty()) else {
-                self.faults.push(Remark::new(document, path, format!("each of {field} needs its `{unique}`")));
+                self.faults.push(Remark::new(document, path, format!("each element of {field} needs `{unique}`")));
                 continue;
             };
             // A volume may have several mounts, and an address several aliases.
             if seen.contains(&key) && !["volumeMounts", "hostAliases"].contains(&field) {
                 let fault = Remark::new(document, path, format!("there is another `{key}` in {field}"));
-                self.faults.push(fault.with_help("take away all but one: which of them counts differs by container"));
+                self.faults.push(fault.with_help("remove all but one: which one takes effect differs by container"));
             }
             seen.push(key);
         }
@@ -176,34 +176,38 @@ impl Reader<'_> {
         } else if name.is_empty() {
             "has no name before its version"
         } else if lower.contains(',') || lower.trim() != lower {
-            "has a comma, or a blank at its end: a comma separates what a pod asks for"
+            "has a comma, or a space at either end: commas separate the names that a pod requests"
         } else if WORDS.contains(&name) && version == LATEST {
-            "is a word that means yes or no where a pod asks for a profile"
+            "means yes or no in a request annotation"
         } else {
             return Some((name.to_owned(), version.to_owned()));
         };
         let fault = Remark::new(document, "name", format!("`{full}` {message}"));
-        self.faults.push(fault.with_help("give it another name, and ask for that one"));
+        self.faults.push(fault.with_help("rename it, and request it by the new name"));
         None
     }
 
-    /// Merges inherited fields into a document's fields, recursively. `chain` lists the documents on the way, this one
-    /// last.
+    /// Merges inherited fields into a document's fields, recursively. `chain` lists the documents visited so far, this
+    /// one last.
     fn with_inherited(&mut self, document: usize, mut fields: Fields, chain: &mut Vec<usize>) -> Option<Fields> {
         let Some(Json::String(parent)) = fields.remove("inherits") else { return Some(fields) };
         let file = self.documents.get(document).map(|document| document.file.as_str()).unwrap_or_default();
         let wanted = beside(file, &parent);
         let Some(found) = self.documents.iter().position(|other| other.file == wanted) else {
-            let fault = Remark::new(document, "inherits", format!("there is no `{wanted}` among what is converted"));
+            let fault = Remark::new(document, "inherits", format!("`{wanted}` is not among the converted files"));
             self.faults.push(fault.with_help("convert both files together, for instance by naming their folder"));
             return None;
         };
         if chain.contains(&found) {
-            self.faults.push(Remark::new(document, "inherits", format!("`{parent}` inherits from this one in turn")));
+            self.faults.push(Remark::new(
+                document,
+                "inherits",
+                format!("`{parent}` also inherits from this configuration"),
+            ));
             return None;
         }
         if chain.len() >= LONGEST_CHAIN {
-            let message = format!("more than {LONGEST_CHAIN} configurations inherit from one another");
+            let message = format!("the inheritance chain is longer than {LONGEST_CHAIN} configurations");
             self.faults.push(Remark::new(document, "inherits", message));
             return None;
         }
@@ -225,9 +229,9 @@ impl Reader<'_> {
                 |other: &&Configuration| other.name == configuration.name && other.version == configuration.version;
             let Some(first) = configurations.iter().take(index).find(same) else { continue };
             let file = self.documents.get(first.document).map(|document| document.file.as_str()).unwrap_or_default();
-            let message = format!("{file} is called {}:{} too", configuration.name, configuration.version);
+            let message = format!("{file} also has the name {}:{}", configuration.name, configuration.version);
             let fault = Remark::new(configuration.document, "name", message);
-            self.faults.push(fault.with_help("names have to be unique: give one of them another version"));
+            self.faults.push(fault.with_help("names must be unique: give one of them another version"));
         }
     }
 
@@ -237,7 +241,7 @@ impl Reader<'_> {
             Ok(_) => return None,
             Err(path) => {
                 let path = path.trim_start_matches('.').to_owned();
-                let fault = Remark::new(configuration.document, path, "a key with a `$` is no field of Kubernetes");
+                let fault = Remark::new(configuration.document, path, "a key with a `$` is not a Kubernetes field");
                 self.faults.push(fault);
                 return None;
             }
@@ -323,7 +327,7 @@ fn united(mut parent: Fields, child: Fields) -> Fields {
                 *list = overlaid(list, items);
             }
             (Some(Json::Array(list)), Json::Array(items)) => list.extend(items),
-            // An empty string counts as unset.
+            // An empty string means unset.
             (Some(_), Json::String(text)) if text.is_empty() => {}
             (_, value) => {
                 parent.insert(key, value);
@@ -367,7 +371,7 @@ fn profile_names(configurations: &[Configuration]) -> Vec<String> {
             names.contains(candidate) || others.flat_map(|(_, other)| words(other)).any(|word| word == *candidate)
         };
         let numbered = (2..).map(|number| format!("{plain}-{number}"));
-        // There are more numbers than configurations.
+        // Always finds one: there are more numbers than configurations.
         names.push(std::iter::once(plain.clone()).chain(numbered).find(|name| !is_taken(name)).unwrap_or_default());
     }
     names

@@ -1,5 +1,5 @@
-//! Example profiles, each with an object that requests it. The objects come from the profiles' test cases: for each
-//! profile the first case with an injection.
+//! Example profiles, each with an object that requests it: the object of the profile's first test case that is
+//! injected.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -19,7 +19,7 @@ use crate::output;
 
 /// The maximum number of profile files.
 const MAX_FILES: usize = 500;
-/// The maximum size of each file, in bytes: that of an object in a cluster.
+/// The maximum size of each file, in bytes: the limit of objects in a cluster.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// The maximum size of all files together, in bytes, since they stay in memory. Files beyond this size are ignored.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
@@ -63,7 +63,7 @@ struct Reader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Group {
-    /// A file of this machine.
+    /// A file on this machine.
     Here,
     /// Embedded in this program.
     Shipped,

@@ -34,9 +34,9 @@ use crate::config::WebhookPolicy;
 
 /// The maximum size of a request, in bytes. The API server accepts no object this large.
 const MAX_BODY: usize = 2 * 1024 * 1024;
-/// The maximum number of concurrent runs. Further runs wait. A page gives up all but its newest run.
+/// The maximum number of concurrent runs. Further runs wait. A page cancels all but its newest run.
 const RUNS: usize = 2;
-/// How long a response may take, including the wait. A longer run is given up.
+/// How long a response may take, including the wait. A longer run is cancelled.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 /// The name of the simulated release, which appears only in explanations.
 const RELEASE: &str = "pillion-system/pillion";
@@ -124,12 +124,13 @@ impl Playground {
             Ok(Ok(Ok(body))) => (StatusCode::OK, [(CONTENT_TYPE, "application/json")], body).into_response(),
             Ok(Ok(Err(Refused(status, message)))) => refused(status, &message),
             Ok(Err(error)) => {
-                tracing::error!(%error, "the playground cannot answer");
-                refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a mistake in Pillion; its log says more")
+                tracing::error!(%error, "the playground cannot respond");
+                refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug in Pillion; the log contains the error")
             }
-            Err(_) => {
-                refused(StatusCode::SERVICE_UNAVAILABLE, "this takes too long: make the profile or the object smaller")
-            }
+            Err(_) => refused(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the run takes too long: make the profile or the object smaller",
+            ),
         }
     }
 }
@@ -141,7 +142,7 @@ async fn examples(State(playground): State<Arc<Playground>>) -> Response {
 async fn example(State(playground): State<Arc<Playground>>, Query(Chosen { id }): Query<Chosen>) -> Response {
     let texts = move |playground: &Playground, given_up: &CancellationToken| {
         let texts = playground.library().texts(&id, &playground.platform, given_up);
-        texts.ok_or_else(|| Refused(StatusCode::NOT_FOUND, "there is no such example any more".to_owned()))
+        texts.ok_or_else(|| Refused(StatusCode::NOT_FOUND, "this example does not exist any more".to_owned()))
     };
     playground.answer(texts).await
 }
@@ -153,20 +154,19 @@ async fn run(
 ) -> Response {
     // A form of another page cannot send this type without a CORS preflight, which this server rejects.
     if headers.get(CONTENT_TYPE).is_none_or(|sent| sent != "application/json") {
-        return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body has to be application/json");
+        return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body must be application/json");
     }
     let body = match body {
         Ok(body) => body,
         Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let message = format!("the texts have more than {MAX_BODY} bytes together");
+            let message = format!("the texts exceed {MAX_BODY} bytes in total");
             return refused(StatusCode::PAYLOAD_TOO_LARGE, &message);
         }
         Err(rejection) => return refused(rejection.status(), &rejection.body_text()),
     };
     let run = move |playground: &Playground, given_up: &CancellationToken| {
-        let texts = serde_json::from_slice(&body).map_err(|error| {
-            Refused(StatusCode::BAD_REQUEST, format!("the body is not what the page sends: {error}"))
-        })?;
+        let texts = serde_json::from_slice(&body)
+            .map_err(|error| Refused(StatusCode::BAD_REQUEST, format!("the body is invalid: {error}")))?;
         Ok(run::run(&texts, &playground.platform, playground.library().parents(), given_up))
     };
     playground.answer(run).await
@@ -186,7 +186,7 @@ struct Asset {
 }
 
 /// All files of the page: one document, one style sheet, a script in two files and an icon, all embedded in this
-/// program. Nothing is fetched from elsewhere, and the content security policy enforces that.
+/// program. Nothing is fetched from other servers, and the content security policy enforces that.
 const ASSETS: [Asset; 5] = [
     Asset { path: "/", media_type: "text/html; charset=utf-8", text: include_str!("assets/index.html") },
     Asset {
@@ -220,7 +220,7 @@ const HEADERS: [(&str, &str); 6] = [
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
     ("cross-origin-opener-policy", "same-origin"),
-    // Another version of this program may serve another page at this address.
+    // Another version of this program may serve a different page at this address.
     ("cache-control", "no-store"),
 ];
 
@@ -239,10 +239,10 @@ enum Refusal {
     Elsewhere,
 }
 
-/// Rejects requests from elsewhere, and adds the page's headers to every response.
+/// Rejects requests from other pages and hosts, and adds the page's headers to every response.
 ///
-/// Any website can make the browser send requests to a loopback port. With DNS rebinding (a name of its own that later
-/// points at 127.0.0.1) it could even read the responses. So the `Host` must be a local name or address, and the
+/// Any website can make the browser send requests to a loopback port. With DNS rebinding (a domain name that later
+/// resolves to 127.0.0.1), it could even read the responses. So the `Host` must be a local name or address, and the
 /// request's origin must be this page.
 async fn guard(request: Request, next: Next) -> Response {
     let checked = check(request.uri(), request.headers());
@@ -250,12 +250,11 @@ async fn guard(request: Request, next: Next) -> Response {
         Ok(()) => next.run(request).await,
         Err(Refusal::Host) => refused(
             StatusCode::MISDIRECTED_REQUEST,
-            "the playground is at localhost, 127.0.0.1 or [::1], and at no other name: open it by one of these",
+            "the playground is served only at localhost, 127.0.0.1 and [::1]: open it at one of these addresses",
         ),
-        Err(Refusal::Elsewhere) => refused(
-            StatusCode::FORBIDDEN,
-            "the playground answers its own page, and no request that another page sends",
-        ),
+        Err(Refusal::Elsewhere) => {
+            refused(StatusCode::FORBIDDEN, "the playground accepts requests only from its own page")
+        }
     };
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));

@@ -1,5 +1,5 @@
 //! A run: turns the texts of the editors into problems or results. For files with the same content, `pillion lint`,
-//! `pillion inject` and `pillion explain` give these results.
+//! `pillion inject` and `pillion explain` give the same results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::inject::simulated_cluster::{self, SimulatedCluster};
 use crate::load::{self, Defaults, Loaded, Problem, Severity, Source, yaml};
 use crate::output::{self, Format};
 
-/// The file names of the texts in diagnostics. The page finds its editors by them.
+/// The file names in diagnostics, one for each editor. The page uses them to select the editor.
 const PROFILE: &str = "profile.yaml";
 const OBJECT: &str = "object.yaml";
 const NAMESPACE: &str = "namespace.yaml";
@@ -118,7 +118,7 @@ struct Parsed {
 }
 
 /// Lints, injects and explains the texts. `parents` are cluster profiles that the profiles may extend. The response has
-/// no result if the run was `given_up` before its end, which is checked between decisions. A decision evaluates all
+/// no result if the run was cancelled through `given_up`, which is checked between decisions. A decision evaluates all
 /// profiles, so their number is limited.
 pub(super) fn run(
     texts: &Texts,
@@ -144,12 +144,12 @@ fn diagnostics(mut problems: Vec<Problem>) -> Vec<Value> {
     problems.iter().take(output::MAX_PROBLEMS).map(Problem::to_json).collect()
 }
 
-/// Checks that the run is still wanted.
+/// Checks that the run has not been cancelled.
 ///
 /// # Errors
-/// The run was given up.
+/// The run was cancelled.
 fn ensure_not_given_up(given_up: &CancellationToken) -> anyhow::Result<()> {
-    anyhow::ensure!(!given_up.is_cancelled(), "the run was cancelled: its client has gone");
+    anyhow::ensure!(!given_up.is_cancelled(), "the run was cancelled: its client disconnected");
     Ok(())
 }
 
@@ -200,8 +200,8 @@ fn too_many(source: &Arc<Source>) -> Option<Problem> {
     });
     let profiles: Vec<&yaml::Node> = objects.filter(|object| is_profile(object)).collect();
     let first = profiles.get(MAX_PROFILES)?;
-    let message = format!("there are {} profiles in it, and at most {MAX_PROFILES} are tried here", profiles.len());
-    Some(Problem::at(source, first.span.clone(), message).with_help("pillion inject takes any number".to_owned()))
+    let message = format!("there are {} profiles; the playground accepts at most {MAX_PROFILES}", profiles.len());
+    Some(Problem::at(source, first.span.clone(), message).with_help("pillion inject accepts any number".to_owned()))
 }
 
 /// Whether a document is a profile, valid or not.
@@ -218,8 +218,8 @@ fn namespace(text: &str) -> Result<ObjectMeta, Problem> {
     let mut described = simulated_cluster::namespaces_of(&source)?;
     match (described.pop(), described.pop()) {
         (Some(one), None) => Ok(one),
-        _ => Err(Problem::at(&source, 0..0, "there is more than one Namespace in it")
-            .with_help("leave the one that the object is in; any other is taken as opted in".to_owned())),
+        _ => Err(Problem::at(&source, 0..0, "contains more than one Namespace")
+            .with_help("keep only the object's Namespace; all other namespaces are treated as opted in".to_owned())),
     }
 }
 
@@ -228,11 +228,11 @@ fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = crate::inject::manifests(source)?;
     let pods: usize = documents.iter().map(|document| objects::pods(document).len()).sum();
     match pods {
-        0 => Err(Problem::whole(OBJECT, "there is no pod and no workload in it")
-            .with_help("write a Pod, a Deployment or another object that makes pods".to_owned())),
+        0 => Err(Problem::whole(OBJECT, "contains neither a pod nor a workload")
+            .with_help("write a Pod, a Deployment or another object that creates pods".to_owned())),
         1..=MAX_PODS => Ok(documents),
-        _ => Err(Problem::whole(OBJECT, format!("there are {pods} pods in it, and at most {MAX_PODS} are tried here"))
-            .with_help("pillion inject takes any number".to_owned())),
+        _ => Err(Problem::whole(OBJECT, format!("there are {pods} pods; the playground accepts at most {MAX_PODS}"))
+            .with_help("pillion inject accepts any number".to_owned())),
     }
 }
 
@@ -248,11 +248,10 @@ fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<
                 continue;
             }
             let span = nodes().get(index).map(|node| node.place("metadata.namespace")).unwrap_or_default();
-            let message = format!(
-                "{NAMESPACE} describes {described}, and no document describes {namespace}: it counts as opted in"
-            );
+            let message =
+                format!("{NAMESPACE} describes {described} and not {namespace}, which is treated as opted in");
             let problem = Problem::at(source, span, message).of_field("metadata.namespace").harmless();
-            problems.push(problem.with_help(format!("call the Namespace {namespace} to have its labels count")));
+            problems.push(problem.with_help(format!("name the Namespace {namespace} to use its labels")));
         }
     }
     problems
@@ -389,7 +388,7 @@ mod tests {
         let answer = ran(MAX_PROFILES + 1, &CancellationToken::new());
         assert!(answer.result.is_none());
         let [diagnostic] = answer.diagnostics.as_slice() else { panic!("{:?}", answer.diagnostics) };
-        assert!(diagnostic["message"].as_str().unwrap().starts_with("there are 101 profiles in it"), "{diagnostic}");
+        assert!(diagnostic["message"].as_str().unwrap().starts_with("there are 101 profiles;"), "{diagnostic}");
         assert_eq!((&diagnostic["file"], &diagnostic["line"]), (&PROFILE.into(), &(MAX_PROFILES * 5 + 2).into()));
     }
 

@@ -1,5 +1,5 @@
 // An editor: a textarea with colours, line numbers and marks behind it. Users and screen readers use only the textarea, so all
-// functions of the browser's own field work.
+// features of the browser's text fields work.
 
 export const $ = (id) => document.getElementById(id);
 // The height of a line in the style sheet, and the padding above the first one, in pixels.
@@ -24,7 +24,7 @@ const TOKENS = /((?<=^|\s)#.*$)|("(?:[^"\\]|\\.)*"?|(?<![\w])'(?:[^']|'')*'?)|(\
 const CLASSES = [null, "c", "s", "e", "k", "n", "p"];
 const EXPRESSION = /\$\{[^}]*\}?/g;
 
-/** Returns a line as coloured nodes, whose text together is the line. */
+/** Returns a line as coloured nodes, whose combined text is the line. */
 export function coloured(line) {
   const nodes = [];
   // A very long line gets no colours, because matching it would block the page.

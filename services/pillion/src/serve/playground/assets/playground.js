@@ -4,12 +4,12 @@
 import { $, Editor, coloured, h } from "./editor.js";
 
 const EDITORS = ["profile", "object", "namespace", "parameters"];
-// The delay after the last key before a run, in milliseconds.
+// The delay between the last keystroke and a run, in milliseconds.
 const PAUSE_MS = 160;
 // The maximum size of the texts in a link, in bytes: the server's limit.
 const MAX_LINK_BYTES = 2 * 1024 * 1024;
 
-const AWAY = "pillion dev does not answer: is it still running?";
+const AWAY = "pillion dev does not respond: check that it is still running.";
 
 const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 
@@ -53,9 +53,9 @@ const empty = (text) => h("p", { className: "empty" }, text);
 
 /** Returns the outcome of a pod: its label, its grade and its reason. */
 function outcome(pod) {
-  if (pod.refused) return ["Refused", "bad", pod.refused];
+  if (pod.refused) return ["Rejected", "bad", pod.refused];
   const { outcome, message } = pod.decision;
-  if (outcome === "denied") return ["Refused", "bad", message];
+  if (outcome === "denied") return ["Rejected", "bad", message];
   const failed = (pod.explanation?.profiles ?? []).find((profile) => profile.outcome === "skipped");
   if (outcome === "injected") return ["Injected", "good", message];
   if (outcome === "unchanged") return ["Unchanged", "mild", message];
@@ -112,7 +112,7 @@ const FROM = { serviceAccount: "service account", namespaceProfile: "the namespa
 function parameter({ name, value, from, error }) {
   const shown = error ? h("span", {}, error) : h("code", {}, typeof value === "string" ? value : JSON.stringify(value));
   const set = from.map(({ source, key }) => (key ? `${key} of the ${FROM[source] ?? source}` : FROM[source] ?? source));
-  return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, shown), h("td", {}, set.join(", ") || "nobody"));
+  return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, shown), h("td", {}, set.join(", ") || "not set"));
 }
 
 function profile(view) {
@@ -137,9 +137,9 @@ function explanation(pod) {
   const [word, grade, why] = outcome(pod);
   const parts = [h("h3", {}, pod.name), h("p", {}, h("span", { className: `badge ${grade}` }, word), " ", why)];
   const told = [...pod.decision.notices, ...pod.warnings];
-  if (told.length > 0) parts.push(h("h4", {}, "Told to its author"), h("ul", {}, told.map((text) => h("li", {}, text))));
+  if (told.length > 0) parts.push(h("h4", {}, "Warnings for the author"), h("ul", {}, told.map((text) => h("li", {}, text))));
   if (explanation?.findings.length > 0) {
-    parts.push(h("h4", {}, "What to do"), ...explanation.findings.map((finding) => h("div", { className: "card" },
+    parts.push(h("h4", {}, "Findings"), ...explanation.findings.map((finding) => h("div", { className: "card" },
       h("div", { className: "head" }, h("strong", {}, finding.code),
         h("span", { className: `badge ${finding.severity === "error" ? "bad" : "mild"}` }, finding.severity)),
       h("p", {}, finding.message), h("p", { className: "do soft" }, finding.remedy))));
@@ -153,7 +153,7 @@ function explanation(pod) {
   const called = (explanation?.webhooks ?? []).filter((entry) => entry.outcome === "called").map((entry) => entry.name);
   if (explanation) {
     parts.push(h("h4", {}, "In a cluster"), h("p", {}, called.length > 0
-      ? `The API server calls ${called.join(", ")}.` : "The API server does not call Pillion for it."));
+      ? `The API server calls ${called.join(", ")}.` : "The API server does not call Pillion for this object."));
   }
   return parts;
 }
@@ -168,10 +168,10 @@ function showResult(result) {
   $("result").classList.remove("stale");
 }
 
-/** Shows why there is no result for the current texts. The last result stays visible, because it helps to find the mistake. */
+/** Shows why there is no result for the current texts. The last result remains visible, because it helps to find the error. */
 function showNone(why) {
   const row = h("div", { className: "outcome now" }, h("span", { className: "badge bad" }, "Not run"),
-    h("p", {}, why, last ? " Below is what came of the texts before." : ""));
+    h("p", {}, why, last ? " The previous result is shown below." : ""));
   $("outcomes").querySelector(".now")?.remove();
   $("outcomes").prepend(row);
   $("result").classList.add("stale");
@@ -251,7 +251,7 @@ async function ask() {
     show(answer, Math.round(performance.now() - began));
     document.body.dataset.state = "done";
   } catch (error) {
-    fail(`The page cannot show the answer, which is a mistake in Pillion: ${error.message}`);
+    fail(`The page cannot show the response. This is a bug in Pillion: ${error.message}`);
   }
 }
 
@@ -267,7 +267,7 @@ function show({ diagnostics, result }, ms) {
   const errors = diagnostics.filter((problem) => problem.severity === "error");
   const [first] = errors;
   if (!first) {
-    const why = "There is no result, and nothing says why, which is a mistake in Pillion.";
+    const why = "There is neither a result nor an error. This is a bug in Pillion.";
     showNone(why);
     return say(why);
   }
@@ -302,7 +302,7 @@ async function load(all, { isOwn = false, isFromLink = false } = {}) {
   hold(true);
   if (last) $("result").classList.add("stale");
   document.body.dataset.state = "held";
-  say("A link brought these texts. They are not run yet.");
+  say("These texts come from a link, and have not run yet.");
 }
 
 /** Sets whether the texts wait for the user's confirmation to run. */
@@ -391,7 +391,7 @@ async function share() {
     await navigator.clipboard.writeText(location.href);
     say("The link with these texts is in the clipboard.");
   } catch {
-    say("The address of this page has these texts now: copy it from the address bar.");
+    say("The address of this page now contains these texts: copy it from the address bar.");
   }
 }
 
@@ -436,7 +436,7 @@ async function start() {
   const offered = own.length > 0 ? own : examples;
   const first = offered.find((one) => one.name === "nginx") ?? offered[0];
   replaced = kept?.replaced ?? null;
-  // Texts that this tab already had keep their state, even if they are in the address.
+  // If this tab already had the texts in the address, they keep their state.
   const isKept = kept && (!linked || EDITORS.every((name) => (linked[name] ?? "") === (kept[name] ?? "")));
   if (isKept) {
     $("examples").value = kept.example ?? "";
