@@ -65,21 +65,23 @@ pub enum Verdict {
     Unreachable(Unreachable),
 }
 
-/// Why a certificate of an expected CA is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Defect {
-    /// The certificate expires soon.
-    Expiring,
-    /// The certificate has expired.
-    Expired,
-    /// The certificate is not valid yet.
-    NotYetValid,
-    /// The certificate lacks the required name.
-    WrongName,
-    /// The CA has expired or is not valid yet. The API server checks that too.
-    Ca,
-    /// The certificate is not a server certificate, or is damaged.
-    Unusable,
+pillion_api::labelled! {
+    /// Why a certificate of an expected CA is invalid.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum Defect {
+        /// The certificate expires soon.
+        Expiring => "expires soon",
+        /// The certificate has expired.
+        Expired => "expired",
+        /// The certificate is not valid yet.
+        NotYetValid => "not valid yet",
+        /// The certificate lacks the required name.
+        WrongName => "wrong name",
+        /// The CA has expired or is not valid yet. The API server checks that too.
+        Ca => "invalid CA",
+        /// The certificate is not a server certificate, or is damaged.
+        Unusable => "not a server certificate",
+    }
 }
 
 /// The result of judging an endpoint's certificate chain.

@@ -300,8 +300,13 @@ fn log_changes(reported: &mut Vec<Probed>, round: Result<&ProbeRound, &kube::Err
         match now.verdict {
             Verdict::Newest | Verdict::Trusted => info!(%endpoint, verdict = now.verdict.as_str(), "endpoint"),
             Verdict::Unreachable(why) => warn!(%endpoint, why = why.as_str(), "an endpoint cannot be probed"),
-            verdict => {
-                warn!(%endpoint, ?verdict, trusted = now.trusted, "an endpoint serves another certificate than expected");
+            Verdict::Invalid(defect) => {
+                let (reason, trusted) = (defect.as_str(), now.trusted);
+                warn!(%endpoint, reason, trusted, "an endpoint serves an invalid certificate");
+            }
+            verdict @ (Verdict::Older(_) | Verdict::Untrusted) => {
+                let (verdict, trusted) = (verdict.as_str(), now.trusted);
+                warn!(%endpoint, verdict, trusted, "an endpoint serves a certificate of another CA than expected");
             }
         }
     }
