@@ -163,7 +163,9 @@ impl Builder {
     /// Attaches to a leased control plane. Kubeconfigs and similar files go into a folder of the test.
     fn attach(self, leased: &Path) -> anyhow::Result<ControlPlane> {
         if self.address != namespace::API_SERVER || !self.api_server_args.is_empty() {
-            bail!("a leased control plane cannot be configured: give the test its own network (Isolation::own_network)");
+            bail!(
+                "a leased control plane cannot be configured: give the test its own network (Isolation::own_network)"
+            );
         }
         let directory = match self.directory {
             Some(directory) => directory,

@@ -150,7 +150,9 @@ impl Isolation {
         let tools = tools::dir().map_err(early)?;
         probe().map_err(early)?;
         let test = test
-            .context("the name of this test is unknown: call isolated with a closure that is written in the test's function")
+            .context(
+                "the name of this test is unknown: call isolated with a closure that is written in the test's function",
+            )
             .map_err(early)?;
         let directory = tempfile::Builder::new()
             .prefix("pillion-test-")

@@ -1,4 +1,4 @@
-//! Chooses the addresses of the link between host and node, in a network of four addresses that no other route leads to.
+//! Chooses the addresses of the link between host and node: a network of four addresses without any other route to it.
 
 use std::net::Ipv4Addr;
 use std::path::Path;

@@ -28,10 +28,9 @@ impl Lock {
             let file = File::create(&path).with_context(shown)?;
             match file.try_lock() {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => bail!(
-                    "another process uses the cluster {name} and holds {}; wait until it ends",
-                    path.display()
-                ),
+                Err(TryLockError::WouldBlock) => {
+                    bail!("another process uses the cluster {name} and holds {}; wait until it ends", path.display())
+                }
                 Err(TryLockError::Error(error)) => return Err(error).with_context(shown),
             }
             // The previous holder may have removed the file in the meantime. Then this lock has no effect.

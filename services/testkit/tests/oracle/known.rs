@@ -68,7 +68,10 @@ pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
     let odd = atomic.symmetric_difference(&written);
     found.extend(odd.map(|place| format!("{place} is atomic only for the API server, or only in ATOMIC")));
     if theirs.len() < 12 {
-        found.push(format!("the walk is incomplete: found only {} keyed lists in the API server's schema", theirs.len()));
+        found.push(format!(
+            "the walk is incomplete: found only {} keyed lists in the API server's schema",
+            theirs.len()
+        ));
     }
     found
 }

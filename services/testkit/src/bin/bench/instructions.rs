@@ -61,7 +61,8 @@ impl Example<'_> {
         let mut command = Command::new(&self.machine.instructions);
         command.arg("allocations").arg(&self.review).args(&files);
         let output = String::from_utf8(output(command).await?.stdout)?;
-        let allocations = output.trim().parse().with_context(|| format!("{output:?} is not a number of allocations"))?;
+        let allocations =
+            output.trim().parse().with_context(|| format!("{output:?} is not a number of allocations"))?;
         Ok(Cost { instructions: self.instructions("answer", &files).await?, allocations })
     }
 
