@@ -25,7 +25,7 @@ build:
 test:
     #!/usr/bin/env bash
     set -euo pipefail
-    # The Go programs are built beside the Rust programs, at a lower priority: the tests need both.
+    # The Go programs are built in parallel with the Rust programs, at a lower priority: the tests need both.
     nice "{{ just_executable() }}" tools & tools=$!
     trap 'kill "$tools" 2>/dev/null || true' EXIT
     "{{ just_executable() }}" fmt-check lint doc lint-workflows

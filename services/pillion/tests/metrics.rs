@@ -107,7 +107,7 @@ fn documented_queries_and_exemplars_work() {
     let queries = page().queries;
     assert!(queries.len() > 30, "the page has {} queries", queries.len());
     for query in &queries {
-        let mut last = Err("never asked".to_owned());
+        let mut last = Err("not queried yet".to_owned());
         eventually(&format!("{query}\nreturns a number"), || {
             load();
             last = prometheus.query(query);

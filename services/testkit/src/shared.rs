@@ -104,7 +104,7 @@ impl Lease {
     /// folder `logs`, and ends it.
     pub(crate) fn give_back(self, passed: bool, logs: &Path) -> anyhow::Result<()> {
         if passed {
-            return std::fs::write(self.folder.join(USED), "").context("cannot ask for a reset");
+            return std::fs::write(self.folder.join(USED), "").context("cannot request a reset");
         }
         for name in ["etcd.log", "kube-apiserver.log"] {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));

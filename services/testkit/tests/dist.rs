@@ -63,7 +63,7 @@ fn static_program(folder: &Path) -> PathBuf {
 }
 
 #[test]
-#[ignore = "builds cargo-cyclonedx and cargo-about on first use: run by the name of this test"]
+#[ignore = "builds cargo-cyclonedx and cargo-about on first use; run it by its name"]
 fn dist_is_complete_and_reproducible() {
     let folder = tempfile::tempdir().unwrap();
     let program = static_program(folder.path());

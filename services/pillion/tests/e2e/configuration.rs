@@ -203,7 +203,7 @@ fn stale_leader_loses_by_conflict() {
         let nothing = observe(&client, &release, false).await?;
         ensure!(nothing.configuration(&|_| None) == Configuration::Absent);
 
-        // Both writers have read that no configuration exists. The writer with the earlier epoch comes second.
+        // Both writers have read that no configuration exists. The writer with the earlier epoch writes second.
         let claimed = claim(&client, &release, &nothing, 5).await?;
         ensure!(matches!(claim(&client, &release, &nothing, 4).await, Err(WriteError::Changed)));
         ensure!(observe(&client, &release, false).await?.configuration(&|_| None) == Configuration::Empty { epoch: 5 });

@@ -203,7 +203,7 @@ fn dying_replica_loses_only_own_requests() {
         let victims = (0..usize::from(REPLICAS)).cycle().zip((0..6).cycle());
         for ((victim, steps), _) in victims.zip(0..kills) {
             load.wait_for_responses(PODS_BETWEEN).await?;
-            // Each kill comes at a different moment of a pod's creation.
+            // Each kill happens at a different moment of a pod's creation.
             load.wait_for_batch(STEP * steps).await;
             faults.push(ReplicaFault::kill(&mut rig, victim).await?);
             load.wait_for_responses(PODS_BETWEEN).await?;

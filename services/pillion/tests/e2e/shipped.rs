@@ -38,7 +38,7 @@ const UNRESTRICTED: [(&str, &str); 7] = [
     ("linkerd", "an init container writes packet rules; with the parameter cni there is none"),
     ("nginx", "the tutorial's nginx runs as root and listens on port 80"),
     ("otel-go", "it instruments another process with eBPF, as root"),
-    ("vault-agent", "a pod may ask for an agent that runs as root"),
+    ("vault-agent", "a pod may request an agent that runs as root"),
     ("wireguard", "an init container creates a network interface"),
 ];
 
