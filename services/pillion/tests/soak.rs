@@ -29,7 +29,8 @@ pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
 /// Maximum growth of memory use from the second quarter to the last: a fraction, plus a number of bytes.
 const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
-/// Maximum growth of the number of open files: the number of connections to the API server varies.
+/// Maximum growth of the number of open files. It is not zero, because the number of connections to the API server
+/// varies.
 const MORE_FILES: usize = 4;
 /// The replica's limit on namespace lookups at the API server.
 const LOOKUPS_A_SECOND: f64 = 10.0;
