@@ -8,7 +8,7 @@ export RUST_LIB_BACKTRACE := "0"
 # Makes Go programs collect garbage less often, because tests and builds are limited by CPU time.
 export GOGC := "400"
 
-# Builds for measuring and for shipping.
+# The cargo flags of benchmarks and releases.
 release := "--release --locked"
 nextest := "services/testkit/tools/prebuilt.sh cargo-nextest"
 pictures := env("XDG_CACHE_HOME", env("HOME", "/tmp") / ".cache") / "pillion/pictures"
@@ -25,7 +25,7 @@ build:
 test:
     #!/usr/bin/env bash
     set -euo pipefail
-    # The Go programs are built beside the Rust programs, at a lower priority: the tests need both.
+    # The Go programs are built in parallel with the Rust programs, at a lower priority: the tests need both.
     nice "{{ just_executable() }}" tools & tools=$!
     trap 'kill "$tools" 2>/dev/null || true' EXIT
     "{{ just_executable() }}" fmt-check lint doc lint-workflows
@@ -170,7 +170,7 @@ fuzz-check:
 fuzz-tools:
     @command -v cargo-fuzz >/dev/null || cargo +nightly install --locked cargo-fuzz@0.13.2
 
-# Builds the program and packs it into target/pillion-image.tar, an image by the chart's default name, for `kind load image-archive`
+# Builds the program and packs it into target/pillion-image.tar, an image under the chart's default name, for `kind load image-archive`
 image:
     #!/usr/bin/env bash
     set -euo pipefail

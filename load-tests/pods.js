@@ -19,7 +19,7 @@ export const options = all(
   given,
   { injected: scenario('injected'), plain: scenario('plain') },
   {
-    // Includes the deletion of stored pods after a run, which may take long.
+    // Includes the deletion of stored pods after a run, which may be slow.
     http_req_duration: ['p(99)<=30000'],
     'http_req_duration{scenario:injected}': [`p(99)<=${given.p99}`],
     'http_req_duration{scenario:plain}': ['p(99)<=30000'],

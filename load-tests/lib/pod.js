@@ -1,4 +1,4 @@
-// Creates a pod like a Deployment's through the API server. k6 measures the whole of admission, which includes the webhook.
+// Creates a pod like a Deployment's through the API server. k6 measures the whole admission, which includes the webhook.
 
 import { check } from 'k6';
 import http from 'k6/http';
@@ -51,7 +51,7 @@ function headers(settings) {
   };
 }
 
-// Creates a pod. `expects` says whether it must have the sidecar.
+// Creates a pod. If `expects` is true, the pod must have the sidecar.
 export function create(settings, namespace, expects, tags) {
   const answer = http.post(`${of(settings, namespace)}${settings.store ? '' : '?dryRun=All'}`, BODY, {
     headers: headers(settings),
@@ -74,5 +74,5 @@ export function clear(settings, namespace) {
     headers: headers(settings),
     tags: { name: 'clear' },
   });
-  check(answer, { 'what was stored is deleted': () => answer.status === 200 });
+  check(answer, { 'stored pods are deleted': () => answer.status === 200 });
 }

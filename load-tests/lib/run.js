@@ -1,6 +1,6 @@
 // Shared by all scripts: the load at a steady rate, the thresholds and the results.
 
-// Starts requests at a steady rate, however long responses take. Pods are created like this, unlike users who wait.
+// Starts requests at a steady rate, however long responses take, because pods are created independently of each other.
 export function steady(settings, more) {
   return {
     executor: 'constant-arrival-rate',
@@ -23,14 +23,14 @@ export function options(settings, scenarios, thresholds) {
       http_req_duration: [`p(99)<=${settings.p99}`],
       // Through the API server, k6 does not see which requests were shed.
       ...(settings.shed === undefined ? {} : { pillion_shed: [`rate<=${settings.shed}`] }),
-      // A load that could not be sent says nothing about the server.
+      // Requests that k6 cannot send are not a result of the server, so they fail the run.
       dropped_iterations: ['count==0'],
       ...thresholds,
     },
     summaryTrendStats: ['min', 'med', 'p(95)', 'p(99)', 'max'],
     // The checks need the bodies.
     discardResponseBodies: false,
-    // Connections are reused as by the API server: a draining replica sends Connection: close.
+    // Reuses connections, as the API server does. A draining replica closes them with `Connection: close`.
     noConnectionReuse: false,
     insecureSkipTLSVerify: false,
   };

@@ -1,23 +1,23 @@
-{{/* The name of the release's objects, as `--release` says it. The longest suffix is that of a Service, -controller-metrics. */}}
+{{/* The name of the release's objects, also for `--release NAMESPACE/NAME`. The longest suffix is -controller-metrics. */}}
 {{- define "pillion.name" -}}
 {{- $name := default .Release.Name .Values.fullnameOverride -}}
-{{- if gt (len $name) 44 }}{{ fail (printf "the name %q is longer than 44 bytes, and names of Services end after 63: set fullnameOverride" $name) }}{{ end -}}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}{{ fail (printf "the name %q is none that a Service can have, which is small letters, digits and -, beginning with a letter: set fullnameOverride" $name) }}{{ end -}}
+{{- if gt (len $name) 44 }}{{ fail (printf "the name %q is longer than 44 bytes, and the names of Services would exceed 63: set fullnameOverride" $name) }}{{ end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}{{ fail (printf "the name %q is not valid for a Service (lower-case letters, digits and hyphens, starting with a letter): set fullnameOverride" $name) }}{{ end -}}
 {{- $name -}}
 {{- end }}
 
 {{/*
-Fails where a value is null that has others in it: Helm takes all defaults in it away then. And where what is said of one thing
-contradicts itself. Every template begins with it.
+Fails if a map of values is null, because Helm then removes all defaults in it, and if values contradict each other. Every template
+starts with this check.
 */}}
 {{- define "pillion.check" -}}
 {{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path }}{{ $value = get (default dict $value) . }}{{ end -}}
-{{- if not (kindIs "map" $value) }}{{ fail (printf "%s is null, which takes all its defaults away: leave it out, or say what in it is to be otherwise" $path) }}{{ end -}}
+{{- if not (kindIs "map" $value) }}{{ fail (printf "%s is null, which removes all its defaults: omit it, or set only the keys that you want to change" $path) }}{{ end -}}
 {{- end -}}
 {{- with .Values.webhook.autoscaling -}}
-{{- if gt (int .minReplicas) (int .maxReplicas) }}{{ fail (printf "webhook.autoscaling.minReplicas is %d, and maxReplicas only %d" (int .minReplicas) (int .maxReplicas)) }}{{ end -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}{{ fail (printf "webhook.autoscaling.minReplicas is %d, but maxReplicas is only %d" (int .minReplicas) (int .maxReplicas)) }}{{ end -}}
 {{- end -}}
 {{- end }}
 
@@ -30,7 +30,7 @@ contradicts itself. Every template begins with it.
 {{- if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ default .Chart.AppVersion .Values.image.tag }}{{ end }}
 {{- end }}
 
-{{/* What pods are selected by. Call it with (list $ "webhook"). */}}
+{{/* The labels that select a component's pods. Arguments: (list $ "webhook"). */}}
 {{- define "pillion.selector" -}}
 app.kubernetes.io/name: pillion
 app.kubernetes.io/instance: {{ (first .).Release.Name }}
@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ default (printf "%s-serving" (include "pillion.name" .)) .Values.webhook.servingSecret }}
 {{- end }}
 
-{{/* The policy files: what holds for both processes is said once. */}}
+{{/* The policy file of the replicas. Values that webhook and controller share, such as optIn, are set in both files. */}}
 {{- define "pillion.webhookPolicy" -}}
 {{- $policy := dict "apiVersion" "config.pillion.dev/v1alpha1" "kind" "WebhookPolicy" -}}
 {{- $policy = mergeOverwrite $policy (deepCopy (default dict .Values.webhook.policy)) -}}
@@ -65,9 +65,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-Whether pods without a record may be refused: `true`, or nothing. Replicas that were there before have to write records first,
-and the policy would act at once: so an upgrade that begins with records leaves that to the next one. Where nobody can look at
-the cluster (`helm template`, Argo CD), it is as the values say.
+Whether the policy rejects pods without a record: `true`, or nothing. Old replicas write no records, but the policy would act at
+once. So the upgrade that enables records does not enable the rejection, and the next upgrade does. Where Helm cannot query the
+cluster (`helm template`, Argo CD), only the values decide.
 */}}
 {{- define "pillion.recordsAreAskedFor" -}}
 {{- if .Values.guardrails.records -}}
@@ -101,7 +101,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* What both Deployments' pods have in common. Call it with (list $ "webhook" .Values.webhook). */}}
+{{/* The common pod fields of both Deployments. Arguments: (list $ "webhook" .Values.webhook). */}}
 {{- define "pillion.placement" -}}
 {{- $root := first . -}}{{- $component := index . 1 -}}{{- $values := last . -}}
 serviceAccountName: {{ include "pillion.name" $root }}-{{ $component }}
@@ -142,7 +142,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* The Services' IP families. */}}
+{{/* The IP families of the Services. */}}
 {{- define "pillion.ipFamilies" -}}
 {{- with .Values.service.ipFamilyPolicy }}
 ipFamilyPolicy: {{ . }}
@@ -153,9 +153,9 @@ ipFamilies: {{- toYaml . | nindent 0 }}
 {{- end }}
 
 {{/*
-Who says how many replicas there are, by the managedFields of a Deployment: `scaler`, who has scaled it, or `installer`, who
-applied it; both, or nothing. Installers have many names (helm, helm-controller, what a copy of helm is called), and those
-who scale are known: they write the subresource `scale`, or are kubectl or the controllers of Kubernetes. Call it with the Deployment.
+The owners of the field `replicas` in the managedFields of a Deployment: `scaler`, `installer`, both, or nothing. A scaler writes
+the subresource `scale`, or is kubectl or kube-controller-manager. Every other owner is an installer, since installers have many
+names (helm, helm-controller, the name of a copy of helm). Argument: the Deployment.
 */}}
 {{- define "pillion.whoScales" -}}
 {{- range (dig "metadata" "managedFields" list .) -}}
@@ -167,8 +167,8 @@ who scale are known: they write the subresource `scale`, or are kubectl or the c
 {{- end }}
 
 {{/*
-How many replicas: what the values say, unless somebody else has scaled the Deployment that is there, who goes on deciding.
-Server-side apply would else end an upgrade in a conflict. Call it with (list $ "webhook" .Values.webhook).
+The number of replicas: that of the values, or the current one if the existing Deployment was scaled. Otherwise server-side apply
+would fail an upgrade with a conflict. Arguments: (list $ "webhook" .Values.webhook).
 */}}
 {{- define "pillion.replicas" -}}
 {{- $root := first . -}}
@@ -177,9 +177,9 @@ Server-side apply would else end an upgrade in a conflict. Call it with (list $ 
 {{- end }}
 
 {{/*
-How many replicas of the webhook, or nothing where a HorizontalPodAutoscaler says it. What an installer said once and does not
-say any more, the API server would put back to 1: as long as nobody else has said anything, that is how many there are, and on a
-cluster that can be looked at a first installation begins with as many as the autoscaler has at least.
+The number of webhook replicas, or nothing if a HorizontalPodAutoscaler sets it. If an installer owns the field and omits it, the
+API server resets it to 1. So while an installer owns it, the current number is rendered. A first installation renders the
+autoscaler's minimum, if Helm can query the cluster.
 */}}
 {{- define "pillion.webhookReplicas" -}}
 {{- if not .Values.webhook.autoscaling.enabled -}}
@@ -195,8 +195,8 @@ cluster that can be looked at a first installation begins with as many as the au
 {{- end }}
 
 {{/*
-Where processes listen: at all addresses of both families where a Service is, or may be, of IPv6, since API servers call each
-of its families and a rotation waits for replicas that cannot be reached by one. Call it with (list $ "webhook").
+The listen address: all addresses of both families if a Service has, or may have, an IPv6 address. API servers call every family of
+a Service, and a rotation waits for replicas that are unreachable by one of them. Arguments: (list $ "webhook").
 */}}
 {{- define "pillion.listenAddress" -}}
 {{- $root := first . -}}{{- $component := last . -}}
@@ -204,7 +204,7 @@ of its families and a rotation waits for replicas that cannot be reached by one.
 {{- $service := $root.Values.service -}}
 {{- $isDual := or (has $service.ipFamilyPolicy (list "PreferDualStack" "RequireDualStack")) (has "IPv6" $service.ipFamilies) -}}
 {{- if $given -}}
-{{- if and $isDual (regexMatch "^[0-9.]+$" $given) }}{{ fail (printf "%s.listenAddress: nobody can call %s by IPv6, which service.ipFamilies or service.ipFamilyPolicy asks for: leave it out, or say [::]" $component $given) }}{{ end -}}
+{{- if and $isDual (regexMatch "^[0-9.]+$" $given) }}{{ fail (printf "%s.listenAddress: %s is not reachable by IPv6, which service.ipFamilies or service.ipFamilyPolicy requests: omit it, or set [::]" $component $given) }}{{ end -}}
 {{- $given -}}
 {{- else if or $isDual (has "IPv6" (dig "spec" "ipFamilies" list (lookup "v1" "Service" "default" "kubernetes"))) -}}
 [::]

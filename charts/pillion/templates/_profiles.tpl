@@ -1,6 +1,6 @@
 {{/*
-The shipped profiles that are asked for, with all that they extend, as {"items": [object, ...], "lookups": [{group, resource}, ...]}.
-Parameters get the defaults that the values say, wherever a profile of the same file declares them.
+The selected shipped profiles and the profiles that they extend, as {"items": [object, ...], "lookups": [{group, resource}, ...]}.
+Defaults of parameters from the values apply to all profiles of the same file that declare the parameter.
 */}}
 {{- define "pillion.profiles" -}}
 {{- $root := . -}}
@@ -14,7 +14,7 @@ Parameters get the defaults that the values say, wherever a profile of the same 
 {{- end -}}
 {{- $items := list -}}{{- $lookups := list -}}
 {{- if $asked -}}
-  {{- /* All of them, by file; and which file each profile is in. */ -}}
+  {{- /* The objects of each file, and the file of each profile. */ -}}
   {{- $files := dict -}}{{- $home := dict -}}
   {{- range $path, $_ := .Files.Glob "files/profiles/*.yaml" -}}
     {{- $folder := trimSuffix ".yaml" (base $path) -}}
@@ -32,7 +32,7 @@ Parameters get the defaults that the values say, wherever a profile of the same 
   {{- range $name, $_ := $asked -}}
     {{- if not (hasKey $files $name) }}{{ fail (printf "profiles: there is no shipped profile %q; there are: %s" $name (keys $files | sortAlpha | join ", ")) }}{{ end -}}
   {{- end -}}
-  {{- /* What is extended, and what that extends: a chain is at most as long as there are files. */ -}}
+  {{- /* Adds the files of extended profiles. A chain of them is at most as long as the number of files. */ -}}
   {{- $wanted := deepCopy $asked -}}
   {{- range $_, $_ := $files -}}
     {{- range $name := keys $wanted -}}

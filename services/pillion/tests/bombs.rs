@@ -1,5 +1,5 @@
-//! Profiles made to exhaust their reader. `pillion lint` rejects each one quickly, and a replica that receives one
-//! keeps serving.
+//! Profiles that try to exhaust the program. `pillion lint` rejects each one quickly, and a replica that receives one
+//! continues to serve requests.
 
 use std::fmt::Write;
 use std::fs;
@@ -74,9 +74,9 @@ fn bombs() -> Vec<Bomb> {
         bomb("parentheses in a condition", condition(&parentheses), "spec.matchConditions[0].expression"),
         bomb("parentheses in a variable", variable(&short_parentheses), "spec.variables[0].expression"),
         bomb("brackets that are never closed", condition(&"[".repeat(1_000)), "spec.matchConditions[0].expression"),
-        bomb("signs in front", condition(&"!-".repeat(500)), "spec.matchConditions[0].expression"),
+        bomb("many leading operators", condition(&"!-".repeat(500)), "spec.matchConditions[0].expression"),
         bomb("terms in a precondition", precondition(&terms), "spec.preconditions[0].expression"),
-        bomb("loops in loops", condition(&loops), "spec.matchConditions[0].expression"),
+        bomb("nested loops", condition(&loops), "spec.matchConditions[0].expression"),
         bomb("deep template", profile("", &format!("        x: {nested}\n")), "levels deep"),
         bomb("deeper template", profile("", &format!("        x: {deeper}\n")), "more than 128 levels deep"),
         bomb("large template", argument(&"x".repeat(2_000_000)), "are allowed"),
@@ -88,19 +88,19 @@ fn bombs() -> Vec<Bomb> {
             "a file with profiles may have at most",
         ),
         bomb("many documents", "---\na: 1\n".repeat(400_000), "more than 10000 documents"),
-        bomb("a word without end", profile(&format!("  {}: 1\n", "x".repeat(1_000_000)), ""), "error: "),
+        bomb("a very long key", profile(&format!("  {}: 1\n", "x".repeat(1_000_000)), ""), "error: "),
         bomb(
-            "a kind without end",
+            "a very long kind",
             format!("apiVersion: pillion.dev/v1alpha1\nkind: {}\n", "x".repeat(3_000_000)),
             "is not a kind",
         ),
         bomb(
-            "an activation without end",
+            "a very long activation",
             profile(&format!("  activation: {}\n", "x".repeat(3_000_000)), ""),
             "is not one of the allowed values",
         ),
         bomb(
-            "a field without end",
+            "a very long field name",
             profile("", &format!("        ? {}\n        : 1\n", "x".repeat(60_000))),
             "Kubernetes has no field",
         ),

@@ -1,4 +1,4 @@
-//! Lints and renders the chart with helm, for every set of values, and compares the objects and profiles with the
+//! Lints and renders the chart with helm for several sets of values, and compares the objects and profiles with the
 //! expected ones. `e2e/chart.rs` installs the chart in a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -156,7 +156,7 @@ fn check_names(set: &str, objects: &[Json]) {
         let made =
             ["Secret", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Lease", "EndpointSlice"];
         assert!(!made.contains(&&*kind), "{set}: {kind} {name}");
-        assert!(!(kind == "ConfigMap" && name == "pillion"), "only a person sets the kill switch");
+        assert!(!(kind == "ConfigMap" && name == "pillion"), "the chart must not contain the kill switch");
         assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/instance"], "pillion", "{set}: {kind} {name}");
         let cluster_wide = kind.starts_with("Cluster") || kind.starts_with("Validating");
         assert_eq!(cluster_wide, namespace.is_empty(), "{set}: {kind} {name} in {namespace:?}");
@@ -460,19 +460,19 @@ fn invalid_values_are_rejected() {
         (json!({"rbac": {"extraLookups": [{"resource": "secrets"}]}}), "Secrets are never looked up"),
         (json!({"rbac": {"extraLookups": [{"group": "*", "resource": "secrets"}]}}), "Secrets are never looked up"),
         (json!({"rbac": {"extraLookups": [{"group": "*", "resource": "*"}]}}), "Secrets are never looked up"),
-        (json!({"metrics": {"service": false, "serviceMonitor": {"enabled": true}}}), "needs metrics.service"),
+        (json!({"metrics": {"service": false, "serviceMonitor": {"enabled": true}}}), "requires metrics.service"),
         (json!({"fullnameOverride": "p".repeat(53)}), "fullnameOverride"),
         (
             json!({"webhook": {"listenAddress": "0.0.0.0"}, "service": {"ipFamilyPolicy": "RequireDualStack"}}),
-            "webhook.listenAddress: nobody can call 0.0.0.0 by IPv6",
+            "webhook.listenAddress: 0.0.0.0 is not reachable by IPv6",
         ),
         (
             json!({"controller": {"listenAddress": "10.0.0.1"}, "service": {"ipFamilies": ["IPv6"]}}),
-            "controller.listenAddress: nobody can call 10.0.0.1 by IPv6",
+            "controller.listenAddress: 10.0.0.1 is not reachable by IPv6",
         ),
         (
             json!({"webhook": {"hostNetwork": true}, "controller": {"hostNetwork": true, "port": 9443}}),
-            "both want port 9090",
+            "both use port 9090",
         ),
     ] {
         let error = template("pillion", "pillion-system", &values).unwrap_err();

@@ -1,5 +1,5 @@
-//! `pillion convert` for resources of other injectors, as a process: the profiles pass `lint` and inject what the
-//! resources ask for.
+//! `pillion convert` for resources of other injectors, as a process: the profiles pass `lint`, and inject what the
+//! resources specify.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
@@ -38,7 +38,7 @@ fn inject(converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     inject_in(None, converted, shipped, pod)
 }
 
-/// Like [`inject`]. Unless `namespace` is `None`, the pod is in this namespace object.
+/// Like [`inject`]. `namespace` is the object of the pod's namespace; with `None`, none is given.
 fn inject_in(namespace: Option<&Json>, converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("converted.yaml"), converted).unwrap();
@@ -161,7 +161,8 @@ fn instrumentation_becomes_one_profile_per_language() {
     assert_eq!(env(&after, "web", "OTEL_EXPORTER_OTLP_ENDPOINT"), None);
 }
 
-/// An annotation without a value defers to the namespace, as with the shipped profiles and the OpenTelemetry operator.
+/// If a pod's annotation is empty, the namespace's annotation applies, as with the shipped profiles and the
+/// OpenTelemetry operator.
 #[test]
 fn empty_pod_annotation_defers_to_namespace() {
     const KEY: &str = "instrumentation.opentelemetry.io/inject-java";

@@ -195,7 +195,7 @@ fn latency_objective_is_the_same_everywhere() {
         ("dashboards/README.md", format!("99 % of the requests are answered within {millis} ms")),
         ("load-tests/lib/settings.js", format!("OBJECTIVE_MS = {millis};")),
     ] {
-        assert!(read(path).contains(&expected), "{path} does not say: {expected}");
+        assert!(read(path).contains(&expected), "{path} does not contain: {expected}");
     }
     let metric = &page().metrics["pillion_webhook_request_duration_seconds"];
     assert!(metric.labels["le"].named.contains(OBJECTIVE_SECONDS), "{metric:?}");
@@ -208,7 +208,7 @@ fn metrics_are_documented_and_shown() {
     for (name, dashboard) in dashboards() {
         for query in panels(&dashboard).into_iter().flat_map(queries) {
             for metric in metrics_of(query).into_iter().filter(|_| name != API_SERVER_PREFIX) {
-                assert!(documented.contains(&metric), "{name}: {metric} is not on a page of metrics: {query}");
+                assert!(documented.contains(&metric), "{name}: no page of metrics documents {metric}: {query}");
                 shown.insert(metric);
             }
         }
@@ -218,7 +218,7 @@ fn metrics_are_documented_and_shown() {
         for metric in metrics_of(rule.text("/expr")).into_iter().filter(|name| !name.starts_with("apiserver_")) {
             assert!(
                 documented.contains(&metric) || recorded.contains(&metric),
-                "{}: {metric} is not on a page",
+                "{}: no page of metrics documents {metric}",
                 rule.file
             );
         }

@@ -51,7 +51,11 @@ fn manifests_are_complete_and_reference_existing_objects() {
         let metadata = &object["metadata"];
         assert_ne!(metadata["labels"]["app.kubernetes.io/managed-by"], "Helm", "{metadata}");
         assert_eq!(metadata["labels"]["app.kubernetes.io/instance"], "pillion", "{metadata}");
-        assert_eq!(metadata["annotations"].get("helm.sh/hook"), None, "{metadata}: nothing runs it");
+        assert_eq!(
+            metadata["annotations"].get("helm.sh/hook"),
+            None,
+            "{metadata}: no tool runs hooks of plain manifests"
+        );
         if object["kind"].as_str().unwrap().ends_with("RoleBinding") {
             find(&objects, object["roleRef"]["kind"].as_str().unwrap(), object["roleRef"]["name"].as_str().unwrap());
             for subject in object["subjects"].as_array().unwrap() {
@@ -188,7 +192,7 @@ fn flux_example_preserves_crds_replicas_and_expressions() {
     assert!(!has_hook(&rendered, "pre-upgrade") && has_hook(&rendered, "pre-delete"));
 
     let kustomization = documents(&file("deploy/flux/profiles.yaml")).remove(0);
-    assert_eq!(kustomization["spec"].get("postBuild"), None, "it would replace the cluster's facts");
+    assert_eq!(kustomization["spec"].get("postBuild"), None, "postBuild would replace the expressions in profiles");
 }
 
 #[test]
@@ -214,11 +218,9 @@ fn service_names_are_valid_dns_labels() {
     let names = services(&longest);
     assert_eq!(names.len(), 4, "{names:?}");
     assert!(names.iter().all(|name| name.len() <= 63), "{names:?}");
-    for (release, expected) in [
-        (&*"p".repeat(45), "is longer than 44 bytes"),
-        ("a.b", "is none that a Service can have"),
-        ("1a", "is none that"),
-    ] {
+    for (release, expected) in
+        [(&*"p".repeat(45), "is longer than 44 bytes"), ("a.b", "is not valid for a Service"), ("1a", "is not valid")]
+    {
         let error = template(release, &json!({})).unwrap_err();
         assert!(error.contains(expected) && error.contains("set fullnameOverride"), "{error}");
     }
@@ -234,7 +236,7 @@ fn null_values_map_gives_one_clear_error() {
             values = json!({key: values});
         }
         let error = template("pillion", &values).unwrap_err();
-        let expected = format!("{} is null, which takes all its defaults away", path.replace('/', "."));
+        let expected = format!("{} is null, which removes all its defaults", path.replace('/', "."));
         assert!(error.contains(&expected) && error.trim().lines().count() < 5, "{error}");
     }
     let without = rendered(&json!({"webhook": {"policy": null}, "controller": {"policy": null}}));
@@ -244,17 +246,17 @@ fn null_values_map_gives_one_clear_error() {
     }
     let crossed = json!({"webhook": {"autoscaling": {"enabled": true, "minReplicas": 9, "maxReplicas": 3}}});
     let error = template("pillion", &crossed).unwrap_err();
-    assert!(error.contains("minReplicas is 9, and maxReplicas only 3"), "{error}");
+    assert!(error.contains("minReplicas is 9, but maxReplicas is only 3"), "{error}");
 }
 
-/// Renders the policy against secrets with these values, and returns its expressions. Empty if the values disable it.
+/// Renders the policy that rejects inline secrets, and returns its expressions, which are empty if values disable it.
 fn looks_for(secrets: &Json) -> Result<Vec<String>, String> {
     let objects = template("pillion", &json!({"guardrails": {"inlineSecrets": secrets}}))?;
     let mut policies = objects.iter().filter(|object| object["metadata"]["name"] == "pillion-inline-secrets");
     let policy = policies.find(|object| object["kind"] == "ValidatingAdmissionPolicy");
     let Some(policy) = policy else { return Ok(Vec::new()) };
-    assert!(!policy.to_string().contains(r#"matches(\"\")"#), "that matches everything");
-    assert!(!policy.to_string().contains("matches(null)"), "that is no expression");
+    assert!(!policy.to_string().contains(r#"matches(\"\")"#), "a pattern matches everything");
+    assert!(!policy.to_string().contains("matches(null)"), "a pattern is null");
     let validations = policy["spec"]["validations"].as_array().unwrap().iter();
     Ok(validations.map(|validation| validation["expression"].as_str().unwrap().to_owned()).collect())
 }
@@ -273,6 +275,6 @@ fn secret_patterns_can_be_disabled() {
     assert!(looks_for(&json!({"names": null, "shapes": []})).unwrap().is_empty());
     for key in ["exceptNames", "harmlessValues"] {
         let error = looks_for(&json!({key: null})).unwrap_err();
-        assert!(error.contains(&format!("guardrails.inlineSecrets.{key} is null: leave it out, or say")), "{error}");
+        assert!(error.contains(&format!("guardrails.inlineSecrets.{key} is null: omit it, or set")), "{error}");
     }
 }

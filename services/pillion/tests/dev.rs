@@ -64,7 +64,7 @@ fn changed_profiles_are_reloaded() {
     let made = sample.ca.parent().unwrap();
     dev.terminate();
     assert_eq!(dev.wait_for_exit().code(), Some(0), "{}", dev.stderr());
-    assert!(!made.exists(), "it leaves no files");
+    assert!(!made.exists(), "it left files behind");
 }
 
 #[test]

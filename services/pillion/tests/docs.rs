@@ -129,14 +129,14 @@ fn ci_runs_documented_test_command() {
     }
 }
 
-/// The tests that follow `docs/quickstart.md` thus also cover the README and `deploy/quickstart`.
+/// Compares the README and `deploy/quickstart` with `docs/quickstart.md`, whose commands other tests run.
 #[test]
 fn readme_quickstart_has_commands_of_page() {
     let page = blocks(&root().join("docs/quickstart.md"));
     for name in ["access-log.yaml", "web.yaml"] {
         let file = fs::read_to_string(root().join("deploy/quickstart").join(name)).unwrap();
         let is_shown = page.iter().any(|block| block.language == "yaml" && block.text == file);
-        assert!(is_shown, "docs/quickstart.md does not show deploy/quickstart/{name} as it is");
+        assert!(is_shown, "docs/quickstart.md does not contain deploy/quickstart/{name} unchanged");
     }
     let commands: BTreeSet<&str> =
         page.iter().filter(|block| block.language == "sh").flat_map(|block| block.text.lines()).collect();
@@ -256,7 +256,7 @@ fn lists_of_pages_are_complete() {
     let pages = pages();
     for (name, _) in &pages {
         let link = format!("]({name})");
-        assert_eq!(summary.matches(&link).count(), 1, "docs/SUMMARY.md has not one link to {name}");
+        assert_eq!(summary.matches(&link).count(), 1, "docs/SUMMARY.md must have exactly one link to {name}");
         let is_listed = name.contains('/') || name == "README.md" || list.contains(&link);
         assert!(is_listed, "docs/README.md has no link to {name}");
     }
@@ -270,7 +270,7 @@ fn pages_say_whom_they_are_for() {
         let first = text.lines().skip(1).find(|line| !line.is_empty()).unwrap_or_default();
         // A runbook begins with the meaning of its alert. The list of runbooks states the audience of all.
         let is_runbook = name.starts_with("runbooks/Pillion");
-        assert!(is_runbook || first.starts_with("For: "), "docs/{name} begins with {first:?}, and not with `For: …`");
+        assert!(is_runbook || first.starts_with("For: "), "docs/{name} must begin with `For: …`, found {first:?}");
     }
 }
 
@@ -302,7 +302,7 @@ fn targets(text: &str) -> Vec<String> {
 
 /// Returns GitHub's anchor of a heading: letters, digits, `-` and `_` stay, blanks become `-`, all else is removed.
 fn anchor(heading: &str) -> String {
-    // Of a link, the anchor contains only the link text.
+    // For a link, the anchor contains only the link text.
     let shown = heading.split("](").enumerate().map(|(place, part)| match place {
         0 => part,
         _ => part.split_once(')').map_or("", |(_, rest)| rest),
@@ -342,7 +342,7 @@ fn broken(document: &Path, text: &str) -> Vec<String> {
         let file =
             if path.is_empty() { document.to_path_buf() } else { document.parent().unwrap_or(document).join(path) };
         if !path.is_empty() && !file.exists() {
-            return Some(format!("{target} leads nowhere"));
+            return Some(format!("{target} does not exist"));
         }
         let is_page = file.extension().is_some_and(|extension| extension == "md");
         if anchor.is_empty() || !is_page {
@@ -458,12 +458,12 @@ fn broken_links_are_found() {
                 [a](#one) [b](#one-1) [c](#code-and-a-links-text) [d](cli.md#all-commands) [e](https://example.com/#x)\n\
                 `[f](nowhere.md)`\n```sh\n# Two\n[g](nowhere.md)\n```\n[h]: cli.md\n";
     // The page is in `docs/`, and `LICENSE` is not.
-    assert_eq!(broken(&page, text), ["LICENSE leads nowhere"]);
+    assert_eq!(broken(&page, text), ["LICENSE does not exist"]);
     for (wrong, expected) in [
         ("[x](#two)", "#two has no such heading"),
         ("[x](cli.md#no-such)", "cli.md#no-such has no such heading"),
-        ("[x](no.md)", "no.md leads nowhere"),
-        ("[x]: no.md", "no.md leads nowhere"),
+        ("[x](no.md)", "no.md does not exist"),
+        ("[x]: no.md", "no.md does not exist"),
     ] {
         let found = broken(&page, &format!("{}\n{wrong}\n", text.replace("LICENSE", "cli.md")));
         assert!(found.len() == 1 && found[0].starts_with(expected), "{wrong}: {found:?}");
@@ -504,13 +504,13 @@ fn comparison_examples_of_pillion_and_sidecarset_are_valid() {
             _ => continue,
         };
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        // 1: a profile cannot express the update strategy of a SidecarSet.
+        // Exit code 1: a profile cannot express the update strategy of a SidecarSet.
         let is_valid = matches!(output.status.code(), Some(0 | 1)) && !stderr.contains("unknown");
         assert!(is_valid, "{name} ({}):\n{stdout}{stderr}\n{text}", output.status);
     }
 }
 
-/// Kyverno's policies have the specification of Kubernetes' own, which `tests/e2e/comparison.rs` runs.
+/// Each Kyverno policy has the spec of the Kubernetes policy beside it, which `tests/e2e/comparison.rs` runs.
 #[test]
 fn kyverno_examples_equal_policies() {
     let files = comparison_files();

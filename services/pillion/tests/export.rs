@@ -49,7 +49,7 @@ fn validation_becomes_policy_with_binding() {
     assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
     assert_eq!(binding["spec"]["validationActions"][0], "Deny");
     let spec = &policy["spec"];
-    assert_eq!(spec["failurePolicy"], "Fail", "a profile that cannot be dropped denies on errors");
+    assert_eq!(spec["failurePolicy"], "Fail", "with optOut Forbidden, errors reject the object");
     let names: Vec<_> = spec["variables"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["a", "b"], "only the needed variables, in the order of their references");
     let validation = &spec["validations"][0];

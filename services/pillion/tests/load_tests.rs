@@ -1,5 +1,5 @@
-//! Runs each script of load-tests/ for a moment, with the real k6 against a real webhook. The measured figures do not
-//! matter here. The tests check that the scripts run, check responses, and fail for wrong ones. With
+//! Runs each script of load-tests/ for a few seconds, with the real k6 against a real webhook. The measured figures do
+//! not matter here. The tests check that the scripts run, check responses, and fail for wrong ones. With
 //! `PILLION_LOAD=full` they run at their own length and rate, which takes a quarter of an hour.
 
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ impl Webhook {
         Self { _program: program, folder, url }
     }
 
-    /// Runs a script with these settings. If a name occurs more than once, its last value counts.
+    /// Runs a script with these settings. If a name occurs more than once, its last value applies.
     fn run(&self, script: &str, environment: &[(&str, &str)]) -> Run {
         let summary = self.folder.path().join(format!("{script}.json"));
         // Remove the result of an earlier run.
@@ -108,7 +108,7 @@ struct Run {
 impl Run {
     fn count(&self, key: &str) -> u64 {
         let figures = self.figures.as_ref().unwrap_or_else(|| panic!("no figures: {self:?}"));
-        figures[key].as_u64().unwrap_or_else(|| panic!("{key} is no number: {self:?}"))
+        figures[key].as_u64().unwrap_or_else(|| panic!("{key} is not a number: {self:?}"))
     }
 
     fn output_text(&self) -> String {

@@ -137,7 +137,7 @@ fn logs_metrics_and_spans_contain_only_names() {
         200
     );
 
-    eventually("spans of all requests come", || (collector.spans("admission").len() >= 10).then_some(()));
+    eventually("spans of all requests have arrived", || (collector.spans("admission").len() >= 10).then_some(()));
     let metrics_at = dev.program.word_after("http://");
     let metrics = get(metrics_at.split('/').next().unwrap(), "/metrics").body;
     dev.program.terminate();

@@ -14,8 +14,8 @@ use crate::support::metrics_page::{differences, exported, merge, page, page_of};
 use crate::support::prometheus::Prometheus;
 use crate::support::replicas::{Dev, Unconnected};
 
-/// These metrics create a series at the first event of a pair of label values. The test compares the values with the
-/// program's lists.
+/// Metrics whose series exist only after their first event. Another test compares their documented label values with
+/// the program's list.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_webhook_decisions_total"];
 
 #[test]
@@ -58,14 +58,14 @@ fn differences_are_explained() {
         ("a_total{x=\"3\"} 0\n", "a_total is exported with x [\"3\"]: add it to its row"),
         ("a_total{y=\"3\"} 0\n", "a_total has the label y ({\"3\"}): add it to its row"),
         ("b_bucket{le=\"1.0\"} 0\n", "b is exported with le [\"1.0\"]: add it to its row"),
-        ("# TYPE c counter\nc 1\n", "c is a counter, and the page says gauge"),
+        ("# TYPE c counter\nc 1\n", "c is a counter, but the page has gauge"),
     ] {
         assert_eq!(differences(&good, &exported(&format!("{scrape}{more}")), &[]), [expected]);
     }
     for (less, expected) in [
-        ("# TYPE c gauge\nc 1\n", "c is on the page, and nobody exports it: take its row away"),
-        ("a_total{x=\"2\"} 0\n", "a_total is on the page with x [\"2\"], and nobody exports it"),
-        ("b_bucket{le=\"0.5\"} 1\n", "b is on the page with le [\"0.5\"], and nobody exports it"),
+        ("# TYPE c gauge\nc 1\n", "c is on the page, but is not exported: remove its row"),
+        ("a_total{x=\"2\"} 0\n", "a_total is on the page with x [\"2\"], which is not exported"),
+        ("b_bucket{le=\"0.5\"} 1\n", "b is on the page with le [\"0.5\"], which is not exported"),
     ] {
         assert_eq!(differences(&good, &exported(&scrape.replace(less, "")), &[]), [expected]);
     }
@@ -78,7 +78,7 @@ fn number_of_series_is_bounded() {
         (series(&Unconnected::webhook(&[]).scrape()), series(&Unconnected::controller().scrape()));
     println!("{replica} series of a replica at the start, {controller} of a controller");
     assert!(replica <= 410, "{replica}");
-    // Each tenant and each profile has three series more.
+    // Each tenant and each profile adds three series.
     assert!(controller <= 250, "{controller}");
 }
 
@@ -107,7 +107,7 @@ fn documented_queries_and_exemplars_work() {
     let queries = page().queries;
     assert!(queries.len() > 30, "the page has {} queries", queries.len());
     for query in &queries {
-        let mut last = Err("never asked".to_owned());
+        let mut last = Err("not queried yet".to_owned());
         eventually(&format!("{query}\nreturns a number"), || {
             load();
             last = prometheus.query(query);
@@ -174,5 +174,5 @@ fn promtool_accepts_the_metrics() {
         let messages = lint(&scrape);
         assert!(messages.is_empty(), "{messages}");
     }
-    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool reads its input");
+    assert!(lint("# TYPE things counter\nthings 1\n").contains("_total"), "promtool did not read its input");
 }

@@ -225,7 +225,7 @@ fn any_input_gets_response_with_position() {
         ("laughs", texts(PROFILE, &laughs), "object.yaml", None, ""),
         ("nonsense", texts("\u{0}\u{7}\u{feff}", "- - -"), "object.yaml", Some(1), ""),
         (
-            "a pod that is none",
+            "an invalid pod",
             texts(PROFILE, "apiVersion: v1\nkind: Pod\nmetadata: 5\nspec: {containers: 7}"),
             "",
             None,
@@ -405,7 +405,7 @@ fn page_has_all_files_and_strict_policy() {
     }
     assert!(page.text().starts_with("<!doctype html>"));
     let link = dev.get("/", "sec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\n");
-    assert_eq!(link.status, 200, "a link may lead here");
+    assert_eq!(link.status, 200, "links from other sites are allowed");
     for path in [
         "/playground",
         "/playground/../../Cargo.toml",

@@ -1,4 +1,4 @@
-//! Runs a replica under the conditions of a year, at some hundred requests per second, for twenty seconds
+//! Runs a replica under the conditions of a year of operation, with hundreds of requests per second, for twenty seconds
 //! (`PILLION_SOAK_SECONDS` overrides the duration). The replica gets valid reviews of all sizes and invalid ones,
 //! clients that connect, disconnect and break off, new certificates, changing profiles and namespaces, and scrapes.
 //! Every valid review must get the right response. At the end, memory use and open files must match those after the
@@ -29,7 +29,8 @@ pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
 /// Maximum growth of memory use from the second quarter to the last: a fraction, plus a number of bytes.
 const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
-/// Maximum growth of the number of open files: the number of connections to the API server varies.
+/// Maximum growth of the number of open files. It is not zero, because the number of connections to the API server
+/// varies.
 const MORE_FILES: usize = 4;
 /// The replica's limit on namespace lookups at the API server.
 const LOOKUPS_A_SECOND: f64 = 10.0;
@@ -255,7 +256,7 @@ async fn soak(seconds: u64) {
     )]
     let most = early + (early as f64 * DRIFT.0) as usize + DRIFT.1;
     assert!(late <= most, "{late} bytes of memory in the last quarter, and {early} in the second");
-    assert!(late_files <= early_files + 2 * MORE_FILES, "{late_files} files, and {early_files} before");
+    assert!(late_files <= early_files + 2 * MORE_FILES, "{late_files} open files, {early_files} before");
     for series in ZERO_AFTERWARDS {
         assert!(metric(&scrape, series).abs() < 0.5, "{series}");
     }
@@ -421,7 +422,7 @@ pub(crate) async fn send_valid_reviews(target: Rc<Target>, client: usize) {
         }
         if answer.closes {
             connection = target.connect().await;
-            target.count("connections that were to be renewed");
+            target.count("connections that the replica closed");
         }
         sleep(Duration::from_millis(20)).await;
     }
@@ -471,7 +472,7 @@ pub(crate) async fn open_and_close_connections(target: Rc<Target>) {
             check_injected(&target, number, &answer);
             target.count("injected");
         }
-        target.count("connections that came and went");
+        target.count("short connections");
         drop(connection);
         sleep(Duration::from_millis(60)).await;
     }
@@ -522,7 +523,7 @@ pub(crate) async fn send_forged_reviews(target: Rc<Target>) {
         review["request"]["namespace"] = json!(format!("nowhere-{number}"));
         let answer = target.ask(&mut connection, "/mutate", "application/json", review.to_string().as_bytes()).await;
         assert_eq!(answer.status, 200);
-        target.count("made up namespaces");
+        target.count("unknown namespaces");
         if answer.closes {
             connection = target.connect().await;
         }

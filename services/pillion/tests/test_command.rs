@@ -22,7 +22,7 @@ spec:
 ";
 
 const CASES: &str = "\
-name: a helper stands beside it
+name: adds a helper
 object: {spec: {containers: [{name: web, image: \"web:1\"}]}}
 result: {spec: {containers: [{name: web, image: \"web:1\"}, {name: helper, image: \"helper:1\"}]}}
 ---
@@ -91,7 +91,7 @@ fn wrong_expectation_lists_each_difference() {
     let expected = "\
 a  2 cases, 1 failed
 
-a/tests/cases.yaml:1: a helper stands beside it
+a/tests/cases.yaml:1: adds a helper
   spec.containers[helper].image
     expected  \"helper:3\"
     found     \"helper:1\"
@@ -159,10 +159,9 @@ fn only_tested_profiles_report_mistakes() {
 fn profile_extends_neighbour_and_case_has_own_profiles() {
     let child = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: child}\n\
                  spec: {activation: Always, extends: {name: helper}, parameters: [{name: image, default: \"child:1\"}]}\n";
-    let cases = "name: its own value\nobject: {spec: {containers: [{name: web, image: \"web:1\"}]}}\npart: {spec: {containers: [{}, {image: \"child:1\"}]}}\n";
-    let asked = cases
-        .replace("name: its own value\n", "name: both\nprofiles: [grandchild]\n")
-        .replace("child:1", "grandchild:1");
+    let cases = "name: own image\nobject: {spec: {containers: [{name: web, image: \"web:1\"}]}}\npart: {spec: {containers: [{}, {image: \"child:1\"}]}}\n";
+    let asked =
+        cases.replace("name: own image\n", "name: both\nprofiles: [grandchild]\n").replace("child:1", "grandchild:1");
     let grandchild = child
         .replace("name: helper", "name: child")
         .replace("name: child}\nspec", "name: grandchild}\nspec")
@@ -236,7 +235,7 @@ fn update_writes_actual_results() {
         object: {spec: {containers: [{name: web, image: \"web:1\"}]}}\n\
         result:\n  spec:\n    containers: [{name: web, image: \"web:1\"}]\n\n\
         # kept too\n---\nname: expects nothing yet\nobject: {spec: {containers: [{name: web, image: \"web:1\"}]}}\n\
-        ---\nname: says a part\nobject: {spec: {containers: [{name: web, image: \"web:1\"}]}}\npart: {spec: {containers: [{}]}}\n";
+        ---\nname: expects a part\nobject: {spec: {containers: [{name: web, image: \"web:1\"}]}}\npart: {spec: {containers: [{}]}}\n";
     let root = folders(&[("helper", PROFILE, cases)]);
     let file = root.path().join("helper/tests/cases.yaml");
     let output = test(root.path(), &["helper"]);
@@ -282,6 +281,7 @@ fn junit_output_is_valid() {
     let output = test(root.path(), &["helper", "-o", "github"]);
     assert_eq!(output.status.code(), Some(1));
     let lines = stdout(&output);
-    let expected = "::error file=helper/tests/cases.yaml,line=1,col=1,title=a helper stands beside it::spec.containers[helper].image%0A";
+    let expected =
+        "::error file=helper/tests/cases.yaml,line=1,col=1,title=adds a helper::spec.containers[helper].image%0A";
     assert!(lines.starts_with(expected) && lines.ends_with("2 cases: 1 passed, 1 failed\n"), "{lines}");
 }

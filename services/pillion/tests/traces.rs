@@ -290,9 +290,9 @@ fn request_span_joins_trace_and_has_child_spans() {
     for part in PARTS {
         let below = |span: &&Span| span.text("name") == part && span.text("parentSpanId") == injected.text("spanId");
         let of_it: Vec<_> = all.iter().filter(below).collect();
-        let [span] = of_it.as_slice() else { panic!("not one {part}: {all:?}") };
+        let [span] = of_it.as_slice() else { panic!("not exactly one {part}: {all:?}") };
         assert_eq!(span.text("traceId"), TRACE);
-        assert!(last <= span.time("startTimeUnixNano"), "{part} starts when the part before it has ended");
+        assert!(last <= span.time("startTimeUnixNano"), "{part} started before the previous part had ended");
         last = span.time("endTimeUnixNano");
     }
     assert!(last <= injected.time("endTimeUnixNano"));
@@ -301,7 +301,7 @@ fn request_span_joins_trace_and_has_child_spans() {
     assert_eq!(below_bad.map(|span| span.text("name")).collect::<Vec<_>>(), ["receive"]);
     assert!(
         !dev.program.stderr().contains("admission{"),
-        "the log is the same as without traces: {}",
+        "the log differs from the log without traces: {}",
         dev.program.stderr()
     );
 }
@@ -448,7 +448,7 @@ fn silent_collector_slows_no_request_and_bounds_memory() {
     let grown = traced.program.memory().saturating_sub(memory);
     println!("p99 without traces, and with a silent collector: {rounds:?}; memory grew by {grown} KiB");
     assert!(!rounds.last().is_some_and(is_slower), "p99 without traces, and with a silent collector: {rounds:?}");
-    assert!(grown < 4 * 1024, "{grown} KiB for {REQUESTS} requests more, or some times as many");
+    assert!(grown < 4 * 1024, "memory grew by {grown} KiB over a multiple of {REQUESTS} requests");
     assert!(traced.metric(full) > 2_000, "{}", traced.metric(full));
     let ended = traced.end();
     assert!(ended < Duration::from_secs(10), "{ended:?}");

@@ -80,8 +80,8 @@ fn failing_watch_is_logged_and_retried() {
     });
 }
 
-/// Returns a part that an error repeats, as in `what: why: why`. Ignores parts of up to eight bytes. `None`: the error
-/// repeats no part.
+/// Returns the first part that an error contains twice, as in `what: why: why`, or `None`. Ignores parts of up to eight
+/// bytes.
 fn says_a_part_twice(text: &str) -> Option<String> {
     let parts: Vec<_> = text.trim().split(": ").filter(|part| part.len() > 8).collect();
     let twice = |(index, part): (usize, &&str)| parts.iter().skip(index + 1).any(|other| other.contains(*part));
@@ -306,7 +306,7 @@ fn descriptor_exhaustion_is_survived() {
     // Expect about 20 errors a second, plus a margin. A busy machine may extend the duration, so measure it.
     let most = 30.0 * began.elapsed().as_secs_f64();
     assert!((1.0..=most).contains(&errors), "{errors} errors, at most {most} expected: no pause between errors");
-    assert!(busy < 0.5, "it is in a busy loop");
+    assert!(busy < 0.5, "the process is in a busy loop");
     let logged = dev.stderr().lines().filter(|line| line.contains("no connection can be accepted")).count();
     assert!((1..=4).contains(&logged), "logged {logged} times: {}", dev.stderr());
 

@@ -33,7 +33,7 @@ if [ -n "$(awk -F: '$2 != ""' /proc/self/cgroup)" ]; then
   done </proc/self/cgroup
 else
   mount -t cgroup2 cgroup2 /sys/fs/cgroup
-  # A cgroup that passes controllers on to others must not have processes of its own.
+  # A cgroup that delegates controllers must not contain processes.
   mkdir /sys/fs/cgroup/init
   echo 1 >/sys/fs/cgroup/init/cgroup.procs
   for each in $(cat /sys/fs/cgroup/cgroup.controllers); do
@@ -80,7 +80,7 @@ tried() { # COMMAND...: repeats the command until it succeeds
     ! "$@" >/dev/null 2>&1 || return 0
     sleep 0.1
   done
-  echo "error: in vain: $*"
+  echo "error: no success after many attempts: $*"
   return 1
 }
 

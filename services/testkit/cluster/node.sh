@@ -22,7 +22,7 @@ hierarchies() { awk -F: '$2 != "" { sub(/^name=/, "", $2); print $2 ":" $3 }' /p
 make_cgroup() { # FOLDER
   if [ -d "$1" ]; then
     [ -z "$(find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null | head -1)" ] ||
-      { echo "error: a cluster of this name runs already, of another folder: there are processes in $1" >&2 && exit 1; }
+      { echo "error: a cluster with this name already runs from another folder: there are processes in $1" >&2 && exit 1; }
     find "$1" -depth -type d -exec rmdir {} +
   fi
   mkdir "$1"
@@ -34,7 +34,7 @@ make_cgroups() {
   local each controllers parent group
   : >"$home/run/cgroups"
   if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-    # v2: below the root, because the caller's cgroup has processes and so cannot pass controllers on.
+    # v2: below the root, because the caller's cgroup has processes and so cannot delegate controllers.
     for each in cpu cpuset io memory pids; do echo "+$each" >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true; done
     make_cgroup "/sys/fs/cgroup/$CGROUP"
     return
@@ -72,7 +72,7 @@ start() {
   ! init_of >/dev/null || { echo "error: the node runs already" >&2 && exit 1; }
   mkdir -p "$home"/{run,log,state}
   [ -z "$(ip -4 -o address show to "$HOST_ADDRESS/30")" ] ||
-    { echo "error: another link has an address of $HOST_ADDRESS/30; end the cluster that it is of, or remove this one" >&2 && exit 1; }
+    { echo "error: another link has an address in $HOST_ADDRESS/30; end the cluster that uses it, or remove this one" >&2 && exit 1; }
   make_cgroups
   # The process joins the cgroups before it creates namespaces, so that they are the roots of the node's cgroup namespace. It
   # keeps the caller's standard input, which closes when the owner ends, and no other open file.
@@ -88,7 +88,7 @@ start() {
     process=
     sleep 0.1
   done
-  [ -n "$process" ] || { echo "error: no namespaces: $(tail -3 "$home/log/init.log")" >&2 && exit 1; }
+  [ -n "$process" ] || { echo "error: cannot create namespaces: $(tail -3 "$home/log/init.log")" >&2 && exit 1; }
   echo "$process" >"$home/run/init.pid"
   # This link is the only connection of host and node, and neither side has a route beyond it. init.sh waits for the link.
   ip link add "$LINK" type veth peer name eth0 netns "$process"

@@ -25,7 +25,7 @@ if [ "${1:-}" = --if-there ]; then
   exit 3
 fi
 if ! has_apt; then
-  echo "error: the packages ${packages[*]} are taken from Debian or Ubuntu, and this is $system; with a container engine kind is used" >&2
+  echo "error: the packages ${packages[*]} come from Debian or Ubuntu, but this is $system; to use kind instead, install a container engine" >&2
   exit 2
 fi
 
@@ -34,7 +34,7 @@ mkdir -p "$cache"
 work=$(mktemp -d "$cache/.packages-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 unpack "$work" "${packages[@]}"
-complete "$work/root" || { echo "error: the packages hold other files than expected: $work" >&2 && exit 1; }
+complete "$work/root" || { echo "error: the packages lack expected files: $work" >&2 && exit 1; }
 rm -rf "$folder"
 mv "$work/root" "$folder"
 echo "$folder"

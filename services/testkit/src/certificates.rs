@@ -45,7 +45,7 @@ impl TestCa {
     pub fn serving(&self, names: &[&str]) -> anyhow::Result<(String, String)> {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names.clone())
-            .with_context(|| format!("{names:?} cannot all stand in a certificate"))?;
+            .with_context(|| format!("{names:?} are not all valid in a certificate"))?;
         params.distinguished_name.push(DnType::CommonName, "pillion test certificate");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

@@ -31,11 +31,11 @@ use parts::{Engine, Parts};
 
 /// How long a cluster may take until its node is ready, on a busy machine.
 const START_LIMIT: Duration = Duration::from_mins(4);
-/// How long a script, or one import of an image, may take.
+/// The time limit of a script or of an image import.
 const COMMAND_LIMIT: Duration = Duration::from_mins(3);
-/// The name of the file that marks the folder of a cluster that ends with its owner process.
+/// The file that marks a cluster's folder as owned: the cluster ends with its owner process.
 const OWNED: &str = "owned";
-/// An image that only answers probes, on the port that is its argument: `/pause [PORT]`.
+/// An idle image, whose program is `/pause [PORT]`. With a port, it answers HTTP probes there.
 pub const PAUSE_IMAGE: &str = "local.test/pause:1";
 
 /// A running cluster of one node. If this process owns the cluster, dropping this value ends it.
@@ -113,8 +113,8 @@ impl Cluster {
         let lock = Lock::of(&home)?;
         remove_left(&folder()?);
         let is_free = !home.exists() || home.join(OWNED).exists();
-        ensure!(is_free, "there is a cluster {name} that belongs to no process; `just cluster down {name}` ends it");
-        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        ensure!(is_free, "a cluster {name} without an owner exists; end it with `just cluster down {name}`");
+        let (reader, writer) = std::io::pipe().context("cannot create a pipe")?;
         let cluster = Self { home, name, parts, owner: Some(writer), _lock: lock };
         cluster.remove()?;
         cluster.start(reader.into()).await?;
@@ -146,7 +146,7 @@ impl Cluster {
         let stdin = match &mut self.owner {
             None => Stdio::null(),
             Some(owner) => {
-                let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+                let (reader, writer) = std::io::pipe().context("cannot create a pipe")?;
                 *owner = writer;
                 reader.into()
             }
@@ -213,14 +213,14 @@ impl Cluster {
         let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
             .await
             .context("the cluster's kubeconfig")?;
-        Client::try_from(config).context("cannot make a client of the cluster")
+        Client::try_from(config).context("cannot create a client for the cluster")
     }
 
     async fn start(&self, stdin: Stdio) -> anyhow::Result<()> {
-        std::fs::create_dir_all(&self.home).with_context(|| format!("cannot make {}", self.home.display()))?;
+        std::fs::create_dir_all(&self.home).with_context(|| format!("cannot create {}", self.home.display()))?;
         self.parts.note(&self.home)?;
         if self.owner.is_some() {
-            std::fs::write(self.home.join(OWNED), "").context("cannot note that the cluster is owned")?;
+            std::fs::write(self.home.join(OWNED), "").context("cannot mark the cluster as owned")?;
         }
         match &self.parts.engine {
             Engine::Kind { program, .. } => kind::start(program, &self.name, &self.kubeconfig())?,
@@ -317,7 +317,7 @@ fn run_within(limit: Duration, command: &Command) -> anyhow::Result<String> {
         String::from_utf8_lossy(&stdout),
         String::from_utf8_lossy(&stderr)
     );
-    String::from_utf8(stdout).context("it printed what is not UTF-8")
+    String::from_utf8(stdout).context("the output is not UTF-8")
 }
 
 /// Returns the folder of all clusters: `PILLION_CLUSTERS` or, by default, a folder in the user's cache.
@@ -336,7 +336,7 @@ fn home_of(name: &str) -> anyhow::Result<PathBuf> {
     // The name becomes part of the names of a network link, a cgroup and, with kind, a container.
     let fits =
         (1..=8).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    ensure!(fits, "{name:?} is no name for a cluster; expected up to 8 lower-case letters and digits");
+    ensure!(fits, "{name:?} is not a valid cluster name; expected up to 8 lower-case letters and digits");
     Ok(folder()?.join(name))
 }
 
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn rejects_invalid_link_name() {
         for name in ["", "a/b", "../x", "Upper", "ninechars"] {
-            assert!(home_of(name).unwrap_err().to_string().contains("no name for a cluster"), "{name}");
+            assert!(home_of(name).unwrap_err().to_string().contains("not a valid cluster name"), "{name}");
         }
         assert!(home_of("default1").unwrap().ends_with("default1"));
     }

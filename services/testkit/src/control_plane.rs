@@ -1,4 +1,4 @@
-//! Starts a real control plane: etcd and kube-apiserver, configured as in production in all that a webhook can observe.
+//! Starts a real control plane: etcd and kube-apiserver. A webhook can observe no difference from production.
 //!
 //! It has no controller manager, scheduler or node, so pods stay pending.
 
@@ -30,7 +30,7 @@ pub use second::SecondApiServer;
 /// How long etcd and the API server together may take to become ready.
 const START_LIMIT: Duration = Duration::from_mins(3);
 
-const LEASED: &str = "the control plane is leased; give the test a network of its own (Isolation::own_network)";
+const LEASED: &str = "the control plane is leased; give the test its own network (Isolation::own_network)";
 
 /// The name of the file with the CA certificate in a control plane's folder.
 const CA_FILE: &str = "ca.crt";
@@ -88,7 +88,7 @@ pub struct Detached {
 }
 
 impl Builder {
-    /// Listens on another address than [`namespace::API_SERVER`], for a second control plane in one test.
+    /// Listens on an address other than [`namespace::API_SERVER`], for a second control plane in one test.
     pub fn address(mut self, address: IpAddr) -> Self {
         self.address = address;
         self
@@ -131,7 +131,7 @@ impl Builder {
     /// the test has leased a control plane, attaches to the leased one instead.
     ///
     /// # Errors
-    /// The tools are missing, or etcd or the API server does not start; the error has the end of its log. A leased
+    /// The tools are missing, or etcd or the API server does not start; the error contains the end of its log. A leased
     /// control plane cannot be configured: such a test needs [`own_network`](crate::Isolation::own_network).
     pub async fn start(self) -> anyhow::Result<ControlPlane> {
         install_crypto_provider();
@@ -142,7 +142,7 @@ impl Builder {
             Some(directory) => directory,
             None => namespace::directory()?.join(format!("control-plane-{}", self.address)),
         };
-        std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let settings = Settings {
             address: self.address,
             ports: self.ports,
@@ -163,13 +163,15 @@ impl Builder {
     /// Attaches to a leased control plane. Kubeconfigs and similar files go into a folder of the test.
     fn attach(self, leased: &Path) -> anyhow::Result<ControlPlane> {
         if self.address != namespace::API_SERVER || !self.api_server_args.is_empty() {
-            bail!("a leased control plane is as it is: give the test a network of its own (Isolation::own_network)");
+            bail!(
+                "a leased control plane cannot be configured: give the test its own network (Isolation::own_network)"
+            );
         }
         let directory = match self.directory {
             Some(directory) => directory,
             None => namespace::directory()?.join(format!("control-plane-{}", self.address)),
         };
-        std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let ca = leased.join(CA_FILE);
         let ca_pem = std::fs::read_to_string(&ca).with_context(|| format!("cannot read {}", ca.display()))?;
         let settings = Settings {
@@ -294,14 +296,14 @@ impl ControlPlane {
         }
     }
 
-    /// Returns a client of the administrator, with its own connections.
+    /// Returns a client that authenticates as the administrator, with its own connections.
     ///
     /// # Panics
     /// Never in practice: the same configuration worked when the control plane started.
     #[must_use]
-    #[expect(clippy::expect_used, reason = "the same configuration has made a client when the API server started")]
+    #[expect(clippy::expect_used, reason = "the same configuration worked when the API server started")]
     pub fn client(&self) -> Client {
-        self.admin_client().expect("the administrator's client was made before")
+        self.admin_client().expect("this configuration created a client before")
     }
 
     /// Returns a client that impersonates `user` in `groups` (and in `system:authenticated`).
@@ -348,7 +350,7 @@ impl ControlPlane {
         let token = answer
             .status
             .and_then(|status| status.token)
-            .context("the API server answered a TokenRequest without a token")?;
+            .context("the response to the TokenRequest contains no token")?;
         self.write_kubeconfig(&format!("{namespace}-{name}"), &Identity::Token(&token))
     }
 
@@ -364,7 +366,7 @@ impl ControlPlane {
         &self.settings.directory
     }
 
-    /// Kills the API server as a power cut would; etcd stays. Existing clients work again after
+    /// Kills the API server, as a power cut would. etcd continues to run. Existing clients work again after
     /// [`ControlPlane::start_api_server`].
     ///
     /// # Errors
@@ -376,7 +378,7 @@ impl ControlPlane {
     /// Starts the API server on the same etcd, address and keys, and waits until it is ready.
     ///
     /// # Errors
-    /// The API server is already running, or does not become ready; the error has the end of its log.
+    /// The API server is already running, or does not become ready; the error contains the end of its log.
     pub async fn start_api_server(&mut self) -> anyhow::Result<()> {
         if self.api_server.is_some() {
             bail!("the API server runs already; stop it first");
@@ -419,13 +421,13 @@ impl ControlPlane {
     /// The API server is stopped, or leased.
     pub fn detach(self) -> anyhow::Result<Detached> {
         let kubeconfig = self.kubeconfig();
-        let api_server = self.api_server.context("the API server is stopped; start it before letting it go")?;
+        let api_server = self.api_server.context("the API server is stopped; start it before detaching it")?;
         let etcd = self.etcd.context(LEASED)?;
         Ok(Detached { kubeconfig, api_server: api_server.detach(), etcd: etcd.detach() })
     }
 
     fn admin_client(&self) -> anyhow::Result<Client> {
-        Client::try_from(self.admin_config(&self.url())?).context("cannot make a client of the API server")
+        Client::try_from(self.admin_config(&self.url())?).context("cannot create a client for the API server")
     }
 
     /// Returns the administrator's client configuration, for custom clients.
@@ -437,7 +439,7 @@ impl ControlPlane {
     }
 
     fn admin_config(&self, url: &str) -> anyhow::Result<Config> {
-        let mut config = Config::new(url.parse().with_context(|| format!("{url} is no URL"))?);
+        let mut config = Config::new(url.parse().with_context(|| format!("{url} is not a URL"))?);
         let ca = rustls_pki_types::pem::PemObject::from_pem_slice(self.ca_pem.as_bytes())
             .map(|certificate: rustls_pki_types::CertificateDer<'_>| certificate.to_vec())
             .context("reading the CA back")?;
@@ -464,6 +466,6 @@ pub async fn client_of(kubeconfig: &Path) -> anyhow::Result<Client> {
     let file = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
-        .with_context(|| format!("{} describes no client", kubeconfig.display()))?;
-    Client::try_from(config).context("cannot make a client of the API server")
+        .with_context(|| format!("{} does not configure a client", kubeconfig.display()))?;
+    Client::try_from(config).context("cannot create a client for the API server")
 }

@@ -28,7 +28,7 @@ impl ControllerManager {
     /// Starts kube-controller-manager as the administrator, and waits until its controllers have started.
     ///
     /// # Errors
-    /// The program cannot be built, ends early or is not ready in time; the error has the end of its log.
+    /// The program cannot be built, ends early or is not ready in time; the error contains the end of its log.
     pub async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
         Self::with(control_plane, CONTROLLERS).await
     }
@@ -44,7 +44,7 @@ impl ControllerManager {
             .arg(format!("--kubeconfig={}", control_plane.kubeconfig().display()))
             .arg(format!("--controllers={controllers}"))
             .arg("--leader-elect=false")
-            // Nothing outside the test may connect, so it listens nowhere.
+            // Disables the server, since no test connects to it.
             .arg("--secure-port=0")
             .arg("--profiling=false");
         for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
@@ -57,7 +57,7 @@ impl ControllerManager {
             let begun = text.matches("\"Caches are synced\"").count();
             let expected = controllers.split(',').count();
             if begun < expected {
-                bail!("{begun} of {expected} controllers have begun");
+                bail!("{begun} of {expected} controllers have started");
             }
             Ok(())
         };

@@ -1,4 +1,4 @@
-//! A process with a log file that ends when its owner drops it. Tests start, watch and signal it.
+//! A process with a log file, which tests start, watch and signal. It ends when its owner drops it.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -60,13 +60,13 @@ impl Daemon {
     /// # Errors
     /// The operating system does not return the status.
     pub fn exited(&mut self) -> anyhow::Result<Option<ExitStatus>> {
-        self.child.try_wait().with_context(|| format!("cannot tell whether {} runs", self.name))
+        self.child.try_wait().with_context(|| format!("cannot read the status of {}", self.name))
     }
 
     /// Waits until `probe` returns `Ok`; fails at once if the process ends.
     ///
     /// # Errors
-    /// The process ended or was not ready within `limit`; the error has the last lines of its log.
+    /// The process ended or was not ready within `limit`; the error contains the last lines of its log.
     pub async fn ready(
         &mut self,
         limit: Duration,
@@ -90,7 +90,7 @@ impl Daemon {
     /// Waits until the process has ended by itself.
     ///
     /// # Errors
-    /// The process still runs after `limit`; the error has the last lines of its log.
+    /// The process still runs after `limit`; the error contains the last lines of its log.
     pub async fn wait(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let name = self.name.clone();
         let outcome = eventually(limit, &format!("{name} has ended"), async || {
@@ -202,7 +202,7 @@ mod tests {
         let error =
             daemon.ready(Duration::from_mins(1), || async { Err(anyhow!("not yet")) }).await.unwrap_err().to_string();
         assert!(error.contains("exit status: 3") && error.contains("no such flag"), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(30), "it waited for the limit");
+        assert!(started.elapsed() < Duration::from_secs(30), "the wait continued until the time limit");
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ pub async fn eventually<T>(
 ) -> anyhow::Result<T> {
     let deadline = Instant::now() + limit;
     let mut pause = FIRST_PAUSE;
-    let mut last = anyhow!("the first attempt did not come to an end");
+    let mut last = anyhow!("the first attempt did not finish");
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match tokio::time::timeout(left, attempt()).await {
@@ -70,6 +70,6 @@ mod tests {
     async fn hanging_attempt_is_cut_off() {
         let wait = eventually::<()>(Duration::from_millis(20), "an answer", std::future::pending);
         let error = format!("{:#}", wait.await.unwrap_err());
-        assert!(error.contains("the first attempt did not come to an end"), "{error}");
+        assert!(error.contains("the first attempt did not finish"), "{error}");
     }
 }

@@ -27,12 +27,12 @@ pub fn server_config(cert_pem: &[u8], key_pem: &[u8]) -> anyhow::Result<Arc<Serv
     crate::certificates::install_crypto_provider();
     let chain = CertificateDer::pem_slice_iter(cert_pem)
         .collect::<Result<Vec<_>, _>>()
-        .context("the certificate is not PEM text")?;
-    let key = PrivateKeyDer::from_pem_slice(key_pem).context("the key is not PEM text")?;
+        .context("the certificate is not valid PEM")?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem).context("the key is not valid PEM")?;
     let mut config = ServerConfig::builder()
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        .context("certificate and key are of no use together")?;
+        .context("the certificate and the key do not match")?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

@@ -18,7 +18,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an image of this name (`HOST/NAME:TAG`), whose containers run the program `entrypoint`.
+    /// Creates an image with this name (`HOST/NAME:TAG`), whose containers run the program `entrypoint`.
     ///
     /// # Errors
     /// The folder for its files cannot be created.
@@ -39,7 +39,7 @@ impl Image {
     }
 
     /// Copies the program `source` to the path `place` in the image. Also adds its shared libraries, at the paths where
-    /// the loader searches.
+    /// the dynamic loader searches.
     ///
     /// # Errors
     /// As [`Image::file`], or a library is missing.
@@ -58,7 +58,7 @@ impl Image {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
-            other => anyhow::bail!("no image is made for {other}"),
+            other => anyhow::bail!("images are not built for {other}"),
         };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/image.sh");
         let output = Command::new("bash")
@@ -106,7 +106,7 @@ fn names(reference: &str) -> Value {
     json!({"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference})
 }
 
-/// Returns the libraries that the loader would load for a program; none for a static one.
+/// Returns the shared libraries of a program. A static program has none.
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -130,7 +130,7 @@ impl Isolation {
     {
         let call = Location::caller().to_string();
         let cannot_keep = |error: anyhow::Error| Failure {
-            message: format!("cannot keep a control plane: {error:#}"),
+            message: format!("cannot keep a control plane running: {error:#}"),
             output: String::new(),
             directory: None,
         };
@@ -150,12 +150,14 @@ impl Isolation {
         let tools = tools::dir().map_err(early)?;
         probe().map_err(early)?;
         let test = test
-            .context("cannot tell the name of this test: call isolated with a closure written in the test's function")
+            .context(
+                "the name of this test is unknown: call isolated with a closure that is written in the test's function",
+            )
             .map_err(early)?;
         let directory = tempfile::Builder::new()
             .prefix("pillion-test-")
             .tempdir()
-            .context("cannot make a folder for the test")
+            .context("cannot create a folder for the test")
             .map_err(early)?;
 
         let mut output = String::new();
@@ -180,7 +182,7 @@ impl Isolation {
         if self.has_own_network {
             return self.copy(unshare(), &copy_of(test)?, call, tools, directory, output);
         }
-        let program = std::env::current_exe().context("cannot tell which program this is")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let lease = shared::Lease::take(|| {
             let mut keeper = Command::new(&program);
             keeper.args(arguments(test)).env(tools::ASSETS_VARIABLE, tools).env_remove(CALL);
@@ -208,7 +210,7 @@ impl Isolation {
         directory: &Path,
         output: &mut String,
     ) -> anyhow::Result<()> {
-        let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+        let (reader, writer) = std::io::pipe().context("cannot create a pipe")?;
         command
             .args(copy)
             .env(DIRECTORY, directory)
@@ -216,7 +218,7 @@ impl Isolation {
             .env(tools::ASSETS_VARIABLE, tools)
             // This process never writes to the pipe. When the pipe closes, the copy knows that this process has ended.
             .stdin(Stdio::piped())
-            .stdout(writer.try_clone().context("cannot make a pipe")?)
+            .stdout(writer.try_clone().context("cannot create a pipe")?)
             .stderr(writer);
         for variable in PROXIES {
             command.env_remove(variable);
@@ -246,7 +248,7 @@ const UNSHARE_HELP: &str = "cannot run `unshare` (package util-linux), which giv
 
 /// Returns the command line that runs only this test of this program.
 fn copy_of(test: &str) -> anyhow::Result<Vec<OsString>> {
-    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     Ok(std::iter::once(program.into()).chain(arguments(test).map(OsString::from)).collect())
 }
 
@@ -261,8 +263,8 @@ fn probe() -> anyhow::Result<()> {
         return Ok(());
     }
     bail!(
-        "this machine does not let tests have namespaces of their own: {}\n  \
-         help: allow unprivileged user namespaces, whichever of these holds them back:\n        \
+        "this machine does not allow tests to create namespaces: {}\n  \
+         help: allow unprivileged user namespaces; one of these settings may forbid them:\n        \
          sysctl user.max_user_namespaces (must be above 0),\n        \
          sysctl kernel.unprivileged_userns_clone=1 (Debian), \
          sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu),\n        \

@@ -1,4 +1,4 @@
-//! The real parts that tests run against: a kube-apiserver with its etcd, replicas of the real binary, certificates.
+//! The real components that tests run against: kube-apiserver with its etcd, replicas of the real binary, certificates.
 //!
 //! A test with a control plane looks like this:
 //!
@@ -14,16 +14,16 @@
 //! ```
 //!
 //! - [`tools`]: finds or builds `etcd`, `kube-apiserver`, `kubectl` and other programs.
-//! - [`namespace`]: the Linux namespaces of a test, without root; its addresses and its folder.
+//! - [`namespace`]: the Linux namespaces of a test, which need no root; the test's addresses and folder.
 //! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
 //! - [`replica`]: replicas of webhook and controller as processes of the real binary.
 //! - [`moved_clock`]: moves the wall clock of single processes forward or back while they run.
 //! - [`controller_manager`]: the real controllers that create pods, for tests of owner references.
 //! - [`mod@cluster`]: a real cluster of one node, where containers run; [`image`]: images for it.
-//! - [`registration`]: the Service, its endpoint slices and the webhook configuration, for the API server.
+//! - [`registration`]: registers webhooks with the API server: Service, endpoint slices, webhook configuration.
 //! - [`certificates`]: a CA for tests.
 //! - [`dashboards`]: renders Grafana dashboards from `dashboards/source`.
-//! - [`daemon`]: a process with a log file that ends with its owner.
+//! - [`daemon`]: a process that has a log file, and ends with its owner.
 //! - [`eventually`](mod@eventually): waits for a condition with a time limit.
 //! - [`https`]: an HTTPS server stack like production's, for webhooks inside a test and for the benchmark's baseline.
 //!

@@ -2,7 +2,7 @@
  * C library.
  *
  * The offset in seconds is an eight-byte number in a mapped file, so writing it moves the clock of the process at once.
- * The monotonic clock stays the machine's, as after a step of NTP. */
+ * The monotonic clock is not moved, as when NTP steps the wall clock. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -77,8 +77,8 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// Routes the packets to an address of this network namespace to nowhere. Pause any process that listens there,
-    /// since packets that it sends still arrive.
+    /// Discards the packets to an address of this network namespace. Pause any process that listens there, since the
+    /// packets that it sends still arrive.
     ///
     /// # Errors
     /// The route cannot be created.

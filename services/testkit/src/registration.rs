@@ -44,7 +44,7 @@ pub async fn register_service(client: &Client, replicas: &[IpAddr]) -> anyhow::R
     Api::<Service>::namespaced(client.clone(), NAMESPACE)
         .patch(SERVICE, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&service))
         .await
-        .context("the API server refuses the Service")?;
+        .context("the API server rejects the Service")?;
     let registered = RegisteredService { slices: Api::namespaced(client.clone(), NAMESPACE) };
     for replica in replicas {
         registered.set_ready(*replica, true).await?;
@@ -71,7 +71,7 @@ impl RegisteredService {
         self.slices
             .patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&slice))
             .await
-            .with_context(|| format!("the API server refuses an endpoint slice for {replica}"))?;
+            .with_context(|| format!("the API server rejects an endpoint slice for {replica}"))?;
         Ok(())
     }
 
@@ -100,7 +100,7 @@ pub async fn register_webhook(client: &Client, configuration: &MutatingWebhookCo
     Api::<MutatingWebhookConfiguration>::all(client.clone())
         .patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(configuration))
         .await
-        .with_context(|| format!("the API server refuses the MutatingWebhookConfiguration {name}"))?;
+        .with_context(|| format!("the API server rejects the MutatingWebhookConfiguration {name}"))?;
     Ok(())
 }
 

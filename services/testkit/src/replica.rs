@@ -105,7 +105,7 @@ impl Replica {
     /// test's folder; a restarted replica appends to it.
     ///
     /// # Errors
-    /// The replica ends or is not ready in time; the error has the end of its log.
+    /// The replica ends or is not ready in time; the error contains the end of its log.
     pub async fn start(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let mut replica = Self::spawn(spec, address)?;
         replica.ready().await?;
@@ -139,7 +139,7 @@ impl Replica {
     /// Waits until `/readyz` returns 200.
     ///
     /// # Errors
-    /// The replica ends or is not ready in time; the error has the end of its log.
+    /// The replica ends or is not ready in time; the error contains the end of its log.
     pub async fn ready(&mut self) -> anyhow::Result<()> {
         let address = self.address;
         let probe = async || match get(address, "/readyz").await? {
@@ -196,7 +196,7 @@ impl Replica {
     /// Sends SIGTERM and waits for the end of the replica, which draining may delay.
     ///
     /// # Errors
-    /// The replica has already ended, or still runs after `limit`; the error has the end of its log.
+    /// The replica has already ended, or still runs after `limit`; the error contains the end of its log.
     pub async fn terminate(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         self.daemon.terminate()?;
         self.daemon.wait(limit).await

@@ -67,12 +67,12 @@ impl Lease {
     /// in its own namespaces. It runs this program, for a test that calls [`keep_if_asked`].
     ///
     /// # Errors
-    /// The control plane does not start; the error has the end of its logs.
+    /// The control plane does not start; the error contains the end of its logs.
     pub(crate) fn take(keeper: impl Fn() -> Command) -> anyhow::Result<Self> {
         let run = Run::of_this_process();
-        std::fs::create_dir_all(&run.folder).with_context(|| format!("cannot make {}", run.folder.display()))?;
+        std::fs::create_dir_all(&run.folder).with_context(|| format!("cannot create {}", run.folder.display()))?;
         for number in 0.. {
-            let lock = File::create(run.folder.join(format!("{number}.lock"))).context("cannot make a lock")?;
+            let lock = File::create(run.folder.join(format!("{number}.lock"))).context("cannot create a lock")?;
             if lock.try_lock().is_err() {
                 continue;
             }
@@ -104,7 +104,7 @@ impl Lease {
     /// folder `logs`, and ends it.
     pub(crate) fn give_back(self, passed: bool, logs: &Path) -> anyhow::Result<()> {
         if passed {
-            return std::fs::write(self.folder.join(USED), "").context("cannot ask for a reset");
+            return std::fs::write(self.folder.join(USED), "").context("cannot request a reset");
         }
         for name in ["etcd.log", "kube-apiserver.log"] {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
@@ -132,7 +132,7 @@ impl Lease {
 
     fn start(&self, run: &Run, keeper: &Command) -> anyhow::Result<()> {
         let _ = std::fs::remove_dir_all(&self.folder);
-        std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
+        std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot create {}", self.folder.display()))?;
         let unshared = namespace::unshare();
         // The control plane gets a new session, so that a test runner that kills a test's process group does not end
         // the control plane.
@@ -246,7 +246,7 @@ pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     })
 }
 
-/// The content of etcd, through its JSON gateway, with keys and values in base64.
+/// A client for etcd's JSON gateway. Keys and values are in base64.
 struct Keys {
     etcd: Client,
 }
@@ -256,7 +256,7 @@ type Stored = BTreeMap<String, String>;
 impl Keys {
     fn new() -> anyhow::Result<Self> {
         let config = Config::new(format!("http://{}:2379", namespace::API_SERVER).parse()?);
-        Ok(Self { etcd: Client::try_from(config).context("cannot make a client of etcd")? })
+        Ok(Self { etcd: Client::try_from(config).context("cannot create a client of etcd")? })
     }
 
     async fn read(&self) -> anyhow::Result<Stored> {

@@ -38,7 +38,7 @@ pub(crate) fn dir() -> anyhow::Result<PathBuf> {
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     let path = built(&[name])?.join(name);
     if !path.is_file() {
-        bail!("there is no {}, which tools/build.sh said it had built", path.display());
+        bail!("there is no {}, although tools/build.sh succeeded", path.display());
     }
     Ok(path)
 }
@@ -110,7 +110,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     let mut output = String::new();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {
-            let line = line.context("reading what the build of the tools says")?;
+            let line = line.context("reading the output of tools/build.sh")?;
             // The line is written directly, since the harness would show captured output only after the build.
             let _ = writeln!(std::io::stderr(), "tools: {line}");
             output.push_str(&line);
@@ -119,7 +119,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     }
     let mut printed = String::new();
     if let Some(mut stdout) = child.stdout.take() {
-        stdout.read_to_string(&mut printed).context("reading where the tools were built")?;
+        stdout.read_to_string(&mut printed).context("reading the folder of the tools")?;
     }
     let status = child.wait().context("waiting for the build of the tools")?;
     if !status.success() {

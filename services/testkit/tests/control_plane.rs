@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_mins(1);
 
 #[test]
 fn starts_and_serves() {
-    Isolation::new().own_network("is about the control plane").run(|| async {
+    Isolation::new().own_network("tests the control plane itself").run(|| async {
         let started = Instant::now();
         let control_plane = ControlPlane::start().await?;
         let mut took = started.elapsed();
@@ -100,7 +100,7 @@ fn rbac_applies_to_accounts_and_impersonation() {
 
 #[test]
 fn control_planes_are_isolated() {
-    Isolation::new().own_network("is about the control plane").run(|| async {
+    Isolation::new().own_network("tests the control plane itself").run(|| async {
         let second_address = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2));
         let (first, second) =
             tokio::try_join!(ControlPlane::start(), ControlPlane::builder().address(second_address).start(),)?;
@@ -115,7 +115,7 @@ fn control_planes_are_isolated() {
 
 #[test]
 fn second_api_server_shares_state_and_pauses() {
-    Isolation::new().own_network("is about the control plane").run(|| async {
+    Isolation::new().own_network("tests the control plane itself").run(|| async {
         let first = ControlPlane::start().await?;
         let mut second = first.second_api_server().await?;
         first.create_namespace("shared", &[]).await?;
@@ -128,7 +128,7 @@ fn second_api_server_shares_state_and_pauses() {
         first.create_namespace("meanwhile", &[]).await?;
         second.process().resume()?;
         eventually(SOON, "it responds again", async || {
-            there.get_opt("meanwhile").await?.context("it does not know yet")
+            there.get_opt("meanwhile").await?.context("the object is not visible yet")
         })
         .await?;
         Ok(())
@@ -137,7 +137,7 @@ fn second_api_server_shares_state_and_pauses() {
 
 #[test]
 fn restarted_api_server_keeps_objects() {
-    Isolation::new().own_network("is about the control plane").run(|| async {
+    Isolation::new().own_network("tests the control plane itself").run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         control_plane.create_namespace("kept", &[]).await?;
         let before: Api<Namespace> = Api::all(control_plane.client());
@@ -158,12 +158,12 @@ fn restarted_api_server_keeps_objects() {
 
 #[test]
 fn start_failure_shows_api_server_output() {
-    Isolation::new().own_network("is about the control plane").run(|| async {
+    Isolation::new().own_network("tests the control plane itself").run(|| async {
         let started = Instant::now();
         let start = ControlPlane::builder().api_server_arg("--no-such-flag").start().await;
         let error = format!("{:#}", start.err().context("it started")?);
         ensure!(error.contains("unknown flag: --no-such-flag"), "{error}");
-        ensure!(started.elapsed() < Duration::from_mins(1), "the wait was not cut short");
+        ensure!(started.elapsed() < Duration::from_mins(1), "the wait continued after the failure");
         Ok(())
     });
 }

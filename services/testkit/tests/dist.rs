@@ -45,7 +45,7 @@ fn dist_keeps_folder_without_release() {
     fs::write(folder.path().join("thesis.pdf"), "years").unwrap();
     let output = dist(&[], folder.path());
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(error.contains("something else in it than a release"), "{error}");
+    assert!(error.contains("files that do not belong to a release"), "{error}");
     assert!(folder.path().join("thesis.pdf").exists());
 }
 
@@ -63,7 +63,7 @@ fn static_program(folder: &Path) -> PathBuf {
 }
 
 #[test]
-#[ignore = "builds cargo-cyclonedx and cargo-about on first use: run by the name of this test"]
+#[ignore = "builds cargo-cyclonedx and cargo-about on first use; run it by its name"]
 fn dist_is_complete_and_reproducible() {
     let folder = tempfile::tempdir().unwrap();
     let program = static_program(folder.path());
@@ -103,16 +103,16 @@ fn dist_is_complete_and_reproducible() {
     let licences = fs::read_to_string(one.join("THIRD-PARTY-LICENCES.txt")).unwrap();
     for text in ["Apache License", "Permission is hereby granted, free of charge", "GNU LESSER GENERAL PUBLIC LICENSE"]
     {
-        assert!(licences.contains(text), "no {text}");
+        assert!(licences.contains(text), "{text} is missing");
     }
     let bill: Value = serde_json::from_slice(&fs::read(one.join(format!("{name}.cdx.json"))).unwrap()).unwrap();
     let components: Vec<_> =
         bill["components"].as_array().unwrap().iter().map(|each| each["name"].as_str().unwrap()).collect();
     for name in ["pillion-engine", "kube", "rustls", "aws-lc-sys", "serde", "tokio", "rust-std", "glibc"] {
-        assert!(components.contains(&name), "{name} is in the program");
+        assert!(components.contains(&name), "{name} is missing");
     }
     for name in ["pillion-testkit", "proptest", "serde_derive", "syn", "cc", "ring"] {
-        assert!(!components.contains(&name), "{name} is not in the program");
+        assert!(!components.contains(&name), "{name} is not part of the program");
     }
 
     // The Containerfile builds the same image from the archive of the CLI, except for /tmp.
@@ -170,7 +170,7 @@ fn krew_manifest_has_all_archives_of_release() {
     for platform in &platforms {
         let name = format!("pillion-{version}-{platform}");
         let tree = folder.path().join(&name);
-        // The archives for linux have a folder of licences, that for macOS has one file.
+        // The archives for linux have a folder of licences, and the archive for macOS has one file.
         let licence = if platform.starts_with("linux") { tree.join("licences/LICENSE") } else { tree.join("LICENSE") };
         fs::create_dir_all(licence.parent().unwrap()).unwrap();
         fs::write(licence, "licence").unwrap();
@@ -194,7 +194,7 @@ fn krew_manifest_has_all_archives_of_release() {
         assert_eq!((&name, found["sha256"].as_str()), (platform, Some(sum.as_str())));
         let archive = found["uri"].as_str().unwrap().rsplit('/').next().unwrap();
         assert_eq!(archive, format!("pillion-{version}-{platform}.tar.gz"));
-        // Krew unpacks the archive, and moves what `files` name.
+        // Krew unpacks the archive, and moves the files that `files` lists.
         let listed = run("tar", &["-tf", archive], folder.path());
         for file in found["files"].as_array().unwrap() {
             let pattern = file["from"].as_str().unwrap().replace('*', "");

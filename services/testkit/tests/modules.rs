@@ -162,7 +162,7 @@ impl Crate {
                         edges.keys().filter(|(user, used)| rank(used) > rank(user)).map(|edge| show(*edge)).collect();
                     if !wrong.is_empty() {
                         findings.push(format!(
-                            "a module uses modules whose `mod` lines stand below its own:\n{wrong}  move the `mod` lines into \
+                            "a module uses modules whose `mod` lines are below its own:\n{wrong}  move the `mod` lines into \
                              an order such as {}, or move the items down into an earlier module\n",
                             order.join(", ")
                         ));

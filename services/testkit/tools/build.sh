@@ -2,7 +2,7 @@
 # Builds the programs that the tests run, from the pinned Go modules beside this script, into a cache outside the
 # checkout. Each program is built once per pinned version. Prints the folder that holds the programs.
 #
-#   build.sh [TOOL...]              builds what is missing; without a name, everything that `just test` needs
+#   build.sh [TOOL...]              builds missing programs; by default, all that `just test` needs
 #   build.sh --if-built TOOL...     builds nothing; exits with status 3 and lists the missing programs
 #
 # KUBERNETES=1.34 (1.35, 1.36, 1.37) selects the Kubernetes minor version; the newest is the default.

@@ -23,7 +23,7 @@ if [ "${1:-}" = --if-there ]; then
   exit 3
 fi
 if ! has_apt; then
-  echo "error: the packages ${packages[*]} are taken from Debian, and this is $system" >&2
+  echo "error: the packages ${packages[*]} come from Debian, but this is $system" >&2
   exit 2
 fi
 
@@ -36,11 +36,11 @@ echo "fetching Debian's ${packages[*]} (once)" >&2
 work=$(mktemp -d "$cache/.chromium-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 if ! unpack "$work" "${packages[@]}" "${fonts[@]}"; then
-  echo "error: this system has no packages ${packages[*]} that can be fetched" >&2
+  echo "error: the packages ${packages[*]} cannot be fetched on this system" >&2
   exit 2
 fi
 for each in usr/lib/chromium/chromium usr/bin/chromedriver; do
-  [ -x "$work/root/$each" ] || { echo "error: the packages hold other files than expected: there is no $each" >&2 && exit 1; }
+  [ -x "$work/root/$each" ] || { echo "error: the packages lack the expected file $each" >&2 && exit 1; }
 done
 # Adds these fonts to those of the machine.
 cat >"$work/root/fonts.conf" <<END

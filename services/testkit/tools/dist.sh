@@ -42,7 +42,7 @@ target_of() { # ARCHITECTURE
   case $1 in
     amd64) echo x86_64-unknown-linux-gnu ;;
     arm64) echo aarch64-unknown-linux-gnu ;;
-    *) fail "no image is made for $1; use amd64 or arm64" ;;
+    *) fail "images are not built for $1; use amd64 or arm64" ;;
   esac
 }
 
@@ -60,7 +60,7 @@ architecture_of() { # PROGRAM
   case $headers in
     *X86-64*) echo amd64 ;;
     *AArch64*) echo arm64 ;;
-    *) fail "$1 is for a processor that no image is made for" ;;
+    *) fail "$1 is for a processor other than amd64 and arm64" ;;
   esac
 }
 
@@ -126,7 +126,7 @@ empty() {
   listed=$(cd "$out" && { [[ $(head -1 README.md) == '# Pillion '* ]] && cut -c67- SHA256SUMS &&
     printf '%s\n' SHA256SUMS SHA256SUMS.sig SHA256SUMS.sigstore.json; } 2>/dev/null) || true
   found=$(LC_ALL=C comm -23 <(echo "$found") <(LC_ALL=C sort -u <<<"$listed"))
-  [ -z "$found" ] || fail "$out has something else in it than a release: ${found//$'\n'/, }; nothing was removed; name another folder, or empty this one"
+  [ -z "$found" ] || fail "$out contains files that do not belong to a release: ${found//$'\n'/, }; nothing was removed; name another folder, or empty this one"
   find "$out" -mindepth 1 -delete
 }
 
@@ -169,7 +169,7 @@ for architecture in "${architectures[@]}"; do
   pack "$out/$name.tar.gz" "$work" "$name"
   cp -a "$work/$name" "$tree"
   chmod 755 "$tree" "$tree/licences"
-  # For commands of the CLI: a replica's file system is read-only.
+  # Only commands of the CLI write to /tmp. A replica's file system is read-only.
   mkdir -m 1777 "$tree/tmp"
   trees+=("$architecture=$tree")
   digest=$("$tools/image.sh" "$repository:$version" "$out/$name-image.tar" /pillion "${labels[@]}" -- "$architecture=$tree")

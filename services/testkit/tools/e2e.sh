@@ -16,7 +16,7 @@ reasons=()
 while IFS=';' read -r versions filter reason; do
   [[ " $versions " == *" $kubernetes "* ]] || continue
   left_out="$left_out | $filter"
-  reasons+=("left out on Kubernetes $kubernetes:$reason (${filter# })")
+  reasons+=("skipped on Kubernetes $kubernetes:$reason (${filter# })")
 done < <(grep -v '^#' "$here/versions.txt")
 said=$("$here/result.sh" --counts --workspace --test e2e --test-threads $((2 * $(nproc))) -E "all() - ($left_out)" "$@")
 status=$?

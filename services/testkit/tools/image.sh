@@ -62,7 +62,7 @@ crane pull --format oci "$name" "$work/layout"
 digest=$(crane digest "$name")
 blob=blobs/${digest/://}
 
-# Kubelets ask containerd for names with a registry, by default Docker Hub.
+# containerd stores images under names with a registry. Kubelets add Docker Hub to a name without one.
 case $reference in
   *[.:]*/* | localhost/*) qualified=$reference ;;
   */*) qualified=docker.io/$reference ;;

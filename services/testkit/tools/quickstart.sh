@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Follows docs/quickstart.md: writes its files, runs its commands, and compares the output of a command with the page, where `…`
-# stands for any text. A command with output, and one of `pillion`, is repeated until it is as the page says, for two minutes.
+# Follows docs/quickstart.md: writes its files, runs its commands, and compares their output with the page, where `…` matches
+# any text. Commands whose output is on the page, and commands of `pillion`, are retried for up to two minutes.
 #
 #   quickstart.sh [SKIPPED]    SKIPPED: an extended regular expression; commands that match it are not run
 #
@@ -25,7 +25,7 @@ awk '
   block { print > file; first = 0 }
 ' "$root/docs/quickstart.md"
 
-# Prints a text with single blanks, without trailing ones.
+# Replaces each run of blanks by one, and removes trailing blanks.
 plain() { tr -s ' ' | sed 's/ $//'; }
 
 is_like() { # OUTPUT EXPECTED

@@ -140,7 +140,7 @@ fn responses_survive_api_server_loss() {
         let stale =
             metric(&rig.replicas[0], "pillion_lookups_total{kind=\"service_account\",result=\"stale\"}").await?;
         ensure!(stale >= 100.0, "{stale} stale lookups were used");
-        ensure!(rig.replicas[0].get("/readyz").await?.0 == 200, "it is not ready, though it responds");
+        ensure!(rig.replicas[0].get("/readyz").await?.0 == 200, "the replica is not ready, although it responds");
 
         let started = Instant::now();
         rig.control_plane.start_api_server().await?;

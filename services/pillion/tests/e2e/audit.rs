@@ -212,7 +212,7 @@ fn audit_finds_missed_pods_with_cause() {
 
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         pods.delete("lost", &DeleteParams::default().grace_period(0)).await?;
-        audit.wait_for_findings("a deleted pod is no finding", &early).await
+        audit.wait_for_findings("a deleted pod is not a finding", &early).await
     });
 }
 
@@ -277,7 +277,7 @@ fn audit_finds_pods_with_changed_profiles() {
         // A profile that the controller does not accept changes nothing for pods.
         control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
         wait_for_later_timestamp().await;
-        audit.wait_for_findings("the older revision, and nothing else", &outdated).await?;
+        audit.wait_for_findings("only the pod with the older revision", &outdated).await?;
         let (_, table, _) = status(control_plane, &[]).await?;
         ensure!(table.lines().count() == 2 && table.contains("outdated"), "{table}");
         control_plane.kubectl_ok(&["delete", "ciprof", "single"]).await?;
@@ -295,7 +295,7 @@ fn audit_names_kill_switch_and_survives_outage() {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
-        // Start a replica that is never called, and counts as ready.
+        // Start a ready replica, which no API server can call.
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);

@@ -50,9 +50,9 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
         (0..count).map(|number| json!({"name": format!("V{number}"), "value": "x".repeat(bytes)})).collect()
     };
     vec![
-        ("B31 nothing there yet, B41 a name to be made", pod(|_| {}), Injected),
+        ("B31 no lists and maps yet, B41 a generated name", pod(|_| {}), Injected),
         (
-            "B32 null for absent",
+            "B32 null instead of an absent field",
             pod(|pod| {
                 pod["metadata"]["annotations"] = json!(null);
                 pod["metadata"]["labels"] = json!(null);
@@ -62,12 +62,12 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
             Injected,
         ),
         (
-            "B34 its name with another image",
+            "B34 a container with the sidecar's name and another image",
             pod(|pod| pod["spec"]["containers"] = containers(["app", "always"].map(str::to_owned))),
             Untouched,
         ),
         (
-            "B35 its volume's name",
+            "B35 a volume with the name of the profile's volume",
             pod(|pod| pod["spec"]["volumes"] = json!([{"name": "always", "emptyDir": {}}])),
             Untouched,
         ),
@@ -88,7 +88,7 @@ fn cases() -> Vec<(&'static str, Json, Expected)> {
         ),
         ("B39 10,000 variables", pod(|pod| pod["spec"]["containers"][0]["env"] = env(10_000, 1)), Injected),
         (
-            "B40 too large with what is added",
+            "B40 too large after the injection",
             pod(|pod| pod["spec"]["containers"][0]["env"] = env(1, 1_400 * 1024)),
             Untouched,
         ),

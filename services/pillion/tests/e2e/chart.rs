@@ -1,6 +1,6 @@
-//! The chart on a real API server, by the real helm: installed, upgraded and deleted. The test plays the kubelet,
-//! since no node runs pods here. It starts the real program with the arguments, policy files and service accounts
-//! from the cluster, and runs the jobs that helm waits for.
+//! The real helm installs, upgrades and deletes the chart on a real API server. No node runs pods here, so the test
+//! acts as the kubelet: it starts the real program with the arguments, policy files and service accounts from the
+//! cluster, and runs the jobs that helm waits for.
 
 use std::path::Path;
 use std::process::Output;
@@ -262,7 +262,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ])
             .await?;
         ensure!(left.is_empty(), "{left}");
-        // The API server learns by its watch that there is no webhook to call any more.
+        // The API server learns by its watch that the webhook configuration is deleted.
         let create = ["--namespace", "team-a", "run", "app", "--image=app:1"];
         eventually(SOON, "a pod is created", async || control_plane.kubectl_ok(&create).await.map(drop)).await
     });
@@ -296,7 +296,7 @@ fn pod_creators_may_edit_namespaced_profiles() {
         let parameters = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
         eventually(SOON, "the policy is active", async || {
             let error = profiles.create(&parameters, &profile).await.err().context("it was stored")?.to_string();
-            ensure!(error.contains("only who may create pods in team-a may store one there"), "{error}");
+            ensure!(error.contains("only users who may create pods in team-a may store one there"), "{error}");
             Ok(())
         })
         .await?;

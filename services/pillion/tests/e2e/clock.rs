@@ -78,7 +78,8 @@ impl Managed {
     async fn wait_for_leader(&self) -> Result<&Replica> {
         let leader = self.leader().await?;
         let leader_replica = self.controllers.iter().find(|running| running.address() == leader);
-        let leader_replica = leader_replica.with_context(|| format!("{leader} leads, and is none of ours"))?;
+        let leader_replica =
+            leader_replica.with_context(|| format!("the leader {leader} is not one of the test's controllers"))?;
         ensure!(
             metric(leader_replica, "pillion_controller_rotation_last_reconcile_timestamp_seconds").await? > 0.0,
             "no round yet"
@@ -89,7 +90,10 @@ impl Managed {
     /// Returns the index of the controller that leads.
     async fn leader_index(&self) -> Result<usize> {
         let leader = self.wait_for_leader().await?.address();
-        self.controllers.iter().position(|running| running.address() == leader).context("it is one of them")
+        self.controllers
+            .iter()
+            .position(|running| running.address() == leader)
+            .context("the leader is not one of the test's controllers")
     }
 
     /// Waits until the leader reports that its clock is `ahead` seconds ahead, and that this blocks the rotation.
@@ -304,7 +308,7 @@ fn rotation_survives_clock_jump_after_each_write() {
         load.wait_for_responses(100).await?;
         let results = load.stop().await?;
         let longest = took.iter().max().copied().unwrap_or_default();
-        print_figures(&format!("{} jumps in a rotation, through at most {longest:.1?} after: {results}", took.len()));
+        print_figures(&format!("{} jumps during rotations, each complete within {longest:.1?}: {results}", took.len()));
         expect_no_loss(&results)
     });
 }

@@ -1,5 +1,5 @@
-//! The webhook configurations and other writers, with a real API server: which changes the controller finds, reverts
-//! and leaves alone. No replica is needed.
+//! The webhook configurations and other writers, with a real API server: which changes the controller reverts, and
+//! which it keeps. No replica is needed.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
@@ -203,7 +203,7 @@ fn stale_leader_loses_by_conflict() {
         let nothing = observe(&client, &release, false).await?;
         ensure!(nothing.configuration(&|_| None) == Configuration::Absent);
 
-        // Both writers have read that no configuration exists. The writer with the earlier epoch comes second.
+        // Both writers have read that no configuration exists. The writer with the earlier epoch writes second.
         let claimed = claim(&client, &release, &nothing, 5).await?;
         ensure!(matches!(claim(&client, &release, &nothing, 4).await, Err(WriteError::Changed)));
         ensure!(observe(&client, &release, false).await?.configuration(&|_| None) == Configuration::Empty { epoch: 5 });
@@ -407,7 +407,7 @@ fn disarmed_webhooks_stay_deleted_until_armed() {
             .await?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
-        // A keeper that sees the value late may recreate the configurations once, and deletes them again.
+        // A keeper that receives the value late may recreate the configurations once, and then deletes them again.
         eventually(SOON, "deleted permanently", gone).await?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(text.contains("is deleted with the service account pillion-controller"), "{text}");

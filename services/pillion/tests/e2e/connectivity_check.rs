@@ -70,10 +70,10 @@ fn webhooks_wait_for_connectivity_check() {
         let begun = Instant::now();
         managed.rig.service.set_ready(replica, true).await?;
         wait_until_rejecting(&managed, SOON).await?;
-        println!("{:.1?} after there was a way, pods are refused where there is none", begun.elapsed());
+        println!("pods are rejected without a response {:.1?} after the replica became reachable", begun.elapsed());
         managed.rig.wait_until_called("pay").await?;
-        eventually(PATIENCE, "the kill switch is there", async || {
-            ensure!(has_switch(&managed).await?, "it is not");
+        eventually(PATIENCE, "the kill switch exists", async || {
+            ensure!(has_switch(&managed).await?, "it does not exist yet");
             Ok(())
         })
         .await?;
@@ -94,7 +94,7 @@ fn failed_connectivity_check_delays_arming_briefly() {
         wait_until_rejecting(&managed, LIMIT + PATIENCE).await?;
         let took = begun.elapsed();
         ensure!(took > LIMIT / 2, "{took:?}");
-        println!("pods are rejected after {took:.1?}, although no API server has reached a replica");
+        println!("pods are rejected without a response after {took:.1?}, although no API server has reached a replica");
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
         eventually(SOON, "the log warns", async || {
             let about = ListParams::default().fields("reason=ReplicasUnreached");

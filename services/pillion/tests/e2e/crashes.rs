@@ -1,9 +1,9 @@
 //! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail, and
 //! other requests only for a short time.
 //!
-//! The test plays kubelet and the endpoint slice controller, with the same delays. After a container is killed, its
-//! address stays and refuses connections. Kubelet sees the end within a second, and then the slice is updated. Until
-//! then the API server also opens connections to that address: it picks an endpoint at random, and does not try
+//! The test acts as kubelet and endpoint slice controller, with the same delays. After a container is killed, its
+//! address remains and refuses connections. Kubelet notices the end within a second, and then the slice is updated.
+//! Until then the API server also opens connections to that address: it picks an endpoint at random, and does not try
 //! another. So some requests are cut off and some are refused, until the slice is up to date.
 
 use std::fmt::{self, Display};
@@ -20,7 +20,7 @@ const REPLICAS: u8 = 3;
 const KILLS: u64 = 2;
 /// Number of pods between two faults.
 const PODS_BETWEEN: u64 = 120;
-/// Each kill follows a batch of pods by this much more than the kill before.
+/// The increment of the delay between a batch of pods and a kill, from one kill to the next.
 const STEP: Duration = Duration::from_millis(3);
 /// How long kubelet takes to notice that a container has ended.
 const END_DETECTION: Duration = Duration::from_secs(1);
@@ -31,8 +31,8 @@ const HANG_DETECTION: Duration = Duration::from_secs(3);
 const SILENCE_DETECTION: Duration = Duration::from_secs(12);
 /// How long the API server takes to receive a changed slice.
 const SLICE_PROPAGATION: Duration = Duration::from_secs(1);
-/// Idle connections that an API server keeps to a webhook, and so the maximum of requests that a replica can have in
-/// flight for long.
+/// The number of idle connections that an API server keeps to a webhook. It limits the requests that are in flight on
+/// a hanging replica.
 const POOL: usize = 25;
 
 /// The kind of a fault.
@@ -166,7 +166,11 @@ impl FaultEffect<'_> {
             ensure!(as_labelled, "{created:?}");
         }
         let kind = self.fault.kind;
-        ensure!(self.in_flight_count() <= POOL, "{} pods were in flight on what was {kind:?}", self.in_flight_count());
+        ensure!(
+            self.in_flight_count() <= POOL,
+            "{} pods were in flight on the replica with the fault {kind:?}",
+            self.in_flight_count()
+        );
         Ok(())
     }
 }
@@ -199,7 +203,7 @@ fn dying_replica_loses_only_own_requests() {
         let victims = (0..usize::from(REPLICAS)).cycle().zip((0..6).cycle());
         for ((victim, steps), _) in victims.zip(0..kills) {
             load.wait_for_responses(PODS_BETWEEN).await?;
-            // Each kill comes at a different moment of a pod's creation.
+            // Each kill happens at a different moment of a pod's creation.
             load.wait_for_batch(STEP * steps).await;
             faults.push(ReplicaFault::kill(&mut rig, victim).await?);
             load.wait_for_responses(PODS_BETWEEN).await?;

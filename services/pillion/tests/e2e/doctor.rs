@@ -152,7 +152,7 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         let output = run(&["explain", "pod/web", "-n", "default"]).await?;
         let text = String::from_utf8(output.stdout)?;
         ensure!(output.status.code() == Some(1) && text.contains("error not_found: Pod default/web"), "{text}");
-        ensure!(!text.contains('\u{1b}'), "colours are for terminals: {text:?}");
+        ensure!(!text.contains('\u{1b}'), "the output of a pipe has colours: {text:?}");
         let output = run(&["explain", "service/web"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
         // Without the CRDs, `doctor` reports them as missing.

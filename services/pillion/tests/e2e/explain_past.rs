@@ -70,7 +70,7 @@ fn explain_names_changes_since_creation() {
         ensure!(is_untouched(&lost), "{lost}");
         let result = expect_finding_among(&rig, "team-a", "lost", "webhook_away", &["no_ready_replica"]).await?;
         result.says("webhook_away", "no replica is ready")?;
-        // What restores the replicas comes first.
+        // The finding whose remedy restores the replicas comes first.
         ensure!(result.codes()[0] == "no_ready_replica", "{:?}", result.codes());
         let status = pillion(&rig.control_plane, &["status"]).await?;
         ensure!(

@@ -20,7 +20,7 @@ use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
 
 /// The start of the message that rejects a profile with a secret. The name of the secret's field follows.
-const REJECTION: &str = "what a profile says can be read by whoever may read profiles, and";
+const REJECTION: &str = "every reader of profiles can see this, and";
 /// The end of the message, which suggests the remedy.
 const REMEDY: &str = "that with valueFrom.secretKeyRef";
 
@@ -111,7 +111,7 @@ fn secrets() -> Vec<(Json, &'static str)> {
             json!({"containerPatches": [{"name": "all", "template": {"env": [{"name": "VAULT_TOKEN", "value": "s.abcdef"}]}}]}),
             "VAULT_TOKEN",
         ),
-        (json!({"template": {"metadata": {"annotations": {"a": pem}}}}), "stands in the annotations"),
+        (json!({"template": {"metadata": {"annotations": {"a": pem}}}}), "a password is in the annotations"),
     ];
     for name in NAMES_OF_SECRETS {
         all.push((with_value(name, "hunter22"), name));
@@ -231,7 +231,7 @@ spec:
 ";
 
 #[test]
-#[allow(clippy::print_stdout, reason = "figures are what it is about, too")]
+#[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn tenant_stores_profiles_without_secrets() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
@@ -292,7 +292,7 @@ fn tenant_stores_profiles_without_secrets() {
             }
         }
         println!(
-            "guardrails: {checked} policies without a warning of types, {} texts refused, {} stored, {shipped} shipped profiles without a secret",
+            "guardrails: {checked} policies without type warnings, {} specs rejected, {} stored, {shipped} shipped profiles without a secret",
             secrets.len(),
             allowed.len() + largest.len()
         );
@@ -327,7 +327,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
 async fn wait_for_rejection(rig: &Rig, namespace: &str) -> Result<String> {
     eventually(SOON, "pods are rejected", async || {
         let error = refusal(rig, namespace, &plain()).await?;
-        ensure!(error.contains("nobody decided about this one"), "{error}");
+        ensure!(error.contains("has not decided about this pod"), "{error}");
         Ok(error)
     })
     .await
@@ -376,7 +376,7 @@ async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     })
     .await?;
     let claimed = refusal(rig, "team-a", &mirror).await?;
-    ensure!(claimed.contains("nobody decided"), "only a node may create mirror pods: {claimed}");
+    ensure!(claimed.contains("has not decided about this pod"), "only a node may create mirror pods: {claimed}");
     Ok(())
 }
 
@@ -391,7 +391,7 @@ async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
     set_switch(rig, "webhooks", Some("armed")).await?;
     wait_for_rejection(rig, "team-a").await?;
     set_switch(rig, "injection", Some("of")).await?;
-    created(rig, "team-a", "a word that leaves replicas as they were, perhaps switched off").await?;
+    created(rig, "team-a", "an unknown value keeps replicas in their state, which may be disabled").await?;
     set_switch(rig, "injection", None).await?;
     wait_for_rejection(rig, "team-a").await?;
     rig.label_namespace("team-a", "pillion.dev/injection", "disabled").await?;
@@ -399,7 +399,7 @@ async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
     rig.label_namespace("team-a", "pillion.dev/injection", "required").await?;
     wait_for_rejection(rig, "team-a").await?;
     rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "delete", "configmap", "pillion"]).await?;
-    created(rig, "team-a", "the ConfigMap is gone, as with the release's namespace").await?;
+    created(rig, "team-a", "the ConfigMap is deleted, as together with the release's namespace").await?;
     Ok(())
 }
 
@@ -460,12 +460,12 @@ fn required_namespace_rejects_undecided_pods() {
         }
         let injected = rig.create("team-a", &bare_pod("injected")).await?;
         ensure!(injected["metadata"]["annotations"][RECORD].as_str().is_some_and(|record| record.contains("nginx")));
-        created(&rig, "both", "what Pillion's own label says comes first").await?;
+        created(&rig, "both", "Pillion's own label has precedence").await?;
         eventually(PATIENCE, "the ConfigMap exists", async || {
             rig.control_plane.kubectl_ok(&["-n", NAMESPACE, "get", "configmap", "pillion"]).await.map(drop)
         })
         .await?;
-        let by_the_author = "here the author of the pod wrote it: take it out of the manifest";
+        let by_the_author = "the author of this pod wrote it: remove it from the manifest";
         eventually(SOON, "a forged record is rejected", async || {
             let error = refusal(&rig, "team-a", &forged()).await?;
             ensure!(error.contains(by_the_author), "{error}");
@@ -499,7 +499,9 @@ fn required_namespace_rejects_undecided_pods() {
 
         expect_others_accepted(&rig).await?;
         check_each_remedy(&rig, &error).await?;
-        println!("guardrails: {early} pods while the release began, none refused; six ways not to be refused");
+        println!(
+            "guardrails: {early} pods while the release started, none rejected; six ways to avoid the rejection work"
+        );
         Ok(())
     });
 }

@@ -172,7 +172,7 @@ fn stored_records_cannot_be_forged() {
             let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
             let error = pods.patch("plain", &parameters, &record(&changed)).await.err();
             let error = error.context("a record was forged")?.to_string();
-            ensure!(error.contains("is written by Pillion alone"), "{error}");
+            ensure!(error.contains("only Pillion may write the annotation"), "{error}");
             Ok(())
         })
         .await?;
@@ -198,7 +198,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         // Another policy becomes active together with the release's, and shows when that happens.
         let with = json!({"crds": {"upgrade": false}});
         let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
-        ensure!(output.contains("the\nnext upgrade begins with that"), "{output}");
+        ensure!(output.contains("the\nnext upgrade enables that"), "{output}");
         let marker = MARKER.replace("NAMESPACE", NAMESPACE);
         control_plane.apply_yaml(&marker).await?;
         let mut with_label = pod.clone();
@@ -213,10 +213,10 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         pods.create(&dry_run(), &pod).await.context("an uninjected pod of an old replica")?;
 
         let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
-        ensure!(!output.contains("next upgrade begins"), "{output}");
+        ensure!(!output.contains("next upgrade enables"), "{output}");
         eventually(SOON, "the next upgrade requires records", async || {
             let error = pods.create(&dry_run(), &pod).await.err().context("a pod was created")?.to_string();
-            ensure!(error.contains("nobody decided about this one"), "{error}");
+            ensure!(error.contains("has not decided about this pod"), "{error}");
             Ok(())
         })
         .await

@@ -207,7 +207,7 @@ fn held_pods_wait_until_replicas_recover() {
 
         // No stored pod could ever run without its sidecar, and no creation failed meanwhile.
         let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
-        print_figures(&format!("stored pods: {stored}. Pods of nobody's, as dry runs: {dry}"));
+        print_figures(&format!("stored pods: {stored}. Pods without an owner, as dry runs: {dry}"));
         stored.expect_no_loss()?;
         dry.expect_no_loss()?;
         ensure!(!dry.injected.is_empty() && !dry.waited.is_empty(), "{dry}");
@@ -242,7 +242,7 @@ async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Re
     let next = cluster.managed.leader().await?;
     ensure!(next != leader, "{leader} still leads");
     let by_the_next = cluster.metric(released).await?;
-    ensure!(by_the_next > 0, "another leader recreated them");
+    ensure!(by_the_next > 0, "the next leader recreated no pod");
     Ok(format!(
         "The release began {began_after:.1?} after recovery, its leader died after {by_the_first} pods with {left} still \
          waiting, the next made {by_the_next} anew, and all were injected {through:.1?} after recovery"
@@ -330,7 +330,7 @@ fn gate_stays_until_label_is_removed() {
         cluster.kill_replicas().await?;
         let mut forged = bare_pod("forged");
         forged["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":1,\"profiles\":[]}");
-        ensure!(is_gated(&cluster.rig().create(HELD_NAMESPACE, &forged).await?), "whatever its author writes into it");
+        ensure!(is_gated(&cluster.rig().create(HELD_NAMESPACE, &forged).await?), "a forged record bypasses the gate");
         cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
         bound["metadata"]["name"] = json!("bound-too");
         let refused = cluster.rig().create(HELD_NAMESPACE, &bound).await;
@@ -354,10 +354,11 @@ fn gate_stays_until_label_is_removed() {
         // A separate policy protects the gate, and it may become active later than the policy that adds the gate.
         eventually(SOON, "the gate is protected", async || {
             let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
-            tried.err().context("it could be taken away").map(drop)
+            tried.err().context("the gate was removed").map(drop)
         })
         .await?;
-        let error = pods.patch("bare", &PatchParams::default(), &without).await.err().context("it was taken away")?;
+        let error =
+            pods.patch("bare", &PatchParams::default(), &without).await.err().context("the gate was removed")?;
         ensure!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error}");
         ensure!(error.to_string().contains("is taken away by Pillion alone"), "{error}");
         cluster.rig().patch(HELD_NAMESPACE, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
@@ -378,7 +379,7 @@ fn gate_stays_until_label_is_removed() {
             Ok(())
         })
         .await?;
-        eprintln!("the policies were repaired after {:?}", began.elapsed());
+        eprintln!("the policies were restored after {:?}", began.elapsed());
 
         // Removing the label, with every replica down, lets pods run without the sidecar at once.
         cluster.page("# Free a namespace").await?;

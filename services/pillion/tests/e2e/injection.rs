@@ -211,8 +211,10 @@ fn failure_modes_hold_without_replicas() {
         ensure!(refused.contains("required.pillion.dev"), "{refused}");
         // The namespace's owner can recover alone: the label value `off` stops the calls even with every replica down.
         rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
-        eventually(SOON, "the label was taken away", async || rig.create("strict", &bare_pod("after")).await.map(drop))
-            .await
+        eventually(SOON, "the namespace is no longer opted in", async || {
+            rig.create("strict", &bare_pod("after")).await.map(drop)
+        })
+        .await
     });
 }
 

@@ -157,6 +157,6 @@ impl K6 {
 
 impl Run {
     fn count(&self, key: &str) -> Result<u64> {
-        self.figures[key].as_u64().with_context(|| format!("{key} is no number: {self:?}"))
+        self.figures[key].as_u64().with_context(|| format!("{key} is not a number: {self:?}"))
     }
 }

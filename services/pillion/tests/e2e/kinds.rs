@@ -1,6 +1,6 @@
-//! Shipped profiles for other kinds than sidecars, on a real API server. The controller writes the webhook
-//! configurations from the profiles. Custom resources and claims get defaults, quotas are met, and forbidden values are
-//! rejected.
+//! Shipped profiles that inject no sidecar, on a real API server. The controller writes the webhook configurations from
+//! the profiles. Custom resources and claims get defaults, pods get the resources that quotas require, and forbidden
+//! values are rejected.
 
 #![allow(clippy::panic, reason = "helpers of tests fail by panicking")]
 
@@ -251,7 +251,10 @@ fn annotations_are_added_without_environment_variables() {
         let message = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
             attempt += 1;
             let answer = look_into(&format!("sneak-{attempt}"), json!([{"name": "A", "value": "b"}])).await;
-            answer.err().map(|error| format!("{error:#}")).context("an ephemeral container with a variable was let in")
+            answer
+                .err()
+                .map(|error| format!("{error:#}"))
+                .context("an ephemeral container with a variable was accepted")
         })
         .await?;
         ensure!(message.contains("ephemeral containers may not set env"), "{message}");

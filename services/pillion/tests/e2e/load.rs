@@ -207,7 +207,9 @@ async fn create(client: &Client, failure_mode: FailureMode, body: &[u8]) -> Crea
 }
 
 fn classify(text: &str) -> CreationResult {
-    let Ok(pod) = serde_json::from_str::<Json>(text) else { return CreationResult::Failed(format!("no pod: {text}")) };
+    let Ok(pod) = serde_json::from_str::<Json>(text) else {
+        return CreationResult::Failed(format!("not a pod: {text}"));
+    };
     let names = names(&pod);
     let record = annotation(&pod, "pillion.dev/injected");
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -215,7 +217,7 @@ fn classify(text: &str) -> CreationResult {
         ["web", "exporter", "sidecar-nginx"] if record.is_some() => {
             CreationResult::Injected(pod["spec"]["containers"][2]["image"].as_str().unwrap_or_default().to_owned())
         }
-        _ => CreationResult::Failed(format!("neither as it was nor injected: {text}")),
+        _ => CreationResult::Failed(format!("neither unchanged nor injected: {text}")),
     }
 }
 
@@ -249,7 +251,7 @@ impl Display for LoadResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count =
             |wanted: fn(&CreationResult) -> bool| self.all.iter().filter(|created| wanted(&created.result)).count();
-        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+        #[expect(clippy::cast_precision_loss, reason = "the rate is only printed")]
         let rate = self.all.len() as f64 / self.lasted.as_secs_f64();
         write!(
             f,
@@ -284,7 +286,7 @@ pub(crate) fn count_from(variable: &str, default: u64, allowed: std::ops::RangeI
 }
 
 /// Prints the figures of a run.
-#[expect(clippy::print_stdout, reason = "it is what a long test is run for")]
+#[expect(clippy::print_stdout, reason = "the figures are the result of a long test")]
 pub(crate) fn print_figures(figures: &str) {
     println!("{figures}");
 }

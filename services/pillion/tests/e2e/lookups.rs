@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, annotation};
 
-/// A profile as for web identity: an annotation of the service account enables it and sets its parameter.
+/// A profile like those for web identity: an annotation of the service account enables it, and sets its parameter.
 const IDENTITY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile

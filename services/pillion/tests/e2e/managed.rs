@@ -174,7 +174,7 @@ impl Managed {
         eventually(PATIENCE, "a controller leads", async || {
             let lease = leases.get(&format!("{RELEASE}-controller")).await?;
             let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
-            let holder = holder.context("nobody")?;
+            let holder = holder.context("the Lease has no holder")?;
             let address = holder.strip_prefix("controller-").and_then(|rest| rest.split('_').next());
             Ok(address.with_context(|| holder.clone())?.parse()?)
         })

@@ -143,7 +143,7 @@ fn identity_is_known(folder: &Path) -> Result<()> {
         let path = entry?.path();
         let mut whole: Json = serde_json::from_slice(&std::fs::read(&path)?)?;
         let name = whole["$ref"].as_str().context("a reference")?.to_owned();
-        let root = whole.pointer_mut(name.trim_start_matches('#')).context("what it refers to")?;
+        let root = whole.pointer_mut(name.trim_start_matches('#')).context("a reference without a target")?;
         let Some(fields) = root.get_mut("properties").and_then(Json::as_object_mut) else { continue };
         for field in ["apiVersion", "kind"] {
             fields.entry(field).or_insert_with(|| json!({"type": "string"}));
@@ -251,7 +251,7 @@ fn api_server_accepts_every_rendered_field() {
         let checker = Checker { schemas: folder.join("schemas"), folder };
         std::fs::create_dir_all(&checker.schemas)?;
         schemas_are_published(&control_plane).await?;
-        // The schemas are read one by one, which takes long on a busy machine.
+        // The schemas are read one by one, which is slow on a busy machine.
         let schemas = eventually(5 * PATIENCE, "the schemas are written", async || {
             let count = write_schemas(&control_plane, &checker.schemas).await?;
             ensure!(checker.schemas.join("pillion.dev_v1alpha1_clusterinjectionprofile.json").exists());
@@ -288,7 +288,7 @@ fn api_server_accepts_every_rendered_field() {
             let file = checker.file(name, &printed(&control_plane, "helm", &render).await?)?;
             let valid = checker.kubeconform(&control_plane, &file).await.with_context(|| name.clone())?;
             let taken = dry_run(&control_plane, &file).await.with_context(|| name.clone())?;
-            ensure!(usize::try_from(valid)? == taken, "{name}: {valid} are valid, {taken} are taken");
+            ensure!(usize::try_from(valid)? == taken, "{name}: {valid} valid, {taken} accepted");
             objects += taken;
             let install = [
                 "install",
@@ -310,7 +310,7 @@ fn api_server_accepts_every_rendered_field() {
             let file = repository().join(file);
             let valid = checker.kubeconform(&control_plane, &file).await?;
             let taken = dry_run(&control_plane, &file).await?;
-            ensure!(usize::try_from(valid)? == taken, "{}: {valid} are valid, {taken} are taken", file.display());
+            ensure!(usize::try_from(valid)? == taken, "{}: {valid} valid, {taken} accepted", file.display());
             objects += taken;
         }
         println!(

@@ -73,7 +73,7 @@ fn reinvocation_changes_nothing() {
         serve_meddler(&rig, replica_address(9)).await?;
         let pod = eventually(SOON, "both webhooks are called", async || {
             let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
-            ensure!(names(&pod).contains(&"other".to_owned()), "not meddled with: {:?}", names(&pod));
+            ensure!(names(&pod).contains(&"other".to_owned()), "the other webhook changed nothing: {:?}", names(&pod));
             Ok(pod)
         })
         .await?;

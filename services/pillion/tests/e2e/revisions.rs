@@ -468,7 +468,7 @@ fn documented_history_and_rollback_commands_work() {
         let third = status(&rig).await?["revision"].as_str().unwrap_or_default().to_owned();
         rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
         wait_for_image(&rig, "nginx:1.30").await?;
-        // A rollback goes back to what was published before, and not to what was created before.
+        // A rollback publishes the previously published revision, and not the previously created one.
         let message = pillion(&rig, document, "pillion profiles rollback nginx")?;
         ensure!(message.contains(&format!("revision {third} is published instead of {second}")), "{message}");
         pillion(&rig, document, "pillion profiles rollback nginx --undo")?;

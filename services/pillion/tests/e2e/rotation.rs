@@ -102,7 +102,7 @@ fn rotations_lose_no_pod() {
             let asked = Instant::now();
             managed.rotate()?;
             let generation = managed.wait_until_stable(first + number, 2 * LIMIT).await?;
-            ensure!(generation == first + number, "asked {number} times from {first} on, and this is {generation}");
+            ensure!(generation == first + number, "{number} rotations after CA {first}, the CA is {generation}");
             longest = longest.max(asked.elapsed());
         }
         let took = began.elapsed();
@@ -136,7 +136,7 @@ async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
         managed.wait_for_write(write, next).await?;
         let leader = managed.leader().await?;
         let place = managed.controllers.iter().position(|running| running.address() == leader);
-        let place = place.with_context(|| format!("{leader} leads, and is none of ours"))?;
+        let place = place.with_context(|| format!("the leader {leader} is not one of the test's controllers"))?;
         let disrupted_at = Instant::now();
         match disruption {
             Disruption::Kill => managed.controllers[place].kill()?,
@@ -160,7 +160,7 @@ async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
     load.wait_for_responses(100).await?;
     let results = load.stop().await?;
     print_figures(&format!(
-        "the leader was disrupted ({disruption:?}) after {} writes, through after {took:.1?}: {results}",
+        "the leader was disrupted ({disruption:?}) after {} writes, each rotation complete after {took:.1?}: {results}",
         took.len()
     ));
     expect_no_loss(&results)
@@ -244,7 +244,7 @@ fn rotation_waits_for_hanging_api_server() {
         ensure!(without > Duration::from_secs(20), "the rotation waited only for {without:?}");
         let results = load.stop().await?;
         print_figures(&format!(
-            "one API server hung for 10 s: through after {through:.1?}; gone: {without:.1?}; {results}"
+            "one API server hung for 10 s: complete after {through:.1?}; lost: {without:.1?}; {results}"
         ));
         expect_no_loss(&results)
     });
@@ -314,7 +314,7 @@ fn damaged_secrets_are_recreated_without_lost_pods() {
         }
         load.wait_for_responses(100).await?;
         let results = load.stop().await?;
-        print_figures(&format!("mended: {took:.1?}; {results}"));
+        print_figures(&format!("restored: {took:.1?}; {results}"));
         expect_no_loss(&results)
     });
 }
@@ -345,7 +345,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
                 "the policy changed",
                 Some(json!([{"op": "replace", "path": "/webhooks/1/failurePolicy", "value": "Ignore"}])),
             ),
-            ("the whole deleted", None),
+            ("the configuration deleted", None),
         ];
         let mut took = Vec::new();
         for (what, damage) in damages {
@@ -373,7 +373,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
             });
             took.push((what, mended.await?));
         }
-        print_figures(&format!("as it was: {took:.0?}"));
+        print_figures(&format!("restored: {took:.0?}"));
         managed.rig.wait_until_called("team-a").await
     });
 }
@@ -455,7 +455,7 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         ensure!(rotated == active + 1, "CA {rotated} instead of {}", active + 1);
         let controller = &managed.controllers[0];
         let disbelieved = metric(controller, "pillion_controller_rotation_foreign_epochs_total").await?;
-        ensure!(disbelieved >= 12.0, "{disbelieved} were reported");
+        ensure!(disbelieved >= 12.0, "{disbelieved} wrong epochs were reported");
         let log = controller.log_text()?;
         ensure!(
             log.contains("manager=\"somebody\"") && log.contains("another client wrote a higher pillion.dev/epoch")

@@ -98,7 +98,7 @@ fn upgrade_preserves_manual_scaling() {
         let scaled = release.with("autoscaled-since", &auto).await?;
         ensure!(scaled == (6, false), "{scaled:?}");
         println!(
-            "scaling: replicas over eight upgrades: 3, 4, 4, 4, 7, 9, 9, 5; none rendered once an autoscaler has said something"
+            "scaling: replicas over eight upgrades: 3, 4, 4, 4, 7, 9, 9, 5; none rendered once an autoscaler has scaled"
         );
         Ok(())
     });

@@ -232,7 +232,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         .await?;
         quickest(Duration::from_secs(1), "messages", async || {
             let began = Instant::now();
-            served_certificate(&replica).await.err().context("there is nothing to show")?;
+            served_certificate(&replica).await.err().context("a certificate is served")?;
             Ok(began.elapsed())
         })
         .await?;
@@ -245,7 +245,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         controller.serve(&expired, 1).await?;
         wait_for_reloads(&replica, "invalid", 1.0).await?;
         ensure!(replica.get("/readyz").await?.0.as_u16() == 503);
-        served_certificate(&replica).await.err().context("there is nothing to show")?;
+        served_certificate(&replica).await.err().context("a certificate is served")?;
 
         let first = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
         controller.serve(&first, 1).await?;

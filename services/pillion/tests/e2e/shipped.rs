@@ -33,13 +33,13 @@ const CONCURRENCY: usize = 8;
 
 /// Profiles whose injected pods do not meet *restricted*, each with the reason.
 const UNRESTRICTED: [(&str, &str); 7] = [
-    ("dapr", "pods may ask for what is not: volumes of the host, a user of their own"),
-    ("istio", "an init container writes the node's packet rules; with the parameter cni there is none"),
-    ("linkerd", "an init container writes the node's packet rules; with the parameter cni there is none"),
+    ("dapr", "pods may request what *restricted* forbids: volumes of the host, another user"),
+    ("istio", "an init container writes packet rules; with the parameter cni there is none"),
+    ("linkerd", "an init container writes packet rules; with the parameter cni there is none"),
     ("nginx", "the tutorial's nginx runs as root and listens on port 80"),
-    ("otel-go", "it looks into another process with eBPF, as root"),
-    ("vault-agent", "a pod may ask for an agent that runs as root"),
-    ("wireguard", "an init container makes a network interface"),
+    ("otel-go", "it instruments another process with eBPF, as root"),
+    ("vault-agent", "a pod may request an agent that runs as root"),
+    ("wireguard", "an init container creates a network interface"),
 ];
 
 /// Returns the folders of all shipped profiles, by name.

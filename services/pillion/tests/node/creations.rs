@@ -32,7 +32,7 @@ impl Display for CreationResults {
         let Self { injected, without, refused, slowest } = self;
         write!(
             formatter,
-            "{injected} with the sidecar, {without} without, {} refused, slowest {slowest:?}",
+            "{injected} with the sidecar, {without} without, {} rejected, slowest {slowest:?}",
             refused.len()
         )
     }

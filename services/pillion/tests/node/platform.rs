@@ -76,8 +76,8 @@ impl Platform {
         self.import_idle("docker.io/library/nginx:1.29")
     }
 
-    /// Imports Pillion's image by this name: the archive that `PILLION_IMAGE` names, or an image of the program that
-    /// was built for the tests.
+    /// Imports Pillion's image under this reference: the archive that `PILLION_IMAGE` names, or an image of the program
+    /// that was built for the tests.
     pub(crate) fn import_pillion(&self, reference: &str) -> Result<()> {
         let archive = self.cluster.home().join("pillion.tar");
         if let Some(shipped) = std::env::var_os("PILLION_IMAGE").filter(|value| !value.is_empty()) {
@@ -89,7 +89,7 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// Imports an image by this name that does nothing.
+    /// Imports an idle image under this reference.
     pub(crate) fn import_idle(&self, reference: &str) -> Result<()> {
         let folder = self.cluster.home();
         let pause = cluster::pause(folder)?;

@@ -1,5 +1,5 @@
-//! The first pods of a newcomer run: `docs/quickstart.md` from `helm install` to the output of the sidecar, and the
-//! first pod of `docs/install.md`. The node has no registry, so it gets stand-ins by the names of the public images.
+//! Follows `docs/quickstart.md` from `helm install` to the output of the sidecar, and creates the first pod of
+//! `docs/install.md`. The node reaches no registry, so it gets stand-ins under the names of the public images.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node};
 
 /// The time limit of the quickstart, from `helm install` on. It is for a busy machine: the page promises five minutes.
 const LIMIT: Duration = Duration::from_mins(10);
-/// Commands of the page that this test replaces: the cluster, the image and the program are there.
+/// Commands of the page that this test skips, because the cluster, the image and the program already exist.
 const SKIPPED: &str = "^(just|kind|export) |oci://";
 /// A web server that logs requests as nginx does, to the file that nginx logs to.
 const NGINX: &str = "#!/sh
@@ -30,7 +30,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Imports stand-ins for the public images of both pages, and Pillion's image by the chart's default name.
+/// Imports stand-ins for the public images of both pages, and Pillion's image under the chart's default name.
 fn import(platform: &Platform) -> Result<()> {
     let busybox = cluster::busybox()?;
     let folder = tempfile::tempdir()?;

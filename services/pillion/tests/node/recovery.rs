@@ -1,5 +1,5 @@
 //! A full outage: no replica responds, and every namespace rejects pods without their sidecar. The cluster recovers
-//! without an operator.
+//! without an administrator.
 
 use std::fmt::{self, Display};
 use std::path::Path;
@@ -33,7 +33,7 @@ impl Display for Outage {
         let Self { refused, lasted, complete } = self;
         write!(
             formatter,
-            "{refused} creations refused, the last one after {lasted:.1?}; all replicas were back after {complete:.1?}"
+            "{refused} creations rejected, the last one after {lasted:.1?}; all replicas were back after {complete:.1?}"
         )
     }
 }

@@ -1,4 +1,4 @@
-//! `helm uninstall`, whatever was lost before, leaves a cluster in which pods can be created.
+//! After `helm uninstall`, pods can be created, whatever was lost before.
 
 use std::time::Instant;
 
@@ -7,14 +7,14 @@ use pillion_testkit::eventually;
 
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 
-/// What is lost before the release is deleted, each with the arguments of kubectl that delete it.
+/// The losses before the release is deleted, each with the arguments of kubectl that cause it.
 const LOSSES: [(&str, &[&str]); 5] = [
     ("nothing", &[]),
     ("the replicas", &["delete", "deployment/pillion-webhook", "--namespace", NAMESPACE]),
     ("the controllers", &["delete", "deployment/pillion-controller", "--namespace", NAMESPACE]),
     ("the certificate", &["delete", "secret/pillion-serving", "--namespace", NAMESPACE]),
     (
-        "both Deployments and the definitions",
+        "both Deployments and the CRDs",
         &["delete", "deployments,customresourcedefinitions.apiextensions.k8s.io", "--all", "--namespace", NAMESPACE],
     ),
 ];

@@ -58,7 +58,7 @@ fn upgrade_and_rollback_lose_no_pod() {
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
         println!("the upgrade: {:.1?}, {}", begun.elapsed(), creations.results_so_far());
-        ensure!(heading(&definitions).await? == current, "the definitions are not up to date");
+        ensure!(heading(&definitions).await? == current, "the CRDs are not up to date");
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 3));
 
         let begun = Instant::now();
@@ -76,7 +76,7 @@ fn upgrade_and_rollback_lose_no_pod() {
         // A rollback restores the recorded number of replicas too, so helm reports a conflict and requires
         // `--force-conflicts`.
         let refused = platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await;
-        let refused = refused.err().context("the number was taken back without a word")?.to_string();
+        let refused = refused.err().context("the rollback reported no conflict")?.to_string();
         ensure!(refused.contains("conflict with \"kubectl\"") && refused.contains(".spec.replicas"), "{refused}");
         platform.helm("rollback", None, &["2", "--force-conflicts", "--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;

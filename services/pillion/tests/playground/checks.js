@@ -55,25 +55,25 @@ for (const mark of document.querySelectorAll(".mark")) {
 
 // Names and references resolve.
 const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
-for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push(`the id ${id} stands twice`);
+for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push(`the id ${id} occurs twice`);
 for (const attribute of ["aria-controls", "aria-labelledby", "aria-describedby", "for"]) {
   for (const element of document.querySelectorAll(`[${attribute}]`)) {
     for (const id of element.getAttribute(attribute).split(/\s+/)) {
-      if (!document.getElementById(id)) wrong.push(`${attribute}=${id} of ${name(element)} leads nowhere`);
+      if (!document.getElementById(id)) wrong.push(`${attribute}=${id} of ${name(element)} refers to no element`);
     }
   }
 }
 for (const list of document.querySelectorAll('[role="tablist"]')) {
   const tabs = [...list.querySelectorAll('[role="tab"]')];
-  if (tabs.filter((tab) => tab.getAttribute("aria-selected") === "true").length !== 1) wrong.push("not one tab is chosen");
-  if (tabs.filter((tab) => tab.tabIndex === 0).length !== 1) wrong.push("not one tab is reached by Tab");
+  if (tabs.filter((tab) => tab.getAttribute("aria-selected") === "true").length !== 1) wrong.push("not exactly one tab is selected");
+  if (tabs.filter((tab) => tab.tabIndex === 0).length !== 1) wrong.push("not exactly one tab is reachable by the Tab key");
 }
 if (document.documentElement.lang !== "en") wrong.push("the document has no language");
-if (document.querySelectorAll("h1").length !== 1) wrong.push("there is not one h1");
+if (document.querySelectorAll("h1").length !== 1) wrong.push("there is not exactly one h1");
 for (const landmark of ["header", "main", "footer"]) {
-  if (document.querySelectorAll(`body > ${landmark}`).length !== 1) wrong.push(`there is not one ${landmark}`);
+  if (document.querySelectorAll(`body > ${landmark}`).length !== 1) wrong.push(`there is not exactly one ${landmark}`);
 }
-if (!document.querySelector('[role="status"]')) wrong.push("nothing is told to who does not see the page");
+if (!document.querySelector('[role="status"]')) wrong.push("there is no status region for screen readers");
 for (const image of document.images) if (!image.hasAttribute("alt")) wrong.push(`${name(image)} has no alt`);
 // Controls are large enough for touch and for imprecise pointing.
 for (const control of document.querySelectorAll("button, select, summary, .switch label")) {

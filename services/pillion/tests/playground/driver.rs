@@ -77,7 +77,7 @@ impl Browser {
                 }
             }
         });
-        let port = port.recv_timeout(Duration::from_secs(30)).expect("the driver says its port");
+        let port = port.recv_timeout(Duration::from_secs(30)).expect("the driver printed no port");
         let address = format!("127.0.0.1:{port}");
         let mut browser_options = json!({
             "binary": browser,
@@ -85,7 +85,7 @@ impl Browser {
                 "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
                 "--disable-default-apps", "--no-default-browser-check", "--force-color-profile=srgb", "--lang=en",
-                // The browser resolves no other host, whatever it requests on its own.
+                // Prevents requests that the browser itself makes to other hosts.
                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1",
                 format!("--user-data-dir={}", folder.path().join("profile").display()),
                 format!("--window-size={width},{height}"),

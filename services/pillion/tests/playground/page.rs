@@ -369,7 +369,7 @@ fn themes(browser: &Browser) {
     let moving = "return [...document.querySelectorAll('*')].filter((element) => parseFloat(getComputedStyle(element).transitionDuration) > 0).length";
     assert_eq!(browser.run(moving), 0);
     browser.emulate("prefers-reduced-motion", "no-preference");
-    assert_ne!(browser.run(moving), 0, "the check detects a violation");
+    assert_ne!(browser.run(moving), 0, "without reduced motion, there are transitions");
 }
 
 fn links(browser: &Browser, dev: &Dev) {
@@ -386,7 +386,7 @@ fn links(browser: &Browser, dev: &Dev) {
         browser.open(again);
     }
     expect_link_held(browser);
-    is_accessible(browser, "with what a link brought");
+    is_accessible(browser, "with the content of a link");
     browser.click("#run");
     wait_for_text(browser, "injected-panel", "typed-in");
     assert_eq!(browser.run("return document.getElementById('linked').hidden"), true);

@@ -62,7 +62,7 @@ fn read_page(text: &str) -> Page {
                 [name, kind, _unit, labels, _meaning] => {
                     rows.push((code(name).remove(0), (*kind).to_owned(), (*labels).to_owned()));
                 }
-                _ => panic!("a row of docs/metrics.md has other columns than the others: {line}"),
+                _ => panic!("a row of docs/metrics.md has a wrong number of columns: {line}"),
             }
         }
     }
@@ -144,7 +144,7 @@ pub(crate) fn differences(page: &Metrics, exported: &Metrics, partial: &[&str]) 
             continue;
         };
         if described.kind != metric.kind {
-            found.push(format!("{name} is a {}, and the page says {}", metric.kind, described.kind));
+            found.push(format!("{name} is a {}, but the page has {}", metric.kind, described.kind));
         }
         for (label, values) in &metric.labels {
             let Some(known) = described.labels.get(label) else {
@@ -159,14 +159,14 @@ pub(crate) fn differences(page: &Metrics, exported: &Metrics, partial: &[&str]) 
     }
     for (name, described) in page {
         let Some(metric) = exported.get(name) else {
-            found.push(format!("{name} is on the page, and nobody exports it: take its row away"));
+            found.push(format!("{name} is on the page, but is not exported: remove its row"));
             continue;
         };
         for (label, known) in &described.labels {
             let shown = metric.labels.get(label).cloned().unwrap_or_default();
             let missing: Vec<_> = known.named.difference(&shown.named).collect();
             if !missing.is_empty() && !partial.contains(&name.as_str()) {
-                found.push(format!("{name} is on the page with {label} {missing:?}, and nobody exports it"));
+                found.push(format!("{name} is on the page with {label} {missing:?}, which is not exported"));
             }
         }
     }

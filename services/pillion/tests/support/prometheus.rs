@@ -100,9 +100,9 @@ impl Prometheus {
     /// Returns the values of a query's result, or the API's error message.
     pub(crate) fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         let data = self.api("query?", query)?;
-        let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("no vector: {data}"))?;
+        let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("not a vector: {data}"))?;
         let value = |sample: &Value| sample.pointer("/value/1")?.as_str()?.parse().ok();
-        found.iter().map(|sample| value(sample).ok_or_else(|| format!("no number: {sample}"))).collect()
+        found.iter().map(|sample| value(sample).ok_or_else(|| format!("not a number: {sample}"))).collect()
     }
 
     /// Returns the labels of each firing alert.

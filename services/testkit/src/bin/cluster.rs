@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use pillion_testkit::Cluster;
 
-/// Starts or ends a real Kubernetes cluster of one node, by kind if a container engine is installed.
+/// Starts or ends a real Kubernetes cluster of one node. Uses kind if a container engine is installed.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(subcommand)]

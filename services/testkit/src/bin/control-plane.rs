@@ -77,7 +77,7 @@ async fn up(directory: &Path) -> anyhow::Result<PathBuf> {
         "api_server": detached.api_server,
         "etcd": detached.etcd,
     });
-    std::fs::write(state_file(directory), format!("{state:#}\n")).context("cannot note what was started")?;
+    std::fs::write(state_file(directory), format!("{state:#}\n")).context("cannot record the started processes")?;
     Ok(detached.kubeconfig)
 }
 
@@ -85,7 +85,7 @@ fn down(directory: &Path) -> anyhow::Result<String> {
     let Some(state) = read_state(directory)? else {
         return Ok(format!("no control plane was started in {}", directory.display()));
     };
-    // The API server comes first: without etcd it would linger.
+    // Ends the API server first, because it ends slowly without etcd.
     for (program, pid) in [("kube-apiserver", state.api_server), ("etcd", state.etcd)] {
         kill_if(program, pid)?;
     }
@@ -105,13 +105,13 @@ fn read_state(directory: &Path) -> anyhow::Result<Option<Detached>> {
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
     let state: Value = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is not JSON; end what runs by hand and remove it", path.display()))?;
+        .with_context(|| format!("{} is not JSON; end the processes by hand, and remove the file", path.display()))?;
     let pid = |key: &str| state.get(key).and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
     match (state.get("kubeconfig").and_then(Value::as_str), pid("api_server"), pid("etcd")) {
         (Some(kubeconfig), Some(api_server), Some(etcd)) => {
             Ok(Some(Detached { kubeconfig: kubeconfig.into(), api_server, etcd }))
         }
-        _ => bail!("{} lacks a field; end what runs by hand and remove it", path.display()),
+        _ => bail!("{} lacks a field; end the processes by hand, and remove the file", path.display()),
     }
 }
 

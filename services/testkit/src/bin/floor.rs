@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
         let listener = TcpListener::bind(arguments.listen)
             .await
             .with_context(|| format!("cannot listen on {}", arguments.listen))?;
-        // The server is spawned, because a runtime's first future runs on the main thread, beside the workers.
+        // The server is spawned onto a worker thread, because `block_on` runs its future on the main thread.
         tokio::spawn(https::serve(listener, tls, app())).await.context("the server ended")
     })
 }

@@ -29,7 +29,7 @@ enum Arguments {
 }
 
 #[tokio::main(flavor = "current_thread")]
-#[expect(clippy::print_stdout, reason = "the log of a replica is what it prints")]
+#[expect(clippy::print_stdout, reason = "the output goes to the replica's log")]
 async fn main() -> anyhow::Result<ExitCode> {
     let Arguments::Webhook { kubeconfig, tls_cert, tls_key, listen, metrics_listen } = Arguments::parse();
     println!("{}", std::env::var("GREETING").unwrap_or_default());

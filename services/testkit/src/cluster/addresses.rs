@@ -1,4 +1,4 @@
-//! Chooses the addresses of the link between host and node: a network of four addresses without another route.
+//! Chooses the addresses of the link between host and node: a network of four addresses without any other route to it.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::run;
 
 /// The network that contains the links' networks.
 const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
-/// The longest prefix that counts as a route to other networks. Addresses inside such a route may be used.
+/// A route with at most this prefix length, such as `10.0.0.0/8`, does not reserve the networks inside it.
 const LONGEST_ROUTE_PREFIX: u32 = 15;
 
 /// Returns the host's and the node's address for the cluster in the folder `home`. The first call chooses a free
@@ -19,7 +19,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     let pair = |number: u8| (Ipv4Addr::new(10, 250, number, 1), Ipv4Addr::new(10, 250, number, 2));
     let file = home.join("number");
     if let Ok(number) = std::fs::read_to_string(&file) {
-        return Ok(pair(number.trim().parse().with_context(|| format!("{} is no number", file.display()))?));
+        return Ok(pair(number.trim().parse().with_context(|| format!("{} contains no number", file.display()))?));
     }
     let folder = home.parent().context("a folder")?;
     let lock = std::fs::File::create(folder.join(".lock")).context("the lock of the clusters")?;
@@ -34,7 +34,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
             && !routes.lines().any(|line| leads_to(line, *number))
     };
     let free = (0..=u8::MAX).find(is_free).with_context(|| {
-        format!("no network 10.250.N.0/30 is free: each is a cluster's in {}, or has a route", folder.display())
+        format!("no network 10.250.N.0/30 is free: each is used by a cluster in {}, or has a route", folder.display())
     })?;
     std::fs::write(&file, free.to_string())?;
     Ok(pair(free))

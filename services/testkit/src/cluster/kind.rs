@@ -1,5 +1,5 @@
-//! Clusters by kind with a container engine, for manual use: no test uses them. kind pins its node image by digest, so
-//! pinning kind pins both.
+//! Clusters that kind runs in a container engine, for manual use: no test uses them. kind pins its node image by
+//! digest, so pinning kind pins both.
 
 use std::path::Path;
 use std::process::Command;

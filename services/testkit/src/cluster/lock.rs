@@ -20,7 +20,7 @@ impl Lock {
     /// Another process holds the lock.
     pub(super) fn of(home: &Path) -> anyhow::Result<Self> {
         let (folder, name) = home.parent().zip(home.file_name()).context("a folder for a cluster")?;
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let name = name.to_string_lossy();
         let path = folder.join(format!(".{name}.lock"));
         let shown = || format!("cannot lock {}", path.display());
@@ -28,10 +28,9 @@ impl Lock {
             let file = File::create(&path).with_context(shown)?;
             match file.try_lock() {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => bail!(
-                    "the cluster {name} is in the hands of another process, which holds {}; wait until it ends",
-                    path.display()
-                ),
+                Err(TryLockError::WouldBlock) => {
+                    bail!("another process uses the cluster {name} and holds {}; wait until it ends", path.display())
+                }
                 Err(TryLockError::Error(error)) => return Err(error).with_context(shown),
             }
             // The previous holder may have removed the file in the meantime. Then this lock has no effect.
@@ -41,7 +40,7 @@ impl Lock {
                 return Ok(Self { path, _file: file });
             }
         }
-        bail!("{}: it is removed again and again", shown())
+        bail!("{}: other processes keep removing it", shown())
     }
 }
 
@@ -62,7 +61,7 @@ mod tests {
         let home = folder.path().join("clusters/t1");
         let lock = Lock::of(&home).unwrap();
         let error = Lock::of(&home).unwrap_err().to_string();
-        assert!(error.contains("t1 is in the hands of another process"), "{error}");
+        assert!(error.contains("another process uses the cluster t1"), "{error}");
         Lock::of(&folder.path().join("clusters/t2")).unwrap();
         drop(lock);
         assert_eq!(std::fs::read_dir(folder.path().join("clusters")).unwrap().count(), 0);

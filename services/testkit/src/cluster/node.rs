@@ -52,15 +52,15 @@ const CONFIGURATIONS: [(&str, &str); 4] = [
 pub(super) fn prepare(home: &Path, name: &str, own: &Own) -> anyhow::Result<()> {
     for path in [home, &own.programs, &own.packages] {
         for below in ["/var/lib", "/var/log", "/run", "/sys", "/proc"] {
-            ensure!(!path.starts_with(below), "{} cannot be below {below}: a node has its own there", path.display());
+            ensure!(!path.starts_with(below), "{} cannot be below {below}: the node mounts its own", path.display());
         }
     }
     let text = home.to_str().filter(|text| !text.contains([' ', '\'', '"', '$', '\\', '\n', '@', '#']));
     let text =
-        text.with_context(|| format!("{} has characters in it that configurations do not take", home.display()))?;
+        text.with_context(|| format!("{} contains characters that are not allowed in configurations", home.display()))?;
     for folder in ["etc/cni", "images", "log", "state"] {
         std::fs::create_dir_all(home.join(folder))
-            .with_context(|| format!("cannot make {}/{folder}", home.display()))?;
+            .with_context(|| format!("cannot create {}/{folder}", home.display()))?;
     }
     let (host, node) = addresses::of(home)?;
     let env = format!(
@@ -138,7 +138,7 @@ pub(super) fn start(home: &Path, stdin: Stdio, owned: bool) -> anyhow::Result<()
     let log = home.join("log/node.log");
     std::fs::create_dir_all(home.join("log"))?;
     let said = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    // The output goes to a file, because background processes must not hold a pipe open.
+    // The output goes to a file, because background processes would keep a pipe open.
     let mut script = script("start", home);
     script.stdin(stdin).stdout(said.try_clone()?).stderr(said).env("OWNED", if owned { "yes" } else { "" });
     let status = script.status().context("cannot run node.sh")?;
@@ -182,7 +182,7 @@ pub(super) fn runs(home: &Path) -> anyhow::Result<()> {
 pub(super) fn has_started_since(home: &Path, time: &str) -> anyhow::Result<()> {
     let started = std::fs::metadata(home.join("run/init.pid"))?.modified()?;
     let time: SystemTime = time.parse::<k8s_openapi::jiff::Timestamp>()?.into();
-    ensure!(time + Duration::from_secs(1) > started, "it has said so before it was started");
+    ensure!(time + Duration::from_secs(1) > started, "the heartbeat is from before the node's start");
     Ok(())
 }
 
@@ -211,7 +211,7 @@ pub(super) async fn allow_kubelet_calls(client: &kube::Client) -> anyhow::Result
 pub(super) fn print_logs(home: &Path) {
     let Ok(entries) = std::fs::read_dir(home.join("log")) else { return };
     for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
-        #[expect(clippy::print_stdout, reason = "it is a part of the test's output")]
+        #[expect(clippy::print_stdout, reason = "the logs are part of the test's output")]
         {
             println!("--- the end of {}:\n{}", path.display(), tail(&path, 15));
         }
@@ -246,7 +246,7 @@ mod tests {
     fn reused_process_id_is_not_the_node() {
         let (home, mut init) = home();
         runs(home.path()).unwrap();
-        // This test process exists, but is no node.
+        // This test process exists, but is not a node.
         std::fs::write(home.path().join("run/init.pid"), std::process::id().to_string()).unwrap();
         assert!(runs(home.path()).unwrap_err().to_string().contains("does not run any more"));
         let own = Own { programs: "/".into(), packages: "/".into() };
@@ -262,7 +262,7 @@ mod tests {
         let own = |programs: &str, packages: &str| Own { programs: programs.into(), packages: packages.into() };
         for own in [own("/var/lib/tools", "/"), own("/opt/tools", "/run/packages")] {
             let error = prepare(home.path(), "any", &own).unwrap_err().to_string();
-            assert!(error.contains("a node has its own there"), "{error}");
+            assert!(error.contains("the node mounts its own"), "{error}");
         }
     }
 
@@ -311,7 +311,7 @@ mod tests {
         let is_there = Path::new("/sys/class/net").join(&link).exists();
         let stopped = node("stop", &one);
         assert!(started.0, "{}", started.1);
-        assert!(!refused.0 && refused.1.contains("of this name runs already"), "{}", refused.1);
+        assert!(!refused.0 && refused.1.contains("with this name already runs"), "{}", refused.1);
         assert!(ended.0 && is_there && stopped.0, "{ended:?} {is_there} {stopped:?}");
         assert!(!Path::new("/sys/class/net").join(&link).exists());
     }

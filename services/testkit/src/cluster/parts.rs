@@ -41,7 +41,7 @@ pub(super) struct Parts {
 /// The engine that runs clusters.
 #[derive(Debug, Clone)]
 pub(super) enum Engine {
-    /// kind, in containers.
+    /// kind, which runs nodes as containers.
     Kind {
         /// The program `kind`.
         program: PathBuf,
@@ -69,7 +69,7 @@ impl Lacking {
 
 impl Display for Lacking {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "no cluster can be had here: {} (help: {})", self.what, self.remedy)
+        write!(formatter, "this machine cannot run a cluster: {} (help: {})", self.what, self.remedy)
     }
 }
 
@@ -82,14 +82,14 @@ impl Parts {
             Engine::Kind { container_engine, .. } => format!("kind {container_engine}"),
             Engine::Own(_) => "own".to_owned(),
         };
-        std::fs::write(home.join("engine"), text).context("cannot note who makes the cluster")
+        std::fs::write(home.join("engine"), text).context("cannot record the cluster's engine")
     }
 }
 
 /// Returns the existing parts of the project's own engine, for a test. Tests rely on killing processes in the node's
 /// cgroup, and on clusters that end with the test process. kind guarantees neither.
 pub(super) fn find() -> Result<Parts, Lacking> {
-    const BUILD: &str = "run `just cluster build`, which builds or fetches what a cluster is made of";
+    const BUILD: &str = "run `just cluster build`, which builds or fetches the parts of a cluster";
     let missing = |error: anyhow::Error| Lacking::new(format!("{error:#}").trim().to_owned(), BUILD);
     allowed()?;
     let programs = tools::built_before(&PROGRAMS).map_err(missing)?;
@@ -134,11 +134,11 @@ fn container_engine() -> Option<String> {
 
 /// Checks that this process has the privileges that the scripts need. Otherwise returns the reason, with a remedy.
 pub(super) fn allowed() -> Result<(), Lacking> {
-    const HELP: &str = "be root on Linux; to play with, kind makes one by a container engine: `just cluster up`";
+    const HELP: &str = "run as root on Linux; or install a container engine, for a cluster by kind (`just cluster up`)";
     if !cfg!(target_os = "linux") || !rustix::process::geteuid().is_root() {
-        return Err(Lacking::new("the namespaces of a node are for root", HELP));
+        return Err(Lacking::new("only root on Linux can create a node's namespaces", HELP));
     }
-    // Tries mounts and links that containers usually may not create, in temporary namespaces.
+    // Tries to create a mount and a link in temporary namespaces. Most containers may not do that.
     let tried = "mount -t tmpfs tmpfs /run && ip link add pillion-try type veth peer name pillion-tried";
     let output = Command::new("unshare")
         .args([
@@ -160,7 +160,7 @@ pub(super) fn allowed() -> Result<(), Lacking> {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
             let output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(Lacking::new(format!("there is no way to namespaces: {output}"), HELP))
+            Err(Lacking::new(format!("cannot create namespaces: {output}"), HELP))
         }
         Err(error) => Err(Lacking::new(format!("`unshare` cannot be run: {error}"), "install util-linux and iproute2")),
     }

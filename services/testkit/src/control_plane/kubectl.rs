@@ -60,7 +60,7 @@ impl ControlPlane {
     /// Runs kubectl, which must succeed, and returns its standard output.
     ///
     /// # Errors
-    /// As [`ControlPlane::kubectl`], or kubectl failed; the error has its output.
+    /// As [`ControlPlane::kubectl`], or kubectl failed; the error contains its output.
     pub async fn kubectl_ok(&self, arguments: &[&str]) -> anyhow::Result<String> {
         succeeded(arguments, self.kubectl(arguments).await?)
     }
@@ -68,7 +68,7 @@ impl ControlPlane {
     /// Applies YAML (any number of documents) server-side with kubectl.
     ///
     /// # Errors
-    /// kubectl failed; the error has its output.
+    /// kubectl failed; the error contains its output.
     pub async fn apply_yaml(&self, yaml: &str) -> anyhow::Result<String> {
         let arguments = ["apply", "--server-side", "--field-manager", MANAGER, "-f", "-"];
         succeeded(&arguments, self.kubectl_with_input(&arguments, yaml).await?)
@@ -84,5 +84,5 @@ fn succeeded(arguments: &[&str], output: Output) -> anyhow::Result<String> {
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }
-    String::from_utf8(output.stdout).context("kubectl printed what is not UTF-8")
+    String::from_utf8(output.stdout).context("kubectl's output is not UTF-8")
 }

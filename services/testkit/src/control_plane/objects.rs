@@ -33,7 +33,7 @@ impl ControlPlane {
     /// Applies CRDs, and waits until the API server serves all of their versions.
     ///
     /// # Errors
-    /// The API server rejects a CRD, or does not serve it within a minute; the error has its conditions.
+    /// The API server rejects a CRD, or does not serve it within a minute; the error contains its conditions.
     pub async fn apply_crds(&self, crds: &[CustomResourceDefinition]) -> anyhow::Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         let params = PatchParams::apply(MANAGER).force();
@@ -42,7 +42,7 @@ impl ControlPlane {
             let name = crd.metadata.name.as_deref().context("a CustomResourceDefinition without a name")?;
             api.patch(name, &params, &Patch::Apply(crd))
                 .await
-                .with_context(|| format!("the API server refuses the CustomResourceDefinition {name}"))?;
+                .with_context(|| format!("the API server rejects the CustomResourceDefinition {name}"))?;
             names.push(name);
         }
         self.wait_for_crds(&names).await
@@ -51,7 +51,7 @@ impl ControlPlane {
     /// Waits until CRDs that were applied by other means are served.
     ///
     /// # Errors
-    /// A CRD is not served within a minute; the error has its conditions.
+    /// A CRD is not served within a minute; the error contains its conditions.
     pub async fn wait_for_crds(&self, names: &[&str]) -> anyhow::Result<()> {
         let client = self.client();
         let api: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -69,7 +69,7 @@ impl ControlPlane {
                 let kinds: Value = client.request(kinds).await?;
                 for version in crd.spec.versions.iter().filter(|version| version.served) {
                     let is_served = serves_resource(&kinds, &crd.spec.group, &version.name, &crd.spec.names.plural);
-                    ensure!(is_served, "{} is not among the kinds that there are", version.name);
+                    ensure!(is_served, "discovery does not list the CRD's version {}", version.name);
                     let path = format!("/apis/{}/{}/{}", crd.spec.group, version.name, crd.spec.names.plural);
                     client.request_text(Request::get(format!("{path}?limit=1")).body(Vec::new())?).await?;
                 }
@@ -81,8 +81,8 @@ impl ControlPlane {
     }
 }
 
-/// Returns whether the discovery document `kinds` contains the resource `plural`. Returns true if `kinds` has another
-/// format, which lists no resources.
+/// Returns whether the discovery document `kinds` contains the resource `plural`. Also returns true if the document has
+/// another format, without resources.
 fn serves_resource(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
     let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
     let Some(groups) = list(kinds, "items") else { return true };
@@ -111,6 +111,6 @@ where
     match api.create(&PostParams::default(), object).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(error) => Err(error).context("the API server refuses an object"),
+        Err(error) => Err(error).context("the API server rejects an object"),
     }
 }

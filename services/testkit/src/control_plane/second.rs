@@ -28,11 +28,11 @@ impl ControlPlane {
     /// arguments. Waits until it is ready and both API servers are endpoints of the Service `kubernetes`.
     ///
     /// # Errors
-    /// The second API server does not start; the error has the end of its log (`kube-apiserver-second.log`).
+    /// The second API server does not start; the error contains the end of its log (`kube-apiserver-second.log`).
     pub async fn second_api_server(&self) -> anyhow::Result<SecondApiServer> {
         let url = format!("https://{}", SocketAddr::new(SECOND_API_SERVER, self.settings.ports.api_server));
         let client =
-            Client::try_from(self.admin_config(&url)?).context("cannot make a client of the second API server")?;
+            Client::try_from(self.admin_config(&url)?).context("cannot create a client for the second API server")?;
         let mut process = self.settings.spawn_api_server_at(SECOND_API_SERVER, "kube-apiserver-second")?;
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
         let probe = async || {

@@ -76,16 +76,16 @@ pub(crate) async fn run() -> Result<()> {
     for (pin, count) in &tally.pinned {
         let reason = match pin {
             PinnedBy::Pin(number) => format!("{:?}: {}", PINS[*number].oracle, PINS[*number].reason),
-            PinnedBy::Atomic(place) => format!("ServerSideApply: {place} is one value there"),
+            PinnedBy::Atomic(place) => format!("ServerSideApply: {place} is atomic"),
             PinnedBy::OneOf => "ServerSideApply: leaves both members of a one-of".to_owned(),
         };
         println!("{count:6} {reason}");
     }
     // Most cases must be valid and equal, or the test proves little.
-    ensure!(equal > cases && refused < cases / 5, "the cases are not worth their time");
+    ensure!(equal > cases && refused < cases / 5, "too many cases are rejected or different");
     for (number, pin) in PINS.iter().enumerate() {
         if cases >= CASES && seed == 0 && !pin.is_rare && !tally.pinned.contains_key(&PinnedBy::Pin(number)) {
-            tally.failures.push(format!("not seen any more: {}", pin.reason));
+            tally.failures.push(format!("no case needs this pin any more: {}", pin.reason));
         }
     }
     let count = tally.failures.len();
@@ -111,7 +111,7 @@ impl Tally {
         let found = match (ours, theirs) {
             (Ok(ours), Ok(theirs)) => {
                 let found = if oracle == Oracle::ServerSideApply && has_repeated_variable(case) {
-                    // Server-side apply keeps one entry of each name that it applies. The engine also keeps the
+                    // Server-side apply keeps one entry for each name that it applies. The engine also keeps the
                     // overridden entries.
                     differences(openapi, &without_repeated(ours), &without_repeated(theirs))
                 } else {
@@ -136,7 +136,7 @@ impl Tally {
                 Vec::new()
             }
             (Ok(_), Err(reason)) => vec![refusal(reason)],
-            (Err(reason), Ok(_)) => vec![Difference::whole(format!("refused by us alone: {reason}"))],
+            (Err(reason), Ok(_)) => vec![Difference::whole(format!("rejected only by the engine: {reason}"))],
         };
         let mut unexplained = Vec::new();
         for difference in found {
@@ -190,7 +190,7 @@ fn refusal(reason: &str) -> Difference {
     let is_about = |list: &str| causes.iter().all(|cause| cause.contains(list));
     let lists = [(".ports[", "Container.ports"), (".topologySpreadConstraints[", "PodSpec.topologySpreadConstraints")];
     let place = lists.iter().find(|(list, _)| is_about(list)).map(|(_, place)| (*place).to_owned());
-    let what = format!("refused by Kubernetes alone: {reason}");
+    let what = format!("rejected only by Kubernetes: {reason}");
     Difference { places: place.into_iter().collect(), ..Difference::whole(what) }
 }
 
@@ -203,7 +203,7 @@ async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<
     let pod = match stored {
         Ok(pod) => pod,
         Err(reason) => {
-            tally.failures.push(format!("not a pod: {reason}\n{written}"));
+            tally.failures.push(format!("the API server rejects the pod: {reason}\n{written}"));
             return Ok(tally);
         }
     };

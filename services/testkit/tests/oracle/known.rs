@@ -12,7 +12,7 @@ use crate::oracle::pins::ATOMIC;
 /// Lists that the engine and the API server treat differently, with the reason.
 const DIFFERENT: [(&str, &str); 7] = [
     ("ObjectMeta.finalizers", SET),
-    ("VolumeMount.bindMountOptions", "a set, and the engine takes a mount's options as one value"),
+    ("VolumeMount.bindMountOptions", "a set, but the engine treats a mount's options as one value"),
     ("PodSpec.ephemeralContainers", EPHEMERAL),
     ("EphemeralContainer.env", EPHEMERAL),
     ("EphemeralContainer.ports", EPHEMERAL),
@@ -62,13 +62,16 @@ pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
         .map(|place| format!("{place}: the API server {:?}, the engine {:?}", theirs.get(place), ours.get(place)))
         .collect();
     let same = DIFFERENT.iter().filter(|(place, _)| theirs.get(*place) == ours.get(*place));
-    found.extend(same.map(|(place, reason)| format!("{place} is no difference any more: {reason}")));
+    found.extend(same.map(|(place, reason)| format!("{place} is no longer different: {reason}")));
     found.extend(not_chosen.into_iter().map(|place| format!("{place}: a one-of that the engine does not know")));
     let written: BTreeSet<_> = ATOMIC.into_iter().map(str::to_owned).collect();
     let odd = atomic.symmetric_difference(&written);
-    found.extend(odd.map(|place| format!("{place} is one value on one side only: the API server or the list of them")));
+    found.extend(odd.map(|place| format!("{place} is atomic only for the API server, or only in ATOMIC")));
     if theirs.len() < 12 {
-        found.push(format!("the walk went wrong: only {} keyed lists in the API server's schema", theirs.len()));
+        found.push(format!(
+            "the walk is incomplete: found only {} keyed lists in the API server's schema",
+            theirs.len()
+        ));
     }
     found
 }
@@ -83,7 +86,7 @@ impl Walk<'_> {
         self.seen.push(visit);
         for (name, _) in known.into_iter().flat_map(|known| known.fields) {
             if self.openapi.field(type_, name).is_none() {
-                self.ours.insert(format!("{type_}.{name}, which is no field"), Vec::new());
+                self.ours.insert(format!("{type_}.{name}, which is not a field"), Vec::new());
             }
         }
         for (name, shape) in self.openapi.fields(type_) {

@@ -1,4 +1,4 @@
-//! The API server's schema of its types (`/openapi/v3/api/v1`), as far as it concerns merging.
+//! The parts of the API server's schema (`/openapi/v3/api/v1`) that concern merging.
 
 use anyhow::{Context, Result};
 use kube::Client;

@@ -11,7 +11,7 @@ pub(crate) enum Oracle {
     ServerSideApply,
 }
 
-/// The facts about a case, beside the two results.
+/// The facts about a case that decide whether a difference is allowed.
 pub(crate) struct Case<'a> {
     pub(crate) pod: &'a Json,
     pub(crate) template: &'a Json,
@@ -30,7 +30,7 @@ pub(crate) struct Pin {
     only_order: bool,
     /// Returns whether a case may have the difference.
     holds: fn(&Case<'_>) -> bool,
-    /// Whether some thousand cases may pass without the difference.
+    /// Whether thousands of cases may not show the difference.
     pub(crate) is_rare: bool,
     pub(crate) reason: &'static str,
 }
@@ -63,7 +63,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: always,
         is_rare: false,
-        reason: "strategic merge knows no key for a container's claims and drops the author's",
+        reason: "strategic merge has no merge key for a container's claims, and drops the author's",
     },
     Pin {
         oracle: StrategicMerge,

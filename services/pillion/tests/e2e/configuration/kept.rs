@@ -1,4 +1,4 @@
-//! A control plane with a keeper of webhook configurations, and the helpers by which tests read and change them.
+//! A control plane with a keeper of webhook configurations, and helpers for tests to read and change them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

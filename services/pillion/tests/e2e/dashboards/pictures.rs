@@ -16,7 +16,7 @@ use crate::rig::bare_pod;
 
 /// How long the load lasts.
 const MINUTES: u64 = 6;
-/// Profiles that are applied, skipped because of an expression, and that deny.
+/// Profiles for all results: they are applied, are skipped because of an expression, or reject pods.
 const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -144,7 +144,7 @@ fn renders_dashboard_pictures() {
             let results = join_all(pods.iter().map(|(namespace, pod)| managed.rig.dry_run(namespace, pod))).await;
             refused += results.iter().filter(|result| result.is_err()).count();
         }
-        ensure!(refused > 0 && refused < sent / 4, "{refused} of {sent} pods were refused");
+        ensure!(refused > 0 && refused < sent / 4, "{refused} of {sent} pods were rejected");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dashboards/pictures.py");
         let minutes = MINUTES.to_string();
         let arguments = ["--url", &prometheus.url(), "--minutes", &minutes, "--window", "15s"];

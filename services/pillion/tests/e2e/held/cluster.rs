@@ -114,7 +114,7 @@ impl Cluster {
             match self.rig().pods(HELD_NAMESPACE).delete(name, &result).await {
                 // The pod was deleted meanwhile, or recreated under the same name.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-                deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
+                deleted => drop(deleted.with_context(|| format!("deleting {name}"))?),
             }
         }
         Ok(())
@@ -124,7 +124,7 @@ impl Cluster {
     pub(super) async fn metric(&self, line: &str) -> Result<u64> {
         let leader = self.managed.leader().await?;
         let leader = self.managed.controllers.iter().find(|running| running.address() == leader);
-        let text = leader.context("the leader is none of the test's controllers")?.metrics_text().await?;
+        let text = leader.context("the leader is not one of the test's controllers")?.metrics_text().await?;
         let found =
             text.lines().find_map(|each| each.strip_prefix(line)).with_context(|| format!("{line} in {text}"))?;
         Ok(found.trim().parse()?)
@@ -218,7 +218,7 @@ impl Display for PodResults {
         let Self { injected, waited, without, refused } = self;
         let (injected, waited) = (injected.len(), waited.len());
         let (without, refused) = (without.len(), refused.len());
-        write!(formatter, "{injected} injected, {waited} waited, {without} without either, {refused} refused")
+        write!(formatter, "{injected} injected, {waited} waited, {without} with neither, {refused} rejected")
     }
 }
 
@@ -254,7 +254,7 @@ impl Scheduler {
                 match bind(&client, &name, &node).await {
                     // The pod was deleted or bound meanwhile.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-                    bound => drop(bound.with_context(|| format!("{name} to {node}"))?),
+                    bound => drop(bound.with_context(|| format!("binding {name} to {node}"))?),
                 }
             }
             // A terminating pod on a node: its ReplicaSet has deleted it. The deletion completes when the node reports
@@ -264,7 +264,7 @@ impl Scheduler {
                 let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
                 match api.delete(&name, &result).await {
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-                    deleted => drop(deleted.with_context(|| format!("the end of {name}"))?),
+                    deleted => drop(deleted.with_context(|| format!("deleting {name}"))?),
                 }
             }
         }

@@ -35,7 +35,7 @@ pub(crate) async fn expect_containers(server: &Server, review: &Value, expected:
     let added: BTreeSet<_> = containers(&after).into_iter().filter(|name| !own.contains(name)).collect();
     let expected: BTreeSet<_> = expected.iter().copied().collect();
     if added != expected {
-        bail!("the pod got the containers {added:?} and should have got {expected:?}: {answer}");
+        bail!("the pod got the containers {added:?}, expected {expected:?}: {answer}");
     }
     Ok(())
 }

@@ -11,10 +11,10 @@ use crate::Folder;
 use crate::machine::Machine;
 use crate::profiles::{self, ProfileText};
 
-/// The timeout of a run under the profiler: some fifty times its usual time.
+/// The timeout of a run under the profiler: about fifty times the usual duration.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The two numbers of repetitions. The difference of their counts excludes the start of the program.
+/// The two numbers of repetitions. The difference of their instruction counts excludes the start of the program.
 const FEW: u32 = 100;
 const MANY: u32 = 500;
 
@@ -61,7 +61,8 @@ impl Example<'_> {
         let mut command = Command::new(&self.machine.instructions);
         command.arg("allocations").arg(&self.review).args(&files);
         let output = String::from_utf8(output(command).await?.stdout)?;
-        let allocations = output.trim().parse().with_context(|| format!("{output:?} is no number of allocations"))?;
+        let allocations =
+            output.trim().parse().with_context(|| format!("{output:?} is not a number of allocations"))?;
         Ok(Cost { instructions: self.instructions("answer", &files).await?, allocations })
     }
 
@@ -85,7 +86,7 @@ async fn output(mut command: Command) -> anyhow::Result<Output> {
     let name = command.as_std().get_program().display().to_string();
     command.stdin(Stdio::null()).kill_on_drop(true);
     let ended = tokio::time::timeout(LIMIT, command.output()).await;
-    let output = ended.with_context(|| format!("{name} was not done within {LIMIT:?}"))?.context(name.clone())?;
+    let output = ended.with_context(|| format!("{name} did not end within {LIMIT:?}"))?.context(name.clone())?;
     if !output.status.success() {
         bail!("{name} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr));
     }

@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use crate::machine::Machine;
 
-/// The timeout of a load: more than a hundred times its usual time.
+/// The timeout of a load: more than a hundred times the usual duration.
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// The load to generate.
@@ -53,7 +53,7 @@ impl Load<'_> {
         let mut command = Command::from(command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let ended = tokio::time::timeout(LIMIT, command.output()).await;
-        let output = ended.with_context(|| format!("h2load was not done within {LIMIT:?}"))?.context("h2load")?;
+        let output = ended.with_context(|| format!("h2load did not end within {LIMIT:?}"))?.context("h2load")?;
         let all_output =
             || String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
@@ -72,7 +72,7 @@ fn seen(log: &str, requests: u32) -> anyhow::Result<ClientMeasurements> {
         let fields: Vec<_> = line.split('\t').collect();
         let [start, status, duration, ..] = fields.as_slice() else { bail!("{line:?} in h2load's log") };
         if *status != "200" {
-            bail!("a request was answered by status {status}: expected 200");
+            bail!("the response to a request has the status {status}, expected 200");
         }
         let (start, duration): (u64, u32) = (start.parse()?, duration.parse()?);
         first = first.min(start);
@@ -101,7 +101,7 @@ mod tests {
         let lines: Vec<_> = (0..100).map(|n| format!("{}\t200\t{}", 1_000_000 + n * 10, 100 - n)).collect();
         let seen = seen(&lines.join("\n"), 100).unwrap();
         assert_eq!((seen.p50_us, seen.p99_us), (51, 100));
-        // The requests last from 1,000,000 to 1,000,991 microseconds.
+        // The first request starts at 1,000,000 microseconds, and the last one ends at 1,000,991.
         assert!((seen.requests_per_second - 100.0 / 991e-6).abs() < 1.0, "{seen:?}");
     }
 

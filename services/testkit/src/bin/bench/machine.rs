@@ -40,7 +40,7 @@ impl Machine {
     /// Finds all programs, and describes the machine.
     ///
     /// # Errors
-    /// A program is missing; the error has the remedy.
+    /// A program is missing; the error contains the remedy.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let missing: Vec<_> = TOOLS.into_iter().filter(|(tool, _)| !is_on(&path, tool)).collect();
@@ -48,7 +48,7 @@ impl Machine {
             let (tools, packages): (Vec<_>, Vec<_>) = missing.into_iter().unzip();
             bail!("{} not found; on Debian: apt-get install {}", tools.join(", "), packages.join(" "));
         }
-        let own = std::env::current_exe().context("cannot tell where this program is")?;
+        let own = std::env::current_exe().context("cannot find the path of this program")?;
         let folder = own.parent().context("this program is in no folder")?;
         let program = |name: &str| {
             let program = folder.join(name);
@@ -73,7 +73,7 @@ impl Machine {
     pub(crate) fn describe(&self) -> String {
         let pinning = match self.pinning {
             Pinning::Separate { server, load } => format!("server on core {server}, load on core {load}"),
-            Pinning::None => "one core: server and load share it, so the times are of little worth".to_owned(),
+            Pinning::None => "server and load share one core, so the times are unreliable".to_owned(),
         };
         format!("machine: {} x {}; {pinning}", self.cores, self.processor)
     }
@@ -119,7 +119,7 @@ fn allowed_cores(status: &str) -> Vec<u32> {
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(": "));
-    model.map_or_else(|| "processor of an unknown kind".to_owned(), |(_, model)| model.to_owned())
+    model.map_or_else(|| "unknown processor".to_owned(), |(_, model)| model.to_owned())
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //! target/release/bench [--quick]
 //! ```
 //!
-//! It prints a table for people; the last line is one JSON object for programs. docs/benchmarks.md explains each
-//! figure. All traffic stays on the machine's loopback.
+//! It prints a table, and one JSON object as the last line. docs/benchmarks.md explains each figure. All traffic stays
+//! on the machine's loopback.
 
 mod machine;
 mod load;
@@ -69,7 +69,7 @@ struct Folder(tempfile::TempDir);
 
 impl Folder {
     fn new() -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("pillion-bench-").tempdir().context("cannot make a folder")?;
+        let folder = tempfile::Builder::new().prefix("pillion-bench-").tempdir().context("cannot create a folder")?;
         Ok(Self(folder))
     }
 
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = runtime.context("cannot build a Tokio runtime").and_then(|runtime| {
         runtime.block_on(async {
-            // On both paths the child processes are dropped, and thereby killed.
+            // In both cases the child processes are dropped, which kills them.
             tokio::select! {
                 measured = measure(&machine, &arguments) => measured,
                 asked = asked_to_end() => asked,
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
 async fn asked_to_end() -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     tokio::select! {
-        _ = terminate.recv() => bail!("asked to end"),
+        _ = terminate.recv() => bail!("ended by SIGTERM"),
         interrupted = tokio::signal::ctrl_c() => {
             interrupted.context("cannot wait for SIGINT")?;
             bail!("interrupted")

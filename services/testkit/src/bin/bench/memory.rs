@@ -1,4 +1,4 @@
-//! Measures the memory of an idle replica, and of one with a cluster full of tenants.
+//! Measures the memory of an idle replica, and of a replica in a cluster full of tenants.
 
 use std::path::Path;
 

@@ -14,7 +14,7 @@ macro_rules! profile {
 
 /// One profile: a sidecar, its volume and an annotation.
 pub(crate) const ONE: &[ProfileText] = &[profile!("log-shipper")];
-/// Three profiles with ten expressions, parameters, and environment of each container.
+/// Three profiles with ten expressions, parameters, and environment variables for each container.
 pub(crate) const THREE: &[ProfileText] =
     &[profile!("log-collector"), profile!("trace-agent"), profile!("secret-agent")];
 

@@ -1,4 +1,4 @@
-//! The result: a table for people, a line of JSON for programs, and the limits that a release must stay within.
+//! The result as a table and as a line of JSON, and the limits that a release must stay within.
 
 use std::fmt::Write;
 
@@ -55,7 +55,7 @@ impl Report {
 
     /// Describes the broken gates; `None` if all hold.
     pub(crate) fn broken(&self) -> Option<String> {
-        let describe = |gate: &Gate| format!("{} is {} and may be {} at most", gate.name, gate.value, gate.limit);
+        let describe = |gate: &Gate| format!("{} is {}, and the limit is {}", gate.name, gate.value, gate.limit);
         let broken: Vec<_> = self.gates().iter().filter(|gate| gate.value > gate.limit).map(describe).collect();
         (!broken.is_empty()).then(|| broken.join("; "))
     }
@@ -299,7 +299,7 @@ pub(crate) mod tests {
         assert_eq!(report.broken(), None);
         report.ratio_one = 3.01;
         report.rss_anon_full_mib = 50.0;
-        let expected = "ratio_one is 3.01 and may be 3 at most; rss_anon_full_mib is 50 and may be 48 at most";
+        let expected = "ratio_one is 3.01, and the limit is 3; rss_anon_full_mib is 50, and the limit is 48";
         assert_eq!(report.broken().as_deref(), Some(expected));
     }
 }

@@ -18,8 +18,8 @@ const THREADS: u32 = 1;
 /// The part of its capacity at which a server's latency is measured without queueing.
 const QUARTER: f64 = 0.25;
 
-/// The part of the slowest server's capacity at which all servers are compared at the same rate. Each then sleeps
-/// between requests, and wakes its clients equally often.
+/// The part of the slowest server's capacity at which all servers are compared at the same rate. At this rate each
+/// server sleeps between requests, and each wakes its clients equally often.
 const HALF: f64 = 0.5;
 
 /// The extent of the measurements: rounds, requests to each server in each round, and connections.

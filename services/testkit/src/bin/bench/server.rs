@@ -133,10 +133,10 @@ fn processor_time(process: &Path) -> anyhow::Result<Duration> {
     let mut nanoseconds = 0_u64;
     for thread in std::fs::read_dir(process.join("task"))? {
         let Ok(text) = std::fs::read_to_string(thread?.path().join("schedstat")) else {
-            return hundredths(&std::fs::read_to_string(process.join("stat"))?).context("stat is of an unknown form");
+            return hundredths(&std::fs::read_to_string(process.join("stat"))?).context("stat has an unknown format");
         };
         let on_processor = text.split_whitespace().next().context("schedstat is empty")?;
-        nanoseconds += on_processor.parse::<u64>().context("schedstat begins with a number")?;
+        nanoseconds += on_processor.parse::<u64>().context("schedstat does not begin with a number")?;
     }
     Ok(Duration::from_nanos(nanoseconds))
 }
