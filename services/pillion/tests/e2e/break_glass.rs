@@ -218,7 +218,7 @@ async fn install_held_policies(rig: &Rig) -> Result<()> {
     .await
 }
 
-/// Creates the Deployment of a controller that does not run, and the webhook configuration of a profile with validations.
+/// Creates the Deployment of a stopped controller, and a validating configuration with the failure policy `Fail`.
 async fn install_controller_and_validation(rig: &Rig) -> Result<()> {
     let controller = json!({
         "apiVersion": "apps/v1",
