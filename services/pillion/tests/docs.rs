@@ -274,7 +274,7 @@ fn pages_say_whom_they_are_for() {
     for path in pages.chain(readmes) {
         let text = fs::read_to_string(&path).unwrap();
         let first = text.lines().skip(1).find(|line| !line.is_empty()).unwrap_or_default();
-        assert!(first.starts_with("For: "), "{} begins with {first:?}, and not with `For: …`", path.display());
+        assert!(first.starts_with("For: "), "{} must begin with `For: …`, found {first:?}", path.display());
     }
 }
 

@@ -293,11 +293,11 @@ fn break_glass_commands_work_without_replicas() {
         refused().await?;
 
         page.run(cluster, "One namespace").await?;
-        created("the label taken away").await?;
+        created("the label is removed").await?;
         rig.label_namespace(SHOP, "pillion.dev/injection", "required").await?;
         refused().await?;
         page.run(cluster, "One namespace").await?;
-        created("the label's value changed").await?;
+        created("the label's value is changed").await?;
         page.run(cluster, "One namespace").await?;
         refused().await?;
 
@@ -318,7 +318,7 @@ fn break_glass_commands_work_without_replicas() {
             async || cluster.kubectl_ok(&["-n", NAMESPACE, "get", "cm", "pillion", "-o", "jsonpath={.data}"]).await;
         ensure!(data().await? == r#"{"webhooks":"disarmed"}"#);
         page.run(cluster, "All webhooks").await?;
-        ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#, "the guardrail does not wait");
+        ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#, "records are not ignored");
 
         let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
         let configuration = pillion_api::webhook_configuration::mutating(&settings);
@@ -332,7 +332,7 @@ fn break_glass_commands_work_without_replicas() {
         page.run(cluster, "Stop the rejections").await?;
         ensure!(controller_replicas(&rig).await? == "0", "the controller is not stopped");
         page.run(cluster, "Stop the rejections").await?;
-        created("rejections stopped").await?;
+        created("no pod is rejected any more").await?;
         let policies = ["get", all, "-o", "jsonpath={.items[*].webhooks[*].failurePolicy}"];
         let policies = cluster.kubectl_ok(&policies).await?;
         ensure!(!policies.is_empty() && !policies.contains("Fail"), "failure policies: {policies}");
