@@ -218,6 +218,47 @@ async fn install_held_policies(rig: &Rig) -> Result<()> {
     .await
 }
 
+/// Creates the Deployment of a stopped controller, and a validating configuration with the failure policy `Fail`.
+async fn install_controller_and_validation(rig: &Rig) -> Result<()> {
+    let controller = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "pillion-controller", "namespace": NAMESPACE},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "controller"}},
+            "template": {
+                "metadata": {"labels": {"app": "controller"}},
+                "spec": {"containers": [{"name": "controller", "image": "registry.example.com/controller:1"}]},
+            },
+        },
+    });
+    let validating = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "pillion"},
+        "webhooks": [{
+            "name": "validate-required.pillion.dev",
+            "clientConfig": {"url": "https://127.0.0.1:1/validate/required"},
+            "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
+            "namespaceSelector": {"matchLabels": {"pillion.dev/injection": "required"}},
+            "failurePolicy": "Fail",
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        }],
+    });
+    for object in [controller, validating] {
+        rig.control_plane.apply_yaml(&object.to_string()).await?;
+    }
+    Ok(())
+}
+
+/// Returns the desired number of the controller's replicas.
+async fn controller_replicas(rig: &Rig) -> Result<String> {
+    let arguments = ["-n", NAMESPACE, "get", "deployment", "pillion-controller", "-o", "jsonpath={.spec.replicas}"];
+    rig.control_plane.kubectl_ok(&arguments).await
+}
+
 #[test]
 fn break_glass_commands_work_without_replicas() {
     isolated(|| async {
@@ -260,39 +301,49 @@ fn break_glass_commands_work_without_replicas() {
         page.run(cluster, "One namespace").await?;
         refused().await?;
 
-        page.run(cluster, "All of it").await?;
+        page.run(cluster, "All webhooks").await?;
         created("disarmed").await?;
         let all = "mutatingwebhookconfigurations,validatingwebhookconfigurations";
         ensure!(cluster.kubectl_ok(&["get", all, "-o", "name"]).await?.is_empty());
         install_held_policies(&rig).await?;
-        page.run(cluster, "All of it").await?;
+        page.run(cluster, "All webhooks").await?;
         eventually(SOON, "no pod waits any more", async || {
             ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !is_gated(&rig).await?);
             Ok(())
         })
         .await?;
         cluster.kubectl_ok(&["-n", NAMESPACE, "delete", "configmap", "pillion"]).await?;
-        page.run(cluster, "All of it").await?;
+        page.run(cluster, "All webhooks").await?;
         let data =
             async || cluster.kubectl_ok(&["-n", NAMESPACE, "get", "cm", "pillion", "-o", "jsonpath={.data}"]).await;
         ensure!(data().await? == r#"{"webhooks":"disarmed"}"#);
-        page.run(cluster, "All of it").await?;
+        page.run(cluster, "All webhooks").await?;
         ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#, "records are not ignored");
 
         let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
         let configuration = pillion_api::webhook_configuration::mutating(&settings);
         pillion_testkit::register_webhook(&cluster.client(), &configuration).await?;
         refused().await?;
-        let output = page.run(cluster, "All of it").await?;
+        let output = page.run(cluster, "All webhooks").await?;
         ensure!(output == "Fail", "{output}");
-        page.run(cluster, "All of it").await?;
+        page.run(cluster, "All webhooks").await?;
         ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
+        install_controller_and_validation(&rig).await?;
+        page.run(cluster, "Stop the rejections").await?;
+        ensure!(controller_replicas(&rig).await? == "0", "the controller is not stopped");
         page.run(cluster, "Stop the rejections").await?;
         created("no pod is rejected any more").await?;
+        let policies = ["get", all, "-o", "jsonpath={.items[*].webhooks[*].failurePolicy}"];
+        let policies = cluster.kubectl_ok(&policies).await?;
+        ensure!(!policies.is_empty() && !policies.contains("Fail"), "failure policies: {policies}");
         // guardrails.rs tests the effect of this setting.
         page.run(cluster, "Stop the rejections").await?;
+        ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#);
+        page.run(cluster, "Stop the rejections").await?;
+        ensure!(controller_replicas(&rig).await? == "2", "the controller is not started again");
+        page.run(cluster, "Stop the rejections").await?;
 
-        ensure!(page.run(cluster, "Afterwards").await? == r#"{"records":"ignored","webhooks":"armed"}"#);
+        ensure!(page.run(cluster, "Afterwards").await? == r#"{"records":"enforced","webhooks":"armed"}"#);
         ensure!(page.run == page.blocks.len(), "a command of the page is not tested");
         Ok(())
     });

@@ -399,7 +399,7 @@ fn gate_stays_until_label_is_removed() {
         cluster.rig().create(HELD_NAMESPACE, &bare_pod("stuck")).await?;
         cluster.page("# Free a namespace").await?;
         eventually(PATIENCE, "the page's command releases the pods", async || {
-            cluster.page("# Take the gate off").await?;
+            cluster.page("# Remove the gate").await?;
             let pod = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("stuck").await?)?;
             ensure!(gates(&pod).is_empty(), "the pod waits");
             Ok(())
