@@ -7,4 +7,5 @@ mod modules;
 mod oracle;
 mod replica;
 mod retry;
+mod versions;
 mod webhook;
