@@ -395,7 +395,7 @@ fn compile_container_patch(
 /// Reports a name that another part of the same list has. `names` are the names so far, with their paths.
 fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, diagnostics: &mut Vec<Diagnostic>) {
     if let Some(first) = names.insert(name.to_owned(), path.to_owned()) {
-        diagnostics.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
+        diagnostics.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} is also used at {first}")));
     }
 }
 

@@ -232,7 +232,7 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     match part {
         Some("token") => Some((format!("{resource} cannot be a target: tokens are not a profile's to judge"), "")),
         Some("status") => {
-            Some((format!("{resource} cannot be a target: a status is what was observed, and is written often"), ""))
+            Some((format!("{resource} cannot be a target: controllers set the status, and is written often"), ""))
         }
         Some(part) if is_pods(group, main) && !POD_PARTS.contains(&part) => {
             Some((format!("{resource} cannot be a target: its objects are no pods"), "pods/ephemeralcontainers can be"))

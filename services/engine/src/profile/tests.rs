@@ -45,7 +45,7 @@ fn reports_every_mistake_with_field_path() {
         "spec.template.status: ",
         "spec.template.spec.containers[0].name: ",
         "spec.template.spec.containers[1]: an element of this list needs a name",
-        "spec.template.spec.containers[2]: a container that is added needs an image",
+        "spec.template.spec.containers[2]: an added container needs an image",
         "spec.template.spec.containers[3].name: the name \"b\" stands at spec.template.spec.containers[2] too",
         "spec.template.spec.initContainers[0].restartPolicy: expected Always, Never or OnFailure",
         "spec.template.spec.volumes[0]: a volume has exactly one source, found none",

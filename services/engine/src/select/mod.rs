@@ -330,7 +330,7 @@ fn resolve_parameters(
                 value
             }
             Err(Invalid { consequence: Some(OnInvalid::Default), message }) => {
-                warn(format!("{message}; the default is taken").into());
+                warn(format!("{message}; the default is used").into());
                 Ok(None)
             }
             Err(Invalid { message, consequence }) => {

@@ -445,7 +445,7 @@ fn duplicate(key: &str, span: Option<Range<usize>>) -> SyntaxError {
     SyntaxError {
         span,
         message: format!("the key `{key}` is there twice"),
-        help: Some("take one of them away; only one could count".to_owned()),
+        help: Some("remove one of them; only one could count".to_owned()),
     }
 }
 

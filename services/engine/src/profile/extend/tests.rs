@@ -397,7 +397,7 @@ fn reports_invalid_chain() {
         ("child", "a profile cannot extend itself: child -> child"),
         ("to-child", "a profile cannot extend itself: child -> to-child -> child"),
         ("turn", "a profile cannot extend itself: child -> turn -> round -> turn"),
-        ("on-broken", "the cluster profile \"broken\" is broken itself"),
+        ("on-broken", "the cluster profile \"broken\" is invalid itself"),
     ] {
         let diagnostics = diagnostics(&name, link(parent), &library);
         match diagnostics.as_slice() {
@@ -449,7 +449,7 @@ fn reports_mistake_for_originating_profile() {
     for expected in [
         "spec.variables[0].expression: there is no `nothing` here",
         "spec.extends.name: spec.variables[1].expression of parent, which it extends: the variable \"c\" is needed",
-        "spec.template.spec.containers[0]: a container that is added needs an image",
+        "spec.template.spec.containers[0]: an added container needs an image",
         "spec.template.spec.containers[1].command: ",
     ] {
         assert!(
