@@ -457,10 +457,10 @@ fn notices_report_invalid_and_clamped_values() {
     assert_eq!(notices(json!({"example.com/e": "700"}), account(json!({})), 700), [""; 0]);
     assert_eq!(
         notices(json!({"example.com/e": "10"}), account(json!({})), 600),
-        ["p: example.com/e: 10 is outside of what is allowed, 600 was taken"]
+        ["p: example.com/e: 10 is outside of the allowed range; 600 is used"]
     );
     let found = notices(json!({"example.com/e": "soon"}), account(json!({})), 86400);
     assert_eq!(found, ["p: example.com/e: expected a whole number, found \"soon\"; the default is used"]);
     let found = notices(json!({}), account(json!({"example.com/e": "1"})), 600);
-    assert_eq!(found, ["p: example.com/e of the service account: 1 is outside of what is allowed, 600 was taken"]);
+    assert_eq!(found, ["p: example.com/e of the service account: 1 is outside of the allowed range; 600 is used"]);
 }

@@ -207,7 +207,7 @@ impl Parameter {
         let value = self.kind.check_read(written.clone()).map_err(|message| self.invalid(key, place, &message))?;
         let was_moved = self.kind.was_moved(written, &value);
         let moved = was_moved
-            .then(|| format!("{key}{place}: {written} is outside of what is allowed, {value} was taken").into());
+            .then(|| format!("{key}{place}: {written} is outside of the allowed range; {value} is used").into());
         Ok(Read { value, moved })
     }
 

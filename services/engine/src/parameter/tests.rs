@@ -351,7 +351,7 @@ fn reports_clamped_nested_items() {
     let sources = Sources { pod: &Object::default(), service_account: Ok(None), namespace: &namespace };
     let resolved = resolve(&parameter(clamped), sources).unwrap();
     assert_eq!(resolved.value, Ok(Some(json!([[1], [9]]))));
-    let expected = "a of the namespace: [[1],[10]] is outside of what is allowed, [[1],[9]] was taken";
+    let expected = "a of the namespace: [[1],[10]] is outside of the allowed range; [[1],[9]] is used";
     assert_eq!(resolved.moved, [expected.into()]);
 }
 

@@ -1,10 +1,10 @@
-//! Checks the types of a template against Kubernetes' schema.
+//! Checks the fields and types of a template against the schema of Kubernetes.
 //!
-//! The API server drops unknown fields, and rejects every pod whose patch has a value of the wrong type, even with
-//! `failurePolicy: Ignore`. Both mistakes must be found before a profile takes effect.
+//! The API server drops unknown fields, and rejects every pod whose patch contains a value of the wrong type, even with
+//! `failurePolicy: Ignore`. Both errors must be found before a profile takes effect.
 //!
-//! A string that is one `${...}` has the type of its expression. The type is checked only if the expression is a
-//! parameter, which declares its type. Directives are skipped, and `$value` is checked as the value.
+//! A string that consists of one `${...}` has the type of its expression. This type is only known, and checked, if the
+//! expression is a parameter. Directives are skipped, and `$value` is checked like the value itself.
 
 use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
@@ -13,19 +13,19 @@ use super::Diagnostic;
 use super::pod_schema::{Kind, PodSchema, above_limit, handlers, is_one_of, wrong_number_of_handlers};
 use crate::expression::{Quantity, Source, Text, closest};
 
-/// Fields of a pod's spec that cannot be set when a pod is created.
+/// Fields of a pod's spec that cannot be set in a new pod.
 const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 
 /// The names of all directives.
 pub(super) const DIRECTIVES: [&str; 7] = ["$value", "$when", "$forEach", "$conflict", "$join", "$position", "$prune"];
 
-/// Fields of a container patch that are no fields of a container.
+/// Fields of a container patch that are not fields of a container.
 const PATCH_FIELDS: [&str; 4] = ["match", "matchConditions", "preconditions", "template"];
 
-/// The maximum number of fields to list when no field resembles the unknown one.
+/// The maximum number of fields to list if no field has a name similar to the unknown one.
 const LISTED_FIELDS: usize = 12;
 
-/// The type of object that a template is a part of.
+/// The type of the object that the template partially defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Root {
     /// A pod: the template has metadata and spec.
@@ -34,7 +34,7 @@ pub(super) enum Root {
     Container,
 }
 
-/// Checks the fields and types of a template at a path. The caller has checked the template's depth.
+/// Checks the fields and types of a template. The caller has already checked its depth.
 pub(super) fn check_types(
     path: &str,
     template: &Json,
@@ -80,9 +80,9 @@ pub(super) const fn called(value: &Json) -> &'static str {
 struct Walk<'s, 'f> {
     schema: &'s PodSchema,
     path: String,
-    /// The types and paths of the objects around the current path, the outermost first.
+    /// The types and paths of the objects that contain the current path, the outermost first.
     above: Vec<(&'static str, String)>,
-    /// The parameters of the profile, for their types.
+    /// The parameters of the profile, with their types.
     parameters: &'f [Parameter],
     diagnostics: &'f mut Vec<Diagnostic>,
 }
@@ -109,7 +109,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks an element of a list. A list inside it, also as its `$value`, is spliced, so its items are elements too.
+    /// Checks an element of a list. A list in it, or in its `$value`, is spliced into the outer list, so its items are
+    /// elements too.
     fn element(&mut self, item: &Json, kind: Kind) {
         match item {
             Json::Array(items) => self.items(items, kind),
@@ -429,11 +430,11 @@ mod tests {
             ),
             (
                 json!({"image": " a:1"}),
-                "t.image: expected the name of an image, without space before or behind it; found",
+                "t.image: expected the name of an image, without leading or trailing spaces; found",
             ),
             (
                 json!({"env": [{"name": "A=B"}]}),
-                "t.env[0].name: expected at least one letter of ASCII, and no '='; found",
+                "t.env[0].name: expected at least one printable ASCII character, and no '='; found",
             ),
             (
                 json!({"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}),

@@ -18,7 +18,7 @@ const MAX_DEPTH: usize = 64;
 const GROUPS: [&str; 3] = ["$value", "$forEach", "$prune"];
 
 /// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are
-/// applied. Their revisions have rollouts of their own.
+/// applied. Each profile also has its own rollout of revisions.
 const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
 
 /// Fields of a parameter that define the keys to read, and the meaning of an empty value.
@@ -147,11 +147,11 @@ fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> P
     Part { json: Json::Object(merged), origin: child.origin.with_fields(origins) }
 }
 
-/// Merges two lists by key. A child's element replaces the parent's element with the same key at its position. New
+/// Merges two lists by key. A child's element merges into the parent's element with the same key, at its position. New
 /// elements follow.
 ///
-/// A parent may have several conditional elements with one key (`$when`). A single child's element is merged into each
-/// of them. Several elements of the child replace all of the parent's.
+/// A parent may have several conditional elements with the same key (`$when`). If the child has one such element, it is
+/// merged into each of them. If the child has several, they replace all of the parent's.
 fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge: impl Fn(Part, Part) -> Part) -> Part {
     let (Json::Array(items), Json::Array(others)) = (parent.json, child.json) else {
         // Only templates can have other types here, and `merge_values` has checked those.
@@ -188,7 +188,7 @@ fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge
     Part { json: Json::Array(json), origin: child.origin.with_items(origins) }
 }
 
-/// Returns the name of a named part, which is its key.
+/// Returns the name of a named part. It is the key for merging.
 fn name_of(element: &Json) -> Option<String> {
     element.get("name").and_then(Json::as_str).map(str::to_owned)
 }
