@@ -53,7 +53,7 @@ pub enum Content<'a> {
 
 /// An object that cannot be edited, because a duplicate key makes it ambiguous.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the key {key:?} stands twice in one object")]
+#[error("the key {key:?} occurs twice in one object")]
 pub struct Malformed {
     /// The duplicate key.
     pub key: Box<str>,

@@ -120,7 +120,7 @@ impl Walk<'_, '_> {
                     self.below(&format!(".$value[{index}]"), |walk| walk.element(item, kind));
                 }
             }
-            // An element that has only directives removes elements (`$prune`).
+            // An element with only directives removes elements (`$prune`).
             Json::Object(fields) if fields.keys().all(|field| field.starts_with('$') && field != "$value") => {}
             item => self.value(item, kind),
         }
@@ -161,7 +161,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks Kubernetes' rules about several fields: a single handler, and no request above its limit.
+    /// Checks the rules of Kubernetes about several fields: exactly one handler, and no request above its limit.
     fn check_combinations(&mut self, of: &str, fields: &Map<String, Json>) {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
         if let Some(known) = handlers(of) {
@@ -198,7 +198,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Returns help for an unknown field: the field that was probably meant.
+    /// Returns the help for an unknown field: the field that the author probably meant.
     fn meant(&self, of: &'static str, name: &str) -> String {
         if of == "Container" && PATCH_FIELDS.contains(&name) {
             let is_patch = self.path.starts_with("spec.containerPatches");
@@ -223,14 +223,14 @@ impl Walk<'_, '_> {
             let own = self.schema.fields(above).find(|(field, _)| field.eq_ignore_ascii_case(name));
             let own = own.map(|(field, _)| field.to_owned());
             if let Some(found) = own.or_else(|| self.schema.below(above, name, 1).into_iter().next()) {
-                return format!("it stands elsewhere: {path}.{found}");
+                return format!("it belongs at {path}.{found}");
             }
         }
         let known: Vec<_> = fields().take(LISTED_FIELDS + 1).collect();
         if known.len() > LISTED_FIELDS {
-            "the API server would drop it; is it misspelled, or does it stand elsewhere?".to_owned()
+            "the API server would drop it; is it misspelled, or does it belong elsewhere?".to_owned()
         } else {
-            format!("there is {}", known.join(", "))
+            format!("the fields are {}", known.join(", "))
         }
     }
 
@@ -267,14 +267,14 @@ impl Walk<'_, '_> {
                 }
             }
             (_, None) => {
-                let message = format!("expected {}, found text with an expression in it", kind.expected());
-                self.report(message, "a string that is one ${...} and nothing else keeps the type of its value");
+                let message = format!("expected {}, found a string that contains an expression", kind.expected());
+                self.report(message, "a string that consists of one ${...} keeps the type of its value");
             }
             (_, Some(text)) => self.mismatch(&Json::String(text), kind),
         }
     }
 
-    /// Checks an expression that consists of a parameter only. Other expressions are checked when they are evaluated.
+    /// Checks an expression that consists of one parameter. Other expressions are checked when they are evaluated.
     fn computed(&mut self, source: &Source, kind: Kind) {
         let Some(name) = source.text.trim().strip_prefix("params.") else { return };
         let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
@@ -327,7 +327,7 @@ impl Walk<'_, '_> {
                     Kind::Boolean => plain.is_boolean(),
                     _ => plain.is_i64(),
                 });
-                plain.then(|| format!("take the quotes away: {text}"))
+                plain.then(|| format!("remove the quotes: {text}"))
             }
             (Kind::List(_), Json::String(_) | Json::Bool(_) | Json::Number(_)) => {
                 Some(format!("write a list: [{value}]"))
@@ -396,7 +396,7 @@ mod tests {
             (json!({"command": "sh"}), "t.command: expected a list, found a string (help: write a list: [\"sh\"])"),
             (
                 json!({"ports": [{"containerPort": "80"}]}),
-                "t.ports[0].containerPort: expected an integer, found a string (help: take the quotes away: 80)",
+                "t.ports[0].containerPort: expected an integer, found a string (help: remove the quotes: 80)",
             ),
             (
                 json!({"ports": [{"containerPort": 1.5}]}),
@@ -406,7 +406,7 @@ mod tests {
                 json!({"ports": [{"containerPort": 5_000_000_000_i64}]}),
                 "t.ports[0].containerPort: 5000000000 does not fit",
             ),
-            (json!({"tty": "true"}), "t.tty: expected a boolean, found a string (help: take the quotes away: true)"),
+            (json!({"tty": "true"}), "t.tty: expected a boolean, found a string (help: remove the quotes: true)"),
             (json!({"tty": "perhaps"}), "t.tty: expected a boolean, found a string"),
             (
                 json!({"resources": {"limits": {"memory": "1gb"}}}),
@@ -426,7 +426,7 @@ mod tests {
             ),
             (
                 json!({"ports": [{"containerPort": "8${x}"}]}),
-                "t.ports[0].containerPort: expected an integer, found text with an expression",
+                "t.ports[0].containerPort: expected an integer, found a string that contains an expression",
             ),
             (
                 json!({"image": " a:1"}),
@@ -510,11 +510,11 @@ mod tests {
             ),
             (
                 json!({"securityContext": {"limits": {}}}),
-                "t.securityContext.limits: Kubernetes has no field \"limits\" in a SecurityContext (help: it stands elsewhere: t.resources.limits)",
+                "t.securityContext.limits: Kubernetes has no field \"limits\" in a SecurityContext (help: it belongs at t.resources.limits)",
             ),
             (
                 json!({"resources": {"image": "x"}}),
-                "t.resources.image: Kubernetes has no field \"image\" in a ResourceRequirements (help: it stands elsewhere: t.image)",
+                "t.resources.image: Kubernetes has no field \"image\" in a ResourceRequirements (help: it belongs at t.image)",
             ),
             (
                 json!({"conflict": "Keep"}),
@@ -522,7 +522,7 @@ mod tests {
             ),
             (
                 json!({"env": [{"name": "A", "colour": "x"}]}),
-                "t.env[0].colour: Kubernetes has no field \"colour\" in an EnvVar (help: there is name, value, valueFrom)",
+                "t.env[0].colour: Kubernetes has no field \"colour\" in an EnvVar (help: the fields are name, value, valueFrom)",
             ),
             (
                 json!({"colourfulness": 1}),
@@ -539,11 +539,11 @@ mod tests {
             (json!({"contaners": []}), "(help: did you mean containers?)"),
             (
                 json!({"containers": [{"name": "a", "hostNetwork": true}]}),
-                "(help: it stands elsewhere: spec.template.spec.hostNetwork)",
+                "(help: it belongs at spec.template.spec.hostNetwork)",
             ),
             (
                 json!({"containers": [{"name": "a", "securityContext": {"fsGroup": 1}}]}),
-                "(help: it stands elsewhere: spec.template.spec.securityContext.fsGroup)",
+                "(help: it belongs at spec.template.spec.securityContext.fsGroup)",
             ),
         ] {
             let diagnostics = pod(&spec);

@@ -1,9 +1,9 @@
-//! The profiles that may act in one namespace, arranged so that a review reads only those that are requested.
+//! The profiles that are available in one namespace, indexed so that a review only reads the requested ones.
 //!
-//! A cluster may have thousands of profiles, but a pod gets only a few. Profiles that apply to all objects are a list.
-//! All others are found by hashing the labels and annotations of the pod, and the values in them. There is one index of
-//! the cluster profiles, which all namespaces share, and one for each namespace that has profiles. The candidates of a
-//! namespace also hold the set of profiles whose selectors exclude the namespace.
+//! A cluster may have thousands of profiles, but a pod gets only a few. Profiles that apply to all objects are in a
+//! list. All others are found by hash lookups with the labels and annotations of the pod, and their values. There is
+//! one index of cluster profiles, which all namespaces share, and one index for each namespace that has profiles. The
+//! candidates of a namespace also include the set of profiles whose selectors exclude the namespace.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -18,7 +18,7 @@ use crate::namespace::{NamespaceMetadata, Pairs};
 use crate::profile::CompiledProfile;
 use crate::profile::target::{Action, Phase};
 
-/// The place of a profile among the candidates. Lower places are applied first: all cluster profiles before the
+/// The position of a profile among the candidates. Lower positions are applied first: all cluster profiles before the
 /// namespace's own profiles.
 pub(crate) type Place = usize;
 
@@ -48,7 +48,7 @@ pub(crate) enum KeyKind {
     Annotation,
 }
 
-/// The profiles that one request key can request, by the values of the key in lower case.
+/// The profiles that one request key can request. They are found by the lower-case value of the key.
 #[derive(Debug, Default)]
 pub(crate) struct KeyGroup {
     /// Values that request a profile: its name, its name with the namespace, and its `values`.
@@ -61,7 +61,7 @@ pub(crate) struct KeyGroup {
     pub(crate) deny_unknown: bool,
 }
 
-/// The profiles that act on resources with one name, in any API group.
+/// The profiles for resources with the same name, in any API group.
 #[derive(Debug, Default)]
 struct ActingProfiles {
     /// The API groups that the profiles target.
@@ -70,7 +70,7 @@ struct ActingProfiles {
     always: Vec<Place>,
 }
 
-/// The places of the two active revisions of a profile. A revision with `activation: Never` has no place.
+/// The positions of the two active revisions of a profile. A revision with `activation: Never` has no position.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StagePlaces {
     pub(crate) newest: Option<Place>,
@@ -88,18 +88,18 @@ impl Entry {
 }
 
 impl StagePlaces {
-    /// Returns the places, shifted by this number of preceding candidates.
+    /// Returns the positions, increased by the number of preceding candidates.
     pub(crate) fn behind(self, others: usize) -> Self {
         Self { newest: self.newest.map(|place| place + others), promoted: self.promoted.map(|place| place + others) }
     }
 }
 
-/// Indexes profiles by everything that can request them, in the order in which they apply. Omits profiles with
-/// `activation: Never`.
+/// Profiles in the order in which they apply, indexed by everything that can request them. Profiles with `activation:
+/// Never` are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
-    /// Profiles that act on new pods without a request.
+    /// Profiles that apply to new pods without a request.
     always: Vec<Place>,
     /// Profiles with templates, by resource.
     templates: HashMap<Box<str>, ActingProfiles>,
@@ -116,7 +116,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Creates an index of profiles, which are in the order in which they apply.
+    /// Creates an index. The profiles must be in the order in which they apply.
     pub(crate) fn new<'p>(entries: impl IntoIterator<Item = &'p Entry>) -> Self {
         let mut index = Self::default();
         for entry in entries.into_iter().filter(|entry| entry.profile.activation != Activation::Never) {
@@ -148,22 +148,22 @@ impl Index {
         !self.stages.is_empty()
     }
 
-    /// Returns the rollouts of the profiles with two active revisions, and the places of both.
+    /// Returns the rollouts of the profiles with two active revisions, and the positions of these revisions.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         self.stages.iter().map(|(staging, places)| (&**staging, *places))
     }
 
-    /// Returns the profiles that act on the object without a request.
+    /// Returns the profiles that apply to the object without a request.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let is_pod = action.creates_pod();
         let places =
             if is_pod { &*self.always } else { self.by_resource(action).map_or(&[][..], |acting| &acting.always) };
-        // The resource may belong to another group, or the operation may differ.
+        // The group of the resource or the operation may not match.
         let acts = move |place: &Place| self.profile(*place).is_some_and(|profile| profile.acts_on(action));
         places.iter().copied().filter(move |place| is_pod || acts(place))
     }
 
-    /// Whether any profile may act on the resource of a request.
+    /// Whether any profile may apply to the resource of a request.
     pub(crate) fn has_resource(&self, action: Action<'_>) -> bool {
         self.by_resource(action).is_some_and(|acting| acting.groups.iter().any(|group| **group == *action.group))
     }
@@ -180,8 +180,8 @@ impl Index {
         self.selective.iter().copied()
     }
 
-    /// Finds a profile by name, or by namespace and name: the newest active revision, and the promoted one if it
-    /// differs.
+    /// Finds a profile by its name, or by namespace and name. Returns the newest active revision, and the promoted one
+    /// if it is another revision.
     pub(crate) fn by_name(&self, name: &str) -> [Option<Place>; 2] {
         let promoted = if self.promoted.is_empty() { None } else { self.promoted.get(name) };
         [self.names.get(name).copied(), promoted.copied()]
@@ -262,15 +262,15 @@ impl Index {
     }
 }
 
-/// The profiles that may act in one namespace.
+/// The profiles that are available in one namespace.
 #[derive(Debug)]
 pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
-    /// Places of the profiles whose selectors exclude the namespace. A namespaced profile has a selector if it extends
-    /// a cluster profile that has one.
+    /// Positions of the profiles whose selectors exclude the namespace. A namespaced profile has such a selector if it
+    /// extends a cluster profile with a selector.
     excluded: PlaceSet,
-    /// The labels and annotations of the namespace that are a request key of some profile: kind, key and value.
+    /// The labels and annotations of the namespace that are request keys of profiles: kind, key and value.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
     /// The value of the namespace's annotation `pillion.dev/profiles`.
     pub(crate) namespace_names: Box<str>,
