@@ -60,7 +60,7 @@ pub(super) fn check_types(
 pub(super) fn unknown_directive(path: &str, name: &str) -> Diagnostic {
     let help = match closest(name, DIRECTIVES) {
         Some(meant) => format!("did you mean {meant}?"),
-        None => format!("there are {}", DIRECTIVES.join(", ")),
+        None => format!("the directives are {}", DIRECTIVES.join(", ")),
     };
     Diagnostic::new(path, format!("there is no directive {name}")).with_help(help).of_name()
 }
@@ -613,7 +613,7 @@ mod tests {
         let message = |name| unknown_directive("a", name).to_string();
         assert_eq!(message("$conflcit"), "a: there is no directive $conflcit (help: did you mean $conflict?)");
         assert_eq!(message("$foreach"), "a: there is no directive $foreach (help: did you mean $forEach?)");
-        assert!(message("$zzz").contains("(help: there are $value, $when"));
+        assert!(message("$zzz").contains("(help: the directives are $value, $when"));
     }
 
     #[test]
