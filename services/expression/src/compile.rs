@@ -1,4 +1,4 @@
-//! Compiles the source of an expression into a program: resolves names, and rejects expressions that can never work.
+//! Compiles the source of an expression into a program: resolves names, and rejects expressions that always fail.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::parse::{Ast, AstKind, Literal, Operator};
 use super::pattern::Pattern;
 use super::scope::{Scope, closest};
 
-/// A compiled expression. It is immutable, and several threads can evaluate it.
+/// A compiled expression. It is immutable, so several threads can evaluate it.
 #[derive(Clone, Debug)]
 pub struct Expression {
     program: Arc<Program>,
@@ -24,7 +24,7 @@ struct Program {
     paths: Box<[Path]>,
 }
 
-/// A path into the scope that an expression reads.
+/// A value in the scope that an expression reads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path {
     /// The name, such as `object`, `params` or `owner`.
@@ -34,7 +34,7 @@ pub struct Path {
     pub fields: Vec<String>,
 }
 
-/// The names of types, which expressions use as values.
+/// The names of types. Expressions can use them as values.
 const TYPES: [&str; 12] =
     ["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type", "duration", "quantity"];
 
