@@ -111,7 +111,7 @@ fn many_parts_are_rejected() {
     let validations: Vec<_> = (0..850).map(|_| json!(format!("${{{}}}", sum(30)))).collect();
     spec["template"]["spec"] = json!({"containers": [{"name": "c", "image": "i", "args": validations}]});
     let problem = tenant("many", spec).unwrap_err();
-    assert!(problem.contains("parts together"), "{problem}");
+    assert!(problem.contains("parts in total"), "{problem}");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn expressions_end_at_request_deadline() {
         let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts).unwrap();
         let decision = &decided.decision.profiles[0];
         assert_eq!(decision.reason.as_str(), expected, "{decision:?}");
-        let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("has to be answered"));
+        let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("the deadline of the request"));
         assert_eq!(ended, deadline.is_some(), "{decision:?}");
     }
 }

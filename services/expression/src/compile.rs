@@ -302,8 +302,8 @@ impl Compiler<'_> {
             return Ok(NodeKind::Local(place));
         }
         if self.scope.has_members(&name) {
-            return Err(ExpressionError::at(span, format!("`{name}` is not a value of its own"))
-                .with_help(format!("name what is wanted of it: {name}.x")));
+            return Err(ExpressionError::at(span, format!("`{name}` cannot be used as a value"))
+                .with_help(format!("use one of its members, as in {name}.x")));
         }
         if self.scope.has(&name) {
             return Ok(NodeKind::Name(name.into()));
@@ -322,7 +322,7 @@ impl Compiler<'_> {
             error.with_help(format!("`{name}` is a function: {name}(...)"))
         } else {
             let names: Vec<_> = self.scope.names().collect();
-            error.with_help(format!("there are: {}", names.join(", ")))
+            error.with_help(format!("available names: {}", names.join(", ")))
         })
     }
 
@@ -339,10 +339,10 @@ impl Compiler<'_> {
             let error = ExpressionError::at(span, format!("there is no `{name}.{member}`"));
             return Err(match closest(&member, members.iter().map(String::as_str)) {
                 Some(suggestion) => error.with_help(format!("did you mean `{name}.{suggestion}`?")),
-                None if members.is_empty() => error.with_help(format!("nothing is declared under `{name}`")),
+                None if members.is_empty() => error.with_help(format!("`{name}` has no members")),
                 None => {
                     let members: Vec<_> = members.iter().map(String::as_str).collect();
-                    error.with_help(format!("there are: {}", members.join(", ")))
+                    error.with_help(format!("available members: {}", members.join(", ")))
                 }
             });
         }
@@ -354,9 +354,9 @@ impl Compiler<'_> {
             let AstKind::Literal(Literal::String(member)) = index.kind else {
                 return Err(ExpressionError::at(
                     index.span,
-                    format!("what is wanted of `{name}` has to stand here as text"),
+                    format!("the member of `{name}` must be a string literal"),
                 )
-                .with_help(format!("which of `{name}` are read is known before anything is evaluated: {name}.x")));
+                .with_help(format!("the members that are read must be known before evaluation, as in {name}.x")));
             };
             let access = if optional { Access::Optional } else { Access::Plain };
             return self.member(name, member.into(), access, span);
@@ -425,7 +425,7 @@ impl Compiler<'_> {
             let signatures: Vec<_> = candidates.iter().map(|function| function.signature).collect();
             let count = count - usize::from(style == Style::Member);
             return Err(ExpressionError::at(span, format!("`{name}` does not take {count} arguments"))
-                .with_help(format!("it is {}", signatures.join(" or "))));
+                .with_help(format!("use {}", signatures.join(" or "))));
         };
         let pattern = match function.pattern.and_then(|place| arguments.get(place)) {
             Some(Ast { kind: AstKind::Literal(Literal::String(pattern)), span, .. }) => {
@@ -468,19 +468,19 @@ impl Compiler<'_> {
         };
         let (Some(variable), Some(body)) = (variable, body) else {
             let help = match kind {
-                LoopKind::Map => "it is list.map(x, value) or list.map(x, condition, value)".to_owned(),
-                LoopKind::SortBy => "it is list.sortBy(x, key)".to_owned(),
-                _ => format!("it is list.{name}(x, condition)"),
+                LoopKind::Map => "use list.map(x, value) or list.map(x, condition, value)".to_owned(),
+                LoopKind::SortBy => "use list.sortBy(x, key)".to_owned(),
+                _ => format!("use list.{name}(x, condition)"),
             };
             return Err(
-                ExpressionError::at(span, format!("`{name}` takes a name and what is done with it")).with_help(help)
+                ExpressionError::at(span, format!("`{name}` takes a variable name and an expression")).with_help(help)
             );
         };
         let variable = self.variable(variable, name)?;
         let range = self.node(target)?;
         self.loops += 1;
         if self.loops > MAXIMUM_LOOPS {
-            return Err(ExpressionError::at(span, format!("more than {MAXIMUM_LOOPS} loops stand in one another"))
+            return Err(ExpressionError::at(span, format!("more than {MAXIMUM_LOOPS} loops are nested"))
                 .with_help("compute the inner one in a variable"));
         }
         self.locals.push(variable);
@@ -499,8 +499,8 @@ impl Compiler<'_> {
         span: Span,
     ) -> Result<NodeKind, ExpressionError> {
         let [variable, body] = <[Ast; 2]>::try_from(arguments).map_err(|_| {
-            ExpressionError::at(span, format!("`{name}` takes a name and what is done with it"))
-                .with_help(format!("it is optional.{name}(x, value)"))
+            ExpressionError::at(span, format!("`{name}` takes a variable name and an expression"))
+                .with_help(format!("use optional.{name}(x, value)"))
         })?;
         let variable = self.variable(variable, name)?;
         let target = self.node(target)?;
@@ -512,7 +512,7 @@ impl Compiler<'_> {
 
     fn bind(&mut self, arguments: Vec<Ast>, span: Span) -> Result<NodeKind, ExpressionError> {
         let [variable, value, body] = <[Ast; 3]>::try_from(arguments)
-            .map_err(|_| ExpressionError::at(span, "`cel.bind` takes a name, its value, and where it is used"))?;
+            .map_err(|_| ExpressionError::at(span, "`cel.bind` takes a variable name, its value, and an expression"))?;
         let variable = self.variable(variable, "cel.bind")?;
         let value = self.node(value)?;
         self.locals.push(variable);
@@ -525,12 +525,12 @@ impl Compiler<'_> {
         let AstKind::Name(name) = ast.kind else {
             return Err(ExpressionError::at(
                 ast.span,
-                format!("the first argument of `{of}` is a name for each value"),
+                format!("the first argument of `{of}` must be a variable name"),
             ));
         };
         // A local name that hides a name of the scope would make the expression ambiguous for readers.
         if self.scope.has(&name) {
-            return Err(ExpressionError::at(ast.span, format!("`{name}` means something else already"))
+            return Err(ExpressionError::at(ast.span, format!("`{name}` is already defined"))
                 .with_help("choose another name"));
         }
         Ok(name)
@@ -560,11 +560,11 @@ fn unknown_function(style: Style, name: &str, span: Span) -> ExpressionError {
         });
     }
     match name {
-        "timestamp" | "now" => return error.with_help("expressions know no time, so that they always give the same"),
-        "length" | "len" | "count" => return error.with_help("it is value.size()"),
-        "toLowerCase" | "lower" | "toLower" => return error.with_help("it is text.lowerAscii()"),
-        "toUpperCase" | "upper" | "toUpper" => return error.with_help("it is text.upperAscii()"),
-        "default" | "getOrDefault" => return error.with_help("it is a.?b.orValue(value)"),
+        "timestamp" | "now" => return error.with_help("expressions have no access to the time, so that their results are reproducible"),
+        "length" | "len" | "count" => return error.with_help("use value.size()"),
+        "toLowerCase" | "lower" | "toLower" => return error.with_help("use text.lowerAscii()"),
+        "toUpperCase" | "upper" | "toUpper" => return error.with_help("use text.upperAscii()"),
+        "default" | "getOrDefault" => return error.with_help("use a.?b.orValue(value)"),
         _ => {}
     }
     if MACROS.contains(&name) {
@@ -572,6 +572,6 @@ fn unknown_function(style: Style, name: &str, span: Span) -> ExpressionError {
     }
     match closest(name, functions::all().map(|function| function.name).chain(MACROS)) {
         Some(suggestion) => error.with_help(format!("did you mean `{suggestion}`?")),
-        None => error.with_help("docs/expressions.md has all functions"),
+        None => error.with_help("docs/expressions.md lists all functions"),
     }
 }

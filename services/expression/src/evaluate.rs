@@ -349,7 +349,7 @@ impl<'v> Evaluation<'_, 'v> {
             if let Some(value) = value
                 && let Some(_earlier) = map.insert(key, value, self.meter)?
             {
-                return Err(EvaluationError::new("this key stands in the map already").within(key_node.span));
+                return Err(EvaluationError::new("this key is already in the map").within(key_node.span));
             }
         }
         map.finish(self.meter)
@@ -373,7 +373,7 @@ impl<'v> Evaluation<'_, 'v> {
     fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
         if !value.is_map() {
             let found = value.describe();
-            return Ok(EvaluationError::new(format!("{found} has no fields; `{field}` was asked for")));
+            return Ok(EvaluationError::new(format!("{found} has no fields, so it has no `{field}`")));
         }
         let error = EvaluationError::new(format!("there is no field `{field}`"));
         // The search for similar names skips large maps, because a loop may create many such errors.
@@ -402,7 +402,7 @@ impl<'v> Evaluation<'_, 'v> {
                     (false, result) => Value::some(result, self.meter),
                     (true, result @ Value::Optional(_)) => Ok(result),
                     (true, result) => {
-                        Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.describe()))
+                        Err(EvaluationError::new(format!("the expression of optFlatMap must return an optional, not {}", result.describe()))
                             .with_help("use optMap")
                             .within(body.span))
                     }
@@ -422,9 +422,9 @@ impl<'v> Evaluation<'_, 'v> {
             self.meter.charge_items(entries.len())?;
             Items::Own(entries.iter().map(|(key, _)| key.to_value()).collect())
         } else {
-            let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.describe()));
+            let error = EvaluationError::new(format!("a loop needs a list or a map, not {}", range.describe()));
             let error = match range {
-                Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue([])"),
+                Value::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue([])"),
                 _ => error,
             };
             return Err(error.within(iteration.range.span));

@@ -97,7 +97,7 @@ impl<'s> Lexer<'s> {
         let start = self.at;
         let inner = self.rest().get(1..).unwrap_or_default();
         let Some(length) = inner.find('`') else {
-            return Err(ExpressionError::new(start..self.text.len(), "this name in backticks has no end"));
+            return Err(ExpressionError::new(start..self.text.len(), "the closing backtick of this name is missing"));
         };
         self.at += length + 2;
         Ok(TokenKind::QuotedName(inner.get(..length).unwrap_or_default().to_owned()))
@@ -111,10 +111,10 @@ impl<'s> Lexer<'s> {
         }
         let error = ExpressionError::new(
             self.at..self.at + first.len_utf8(),
-            format!("an expression has no character {first:?} outside of its strings"),
+            format!("the character {first:?} is not allowed outside of strings"),
         );
         Err(match first {
-            '$' if rest.starts_with("${") => error.with_help("this is an expression already: leave `${` and `}` out"),
+            '$' if rest.starts_with("${") => error.with_help("this is already an expression; remove `${` and `}`"),
             '$' => error.with_help("`$(NAME)` is text: put it into quotes, '$(NAME)'"),
             '\u{2018}' | '\u{2019}' | '\u{201c}' | '\u{201d}' => error.with_help("use straight quotes, ' or \""),
             _ => error,
@@ -170,7 +170,7 @@ impl<'s> Lexer<'s> {
         match (unsigned, value) {
             (true, _) => Ok(TokenKind::UInt(value)),
             (false, 0..=0x8000_0000_0000_0000) => Ok(TokenKind::Int(value)),
-            (false, _) => Err(too_large().with_help("an unsigned one is written with a u behind it")),
+            (false, _) => Err(too_large().with_help("append u to make it an unsigned integer")),
         }
     }
 
@@ -189,7 +189,7 @@ impl<'s> Lexer<'s> {
             if next == quote && (!triple || chars.as_str().starts_with(&quote.to_string().repeat(2))) {
                 self.at += if triple { 3 } else { 1 };
                 return literal.finish().ok_or_else(|| {
-                    ExpressionError::new(start..self.at, "the escapes of this string do not make text")
+                    ExpressionError::new(start..self.at, "the escapes of this string are not valid UTF-8")
                 });
             }
             if !triple && (next == '\n' || next == '\r') {
@@ -198,7 +198,7 @@ impl<'s> Lexer<'s> {
             self.at += next.len_utf8();
             if next == '\\' && !prefix.raw {
                 self.at += literal.escape(chars.as_str()).map_err(|length| {
-                    ExpressionError::new(at..(at + 1 + length).min(self.text.len()), "a string has no such escape")
+                    ExpressionError::new(at..(at + 1 + length).min(self.text.len()), "this escape is not valid in a string")
                         .with_help(
                             r"escapes are \\ \' \n \t \r \xHH \uHHHH; a backslash is written \\, or the string r'...'",
                         )
@@ -210,7 +210,7 @@ impl<'s> Lexer<'s> {
     }
 
     fn no_end(&self, start: usize) -> Result<TokenKind, ExpressionError> {
-        Err(ExpressionError::new(start..self.text.len(), "this string has no end").with_help("close it with its quote"))
+        Err(ExpressionError::new(start..self.text.len(), "the closing quote of this string is missing").with_help("add the closing quote"))
     }
 }
 

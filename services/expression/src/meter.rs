@@ -302,7 +302,7 @@ impl Meter {
         if self.nested > MAXIMUM_NESTED {
             self.reach(Limit::Depth);
             return Err(EvaluationError::exhausted(format!(
-                "variables refer to one another more than {MAXIMUM_NESTED} deep"
+                "the references between variables are nested more than {MAXIMUM_NESTED} levels deep"
             )));
         }
         self.charge(1)
@@ -330,18 +330,18 @@ impl Limit {
     fn error(self) -> EvaluationError {
         let (message, help) = match self {
             Self::Steps => (
-                "the expression does too much work and was ended".to_owned(),
-                "loop over smaller lists, or over one list instead of every pair of two",
+                "the expression takes too many steps and was stopped".to_owned(),
+                "loop over smaller lists, or over one list instead of all pairs of two lists",
             ),
             Self::Memory => (
-                format!("the expression uses more than {} MiB of memory and was ended", Meter::MEMORY >> 20),
-                "build smaller lists and texts, and read only the fields that are needed",
+                format!("the expression uses more than {} MiB of memory and was stopped", Meter::MEMORY >> 20),
+                "build smaller lists and strings, and read only the fields that are needed",
             ),
             Self::Depth => {
-                (format!("a value nests more than {MAXIMUM_VALUE_DEPTH} levels deep"), "build flat lists and maps")
+                (format!("a value is nested more than {MAXIMUM_VALUE_DEPTH} levels deep"), "build flat lists and maps")
             }
             Self::Time => {
-                ("the request has to be answered before the expression ends".to_owned(), "loop over smaller lists")
+                ("the deadline of the request passed before the expression ended".to_owned(), "loop over smaller lists")
             }
         };
         EvaluationError::exhausted(message).with_help(help)

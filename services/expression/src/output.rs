@@ -74,7 +74,7 @@ impl Value<'_> {
                     "use string(...)"
                 };
                 return Err(
-                    EvaluationError::new(format!("{} cannot stand in an object", self.describe())).with_help(help)
+                    EvaluationError::new(format!("{} cannot be a value in an object", self.describe())).with_help(help)
                 );
             }
             Self::List(_) => {
@@ -107,7 +107,7 @@ impl Value<'_> {
         match self {
             Self::Bool(value) => Ok(*value),
             Self::Optional(_) => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
-                .with_help("say what counts if it is absent: .orValue(false)")),
+                .with_help("set a value for the case that it is absent: .orValue(false)")),
             _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
                 .with_help("compare it: x == 'value', x != '', list.size() > 0")),
         }
@@ -125,9 +125,9 @@ impl Value<'_> {
             Self::UInt(number) => number.to_string().into(),
             Self::Double(number) => operators::double_text(*number).into(),
             _ => {
-                let error = EvaluationError::new(format!("{} cannot be put into a text", self.describe()));
+                let error = EvaluationError::new(format!("{} cannot be inserted into a string", self.describe()));
                 return Err(match self {
-                    Self::Optional(_) => error.with_help("say what stands there if it is absent: .orValue('')"),
+                    Self::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue('')"),
                     Self::List(_) => error.with_help("use .join(',') or toJson(...)"),
                     Self::Duration(_) | Self::Quantity(_) => error.with_help("use string(...)"),
                     _ if self.is_map() => error.with_help("use pairs(...) or toJson(...)"),
@@ -160,7 +160,7 @@ impl Output<'_> {
         self.meter.charge_memory(memory)?;
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             EvaluationError::new(format!("the result is larger than {} KiB", MAXIMUM_RESULT / 1024))
-                .with_help("large contents belong into a ConfigMap")
+                .with_help("put large contents into a ConfigMap")
         })?;
         Ok(())
     }
@@ -210,5 +210,5 @@ fn double(number: f64) -> Result<serde_json::Value, EvaluationError> {
     }
     Number::from_f64(number)
         .map(serde_json::Value::Number)
-        .ok_or_else(|| EvaluationError::new(format!("{number} cannot stand in an object")))
+        .ok_or_else(|| EvaluationError::new(format!("{number} cannot be a value in an object")))
 }

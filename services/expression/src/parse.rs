@@ -310,9 +310,9 @@ impl Parser<'_> {
             TokenKind::String(text) => {
                 let help =
                     format!("a name that is no identifier is taken by [{text:?}], or [?{text:?}] if it may be absent");
-                return Err(self.unexpected("the name of a field behind the dot").with_help(help));
+                return Err(self.unexpected("the name of a field after the dot").with_help(help));
             }
-            _ => return Err(self.unexpected("the name of a field behind the dot")),
+            _ => return Err(self.unexpected("the name of a field after the dot")),
         };
         self.advance()?;
         if !optional && !quoted && self.take("(")? {
@@ -372,9 +372,9 @@ impl Parser<'_> {
             return Err(match name.as_str() {
                 "namespace" => error
                     .with_help("use namespaceObject for the namespace's metadata and request.namespace for its name"),
-                "if" | "else" => error.with_help("a choice is written `condition ? yes : no`"),
-                "for" | "while" | "loop" => error.with_help("lists have map, filter, all and exists"),
-                "let" | "var" | "const" => error.with_help("names for values are given in the profile's variables"),
+                "if" | "else" => error.with_help("use `condition ? yes : no`"),
+                "for" | "while" | "loop" => error.with_help("use map, filter, all or exists on lists"),
+                "let" | "var" | "const" => error.with_help("define the value in the variables of the profile"),
                 _ => error,
             });
         }
@@ -451,7 +451,7 @@ impl Parser<'_> {
 
     #[expect(clippy::unused_self, reason = "it is a method like the other errors of the parser")]
     fn too_deep(&self, span: Span) -> ExpressionError {
-        ExpressionError::at(span, format!("the expression nests more than {MAXIMUM_DEPTH} deep"))
+        ExpressionError::at(span, format!("the expression is nested more than {MAXIMUM_DEPTH} levels deep"))
             .with_help("put parts of it into variables")
     }
 
@@ -468,11 +468,11 @@ impl Parser<'_> {
         let error = ExpressionError::at(self.span(), format!("expected {expected}, but {found}"));
         match &self.next.kind {
             TokenKind::Symbol("=") => error.with_help("equality is written =="),
-            TokenKind::Symbol("&") => error.with_help("and is written &&"),
-            TokenKind::Symbol("|") => error.with_help("or is written ||"),
-            TokenKind::Name(name) if name == "and" => error.with_help("and is written &&"),
-            TokenKind::Name(name) if name == "or" => error.with_help("or is written ||"),
-            TokenKind::Name(name) if name == "not" => error.with_help("not is written !"),
+            TokenKind::Symbol("&") => error.with_help("use && for and"),
+            TokenKind::Symbol("|") => error.with_help("use || for or"),
+            TokenKind::Name(name) if name == "and" => error.with_help("use && for and"),
+            TokenKind::Name(name) if name == "or" => error.with_help("use || for or"),
+            TokenKind::Name(name) if name == "not" => error.with_help("use ! for not"),
             _ => error,
         }
     }

@@ -66,7 +66,7 @@ impl Pattern {
             error => {
                 let message = error.to_string();
                 let reason = message.lines().rev().find_map(|line| line.strip_prefix("error: ")).unwrap_or(&message);
-                format!("this is no regular expression: {reason}")
+                format!("this is not a regular expression: {reason}")
             }
         })?;
         let automaton = |reverse: bool| {

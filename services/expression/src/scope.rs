@@ -66,7 +66,7 @@ impl Scope {
         compiled.nodes += count;
         if compiled.nodes > MAXIMUM_PROFILE_NODES {
             return Err(format!(
-                "the expressions of this profile have more than {MAXIMUM_PROFILE_NODES} parts together; \
+                "the expressions of this profile have more than {MAXIMUM_PROFILE_NODES} parts in total; \
                  divide it into several profiles"
             ));
         }

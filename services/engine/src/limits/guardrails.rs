@@ -386,8 +386,8 @@ mod tests {
             (json!({"volumeKinds": ["hostPath"]}), "cannot be allowed for tenants"),
             (json!({"volumeKinds": ["configmap"]}), "not a kind of volume"),
             (json!({"minimumPodSecurity": "privileged"}), "unknown variant `privileged`"),
-            (json!({"reservedDomains": ["Example.com"]}), "no domain"),
-            (json!({"reservedDomains": ["*.example.com"]}), "no domain"),
+            (json!({"reservedDomains": ["Example.com"]}), "not a domain"),
+            (json!({"reservedDomains": ["*.example.com"]}), "not a domain"),
             (json!({"maxContainers": -1}), "invalid value"),
         ] {
             let error = serde_json::from_value::<Guardrails>(text.clone()).unwrap_err().to_string();

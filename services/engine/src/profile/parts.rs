@@ -458,7 +458,7 @@ mod tests {
             (json!({"reason": "not allowed"}), "reason", "CamelCase"),
             (json!({"code": 200}), "code", "400 to 599"),
             (json!({"fieldPath": "spec.ports"}), "fieldPath", "path of a field"),
-            (json!({"action": "Warn", "code": 403}), "code", "refuses nothing"),
+            (json!({"action": "Warn", "code": 403}), "code", "denies nothing"),
         ] {
             let mut validation = json!({"expression": "true"});
             validation.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

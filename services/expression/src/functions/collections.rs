@@ -73,7 +73,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("optional.hasValue()", |call| Ok(Value::Bool(inner(call)?.is_some()))).native(),
     member("optional.value()", |call| match inner(call)? {
         Some(value) => Ok(value.clone()),
-        None => Err(call.error("the optional is empty").with_help("use .orValue(...), or ask .hasValue() first")),
+        None => Err(call.error("the optional is empty").with_help("use .orValue(...), or check .hasValue() first")),
     })
     .native(),
     member("optional.or(optional)", |call| {
@@ -154,7 +154,7 @@ pub(crate) fn sort<'v, T>(
             // Values of one type that compare with the first one also compare with one another.
             if item.type_name() != first.type_name() || unmetered_order(first, item).is_none() {
                 return Err(EvaluationError::new(format!(
-                    "a list is sorted by values of one kind; there are {} and {}",
+                    "the sort keys of a list must have the same type, but there are {} and {}",
                     first.describe(),
                     item.describe()
                 )));
@@ -173,7 +173,7 @@ fn sum<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         matches!(value, Value::Int(_) | Value::UInt(_) | Value::Double(_) | Value::Duration(_) | Value::Quantity(_))
     };
     if !addable(first) {
-        return Err(call.error(format!("the list has {} in it, which cannot be summed", first.describe())));
+        return Err(call.error(format!("the list contains {}, which cannot be summed", first.describe())));
     }
     items.try_fold(first.clone(), |sum, item| arithmetic(Operator::Add, &sum, item, call.meter))
 }
@@ -185,7 +185,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
     for item in items.iter() {
         let found = order(item, best, call.meter)?;
         let found =
-            found.ok_or_else(|| call.error(format!("{} and {} do not compare", item.describe(), best.describe())))?;
+            found.ok_or_else(|| call.error(format!("{} and {} cannot be compared", item.describe(), best.describe())))?;
         if found == wanted {
             best = item;
         }
@@ -196,7 +196,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
 /// Implements `list.indexOf(value)` and `list.lastIndexOf(value)`.
 pub(super) fn index_of<'v>(call: &mut Call<'_, 'v>, last: bool) -> Evaluated<'v> {
     if call.has_argument(2) {
-        return Err(call.error("a list is searched as a whole: it takes one argument"));
+        return Err(call.error("on a list, this function takes one argument"));
     }
     let items = call.list(0)?;
     let mut found = None;
@@ -236,7 +236,7 @@ fn to_map<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     for item in items.iter() {
         let pair = item.items(call.meter)?;
         let [key, value] = pair.as_deref().unwrap_or_default() else {
-            return Err(call.error("each item is a list of a key and a value"));
+            return Err(call.error("each item must be a list of a key and a value"));
         };
         let Some(key) = key.to_key() else {
             return Err(call.error(format!("the key of a map cannot be {}", key.describe())));

@@ -44,7 +44,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("short(text, length)", |call| {
         let (text, length) = (call.text(0)?, call.size(1)?);
         if length <= HASH {
-            return Err(call.error(format!("the length has to be more than {HASH}")));
+            return Err(call.error(format!("the length must be greater than {HASH}")));
         }
         call.meter.charge_memory(text.len())?;
         let text = short(text, length);
@@ -55,7 +55,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
         call.meter.charge_memory(2 * text.len())?;
         let text = dns_label(text);
         if text.is_empty() {
-            return Err(call.error("the text has no letter or digit"));
+            return Err(call.error("the string has no letter or digit"));
         }
         call.short_text(&text)
     }),
@@ -217,9 +217,9 @@ fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     // If an operation is invalid, the error message contains it, escaped.
     call.meter.charge((memory - call.meter.memory_left()) / 2)?;
     let operations: Vec<PatchOperation> = serde_json::from_value(operations)
-        .map_err(|error| call.error(format!("the operations are no JSON patch: {}", truncated(&error.to_string()))))?;
+        .map_err(|error| call.error(format!("the operations are not a JSON patch: {}", truncated(&error.to_string()))))?;
     if operations.len() > OPERATIONS {
-        return Err(call.error(format!("a patch has at most {OPERATIONS} operations")));
+        return Err(call.error(format!("a patch can have at most {OPERATIONS} operations")));
     }
     let mut size = value.to_string().len();
     for (index, operation) in operations.iter().enumerate() {

@@ -228,7 +228,7 @@ impl<'a, 'v> Call<'a, 'v> {
             .iter()
             .map(|item| match item {
                 Value::String(text) => Ok(text.clone()),
-                _ => Err(self.error(format!("the list has {} in it where a string is wanted", item.describe()))),
+                _ => Err(self.error(format!("the list contains {} instead of a string", item.describe()))),
             })
             .collect()
     }
@@ -241,11 +241,11 @@ impl<'a, 'v> Call<'a, 'v> {
         let name = self.function.name;
         let error = EvaluationError::new(match (self.function.style, index) {
             (Style::Member, 0) => format!("`{name}` is called on {wanted}, not on {found}"),
-            (Style::Member, _) => format!("argument {index} of `{name}` has to be {wanted}, and is {found}"),
-            (Style::Global, _) => format!("argument {} of `{name}` has to be {wanted}, and is {found}", index + 1),
+            (Style::Member, _) => format!("argument {index} of `{name}` must be {wanted}, but is {found}"),
+            (Style::Global, _) => format!("argument {} of `{name}` must be {wanted}, but is {found}", index + 1),
         });
         let error = match value {
-            Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue(...)"),
+            Value::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue(...)"),
             _ => error,
         };
         error.with_signature(self.function.signature)
@@ -259,7 +259,7 @@ impl<'a, 'v> Call<'a, 'v> {
     /// Creates a string of at most this number of bytes, which `write` writes. Charges the meter before that.
     fn build_text(&mut self, bytes: usize, write: impl FnOnce(&mut TextBuilder) -> std::fmt::Result) -> Evaluated<'v> {
         let mut text = TextBuilder::with_capacity(bytes, self.meter)?;
-        write(&mut text).map_err(|_| self.error("the text is longer than it was said to be"))?;
+        write(&mut text).map_err(|_| self.error("the string is longer than expected"))?;
         text.finish(self.meter)
     }
 
@@ -272,7 +272,7 @@ impl<'a, 'v> Call<'a, 'v> {
 impl EvaluationError {
     /// Adds the signature of the function as help, unless the error has help.
     fn with_signature(self, signature: &str) -> Self {
-        if self.help().is_some() { self } else { self.with_help(format!("it is {signature}")) }
+        if self.help().is_some() { self } else { self.with_help(format!("use {signature}")) }
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("duration(text)", |call| match call.value(0) {
         span @ Value::Duration(_) => Ok(span.clone()),
         Value::String(text) => parse_duration(text).map(Value::Duration).ok_or_else(|| {
-            call.error(format!("{:?} is no duration", truncated(text))).with_help("it is written 1h30m, 6s, 250ms")
+            call.error(format!("{:?} is not a duration", truncated(text))).with_help("examples of durations are 1h30m, 6s and 250ms")
         }),
         _ => Err(call.type_error(0, "a string")),
     })
@@ -54,10 +54,10 @@ pub(super) const FUNCTIONS: &[Function] = &[
         Value::Int(number) => Ok(Value::Quantity(Quantity::of(*number))),
         Value::Double(number) => {
             let quantity = quantity::of_double(*number).map(Value::Quantity);
-            quantity.ok_or_else(|| call.error(format!("{number} is no quantity, or one that is too large")))
+            quantity.ok_or_else(|| call.error(format!("{number} is not a quantity, or it is too large")))
         }
         Value::String(text) => Quantity::read(text).map(Value::Quantity).ok_or_else(|| {
-            call.error(format!("{:?} is no quantity", truncated(text))).with_help("it is written 500m, 1.5, 64Mi, 2G")
+            call.error(format!("{:?} is not a quantity", truncated(text))).with_help("examples of quantities are 500m, 1.5, 64Mi and 2G")
         }),
         _ => Err(call.type_error(0, "a string or a number")),
     })
@@ -81,7 +81,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("quantity.isInteger()", |call| Ok(Value::Bool(quantity_of(call, 0)?.whole().is_some()))).native(),
     member("quantity.asInteger()", |call| {
         let whole = quantity_of(call, 0)?.whole();
-        whole.map(Value::Int).ok_or_else(|| call.error("it is no whole number that fits into an int"))
+        whole.map(Value::Int).ok_or_else(|| call.error("the quantity is not a whole number, or does not fit into an int"))
     })
     .native(),
     member("quantity.asApproximateFloat()", |call| Ok(Value::Double(quantity_of(call, 0)?.approximately()))).native(),
@@ -106,7 +106,7 @@ fn int<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::Int)
-                .map_err(|_| call.error(format!("{:?} is no whole number", truncated(text))));
+                .map_err(|_| call.error(format!("{:?} is not a whole number", truncated(text))));
         }
         _ => return Err(call.type_error(0, "a number or a string")),
     };
@@ -122,7 +122,7 @@ fn uint<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::UInt)
-                .map_err(|_| call.error(format!("{:?} is no whole number", truncated(text))));
+                .map_err(|_| call.error(format!("{:?} is not a whole number", truncated(text))));
         }
         _ => return Err(call.type_error(0, "a number or a string")),
     };
@@ -140,7 +140,7 @@ fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::Double)
-                .map_err(|_| call.error(format!("{:?} is no number", truncated(text))));
+                .map_err(|_| call.error(format!("{:?} is not a number", truncated(text))));
         }
         _ => return Err(call.type_error(0, "a number or a string")),
     }))
@@ -167,7 +167,7 @@ fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         text @ Value::String(_) => Ok(text.clone()),
         Value::Bytes(bytes) => {
             call.meter.charge_bytes(bytes.len())?;
-            let text = std::str::from_utf8(bytes).map_err(|_| call.error("the bytes are no UTF-8 text"))?;
+            let text = std::str::from_utf8(bytes).map_err(|_| call.error("the bytes are not valid UTF-8"))?;
             Value::owned(text, call.meter)
         }
         Value::Null | Value::Type(_) => Err(call.type_error(0, "a bool, number, string, duration or quantity")),
@@ -223,7 +223,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, expected_order: Ordering) -> Evaluated<'
         );
         let found = order(number, best, call.meter)?.filter(|_| is_number);
         let found =
-            found.ok_or_else(|| call.error(format!("{} does not compare with numbers here", number.describe())))?;
+            found.ok_or_else(|| call.error(format!("{} cannot be compared with numbers here", number.describe())))?;
         if found == expected_order {
             best = number;
         }

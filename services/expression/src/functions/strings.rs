@@ -87,7 +87,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("parseJson(text)", |call| {
         let text = readable(call)?;
         let value: serde_json::Value =
-            serde_json::from_str(text).map_err(|error| call.error(format!("the text is not JSON: {error}")))?;
+            serde_json::from_str(text).map_err(|error| call.error(format!("the string is not JSON: {error}")))?;
         Value::from_json(value, call.meter)
     }),
     global("isJson(text)", |call| {
@@ -129,7 +129,7 @@ fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, E
     // Finding the offset counts characters one by one.
     call.meter.charge(text.len() / 8)?;
     let found = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(place);
-    found.ok_or_else(|| call.error(format!("place {place} is outside of the text")))
+    found.ok_or_else(|| call.error(format!("position {place} is outside of the string")))
 }
 
 fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -233,7 +233,7 @@ fn substring<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         text.len()
     };
     if last < first {
-        return Err(call.error("it would end before it begins"));
+        return Err(call.error("the end is before the start"));
     }
     Ok(Value::String(part(text, first..last, call.meter)?))
 }
@@ -257,7 +257,7 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         call.meter.charge(FORMAT)?;
         result.push(before, call.meter)?;
         let (digits, kind, tail) = directive_of(directive).ok_or_else(|| {
-            call.error("after % there stands s, d, f, e, x, X, o or b, with .n before f and e; %% is a percent sign")
+            call.error("% must be followed by s, d, f, e, x, X, o or b; f and e may have .n before them; %% is a percent sign")
         })?;
         rest = tail;
         if kind == '%' {
@@ -345,7 +345,7 @@ fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
 fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
     let text = call.text(0)?;
     if text.len() > MAXIMUM_RESULT {
-        return Err(call.error(format!("a text of {} bytes is too long to be read", text.len())));
+        return Err(call.error(format!("a string of {} bytes is too long to be decoded", text.len())));
     }
     call.meter.charge(text.len() / 4)?;
     // A value can follow each comma, colon and opening bracket.

@@ -191,7 +191,7 @@ fn failing_expression_follows_failure_policy() {
     let mut object = pod();
     object["list"] = json!((0..2_000).collect::<Vec<_>>());
     let (decided, _) = validate(&object, &[("p", costly)]);
-    assert!(decided.decision.validations[0].message.contains("too much work"));
+    assert!(decided.decision.validations[0].message.contains("too many steps"));
 }
 
 #[test]
