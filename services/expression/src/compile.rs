@@ -29,8 +29,8 @@ struct Program {
 pub struct Path {
     /// The name, such as `object`, `params` or `owner`.
     pub name: String,
-    /// The fields below the name that are fixed in the source, such as `["spec", "hostNetwork"]`. The expression may
-    /// read everything below the last field.
+    /// The fields below the name that are constant in the source, such as `["spec", "hostNetwork"]`. The expression may
+    /// read everything below the last one.
     pub fields: Vec<String>,
 }
 
@@ -49,11 +49,11 @@ pub(crate) enum NodeKind {
     Literal(Literal),
     /// The name of a type.
     Type(&'static str),
-    /// A name of the scope.
+    /// A name in the scope.
     Name(Box<str>),
-    /// A member of a name with members.
+    /// A member of a name that has members.
     Member(Box<Member>),
-    /// A value bound within the expression. The number is the index among the enclosing bindings.
+    /// A local variable of the expression. The number is its index among the enclosing bindings.
     Local(usize),
     Select(Box<Select>),
     /// `has(a.b)`.
@@ -69,10 +69,10 @@ pub(crate) enum NodeKind {
     List(Box<[Element]>),
     Map(Box<[(Node, Element)]>),
     Loop(Box<Loop>),
-    /// `cel.bind`: evaluates the first part once, and evaluates the second part with its value.
+    /// `cel.bind`: evaluates the first part once, and then the second part, which may use its value.
     Bind(Box<[Node; 2]>),
     /// `optMap`, `optFlatMap`: evaluates the second part with the value of the first part, an optional. If the optional
-    /// is empty, so is the result. `flat`: the second part is an optional too.
+    /// is empty, the result is also empty. If `flat` is set, the second part returns an optional.
     MapOptional {
         parts: Box<[Node; 2]>,
         flat: bool,
@@ -112,7 +112,7 @@ pub(crate) struct Index {
 pub(crate) struct Invocation {
     pub(crate) function: &'static Function,
     pub(crate) arguments: Box<[Node]>,
-    /// The compiled regular expression, if the argument for it is a literal.
+    /// The compiled regular expression, if that argument is a literal.
     pub(crate) pattern: Option<Pattern>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Element {
     pub(crate) value: Node,
 }
 
-/// A macro that iterates over the items of a list or the keys of a map, and binds each item or key.
+/// A macro that iterates over the items of a list or the keys of a map, with each one bound to a variable.
 #[derive(Debug)]
 pub(crate) struct Loop {
     pub(crate) kind: LoopKind,
@@ -145,7 +145,7 @@ impl Expression {
     /// Compiles an expression against a scope.
     ///
     /// # Errors
-    /// Returns the first mistake: invalid syntax, an exceeded limit, or an unknown name or function.
+    /// Returns the first error: invalid syntax, an exceeded limit, or an unknown name or function.
     pub fn compile(source: &str, scope: &Scope) -> Result<Self, ExpressionError> {
         let ast = parse(source)?;
         let span = ast.span;
@@ -162,7 +162,7 @@ impl Expression {
         &self.program.source
     }
 
-    /// Whether the expression reads this name of the scope.
+    /// Whether the expression reads the given name of the scope.
     #[must_use]
     pub fn uses(&self, name: &str) -> bool {
         self.program.paths.iter().any(|path| path.name == name)
@@ -173,14 +173,14 @@ impl Expression {
         let mut last = None;
         let paths = self.program.paths.iter().filter(move |path| path.name == name);
         paths.filter_map(|path| path.fields.first().map(String::as_str)).filter(move |member| {
-            // Paths are sorted, so duplicates are adjacent.
+            // Paths are sorted, so duplicates are next to each other.
             let fresh = last != Some(*member);
             last = Some(*member);
             fresh
         })
     }
 
-    /// Returns all paths of the scope that the expression reads, sorted.
+    /// Returns a sorted list of all paths in the scope that the expression reads.
     #[must_use]
     pub fn paths(&self) -> &[Path] {
         &self.program.paths
@@ -205,7 +205,7 @@ impl Compiler<'_> {
         self.unrecorded_node(ast)
     }
 
-    /// Compiles a node without recording its path. The caller has recorded it, or a longer path that contains it.
+    /// Compiles a node without recording its path. The caller has recorded the path or a longer one.
     fn unrecorded_node(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         let span = ast.span;
         self.nodes += 1;
@@ -260,8 +260,8 @@ impl Compiler<'_> {
         Ok(Node { kind, span })
     }
 
-    /// Compiles the operand of a field or an index. If the operand is a path, the path is not recorded, since the
-    /// caller has recorded the longer one.
+    /// Compiles the operand of a field or an index. If the operand is a path, it is not recorded, because the caller
+    /// has recorded the longer path.
     fn operand(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         if self.path(&ast).is_some() { self.unrecorded_node(ast) } else { self.node(ast) }
     }
@@ -272,7 +272,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Returns the name and the fields of an expression that is a plain path from a name of the scope, else `None`.
+    /// Returns the name and the fields of a path that begins with a name in the scope. `None` for other expressions.
     fn path<'a>(&self, ast: &'a Ast) -> Option<(&'a str, Vec<String>)> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has(name) => Some((name, Vec::new())),
@@ -326,7 +326,7 @@ impl Compiler<'_> {
         })
     }
 
-    /// Returns the name if the expression is only a name with members, else `None`.
+    /// Returns the name if the expression is only a name with members. `None` for other expressions.
     fn with_members(&self, ast: &Ast) -> Option<String> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has_members(name) => Some(name.clone()),
@@ -361,7 +361,7 @@ impl Compiler<'_> {
             let access = if optional { Access::Optional } else { Access::Plain };
             return self.member(name, member.into(), access, span);
         }
-        // A computed key ends the path: the expression may read everything below the operand.
+        // A computed key ends the recorded path: the expression may read everything below the operand.
         let goes_on = matches!(index.kind, AstKind::Literal(Literal::String(_)));
         let operand = if goes_on { self.operand(operand)? } else { self.node(operand)? };
         Ok(NodeKind::Index(Box::new(Index { operand, key: self.node(index)?, optional })))
@@ -381,7 +381,7 @@ impl Compiler<'_> {
             }
             return self.invoke(Style::Global, name, name_span, arguments, span);
         };
-        // The target may be the first part of a function name with a dot: base64.encode(...).
+        // The target may be the first part of a function name that contains a dot: base64.encode(...).
         if let AstKind::Name(library) = &target.kind
             && !self.is_local(library)
             && !self.scope.has(library)
@@ -406,7 +406,7 @@ impl Compiler<'_> {
         self.invoke(Style::Member, name, name_span, all, span)
     }
 
-    /// Compiles a call of a function. The first argument of a member function is its receiver.
+    /// Compiles a function call. The first argument of a member function is its receiver.
     fn invoke(
         &mut self,
         style: Style,
@@ -528,7 +528,7 @@ impl Compiler<'_> {
                 format!("the first argument of `{of}` must be a variable name"),
             ));
         };
-        // A local name that hides a name of the scope would make the expression ambiguous for readers.
+        // A local variable that hides a name of the scope would confuse readers.
         if self.scope.has(&name) {
             return Err(ExpressionError::at(ast.span, format!("`{name}` is already defined"))
                 .with_help("choose another name"));

@@ -12,24 +12,24 @@ use super::parse::{Literal, Operator};
 use super::scope::{LONGEST_NAME, closest};
 use super::value::{Items, ListBuilder, MapBuilder, Value, whole};
 
-/// The values of the names of a scope in one evaluation. Each value is requested only when an expression reads it.
+/// The values for the names of a scope during one evaluation. A value is requested only when an expression reads it.
 pub trait Bindings<'v> {
     /// Returns the value of a name that was added with [`Scope::with`](super::Scope::with).
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError>;
 
-    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if
-    /// the member is absent. An implementation that evaluates the member charges `meter`.
+    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members). `None` if
+    /// the member is absent. If the member must be evaluated, the implementation charges `meter`.
     fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError>;
 
-    /// Returns the seed of the function `jitter`: the UID of the request.
+    /// Returns the seed for the function `jitter`, which is the UID of the request.
     fn seed(&self) -> &str;
 }
 
 impl Expression {
-    /// Evaluates the expression. Requests only the bindings that the evaluation reaches.
+    /// Evaluates the expression. Requests only the values that the evaluation needs.
     ///
     /// # Errors
-    /// Fails if a value is absent or has the wrong type, or if a limit of the meter is reached.
+    /// A value is absent or has the wrong type, or a limit of the meter is reached.
     pub fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -40,7 +40,7 @@ impl Expression {
         let result = evaluation.value(self.root());
         meter.leave();
         let value = result?;
-        // A reached limit fails the evaluation even if its error was absorbed.
+        // If a limit was reached, the evaluation fails even if the error was absorbed.
         meter.charge(0)?;
         Ok(value)
     }
@@ -48,7 +48,7 @@ impl Expression {
     /// Evaluates the expression as a condition.
     ///
     /// # Errors
-    /// Fails like [`Expression::evaluate`], and if the result is not a bool.
+    /// Like [`Expression::evaluate`]. Also fails if the result is not a bool.
     pub fn evaluate_bool<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -60,7 +60,7 @@ impl Expression {
     /// Evaluates the expression as a part of a longer string.
     ///
     /// # Errors
-    /// Fails like [`Expression::evaluate`], and if the result is not a string, number or bool.
+    /// Like [`Expression::evaluate`]. Also fails if the result is not a string, number or bool.
     pub fn evaluate_text<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -74,7 +74,7 @@ impl Expression {
     /// Evaluates the expression for a field or an element.
     ///
     /// # Errors
-    /// Fails like [`Expression::evaluate`], and if the result is too large or not representable in JSON.
+    /// Like [`Expression::evaluate`]. Also fails if the result is too large or cannot be represented in JSON.
     pub fn evaluate_outcome<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -85,7 +85,7 @@ impl Expression {
     }
 }
 
-/// The number of arguments that are passed without an allocation. Few functions take more arguments.
+/// The number of arguments that can be passed without an allocation. Few functions have more.
 const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {
@@ -97,8 +97,8 @@ struct Evaluation<'a, 'v> {
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
 impl<'v> Evaluation<'_, 'v> {
-    /// Evaluates a node. Expressions nest up to [`MAXIMUM_DEPTH`](super::MAXIMUM_DEPTH) deep, so code with large stack
-    /// frames is in separate functions.
+    /// Evaluates a node. Expressions nest up to [`MAXIMUM_DEPTH`](super::MAXIMUM_DEPTH) levels deep, so code that needs
+    /// large stack frames is in separate functions.
     fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
         self.meter.charge(1)?;
         match &node.kind {
@@ -174,7 +174,7 @@ impl<'v> Evaluation<'_, 'v> {
     fn select(&mut self, select: &'v Select, span: Span) -> Evaluated<'v> {
         let operand = self.value(&select.operand)?;
         let field = &*select.field;
-        // A field of an optional is an optional itself.
+        // A field of an optional is also an optional.
         let (operand, optional) = match &operand {
             Value::Optional(None) => return Ok(Value::none()),
             Value::Optional(Some(present)) => (present.value(), true),
@@ -234,7 +234,8 @@ impl<'v> Evaluation<'_, 'v> {
         }
     }
 
-    /// Evaluates `&&` and `||`. An operand with the value `decisive` decides even if the other operand fails.
+    /// Evaluates `&&` and `||`. An operand with the value `decisive` determines the result, even if the other operand
+    /// fails.
     fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
@@ -264,7 +265,7 @@ impl<'v> Evaluation<'_, 'v> {
         };
         match operator {
             Operator::Equal | Operator::NotEqual => {
-                // An optional never equals another value, so this comparison is probably a mistake.
+                // An optional never equals a value that is not an optional, so this comparison is probably an error.
                 if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
                     return Err(mismatch(operator, left, right));
                 }
@@ -293,7 +294,7 @@ impl<'v> Evaluation<'_, 'v> {
         }
         match value.to_key() {
             Some(key) => Ok(Value::Bool(container.entry(&key, self.meter)?.is_some())),
-            // A double with a fraction is never a key.
+            // A double with a fraction cannot be a key.
             None if matches!(value, Value::Double(_)) => Ok(Value::Bool(false)),
             None => Err(mismatch(Operator::In, value, container)),
         }
@@ -367,8 +368,8 @@ impl<'v> Evaluation<'_, 'v> {
         })
     }
 
-    /// Returns the error for a missing field. The error suggests a similar field, if there is one. Fails if the meter
-    /// does not grant the search.
+    /// Returns the error for a missing field, and suggests a similar field if there is one. Fails if the meter's budget
+    /// is too small for the search.
     #[cold]
     fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
         if !value.is_map() {
@@ -376,11 +377,11 @@ impl<'v> Evaluation<'_, 'v> {
             return Ok(EvaluationError::new(format!("{found} has no fields, so it has no `{field}`")));
         }
         let error = EvaluationError::new(format!("there is no field `{field}`"));
-        // The search for similar names skips large maps, because a loop may create many such errors.
+        // Do not search for similar names in large maps, because a loop may create many such errors.
         let is_small = value.lookup_cost() <= FEW_STEPS && value.count(self.meter)?.is_some_and(|count| count <= 32);
         let names = if is_small { value.entries(self.meter)?.unwrap_or_default() } else { Vec::new() };
         let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).collect();
-        // The comparison is quadratic in the lengths of the names.
+        // Comparing two names takes time in proportion to the product of their lengths.
         let letters: usize = names.iter().map(|name| name.len().min(LONGEST_NAME)).sum();
         self.meter.charge(field.len() * letters / LETTERS)?;
         Ok(match closest(field, names.iter().map(|name| &**name)) {
@@ -481,7 +482,7 @@ impl<'v> Evaluation<'_, 'v> {
         result
     }
 
-    /// Searches for an item for which the condition gives the `decisive` result. Such an item decides even if the
+    /// Searches for an item for which the condition returns `decisive`. Such an item determines the result, even if the
     /// condition fails for other items.
     fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
         let mut failed = None;
@@ -499,10 +500,10 @@ impl<'v> Evaluation<'_, 'v> {
     }
 }
 
-/// The number of compared pairs of characters that cost one step.
+/// The number of character comparisons that cost one step.
 const LETTERS: usize = 8;
 
-/// The maximum number of steps for a lookup in a small map.
+/// The maximum number of steps for a lookup in a map that counts as small.
 const FEW_STEPS: usize = 16;
 
 #[cold]

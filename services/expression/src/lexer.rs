@@ -1,7 +1,7 @@
 //! Splits the source of an expression into tokens.
 //!
-//! The same lexer finds the end of an expression in a template. It distinguishes the brace that closes `${` from braces
-//! in strings, comments and map literals. It allocates only for names and literals, and reads every byte once.
+//! The same lexer finds the end of an expression in a template: it distinguishes the brace that closes `${` from braces
+//! in strings, comments and map literals. It only allocates memory for names and literals, and reads each byte once.
 
 use super::error::ExpressionError;
 
@@ -15,7 +15,7 @@ pub(crate) struct Token {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TokenKind {
-    /// An integer without its sign. The value may exceed `i64::MAX` by one, for the smallest negative integer.
+    /// An integer without its sign. For the smallest negative integer, the value exceeds `i64::MAX` by one.
     Int(u64),
     UInt(u64),
     Double(f64),
@@ -23,13 +23,13 @@ pub(crate) enum TokenKind {
     Bytes(Vec<u8>),
     /// A name, including `true`, `false`, `null` and `in`.
     Name(String),
-    /// A name in backticks, which is valid only after a dot.
+    /// A name in backticks. It is only valid after a dot.
     QuotedName(String),
     Symbol(&'static str),
     End,
 }
 
-/// All symbols. Longer symbols precede their prefixes.
+/// All symbols. A symbol comes before its own prefixes.
 const SYMBOLS: [&str; 27] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "+", "-", "*", "/", "%", "?", ":", ".", ",", "(", ")", "[", "]",
     "{", "}", "=", "&", "|",
@@ -46,7 +46,7 @@ impl<'s> Lexer<'s> {
         Self { text, at }
     }
 
-    /// Returns the next token; at the end of the source always [`TokenKind::End`].
+    /// Returns the next token. At the end of the source, always returns [`TokenKind::End`].
     pub(crate) fn next(&mut self) -> Result<Token, ExpressionError> {
         self.skip_blanks();
         let start = self.at;
@@ -238,7 +238,7 @@ impl Prefix {
     }
 }
 
-/// A string literal while it is read.
+/// A string literal that is being read.
 struct Literal {
     bytes: Vec<u8>,
     prefix: Prefix,
@@ -249,8 +249,8 @@ impl Literal {
         self.bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
     }
 
-    /// Reads the escape at the start of `rest`, after its backslash. Returns its length, or the length of its invalid
-    /// part.
+    /// Parses the escape at the start of `rest`, which follows a backslash. Returns its length, or an error with the
+    /// length of its invalid part.
     fn escape(&mut self, rest: &str) -> Result<usize, usize> {
         let Some(kind) = rest.chars().next() else { return Err(0) };
         let number = |from: usize, length: usize, radix: u32| {
@@ -355,7 +355,7 @@ mod tests {
                 TokenKind::Int(0x8000_0000_0000_0000),
             ]
         );
-        // A digit must follow the dot of a number, so this dot accesses a member of the number.
+        // A digit must follow the dot in a number, so this dot selects a field.
         assert_eq!(kinds("1.x")[1], TokenKind::Symbol("."));
     }
 

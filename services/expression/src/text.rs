@@ -1,6 +1,6 @@
-//! The strings of templates, in which `${...}` are expressions.
+//! The strings in templates. In them, `${...}` is an expression.
 //!
-//! `$${` is a literal `${`. `$(NAME)`, which Kubernetes itself replaces, is plain text.
+//! `$${` is a literal `${`. `$(NAME)` is not an expression, because Kubernetes replaces it.
 
 use super::error::ExpressionError;
 use super::lexer::{Lexer, TokenKind};
@@ -8,11 +8,11 @@ use super::lexer::{Lexer, TokenKind};
 /// A string of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
-    /// A string without expressions, in which `$${` is already replaced.
+    /// A string without expressions. `$${` is already replaced with `${`.
     Literal(String),
-    /// Exactly one `${...}`, which keeps the type of the expression's value.
+    /// A string that consists of one `${...}`. The result keeps its type.
     Whole(Source),
-    /// Literal strings and expressions. The values of the expressions are inserted as strings.
+    /// Literal strings and expressions. The results are inserted as strings.
     Mixed(Vec<Part>),
 }
 
@@ -21,11 +21,11 @@ pub enum Text {
 pub enum Part {
     /// A literal string.
     Text(String),
-    /// An expression whose value is inserted.
+    /// An expression. Its result is inserted.
     Expression(Source),
 }
 
-/// The source of an expression inside a string.
+/// The source of an expression in a string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The source, which is the part between `${` and `}`.

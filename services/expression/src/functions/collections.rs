@@ -1,5 +1,5 @@
-//! Functions on lists, maps and optionals. A merged map has the entries of the first map, followed by the entries of
-//! later maps with other keys.
+//! Functions on lists, maps and optionals. A merged map has the entries of the first map, followed by those entries of
+//! the later maps that have other keys.
 
 use std::cmp::Ordering;
 
@@ -140,7 +140,7 @@ fn distinct<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Value::list(unique, call.meter)
 }
 
-/// Sorts items by their keys, which must be of one ordered type. Items with equal keys keep their order.
+/// Sorts items by their keys, which must have the same ordered type. Items with equal keys keep their order.
 pub(crate) fn sort<'v, T>(
     items: &mut [T],
     key: impl Fn(&T) -> &Value<'v>,
@@ -151,7 +151,8 @@ pub(crate) fn sort<'v, T>(
     if let Some(first) = items.first().map(&key) {
         for item in items.iter() {
             let item = key(item);
-            // Values of one type that compare with the first one also compare with one another.
+            // If all values have the type of the first one and can be compared with it, all can be compared with one
+            // another.
             if item.type_name() != first.type_name() || unmetered_order(first, item).is_none() {
                 return Err(EvaluationError::new(format!(
                     "the sort keys of a list must have the same type, but there are {} and {}",

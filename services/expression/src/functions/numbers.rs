@@ -90,7 +90,8 @@ pub(super) const FUNCTIONS: &[Function] = &[
     }),
 ];
 
-/// Returns the string if it is short enough to be parsed as a number; otherwise an empty string, which is not a number.
+/// Returns the string if it is short enough to be parsed as a number. Otherwise returns an empty string, which is
+/// invalid.
 fn number_text(text: &str) -> &str {
     const LONGEST: usize = 1024;
     if text.len() <= LONGEST { text } else { "" }
@@ -146,7 +147,7 @@ fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// Converts a value to a string; `None` if it has no string form.
+/// Converts a value to a string. `None` if values of this type cannot be converted.
 pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     Some(match value {
         Value::Duration(nanoseconds) => duration_text(*nanoseconds),
@@ -159,7 +160,7 @@ pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     })
 }
 
-/// Steps for formatting a number.
+/// The steps for formatting a number.
 const NUMBER: usize = 8;
 
 fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -231,7 +232,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, expected_order: Ordering) -> Evaluated<'
     Ok(best.clone())
 }
 
-/// The maximum length of a duration in bytes. A duration with each unit once and all digits is shorter.
+/// The maximum length of a duration, in bytes. It is enough for every unit once with all its digits.
 const LONGEST_DURATION: usize = 256;
 
 const UNITS: [(&str, i64); 8] = [
@@ -291,7 +292,7 @@ fn parse_duration(text: &str) -> Option<i64> {
     i64::try_from(if negative { -total } else { total }).ok()
 }
 
-/// Formats a duration in seconds, as CEL does: `5400s`, `0.25s`.
+/// Formats a duration in seconds, as CEL does, such as `5400s` or `0.25s`.
 pub(crate) fn duration_text(nanoseconds: i64) -> String {
     let sign = if nanoseconds < 0 { "-" } else { "" };
     let (seconds, rest) = (nanoseconds.unsigned_abs() / 1_000_000_000, nanoseconds.unsigned_abs() % 1_000_000_000);
