@@ -17,7 +17,7 @@ pub enum EmptyValue {
 }
 
 impl EmptyValue {
-    /// Whether `value` counts: always with `Counts`, and with `Absent` only if it is not blank.
+    /// Whether `value` is used: always with `Counts`, and with `Absent` only if it is not blank.
     #[must_use]
     pub fn says(self, value: &str) -> bool {
         self == Self::Counts || !value.trim().is_empty()

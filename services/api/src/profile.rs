@@ -1,7 +1,7 @@
 //! The spec of an injection profile: fields, types and defaults. The engine defines what each field does.
 //!
-//! Deserialization rejects unknown fields, so a profile never takes effect without a field that this build does not
-//! know.
+//! Deserialization rejects unknown fields. So a profile with a field that is unknown to this version never takes effect
+//! without that field.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -138,7 +138,7 @@ impl Target {
 }
 
 impl Operation {
-    /// Returns the operation in Kubernetes' notation, such as `CREATE`.
+    /// Returns the name of the operation in Kubernetes, such as `CREATE`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -409,8 +409,8 @@ pub struct Rollout {
     pub namespace_selector: Option<LabelSelector>,
 }
 
-/// Returns the schema of a partial Kubernetes object: any object. The engine checks its fields, because Kubernetes' own
-/// schema of a pod would make the CRD hundreds of kilobytes large.
+/// Returns the schema of a partial Kubernetes object, which allows any object. The engine checks its fields. With
+/// Kubernetes' schema of a pod, the CRD would be hundreds of kilobytes large.
 fn partial_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }

@@ -73,7 +73,7 @@ impl Quantity {
         let (scale, format) = scale(suffix)?;
         let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
         let billionths = digits(whole)?.checked_mul(scale);
-        // Add up the fraction from its last digit to its first. Fractions of a billionth are rounded up, as in Kubernetes.
+        // Add up the fraction from its last digit. Fractions of a billionth are rounded up, as in Kubernetes.
         let (mut part, mut lost) = (0, false);
         for digit in fraction.bytes().rev() {
             part += i128::from(digit - b'0') * scale;

@@ -1,4 +1,4 @@
-//! Tests the error messages for common mistakes of authors.
+//! Tests the messages for common errors of profile authors.
 
 use pillion_expression::{Expression, ExpressionError, Path, Scope};
 use serde_json::json;
@@ -21,7 +21,7 @@ fn compile_error(source: &str) -> ExpressionError {
     Expression::compile(source, &scope()).expect_err(source)
 }
 
-/// Checks the marked part of the source and the message of an error, and a part of its help.
+/// Checks the range in the source, the message, and a part of the help of an error.
 fn assert_error(source: &str, marked: &str, message: &str, help: &str) {
     let error = compile_error(source);
     assert_eq!(&source[error.range.clone()], marked, "{source}: {error:?}");

@@ -1,4 +1,4 @@
-//! Tests docs/expressions.md: its examples are correct, and it describes every function.
+//! Tests docs/expressions.md: its examples are correct, and it describes all functions.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Tests the values and the cost of expressions that read a tape. The other files test the language.
+//! Tests the values and the cost of expressions that read a tape. The other tests cover the language.
 
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
 use pillion_json::{OwnedTape, Value as Tape};
