@@ -28,9 +28,7 @@ pub struct OptIn {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptInError {
     /// An argument is not `KEY=VALUE` or `KEY=VALUE:LEVEL`.
-    #[error(
-        "{0:?} is not an opt-in label: expected KEY=VALUE or KEY=VALUE:LEVEL; LEVEL is enabled, required or held"
-    )]
+    #[error("{0:?} is not an opt-in label: expected KEY=VALUE or KEY=VALUE:LEVEL; LEVEL is enabled, required or held")]
     Syntax(String),
     /// The key or value is not valid in a label.
     #[error("{0:?} is not the key or the value of a label")]

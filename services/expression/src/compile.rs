@@ -523,15 +523,13 @@ impl Compiler<'_> {
 
     fn variable(&self, ast: Ast, of: &str) -> Result<String, ExpressionError> {
         let AstKind::Name(name) = ast.kind else {
-            return Err(ExpressionError::at(
-                ast.span,
-                format!("the first argument of `{of}` must be a variable name"),
-            ));
+            return Err(ExpressionError::at(ast.span, format!("the first argument of `{of}` must be a variable name")));
         };
         // A local variable that hides a name of the scope would confuse readers.
         if self.scope.has(&name) {
-            return Err(ExpressionError::at(ast.span, format!("`{name}` is already defined"))
-                .with_help("choose another name"));
+            return Err(
+                ExpressionError::at(ast.span, format!("`{name}` is already defined")).with_help("choose another name")
+            );
         }
         Ok(name)
     }
@@ -560,7 +558,9 @@ fn unknown_function(style: Style, name: &str, span: Span) -> ExpressionError {
         });
     }
     match name {
-        "timestamp" | "now" => return error.with_help("expressions have no access to the time, so that their results are reproducible"),
+        "timestamp" | "now" => {
+            return error.with_help("expressions have no access to the time, so that their results are reproducible");
+        }
         "length" | "len" | "count" => return error.with_help("use value.size()"),
         "toLowerCase" | "lower" | "toLower" => return error.with_help("use text.lowerAscii()"),
         "toUpperCase" | "upper" | "toUpper" => return error.with_help("use text.upperAscii()"),

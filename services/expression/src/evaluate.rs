@@ -402,11 +402,12 @@ impl<'v> Evaluation<'_, 'v> {
                 match (flat, result) {
                     (false, result) => Value::some(result, self.meter),
                     (true, result @ Value::Optional(_)) => Ok(result),
-                    (true, result) => {
-                        Err(EvaluationError::new(format!("the expression of optFlatMap must return an optional, not {}", result.describe()))
-                            .with_help("use optMap")
-                            .within(body.span))
-                    }
+                    (true, result) => Err(EvaluationError::new(format!(
+                        "the expression of optFlatMap must return an optional, not {}",
+                        result.describe()
+                    ))
+                    .with_help("use optMap")
+                    .within(body.span)),
                 }
             }
             value => Err(EvaluationError::new(format!("optMap is called on an optional, not {}", value.describe()))

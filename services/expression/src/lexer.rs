@@ -198,10 +198,13 @@ impl<'s> Lexer<'s> {
             self.at += next.len_utf8();
             if next == '\\' && !prefix.raw {
                 self.at += literal.escape(chars.as_str()).map_err(|length| {
-                    ExpressionError::new(at..(at + 1 + length).min(self.text.len()), "this escape is not valid in a string")
-                        .with_help(
-                            r"escapes are \\ \' \n \t \r \xHH \uHHHH; a backslash is written \\, or the string r'...'",
-                        )
+                    ExpressionError::new(
+                        at..(at + 1 + length).min(self.text.len()),
+                        "this escape is not valid in a string",
+                    )
+                    .with_help(
+                        r"escapes are \\ \' \n \t \r \xHH \uHHHH; a backslash is written \\, or the string r'...'",
+                    )
                 })?;
             } else {
                 literal.push(next);
@@ -210,7 +213,8 @@ impl<'s> Lexer<'s> {
     }
 
     fn no_end(&self, start: usize) -> Result<TokenKind, ExpressionError> {
-        Err(ExpressionError::new(start..self.text.len(), "the closing quote of this string is missing").with_help("add the closing quote"))
+        Err(ExpressionError::new(start..self.text.len(), "the closing quote of this string is missing")
+            .with_help("add the closing quote"))
     }
 }
 

@@ -319,7 +319,8 @@ fn at_most(limit: Limit, place: &str, count: usize, most: usize, what: &str) -> 
         return Ok(());
     }
     let place = if place.is_empty() { "/" } else { place };
-    let message = format!("a namespaced profile may add at most {most} {what}, but this one adds at least {count}; add fewer");
+    let message =
+        format!("a namespaced profile may add at most {most} {what}, but this one adds at least {count}; add fewer");
     let message = if limit == Limit::Bytes {
         format!("a namespaced profile may add at most {most} {what}, but this one adds {count}; make it smaller")
     } else {

@@ -314,8 +314,7 @@ fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Opti
         (Some(name), None) => {
             let diagnostic =
                 Diagnostic::new(format!("{path}.objectName"), format!("{name:?} is not the name of an object"));
-            diagnostics
-                .push(diagnostic.with_help("expressions are not evaluated in this name"));
+            diagnostics.push(diagnostic.with_help("expressions are not evaluated in this name"));
             None
         }
         (None, Some(selector)) => match selector.fault() {

@@ -145,11 +145,15 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
         );
     }
     if text.annotation_prefix.is_some() && text.type_ != Some(ParameterType::Map) {
-        let diagnostic = Diagnostic::new(format!("{path}.annotationPrefix"), "a parameter with annotationPrefix is a map");
+        let diagnostic =
+            Diagnostic::new(format!("{path}.annotationPrefix"), "a parameter with annotationPrefix is a map");
         diagnostics.push(diagnostic.with_help("set type: map"));
     }
     if (text.type_ == Some(ParameterType::Records)) == text.fields.is_empty() {
-        let diagnostic = Diagnostic::new(format!("{path}.fields"), "type: records requires fields, and fields require type: records");
+        let diagnostic = Diagnostic::new(
+            format!("{path}.fields"),
+            "type: records requires fields, and fields require type: records",
+        );
         diagnostics.push(diagnostic.with_help("each field of the records is read from annotations with one prefix"));
     }
     check_empty(path, text, &mut diagnostics);
@@ -216,8 +220,10 @@ fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut
     };
     for (field, is_said) in [("pattern", text.pattern.is_some()), ("maxLength", text.max_length.is_some())] {
         if is_said {
-            let diagnostic =
-                Diagnostic::new(format!("{path}.{field}"), "values of this type are not strings, so they cannot be checked this way");
+            let diagnostic = Diagnostic::new(
+                format!("{path}.{field}"),
+                "values of this type are not strings, so they cannot be checked this way",
+            );
             diagnostics.push(diagnostic.with_help(help));
         }
     }
@@ -228,7 +234,10 @@ fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     for (index, field) in text.fields.iter().enumerate() {
         let path = format!("{path}.fields[{index}]");
         if field.name == "key" {
-            let diagnostic = Diagnostic::new(format!("{path}.name"), "the name key is reserved for the part of the annotation after the prefix");
+            let diagnostic = Diagnostic::new(
+                format!("{path}.name"),
+                "the name key is reserved for the part of the annotation after the prefix",
+            );
             diagnostics.push(diagnostic.with_help("choose another name"));
         }
         if let Some(first) = text.fields.iter().take(index).position(|other| other.name == field.name) {
@@ -237,7 +246,8 @@ fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
         }
     }
     if !text.fields.is_empty() && !text.fields.iter().any(|field| field.opens == Some(true)) {
-        let diagnostic = Diagnostic::new(format!("{path}.fields"), "no field opens a record, so the list would always be empty");
+        let diagnostic =
+            Diagnostic::new(format!("{path}.fields"), "no field opens a record, so the list would always be empty");
         diagnostics.push(diagnostic.with_help("set opens: true on the fields whose annotations create a record"));
     }
 }
@@ -305,8 +315,7 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
                 Ok(items) => {
                     if items.empty.is_some() {
                         let diagnostic = Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY);
-                        diagnostics
-                            .push(diagnostic.with_help("set it on the list, beside its annotation or label"));
+                        diagnostics.push(diagnostic.with_help("set it on the list, beside its annotation or label"));
                     }
                     Some(Box::new(kind(&path, &items, diagnostics)?))
                 }

@@ -79,8 +79,7 @@ pub(super) fn check_container_template(
     };
     check_types(path, template, Root::Container, parameters, diagnostics);
     if fields.contains_key("name") {
-        let diagnostic =
-            Diagnostic::new(format!("{path}.name"), "a container patch cannot rename a container");
+        let diagnostic = Diagnostic::new(format!("{path}.name"), "a container patch cannot rename a container");
         diagnostics.push(diagnostic.with_help("select containers by match.names of the patch").of_name());
     }
     check_lists(path, fields, diagnostics);
@@ -398,8 +397,7 @@ fn check_mounts(path: &str, container: &Map<String, Json>, volumes: &HashSet<Str
     for mount in elements(path, container, "volumeMounts") {
         let Some(name) = mount.fields.get("name").map(value_of).and_then(literal) else { continue };
         if !volumes.contains(&name) {
-            let message =
-                format!("this profile adds no volume {name:?}; pods without such a volume are not changed");
+            let message = format!("this profile adds no volume {name:?}; pods without such a volume are not changed");
             let help = match closest(&name, volumes.iter().map(String::as_str)) {
                 Some(meant) => format!("did you mean {meant}?"),
                 None => "add it to spec.template.spec.volumes, unless the pods have it".to_owned(),

@@ -186,7 +186,10 @@ fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Dia
 fn check_patches_target(spec: &ProfileSpec, target: &Target, diagnostics: &mut Vec<Diagnostic>) {
     if !target.is_pods() && !spec.container_patches.is_empty() {
         let message = "container patches apply only to pods, and the target is not pods";
-        diagnostics.push(Diagnostic::new("spec.containerPatches", message).with_help("remove containerPatches, or remove the target"));
+        diagnostics.push(
+            Diagnostic::new("spec.containerPatches", message)
+                .with_help("remove containerPatches, or remove the target"),
+        );
     }
 }
 

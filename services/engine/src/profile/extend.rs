@@ -167,9 +167,7 @@ fn ancestors<'p>(
                 let diagnostic = at_extends(&format!("there is no cluster profile {parent:?}{by}"));
                 return Err(match closest(&parent, parents.names()) {
                     Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
-                    None => diagnostic.with_help(
-                        "only cluster profiles (ClusterInjectionProfile) can be extended",
-                    ),
+                    None => diagnostic.with_help("only cluster profiles (ClusterInjectionProfile) can be extended"),
                 });
             }
         };

@@ -105,8 +105,7 @@ impl FlattenedProfile {
         let hash = hash(&revision.text, limits, &ancestors, &revision.set_by_namespace);
         if hash.as_deref() != Some(&*revision.revision) {
             let hash = hash.as_deref().unwrap_or("none");
-            let message =
-                format!("the revision is named {}, but the hash of its content is {hash}", revision.revision);
+            let message = format!("the revision is named {}, but the hash of its content is {hash}", revision.revision);
             let help = "only the controller writes revisions; delete this one, and the controller recreates it";
             return Err(Diagnostic::new("spec.revision", message).with_help(help));
         }

@@ -65,8 +65,11 @@ pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -
     for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
         for (index, _) in words.iter().enumerate().filter(|(_, word)| word.is_empty() || word.contains(',')) {
             diagnostics.push(
-                Diagnostic::new(format!("spec.requestedBy.{field}[{index}]"), "a word cannot be empty or contain a comma")
-                    .with_help("a comma separates the words of a request"),
+                Diagnostic::new(
+                    format!("spec.requestedBy.{field}[{index}]"),
+                    "a word cannot be empty or contain a comma",
+                )
+                .with_help("a comma separates the words of a request"),
             );
         }
     }

@@ -192,13 +192,15 @@ fn check_resources(name: &ProfileName, target: &Text, diagnostics: &mut Vec<Diag
             let diagnostic = Diagnostic::new(path, message);
             diagnostics.push(if help.is_empty() { diagnostic } else { diagnostic.with_help(help) });
         } else if name.namespace.is_some() && !is_pods(&target.group, resource) {
-            let diagnostic = Diagnostic::new(path, format!("a namespaced profile can only target pods, not {resource}"));
+            let diagnostic =
+                Diagnostic::new(path, format!("a namespaced profile can only target pods, not {resource}"));
             diagnostics.push(diagnostic.with_help("a cluster profile can target other resources"));
         }
     }
     let pods = target.resources.iter().filter(|resource| is_pods(&target.group, resource)).count();
     if pods > 0 && pods < target.resources.len() {
-        let diagnostic = Diagnostic::new("spec.target.resources", "pods and other resources cannot be targets of one profile");
+        let diagnostic =
+            Diagnostic::new("spec.target.resources", "pods and other resources cannot be targets of one profile");
         diagnostics
             .push(diagnostic.with_help("use two profiles, because different names are available to their expressions"));
     }
@@ -216,10 +218,7 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     let (main, part) = resource.split_once('/').map_or((resource, None), |(main, part)| (main, Some(part)));
     if !is_word(main) || main != main.to_lowercase() || part.is_some_and(|part| !is_word(part)) {
         let message = format!("{resource:?} is not the name of a resource");
-        return Some((
-            message,
-            "use lower-case plural names, such as pods or pods/ephemeralcontainers",
-        ));
+        return Some((message, "use lower-case plural names, such as pods or pods/ephemeralcontainers"));
     }
     let by_group = REFUSED_GROUPS.iter().find(|(refused, _)| *refused == group).map(|(_, why)| *why);
     let by_name = REFUSED.iter().find(|(of, name, _)| *of == group && *name == main).map(|(_, _, why)| *why);
@@ -234,9 +233,10 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
         Some("status") => {
             Some((format!("{resource} cannot be a target: controllers write the status, and do so often"), ""))
         }
-        Some(part) if is_pods(group, main) && !POD_PARTS.contains(&part) => {
-            Some((format!("{resource} cannot be a target: its objects are not pods"), "pods/ephemeralcontainers can be a target"))
-        }
+        Some(part) if is_pods(group, main) && !POD_PARTS.contains(&part) => Some((
+            format!("{resource} cannot be a target: its objects are not pods"),
+            "pods/ephemeralcontainers can be a target",
+        )),
         _ => None,
     }
 }

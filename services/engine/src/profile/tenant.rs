@@ -234,7 +234,9 @@ fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, diagnosti
     }
     if has_expression(value) {
         let message = "a namespace can only set a constant, so that the constraints can be checked";
-        diagnostics.push(Diagnostic::new(format!("{path}.default"), message).with_help("replace the expression with a constant"));
+        diagnostics.push(
+            Diagnostic::new(format!("{path}.default"), message).with_help("replace the expression with a constant"),
+        );
     }
 }
 

@@ -224,9 +224,8 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
             (Some(verdict), None) if message.is_none() => {
                 let (name, reason) = (selected.profile.display_name(), verdict.reason.sentence());
                 let detail = verdict.detail.unwrap_or_default();
-                message = Some(format!(
-                    "it would prevent the cluster profile {name} from being applied: {reason}: {detail}"
-                ));
+                message =
+                    Some(format!("it would prevent the cluster profile {name} from being applied: {reason}: {detail}"));
             }
             _ => {}
         }

@@ -185,8 +185,8 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
     let mut best = first;
     for item in items.iter() {
         let found = order(item, best, call.meter)?;
-        let found =
-            found.ok_or_else(|| call.error(format!("{} and {} cannot be compared", item.describe(), best.describe())))?;
+        let found = found
+            .ok_or_else(|| call.error(format!("{} and {} cannot be compared", item.describe(), best.describe())))?;
         if found == wanted {
             best = item;
         }

@@ -216,8 +216,9 @@ fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let operations = call.value(1).to_json(call.meter)?.unwrap_or_default();
     // If an operation is invalid, the error message contains it in escaped form.
     call.meter.charge((memory - call.meter.memory_left()) / 2)?;
-    let operations: Vec<PatchOperation> = serde_json::from_value(operations)
-        .map_err(|error| call.error(format!("the operations are not a JSON patch: {}", truncated(&error.to_string()))))?;
+    let operations: Vec<PatchOperation> = serde_json::from_value(operations).map_err(|error| {
+        call.error(format!("the operations are not a JSON patch: {}", truncated(&error.to_string())))
+    })?;
     if operations.len() > OPERATIONS {
         return Err(call.error(format!("a patch can have at most {OPERATIONS} operations")));
     }

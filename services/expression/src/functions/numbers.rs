@@ -40,7 +40,8 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("duration(text)", |call| match call.value(0) {
         span @ Value::Duration(_) => Ok(span.clone()),
         Value::String(text) => parse_duration(text).map(Value::Duration).ok_or_else(|| {
-            call.error(format!("{:?} is not a duration", truncated(text))).with_help("examples of durations are 1h30m, 6s and 250ms")
+            call.error(format!("{:?} is not a duration", truncated(text)))
+                .with_help("examples of durations are 1h30m, 6s and 250ms")
         }),
         _ => Err(call.type_error(0, "a string")),
     })
@@ -57,7 +58,8 @@ pub(super) const FUNCTIONS: &[Function] = &[
             quantity.ok_or_else(|| call.error(format!("{number} is not a quantity, or it is too large")))
         }
         Value::String(text) => Quantity::read(text).map(Value::Quantity).ok_or_else(|| {
-            call.error(format!("{:?} is not a quantity", truncated(text))).with_help("examples of quantities are 500m, 1.5, 64Mi and 2G")
+            call.error(format!("{:?} is not a quantity", truncated(text)))
+                .with_help("examples of quantities are 500m, 1.5, 64Mi and 2G")
         }),
         _ => Err(call.type_error(0, "a string or a number")),
     })
@@ -81,7 +83,9 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("quantity.isInteger()", |call| Ok(Value::Bool(quantity_of(call, 0)?.whole().is_some()))).native(),
     member("quantity.asInteger()", |call| {
         let whole = quantity_of(call, 0)?.whole();
-        whole.map(Value::Int).ok_or_else(|| call.error("the quantity is not a whole number, or does not fit into an int"))
+        whole
+            .map(Value::Int)
+            .ok_or_else(|| call.error("the quantity is not a whole number, or does not fit into an int"))
     })
     .native(),
     member("quantity.asApproximateFloat()", |call| Ok(Value::Double(quantity_of(call, 0)?.approximately()))).native(),

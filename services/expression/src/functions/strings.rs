@@ -257,7 +257,9 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         call.meter.charge(FORMAT)?;
         result.push(before, call.meter)?;
         let (digits, kind, tail) = directive_of(directive).ok_or_else(|| {
-            call.error("% must be followed by s, d, f, e, x, X, o or b; f and e may have .n before them; %% is a percent sign")
+            call.error(
+                "% must be followed by s, d, f, e, x, X, o or b; f and e may have .n before them; %% is a percent sign",
+            )
         })?;
         rest = tail;
         if kind == '%' {

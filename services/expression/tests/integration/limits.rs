@@ -90,7 +90,10 @@ fn rejects_sources_above_each_limit() {
     let scope = Scope::new().with("list");
     let message = |source: &str| Expression::compile(source, &scope).unwrap_err().message;
     assert_eq!(message(&format!("[{}]", vec!["1"; MAXIMUM_NODES].join(","))), "the expression has more than 256 parts");
-    assert_eq!(message(&format!("1{}", "+1".repeat(MAXIMUM_DEPTH))), "the expression is nested more than 32 levels deep");
+    assert_eq!(
+        message(&format!("1{}", "+1".repeat(MAXIMUM_DEPTH))),
+        "the expression is nested more than 32 levels deep"
+    );
     assert_eq!(message("list.map(x, list.map(y, list.map(z, z)))"), "more than 2 loops are nested");
     assert_eq!(
         message(&format!("'{}'", "x".repeat(MAXIMUM_SOURCE))),

@@ -34,16 +34,16 @@ fn assert_error(source: &str, marked: &str, message: &str, help: &str) {
 fn suggests_names_for_unknown_ones() {
     assert_error("objekt.spec", "objekt", "there is no `objekt` here", "did you mean `object`?");
     assert_error("containers.map(c, d.name)", "d", "there is no `d` here", "`c`");
-    assert_error("xyzzyx", "xyzzyx", "there is no `xyzzyx` here", "available names: containers, lookups, namespaceObject");
+    assert_error(
+        "xyzzyx",
+        "xyzzyx",
+        "there is no `xyzzyx` here",
+        "available names: containers, lookups, namespaceObject",
+    );
     assert_error("params.prot", "params.prot", "there is no `params.prot`", "did you mean `params.port`?");
     assert_error("variables['x']", "variables['x']", "there is no `variables.x`", "available members: role");
     assert_error("variables", "variables", "`variables` cannot be used as a value", "variables.x");
-    assert_error(
-        "params[object.name]",
-        "object.name",
-        "the member of `params` must be a string literal",
-        "params.x",
-    );
+    assert_error("params[object.name]", "object.name", "the member of `params` must be a string literal", "params.x");
     assert_error("merge", "merge", "there is no `merge` here", "`merge` is a function");
     assert_error("containers.map(object, 1)", "object", "`object` is already defined", "another name");
 }
@@ -172,15 +172,15 @@ fn evaluation_errors_have_range_and_help() {
         "argument 2 of `merge` must be a map, but is an int",
         "merge(map, ...)",
     );
-    assert_error(
-        "'a'.contains(1)",
-        "'a'.contains(1)",
-        "argument 1 of `contains` must be a string, but is an int",
-        "",
-    );
+    assert_error("'a'.contains(1)", "'a'.contains(1)", "argument 1 of `contains` must be a string, but is an int", "");
     assert_error("{}['a']", "{}['a']", "there is no key \"a\"", "[?\"a\"]");
     assert_error("b'x'", "b'x'", "bytes cannot be a value in an object", "base64.encode");
-    assert_error("{'a': {'b': type(1)}}", "{'a': {'b': type(1)}}", "a type cannot be a value in an object", "string(...)");
+    assert_error(
+        "{'a': {'b': type(1)}}",
+        "{'a': {'b': type(1)}}",
+        "a type cannot be a value in an object",
+        "string(...)",
+    );
 }
 
 #[test]

@@ -473,7 +473,10 @@ fn merged_profile_is_bounded() {
     let name = ProfileName::cluster("child");
     assert_eq!(diagnostics(&name, child.clone(), &library), Vec::<String>::new());
     child["variables"] = json!(variables("b"));
-    assert!(diagnostics(&name, child, &library)[0].contains("there are 160 variables, including inherited ones; 128 are allowed"));
+    assert!(
+        diagnostics(&name, child, &library)[0]
+            .contains("there are 160 variables, including inherited ones; 128 are allowed")
+    );
 }
 
 fn own() -> ProfileName {

@@ -379,16 +379,16 @@ impl<'d> Compiler<'d> {
         if let (Json::String(whole), Some(Ok(parsed @ expression::Text::Whole(_)))) = (value, parsed) {
             let text = self.text(whole, parsed)?;
             if text.uses(EXISTING) {
-                self.report("`existing` is not available here", "`overlays` contains the containers of the pod's author");
+                self.report(
+                    "`existing` is not available here",
+                    "`overlays` contains the containers of the pod's author",
+                );
                 return None;
             }
             return Some(text);
         }
         let message = "a computed restartPolicy of an init container must be one expression";
-        self.report(
-            message,
-            "for instance \"${params.native ? 'Always' : null}\"; null makes it a regular container",
-        );
+        self.report(message, "for instance \"${params.native ? 'Always' : null}\"; null makes it a regular container");
         None
     }
 
@@ -459,8 +459,7 @@ impl<'d> Compiler<'d> {
                 ("valueFrom", Some("Skip")) => join.value_from = JoinReference::Skip,
                 ("valueFrom", Some("Compose")) => join.value_from = JoinReference::Compose,
                 _ => {
-                    let known =
-                        "its fields are separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
+                    let known = "its fields are separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
                     self.report(&format!("$join cannot have {name} with the value {value}"), known);
                 }
             }
