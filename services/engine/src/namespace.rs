@@ -37,7 +37,7 @@ impl NamespaceMetadata {
     ) -> Self {
         let mut text = String::new();
         write_pairs(&mut text, labels);
-        // The offset fits: the API server limits the labels and annotations of an object to a few hundred kilobytes.
+        // The offset fits, because the size of an object is limited to a few megabytes.
         let annotations_at = u32::try_from(text.len()).unwrap_or(u32::MAX);
         write_pairs(&mut text, annotations);
         let mut namespace = Self { text: text.into(), annotations_at, level: None };

@@ -173,7 +173,7 @@ impl OwnerChain {
 }
 
 /// Returns the name of a pod's workload, if known without a lookup: the Deployment or the CronJob, which stay the same
-/// for later ReplicaSets and Jobs. Otherwise returns the controlling owner or the name of the object.
+/// for later `ReplicaSet`s and Jobs. Otherwise returns the controlling owner or the name of the object.
 pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     if let Some(controller) = controller(object) {
         let name = match deployment_of(object, &controller) {

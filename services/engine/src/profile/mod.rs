@@ -103,8 +103,8 @@ impl ProfileSource<'_> {
 
 /// Compiles the spec of a profile that does not extend another one.
 ///
+/// # Errors
 /// Returns all diagnostics if the profile is invalid.
-/// Returns all diagnostics.
 pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
     ProfileSource::Author(spec, &NoParents).compile(name)
 }

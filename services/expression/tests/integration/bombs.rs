@@ -232,7 +232,6 @@ impl Writer<'_> {
 
     /// Generates a call of a random function. Most arguments have the types in the signature, but some have other
     /// types.
-    /// types.
     fn call(&mut self) -> String {
         if self.left == 0 {
             return self.leaf(&TEXTS);
