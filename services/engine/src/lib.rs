@@ -10,7 +10,7 @@
 //! 2. [`snapshot::Snapshot`] returns the profiles that can be requested in the object's namespace.
 //! 3. [`select`] finds the profiles that match the object, and the reasons why other requested profiles do not match.
 //! 4. [`inject`] merges the templates of these profiles into the object, and [`limits`] checks the changes of tenants'
-//! profiles.
+//!    profiles.
 //! 5. [`pillion_json::patch`] converts the edits to a JSON patch, and checks the patch.
 //! 6. `validate` evaluates the validations of the profiles, for the validating webhook.
 //! 7. [`decision::Decision`] contains the result. The response, metrics, logs and spans are rendered from it.

@@ -3,14 +3,12 @@
 //! * A second pass over the same object uses the revisions of the first pass, even if another one was published in the
 //!   meantime.
 //! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, pins a stored revision. A unique prefix of the
-//!   hash is
-//!   enough. A profile with `optOut: Forbidden` cannot be pinned. A namespaced profile that only sets values of its
-//! parent
-//!   cannot be pinned either, because its old revisions contain an old spec of the parent.
+//!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned. A namespaced profile that only sets values of
+//!   its parent cannot be pinned either, because its old revisions contain an old spec of the parent.
 //! * Otherwise, a rollout gives the newest revision to a share of the *workloads*, and the promoted one to all others,
-//!   so
-//!   that all pods of a workload are equal. A hash of profile, namespace and workload decides this. It is the same on
-//!   every replica. A larger share includes the workloads of a smaller one, and each profile selects other workloads.
+//!   so that all pods of a workload are equal. A hash of profile, namespace and workload decides this. It is the same
+//!   on every replica. A larger share includes the workloads of a smaller one, and each profile selects other
+//!   workloads.
 //!
 //! Usually there is nothing to choose, and the only cost is reading two annotations.
 

@@ -23,8 +23,9 @@ use serde_json::{Value as Json, json};
 /// The number of expressions in a run without `PILLION_BOMBS`.
 const EXPRESSIONS: usize = 100_000;
 
-/// The maximum CPU time of a step, in nanoseconds, including the fixed cost of an evaluation. A run with `PILLION_BOMBS`
-/// enforces this limit. Other runs share the machine with tests that create load, so they only detect large excesses.
+/// The maximum CPU time of a step, in nanoseconds, including the fixed cost of an evaluation. A run with
+/// `PILLION_BOMBS` enforces this limit. Other runs share the machine with tests that create load, so they only detect
+/// large excesses.
 const NANOSECONDS_IN_A_STEP: f64 = 60.0;
 
 /// The factor by which a run without `PILLION_BOMBS` may exceed the limit.
