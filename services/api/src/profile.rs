@@ -43,7 +43,7 @@ pub struct ProfileSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
-    /// Expressions that must be true for a matching object. Each says what happens otherwise.
+    /// Expressions that must be true for a matching object. Each specifies what happens otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub preconditions: Vec<Precondition>,
@@ -180,7 +180,7 @@ pub struct RequestKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub truthy: Option<Vec<String>>,
-    /// Words that request no profile. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. `empty` decides about an empty value.
+    /// Words that request no profile. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. `empty` applies to an empty value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub falsy: Option<Vec<String>>,
@@ -313,7 +313,7 @@ pub struct ContainerPatch {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
-    /// Expressions that must be true for a selected container. Each says what happens otherwise.
+    /// Expressions that must be true for a selected container. Each specifies what happens otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub preconditions: Vec<Precondition>,
@@ -348,11 +348,11 @@ pub struct ContainerMatch {
 pub enum ContainerType {
     /// In `containers`.
     App,
-    /// In `initContainers`, runs to its end.
+    /// In `initContainers` without `restartPolicy: Always`. It runs to completion.
     Init,
     /// In `initContainers` with `restartPolicy: Always`.
     Sidecar,
-    /// Added by this profile or by one before it.
+    /// Added by this profile or an earlier one.
     Injected,
 }
 
