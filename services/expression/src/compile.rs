@@ -440,7 +440,7 @@ impl Compiler<'_> {
     fn has(&mut self, arguments: Vec<Ast>, span: Span) -> Result<NodeKind, ExpressionError> {
         let wrong = || {
             ExpressionError::at(span, "`has` takes one field, has(a.b)")
-                .with_help("for a key that is no name use 'key' in a, for an optional .hasValue()")
+                .with_help("use 'key' in a for a key that is not a name, and .hasValue() for an optional")
         };
         let [argument] = <[Ast; 1]>::try_from(arguments).map_err(|_| wrong())?;
         self.record(&argument);

@@ -159,7 +159,7 @@ impl<'v> Evaluation<'_, 'v> {
         match (member.access, found) {
             (Access::Plain, Some(value)) => Ok(value),
             (Access::Plain, None) => Err(EvaluationError::new(format!("{}.{} is not set", member.of, member.name))
-                .with_help(format!("say what counts then: {}.?{}.orValue(...)", member.of, member.name))
+                .with_help(format!("set a value for this case: {}.?{}.orValue(...)", member.of, member.name))
                 .within(span)),
             (Access::Optional, Some(value)) => match value {
                 Value::Optional(_) => Ok(value),

@@ -231,7 +231,7 @@ pub(crate) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
     ));
     match (left, right) {
         (Value::Optional(_), _) | (_, Value::Optional(_)) => {
-            error.with_help("say what counts if the optional is empty: .orValue(...)")
+            error.with_help("set a value for an empty optional: .orValue(...)")
         }
         (Value::String(_), _) | (_, Value::String(_)) if operator == Operator::Add => {
             error.with_help("numbers become text with string(...)")

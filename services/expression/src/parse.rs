@@ -310,7 +310,7 @@ impl Parser<'_> {
             TokenKind::QuotedName(name) => (name.clone(), true),
             TokenKind::String(text) => {
                 let help =
-                    format!("a name that is no identifier is taken by [{text:?}], or [?{text:?}] if it may be absent");
+                    format!("use [{text:?}] for a name that is not an identifier, or [?{text:?}] if it may be absent");
                 return Err(self.unexpected("the name of a field after the dot").with_help(help));
             }
             _ => return Err(self.unexpected("the name of a field after the dot")),
@@ -468,7 +468,7 @@ impl Parser<'_> {
         };
         let error = ExpressionError::at(self.span(), format!("expected {expected}, but {found}"));
         match &self.next.kind {
-            TokenKind::Symbol("=") => error.with_help("equality is written =="),
+            TokenKind::Symbol("=") => error.with_help("use == for equality"),
             TokenKind::Symbol("&") => error.with_help("use && for and"),
             TokenKind::Symbol("|") => error.with_help("use || for or"),
             TokenKind::Name(name) if name == "and" => error.with_help("use && for and"),

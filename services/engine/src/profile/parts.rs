@@ -290,7 +290,7 @@ fn compile_validation(path: &str, text: &ValidationText, compiler: &mut Compiler
         for (field, is_set) in [("code", text.code.is_some()), ("reason", reason.is_some())] {
             if is_set {
                 let message = format!("{field} applies only to denials, and this validation denies nothing");
-                diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message).with_help("leave it out"));
+                diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message).with_help("remove it"));
             }
         }
     }

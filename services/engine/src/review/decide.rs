@@ -168,8 +168,8 @@ fn apply_profiles<'v>(
     };
     let mut applied = apply(Exclusions::default())?;
 
-    // Stand-ins are applied together with the cluster profiles. So only the complete patch shows whether they make the
-    // patch too large.
+    // Other cluster profiles are applied after the stand-ins, so only the complete patch shows whether the stand-ins
+    // make the patch too large.
     let mut has_stand_ins = profiles.iter().any(|selected| selected.stands_in);
     let excess = if has_stand_ins { too_large(target.object, patch::length(&applied.document)) } else { None };
     let stand_ins = excess.as_deref();

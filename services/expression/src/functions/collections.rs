@@ -312,6 +312,6 @@ fn parse_pairs<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 fn inner<'a, 'v>(call: &Call<'a, 'v>) -> Result<Option<&'a Value<'v>>, EvaluationError> {
     match call.value(0) {
         Value::Optional(present) => Ok(present.as_ref().map(|present| present.value())),
-        _ => Err(call.type_error(0, "an optional").with_help("what may be absent is read with a.?b or a[?b]")),
+        _ => Err(call.type_error(0, "an optional").with_help("read a value that may be absent with a.?b or a[?b]")),
     }
 }
