@@ -1,9 +1,9 @@
-//! The `CustomResourceDefinition`s of all kinds. They are generated from the Rust types, except that of
+//! The CRDs (`CustomResourceDefinition`) of all kinds. They are generated from the Rust types, except for that of
 //! [`InjectionTrustProbe`].
 //!
-//! A CRD stays below 64 KiB, because `kubectl apply` copies the object into an annotation. So the schema takes any
-//! object as a template, and the engine checks its fields. CEL rules in the schema check everything else that a
-//! schema can express; the API server evaluates them without a webhook.
+//! A CRD is smaller than 64 KiB, because `kubectl apply` copies the object into an annotation. Therefore the schema
+//! allows any object as a template, and the engine checks the template's fields. CEL rules in the schema check
+//! everything else that a schema can check; API servers evaluate them without a webhook.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use schemars::generate::SchemaSettings;
@@ -17,7 +17,7 @@ use crate::profile::ProfileSpec;
 use crate::revision::RevisionSpec;
 use crate::trust_probe::{self, InjectionTrustProbe};
 
-/// A validation rule of the schema, and the message for a profile that violates it.
+/// A validation rule of the schema, with the message for profiles that violate it.
 struct Rule {
     expression: &'static str,
     message: &'static str,
@@ -43,11 +43,11 @@ const COMMON_RULES: [Rule; 5] = [
     },
     Rule {
         expression: "has(self.template) || has(self.containerPatches) || has(self.validations) || has(self.extends) || (has(self.activation) && self.activation == 'Never')",
-        message: "a profile needs a template, containerPatches, validations or extends: otherwise it does nothing; one that only others start from says activation Never",
+        message: "a profile needs a template, containerPatches, validations or extends: otherwise it does nothing; one that exists only to be extended needs activation Never",
     },
 ];
 
-/// Rules that reject fields and values of namespaced profiles that only cluster profiles may use.
+/// Rules that reject fields and values in namespaced profiles that only cluster profiles may use.
 const NAMESPACED_RULES: [Rule; 4] = [
     Rule {
         expression: "!has(self.namespaceSelector)",
@@ -64,14 +64,14 @@ const NAMESPACED_RULES: [Rule; 4] = [
     },
 ];
 
-/// The message that rejects an update of a revision.
-const IMMUTABLE: &str = "a revision does not change; edit the profile, and the controller makes a new one";
+/// The message for rejected updates of a revision.
+const IMMUTABLE: &str = "revisions are immutable; edit the profile, and the controller creates a new revision";
 
 /// Returns all CRDs, in the order in which they are printed.
 ///
 /// # Errors
-/// Fails if a generated schema does not fit Kubernetes' type. That would be a mistake in this crate, which its tests
-/// find.
+/// Fails if a generated schema does not match Kubernetes' type. The tests of this crate make sure that this does not
+/// happen.
 pub fn definitions() -> Result<[CustomResourceDefinition; 5], serde_json::Error> {
     Ok([cluster()?, namespaced()?, cluster_revision()?, namespaced_revision()?, injection_trust_probe()?])
 }
@@ -133,7 +133,7 @@ fn revision(names: &Value, scope: &str) -> Result<CustomResourceDefinition, serd
     definition(names, scope, json!({"additionalPrinterColumns": columns, "schema": with_spec(&json!({"spec": spec}))}))
 }
 
-/// Returns the CRD of a kind of profile, with these validation rules.
+/// Returns the CRD for a kind of profile, with the given validation rules.
 fn profile(names: &Value, scope: &str, rules: &[&Rule]) -> Result<CustomResourceDefinition, serde_json::Error> {
     let rules = rules.iter().map(|rule| json!({"rule": rule.expression, "message": rule.message})).collect();
     let spec = validated::<ProfileSpec>(rules);
@@ -159,12 +159,12 @@ fn column(name: &str, kind: &str, path: &str, priority: i32) -> Value {
     json!({"name": name, "type": kind, "jsonPath": path, "priority": priority})
 }
 
-/// Returns the schema of an object with these properties, of which `spec` is required.
+/// Returns the schema of an object with these properties. `spec` is required.
 fn with_spec(properties: &Value) -> Value {
     json!({"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": properties}})
 }
 
-/// Returns the schema of `T` with these validation rules.
+/// Returns the schema of `T`, with the given validation rules.
 fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     let mut schema = structural::<T>();
     if let Some(schema) = schema.as_object_mut() {
@@ -173,7 +173,7 @@ fn validated<T: schemars::JsonSchema>(rules: Value) -> Value {
     schema
 }
 
-/// Returns the CRD of the trust probe's kind: an object with a name and nothing else.
+/// Returns the CRD of the trust probe: an object that only has a name.
 fn injection_trust_probe() -> Result<CustomResourceDefinition, serde_json::Error> {
     let names = json!({
         "kind": InjectionTrustProbe::KIND,
@@ -183,12 +183,12 @@ fn injection_trust_probe() -> Result<CustomResourceDefinition, serde_json::Error
     });
     let schema = json!({
         "type": "object",
-        "description": "Created by dry run only, by the controller, to see whom an API server trusts.",
+        "description": "Created by the controller, only by dry run, to find out which CA an API server trusts.",
     });
     definition(&names, "Cluster", json!({"schema": {"openAPIV3Schema": schema}}))
 }
 
-/// Returns a CRD in Pillion's API group, with one version. `version` holds at least the schema.
+/// Returns a CRD in Pillion's API group with one version. `version` must contain the schema.
 fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomResourceDefinition, serde_json::Error> {
     if let Some(version) = version.as_object_mut() {
         version.extend([("served".to_owned(), true.into()), ("storage".to_owned(), true.into())]);
@@ -203,7 +203,7 @@ fn definition(names: &Value, scope: &str, mut version: Value) -> Result<CustomRe
     }))
 }
 
-/// Returns the structural schema of `T`: no references, no `$schema`, no title.
+/// Returns the structural schema of `T`, without references, `$schema` and title.
 fn structural<T: schemars::JsonSchema>() -> Value {
     let schema = SchemaSettings::openapi3()
         .with(|settings| {
@@ -219,7 +219,7 @@ fn structural<T: schemars::JsonSchema>() -> Value {
     schema
 }
 
-/// Removes parts that only make the CRD larger: titles, and the null default of an optional field.
+/// Removes parts that only make the CRD larger: titles, and null defaults of optional fields.
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
@@ -244,8 +244,8 @@ fn tidy(schema: &mut Value) {
 mod tests {
     use super::*;
 
-    /// Client-side apply copies the whole object into an annotation, and Kubernetes limits all annotations together
-    /// to 256 KiB. 64 KiB leaves room for other annotations and for growth.
+    /// Client-side apply copies the whole object into an annotation, and Kubernetes limits all annotations of an object
+    /// to 256 KiB in total. 64 KiB leave space for other annotations and for growth.
     const LIMIT: usize = 64 * 1024;
 
     #[test]

@@ -1,17 +1,17 @@
-//! The admission policies that make pods of `held` namespaces wait. A `MutatingAdmissionPolicy` adds a scheduling
-//! gate to each pod, and a `ValidatingAdmissionPolicy` allows only Pillion to remove it. Pure functions build both.
+//! The admission policies that make pods in `held` namespaces wait. A `MutatingAdmissionPolicy` adds a scheduling gate
+//! to each pod, and a `ValidatingAdmissionPolicy` allows only Pillion to remove it. This module builds both with pure
+//! functions.
 //!
-//! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod and
-//! removes it with its decision. The policy runs once (`reinvocationPolicy: Never`), so the gate stays removed when
-//! the API server calls the webhook again. A removed gate therefore proves a decision, whatever else the pod's author
-//! writes.
+//! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod, and its
+//! patch removes the gate. The policy runs only once (`reinvocationPolicy: Never`), so the gate is not added again when
+//! the API server calls the webhook a second time. A missing gate therefore proves that there was a decision,
+//! regardless of what the pod's author writes.
 //!
-//! A pod that names its node on creation cannot wait, since the API server rejects gates on it. The policy gates it
-//! like any other pod: the webhook removes the gate before the API server checks it, and without the webhook the pod
-//! is rejected.
+//! The API server rejects a pod that has both a gate and a node name, so a pod with a node name cannot wait. The policy
+//! adds the gate to such a pod, too. If the webhook runs, it removes the gate before the API server checks the pod. If
+//! the webhook does not run, the pod is rejected.
 //!
-//! Every field that the API server would default is written out, so that a stored policy can be compared with the
-//! desired one.
+//! Fields with defaults are set explicitly, so that a stored policy can be compared with the desired one.
 
 use k8s_openapi::api::admissionregistration::v1::{
     JSONPatch, MatchCondition, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,
@@ -25,22 +25,22 @@ use crate::names::{
     INJECTION_GATE, INJECTION_LABEL, InjectionLevel, MIRROR_ANNOTATION, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES,
 };
 
-/// The settings of the policies.
+/// The settings for the policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Name of all four objects.
+    /// The name of all four objects.
     pub name: String,
-    /// Namespace of the release, which is excluded by name.
+    /// The namespace of the release. It is excluded by name.
     pub release_namespace: String,
-    /// Further namespaces to exclude: those that the webhook configuration excludes.
+    /// Further excluded namespaces. They must be those that the webhook configuration excludes.
     pub excluded_namespaces: Vec<String>,
-    /// The user who may remove gates: the controller's service account, in the API server's notation.
+    /// The user who may remove gates: the user name of the controller's service account.
     pub controller_user: String,
 }
 
 impl Settings {
-    /// Creates the settings of a release whose objects have the name `release`. The policies are named
-    /// `{release}-held`, and the controller's service account `{release}-controller`.
+    /// Creates the settings for a release whose objects are named `release`. The policies are named `{release}-held`,
+    /// and the controller's service account `{release}-controller`.
     #[must_use]
     pub fn new(release: &str, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();
@@ -56,10 +56,10 @@ impl Settings {
 /// Builds the policy that adds the gate to new pods.
 #[must_use]
 pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
-    // A plain map, because the API server (1.36.3) panics on a list of typed objects in a patch. That would fail
-    // every creation.
+    // Use a plain map, because the API server (1.36.3) panics on a list of typed objects in a patch. Then every
+    // creation would fail.
     let gate = format!("{{'name': '{INJECTION_GATE}'}}");
-    // A JSON patch instead of an apply configuration preserves pod fields that the API server does not know.
+    // Use a JSON patch instead of an apply configuration, to preserve pod fields that are unknown to the API server.
     let expression = format!(
         "has(object.spec.schedulingGates) && size(object.spec.schedulingGates) > 0 \
          ? [JSONPatch{{op: 'add', path: '/spec/schedulingGates/-', value: {gate}}}] \
@@ -68,11 +68,11 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
     MutatingAdmissionPolicy {
         metadata: metadata(settings),
         spec: Some(MutatingAdmissionPolicySpec {
-            // None of the expressions can fail. If one did, running a pod without its sidecar would be worse than
-            // rejecting it, and the rejection gives the reason.
+            // None of the expressions can fail. If one did, it would be better to reject the pod, with the reason, than
+            // to run it without its sidecar.
             failure_policy: Some("Fail".to_owned()),
             match_conditions: Some(vec![
-                // The kubelet creates a mirror pod for a static pod that already runs. Policies cannot change it.
+                // The kubelet creates a mirror pod for a static pod that is already running. Policies cannot change it.
                 condition(
                     "not-a-mirror-pod",
                     format!(
@@ -94,7 +94,7 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
     }
 }
 
-/// Builds the binding that activates [`gating`].
+/// Builds the binding that enables the policy of [`gating`].
 #[must_use]
 pub fn gating_binding(settings: &Settings) -> MutatingAdmissionPolicyBinding {
     MutatingAdmissionPolicyBinding {
@@ -111,9 +111,9 @@ pub fn gating_binding(settings: &Settings) -> MutatingAdmissionPolicyBinding {
 pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
     let user = &settings.controller_user;
     let message = format!(
-        "the scheduling gate {INJECTION_GATE} is taken away by Pillion alone, as it injects the pod's sidecar; delete the \
-         pod to have its owner make a new one, or take the label {INJECTION_LABEL} off the namespace to have its pods run \
-         without"
+        "only Pillion removes the scheduling gate {INJECTION_GATE}, when it injects the pod's sidecar; delete the pod so \
+         that its owner creates a new one, or remove the label {INJECTION_LABEL} from the namespace so that its pods run \
+         without sidecars"
     );
     ValidatingAdmissionPolicy {
         metadata: metadata(settings),
@@ -133,7 +133,7 @@ pub fn guarding(settings: &Settings) -> ValidatingAdmissionPolicy {
     }
 }
 
-/// Builds the binding that activates [`guarding`].
+/// Builds the binding that enables the policy of [`guarding`].
 #[must_use]
 pub fn guarding_binding(settings: &Settings) -> ValidatingAdmissionPolicyBinding {
     ValidatingAdmissionPolicyBinding {
@@ -150,7 +150,7 @@ fn metadata(settings: &Settings) -> ObjectMeta {
     ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() }
 }
 
-/// Returns the CEL expression that tests whether a pod has the gate. `pod` is the variable that holds the pod.
+/// Returns a CEL expression that tests whether the pod in the variable `pod` has the gate.
 fn has_gate(pod: &str) -> String {
     format!(
         "has({pod}.spec.schedulingGates) && {pod}.spec.schedulingGates.exists(gate, gate.name == '{INJECTION_GATE}')"
@@ -161,8 +161,8 @@ fn condition(name: &str, expression: String) -> MatchCondition {
     MatchCondition { name: name.to_owned(), expression }
 }
 
-/// Matches pods of the namespaces that the webhook's entry `held` matches. It matches no subresource, because none
-/// can change gates.
+/// Matches pods in the namespaces that the webhook's entry `held` matches. It does not match subresources, because
+/// these cannot change gates.
 fn pods(settings: &Settings, operation: &str) -> MatchResources {
     MatchResources {
         exclude_resource_rules: None,
@@ -186,8 +186,8 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
     }
 }
 
-/// Selects namespaces except the system's, the release's and `excluded`. The webhook configurations use the same
-/// requirement.
+/// Selects all namespaces except system namespaces, that of the release, and `excluded`. The webhook configurations use
+/// the same requirement.
 pub(crate) fn not_excluded(release_namespace: &str, excluded: &[String]) -> LabelSelectorRequirement {
     let excluded = excluded.iter().map(String::as_str);
     requirement(NAMESPACE_NAME_LABEL, "NotIn", SYSTEM_NAMESPACES.into_iter().chain([release_namespace]).chain(excluded))

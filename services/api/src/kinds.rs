@@ -1,8 +1,8 @@
 //! The kinds of custom resources: a cluster-scoped profile for the platform team, a namespaced profile for tenants, and
 //! a revision kind for each of the two.
 //!
-//! Both profiles share one `spec`. The rules of the CRD (see [`crate::crd`]) reject fields for cluster profiles in
-//! namespaced ones, and so does the engine.
+//! Both kinds of profiles have the same `spec`. The rules of the CRD (see [`crate::crd`]) and the engine reject fields
+//! in namespaced profiles that are only for cluster profiles.
 
 use std::borrow::Cow;
 
@@ -71,7 +71,7 @@ pub struct ProfileStatus {
     pub namespaces_matched: Option<i64>,
 }
 
-/// A rollback in force.
+/// An active rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RollbackInForce<'s> {
     /// The served revision.
@@ -81,7 +81,7 @@ pub struct RollbackInForce<'s> {
 }
 
 impl ProfileStatus {
-    /// Returns the rollback in force. `None` if the last accepted revision is served.
+    /// Returns the active rollback. `None` if the last accepted revision is served.
     #[must_use]
     pub fn rollback(&self) -> Option<RollbackInForce<'_>> {
         let (to, from) = (self.revision.as_deref()?, self.accepted_revision.as_deref()?);
@@ -188,7 +188,7 @@ revision_kind!(
     NamespaceResourceScope
 );
 
-/// Returns Kubernetes' own schema of a list of conditions, keyed by type for server-side apply.
+/// Returns Kubernetes' schema for a list of conditions. Its key is the type, for server-side apply.
 fn conditions(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "array",

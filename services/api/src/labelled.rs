@@ -1,6 +1,7 @@
-//! Enums whose values have fixed strings, for metric labels, logs and stored records.
+//! Enums with a fixed string for each value, for metric labels, logs and stored records.
 
-/// Defines an enum whose values have fixed strings. `ALL` lists the values, and `as_str` returns the string of a value.
+/// Defines an enum with a fixed string for each value. `ALL` lists the values, and `as_str` returns the string of a
+/// value.
 ///
 /// ```
 /// pillion_api::labelled! {
@@ -27,7 +28,7 @@ macro_rules! labelled {
             /// All values.
             $vis const ALL: [Self; [$($text),+].len()] = [$(Self::$value),+];
 
-            /// Returns the string of the value in metrics, logs and stored records.
+            /// Returns the string for metrics, logs and stored records.
             #[must_use]
             $vis const fn as_str(self) -> &'static str {
                 match self {

@@ -1,17 +1,17 @@
-//! Pillion's API: the custom resources and every name on the wire.
+//! Pillion's API: the custom resources, and all names that other programs use.
 //!
-//! The crate does no I/O and makes no decisions. The other crates, and programs that write profiles, share it.
+//! The crate does no I/O and makes no decisions. The other crates use it, and so can programs that write profiles.
 //!
-//! * [`labelled!`]: defines enums whose values have fixed strings.
+//! * [`labelled!`]: defines enums with a fixed string for each value.
 //! * [`names`]: API group, labels, annotations, paths and defaults.
-//! * [`selector`]: Kubernetes' label selector, with its matching.
+//! * [`selector`]: Kubernetes label selectors, and how they match.
 //! * [`parameter`]: a parameter of a profile.
 //! * [`profile`]: an injection profile as its author writes it.
-//! * [`revision`]: an accepted version of a profile, which never changes.
+//! * [`revision`]: an accepted version of a profile. Revisions are immutable.
 //! * [`kinds`]: the two kinds of profiles and the two kinds of revisions.
-//! * [`trust_probe`]: the kind whose dry run proves which CA an API server trusts.
+//! * [`trust_probe`]: the kind for dry runs that prove which CA an API server trusts.
 //! * [`crd`]: the `CustomResourceDefinition`s of these kinds.
-//! * [`opt_in`]: the labels by which namespaces opt in.
+//! * [`opt_in`]: the labels with which namespaces opt in.
 //! * [`held`]: the admission policies that make pods of `held` namespaces wait.
 //! * [`webhook_configuration`]: the webhook configurations.
 

@@ -1,4 +1,4 @@
-//! Every name on the wire. Users, dashboards and other programs rely on these names, so they are a contract.
+//! The names that users, dashboards and other programs use. They are a contract, so they must not change.
 
 /// The API group of the custom resources, and the prefix of all labels and annotations.
 pub const GROUP: &str = "pillion.dev";
@@ -9,55 +9,56 @@ pub const VERSION: &str = "v1alpha1";
 /// The value of `apiVersion` in a profile.
 pub const API_VERSION: &str = "pillion.dev/v1alpha1";
 
-/// Label on a namespace: opts its pods in. Its value is the label value of an [`InjectionLevel`].
+/// Label on a namespace: opts the namespace in. The value is the label value of an [`InjectionLevel`].
 pub const INJECTION_LABEL: &str = "pillion.dev/injection";
 
-/// Label on a pod: `false` opts it out of every profile that allows it.
+/// Label on a pod: with the value `false`, the pod opts out of every profile that allows it.
 pub const INJECT_LABEL: &str = "pillion.dev/inject";
 
-/// Annotation on a namespace or a pod: a comma-separated list of requested profiles. On a pod, `-name` removes a
+/// Annotation on a namespace or a pod: a comma-separated list of requested profiles. On a pod, `-name` opts out of a
 /// profile.
 pub const PROFILES_ANNOTATION: &str = "pillion.dev/profiles";
 
-/// Annotation on an injected object: the injection record. It lists what was injected, by which profile at which
+/// Annotation on an injected object: the injection record. It contains what was injected, by which profile and
 /// revision.
 pub const INJECTED_ANNOTATION: &str = "pillion.dev/injected";
 
-/// The scheduling gate that a pod of a `held` namespace carries until Pillion has decided about it.
+/// The scheduling gate of a pod in a `held` namespace. The pod has it until Pillion has decided the pod's creation.
 pub const INJECTION_GATE: &str = "pillion.dev/injection";
 
-/// Label on a revision: the name of its profile, shortened if it is longer than a label value may be.
+/// Label on a revision: the name of its profile. It is shortened if it is too long for a label.
 pub const PROFILE_LABEL: &str = "pillion.dev/profile";
 
 /// Annotation on a profile: the revision that is published instead of the last accepted one.
 pub const ROLLBACK_TO_ANNOTATION: &str = "pillion.dev/rollback-to";
 
 /// Annotation on a profile: the accepted revision that is rolled back. The rollback ends when another revision is
-/// accepted. Without this annotation, the rollback stays until [`ROLLBACK_TO_ANNOTATION`] is removed.
+/// accepted. Without this annotation, it ends when [`ROLLBACK_TO_ANNOTATION`] is removed.
 pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
 
-/// Annotation on a profile: when the rollback was requested. A rollback that has ended does not begin again. A request
-/// for the same revisions at another time is a new one.
+/// Annotation on a profile: the time of the rollback request. A rollback that has ended does not start again, but a
+/// request for the same revisions with another time is a new one.
 pub const ROLLBACK_TIME_ANNOTATION: &str = "pillion.dev/rollback-requested-at";
 
-/// The kubelet's annotation on the mirror of a static pod. The static pod already runs, and admission cannot change it.
+/// The annotation that the kubelet sets on the mirror pod of a static pod. The static pod is already running, so
+/// admission cannot change it.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// Namespaces that are never injected into, whatever their labels are. A cluster that cannot start its own system
+/// Namespaces whose pods are never injected, regardless of their labels. A cluster that cannot start its own system
 /// pods cannot be repaired.
 pub const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 
-/// The label that the API server sets on every namespace, with the namespace's name as its value. The namespace's
-/// owner cannot remove it, so exclusions use it.
+/// The label that the API server sets on every namespace. Its value is the name of the namespace. Exclusions use this
+/// label, because the owner of the namespace cannot remove it.
 pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// The path that mutates objects for clients other than the API server: curl, load generators, `pillion dev`.
+/// The path for mutation by clients other than the API server: curl, load generators, and `pillion dev`.
 pub const MUTATE_PATH: &str = "/mutate";
 
-/// The path that validates profiles when they are stored. The response only warns.
+/// The path for checking profiles when they are stored. The response contains only warnings.
 pub const VALIDATE_PROFILES_PATH: &str = "/validate-profiles";
 
-/// The path that evaluates validations for clients other than the API server.
+/// The path for validation by clients other than the API server.
 pub const VALIDATE_PATH: &str = "/validate";
 
 /// The failure mode of a namespace: what happens to its pods while Pillion is unavailable.
@@ -85,7 +86,7 @@ impl InjectionLevel {
         }
     }
 
-    /// Returns the path that the API server calls for namespaces with this failure mode.
+    /// Returns the path that the API server calls for mutation in namespaces with this failure mode.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -95,7 +96,7 @@ impl InjectionLevel {
         }
     }
 
-    /// Returns the path that the API server calls for validations in namespaces with this failure mode.
+    /// Returns the path that the API server calls for validation in namespaces with this failure mode.
     #[must_use]
     pub const fn validate_path(self) -> &'static str {
         match self {
@@ -105,29 +106,29 @@ impl InjectionLevel {
         }
     }
 
-    /// Returns the failure mode with this label value; `None` for any other value.
+    /// Returns the failure mode with this label value. `None` for other values.
     #[must_use]
     pub fn from_label_value(value: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.label_value() == value)
     }
 }
-/// The maximum length in bytes of a DNS label, such as a namespace's name.
+/// The maximum length of a DNS label, such as the name of a namespace, in bytes.
 const DNS_LABEL_BYTES: usize = 63;
-/// The maximum length in bytes of a DNS name, such as the name of most objects.
+/// The maximum length of a DNS name, such as the name of most objects, in bytes.
 const DNS_NAME_BYTES: usize = 253;
 
-/// The maximum length in bytes of a review's uid that a response repeats. The API server's uids have 36 bytes.
+/// The maximum length of a review's uid, in bytes. The response repeats the uid. Those of the API server have 36 bytes.
 pub const MAX_UID_BYTES: usize = 256;
 
-/// Whether a name is a DNS label, like the names of namespaces: lower-case letters, digits and `-`. `-` may not be
-/// the first or last character.
+/// Whether a name is a DNS label, like the names of namespaces: lower-case letters, digits and `-`. The first and the
+/// last character must not be `-`.
 #[must_use]
 pub fn is_dns_label(name: &str) -> bool {
     name.len() <= DNS_LABEL_BYTES && has_name_characters(name, b"-")
 }
 
-/// Whether a name is a DNS name, like the names of most objects: lower-case letters, digits, `-` and single `.`.
-/// Neither `-` nor `.` may be the first or last character. Such a name is safe in the path of a URL.
+/// Whether a name is a DNS name, like the names of most objects: lower-case letters, digits, `-` and `.`. The first and
+/// the last character must not be `-` or `.`, and `..` is not allowed. Such a name is safe in the path of a URL.
 #[must_use]
 pub fn is_dns_name(name: &str) -> bool {
     name.len() <= DNS_NAME_BYTES && has_name_characters(name, b"-.") && !name.contains("..")

@@ -1,61 +1,59 @@
-//! The labels by which namespaces opt in: Pillion's own, and labels that a cluster already uses
+//! The labels with which namespaces opt in: Pillion's own label, and labels that a cluster already uses
 //! (`istio-injection=enabled`).
 //!
-//! The labels have an order, and **the first label that a namespace carries decides**, whatever its value is. So a
-//! namespace has at most one failure mode, and `pillion.dev/injection=disabled` overrides a label that would opt the
-//! namespace in.
+//! The labels are ordered, and **the first label that a namespace has decides**, regardless of its value. So a
+//! namespace has at most one failure mode, and `pillion.dev/injection=disabled` overrides another label that would opt
+//! the namespace in.
 
 use thiserror::Error;
 
 use crate::names::{GROUP, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
 
-/// A label by which namespaces opt in.
+/// A label with which namespaces opt in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptInLabel {
     /// The label's key.
     pub key: String,
-    /// Values that opt in, each with its failure mode.
+    /// The values that opt a namespace in, each with its failure mode.
     pub values: Vec<(String, InjectionLevel)>,
 }
 
-/// All labels by which namespaces opt in, in order of precedence. There is at least one.
+/// All labels with which namespaces opt in, in order of precedence. There is at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptIn {
     labels: Vec<OptInLabel>,
 }
 
-/// Why labels are not valid for opting in.
+/// The reason why labels cannot be used for opting in.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptInError {
     /// An argument is not `KEY=VALUE` or `KEY=VALUE:LEVEL`.
-    #[error(
-        "{0:?} is no label to opt in by: expected KEY=VALUE or KEY=VALUE:LEVEL, LEVEL being enabled, required or held"
-    )]
+    #[error("{0:?} is not an opt-in label: expected KEY=VALUE or KEY=VALUE:LEVEL; LEVEL is enabled, required or held")]
     Syntax(String),
     /// The key or value is not valid in a label.
     #[error("{0:?} is not the key or the value of a label")]
     NotALabel(String),
-    /// The key is the label that the API server itself sets on every namespace.
-    #[error("{NAMESPACE_NAME_LABEL} is on every namespace and cannot be what some of them opt in by")]
+    /// The key is the label that the API server sets on every namespace.
+    #[error("{NAMESPACE_NAME_LABEL} is on every namespace, so it cannot be an opt-in label")]
     NamespaceName,
-    /// A value is listed twice, possibly with two failure modes.
-    #[error("{key}={value} is given twice; a value means one level")]
+    /// A value is listed twice, possibly with different failure modes.
+    #[error("{key}={value} is given twice; a value can set only one failure mode")]
     Ambiguous {
         /// The label's key.
         key: String,
         /// The label's value.
         value: String,
     },
-    /// Two keys would give two webhooks the same name.
-    #[error("{0} and {1} differ in nothing that the name of a webhook can have; use one of them")]
+    /// The webhooks for two keys would have the same name.
+    #[error("{0} and {1} result in the same webhook name; use only one of them")]
     SameName(String, String),
     /// The list of labels is empty.
-    #[error("no label is given by which a namespace could opt in")]
+    #[error("there is no opt-in label")]
     Empty,
 }
 
 impl Default for OptIn {
-    /// Returns an opt-in with Pillion's own label only.
+    /// Returns an opt-in with only Pillion's own label.
     fn default() -> Self {
         let values = InjectionLevel::ALL.map(|level| (level.label_value().to_owned(), level));
         Self { labels: vec![OptInLabel { key: INJECTION_LABEL.to_owned(), values: values.into() }] }
@@ -66,7 +64,7 @@ impl OptIn {
     /// Creates an opt-in with only these labels, in this order.
     ///
     /// # Errors
-    /// Fails if the list is empty, a label is invalid, or labels contradict one another.
+    /// The list is empty, a label is invalid, or labels contradict each other.
     pub fn new(labels: Vec<OptInLabel>) -> Result<Self, OptInError> {
         if labels.is_empty() {
             return Err(OptInError::Empty);
@@ -81,11 +79,11 @@ impl OptIn {
         Ok(Self { labels })
     }
 
-    /// Creates an opt-in with Pillion's own label, followed by `others`: `KEY=VALUE`, which means the failure mode
-    /// `enabled`, or `KEY=VALUE:LEVEL`.
+    /// Creates an opt-in with Pillion's own label, followed by `others`. These have the form `KEY=VALUE`, for the
+    /// failure mode `enabled`, or `KEY=VALUE:LEVEL`.
     ///
     /// # Errors
-    /// Fails if an argument has another form, a label is invalid, or labels contradict one another.
+    /// An argument has another form, a label is invalid, or labels contradict each other.
     pub fn with<'t>(others: impl IntoIterator<Item = &'t str>) -> Result<Self, OptInError> {
         let mut labels = Self::default().labels;
         for text in others {
@@ -107,8 +105,8 @@ impl OptIn {
         &self.labels
     }
 
-    /// Returns the first label and value other than `pillion.dev/injection=held` that mean `held`, if any. The
-    /// policies that make pods wait support only `pillion.dev/injection=held`.
+    /// Returns the first label and value, other than `pillion.dev/injection=held`, that set the failure mode `held`.
+    /// `None` if there are none. The admission policies for waiting pods only support `pillion.dev/injection=held`.
     #[must_use]
     pub fn held_by_others(&self) -> Option<(&str, &str)> {
         let held = self
@@ -119,7 +117,7 @@ impl OptIn {
         held.into_iter().find(|other| *other != own)
     }
 
-    /// Returns the failure mode of a namespace with these labels, or `None` if it is not opted in.
+    /// Returns the failure mode of a namespace with these labels. `None` if it is not opted in.
     pub fn level<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> Option<InjectionLevel> {
         let (known, value) = self.labels.iter().find_map(|known| Some((known, label(&known.key)?)))?;
         known.values.iter().find(|(opts_in, _)| opts_in == value).map(|(_, level)| *level)
@@ -127,12 +125,12 @@ impl OptIn {
 }
 
 impl OptInLabel {
-    /// Returns the values of the label that mean this failure mode.
+    /// Returns the label values that set this failure mode.
     pub(crate) fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
         self.values.iter().filter(move |(_, of)| *of == level).map(|(value, _)| &**value)
     }
 
-    /// Returns the end of the names of this label's webhooks. For Pillion's own label, it is the API group.
+    /// Returns the last part of the names of this label's webhooks. For Pillion's own label, this is the API group.
     pub(crate) fn webhook_suffix(&self) -> String {
         if self.key == INJECTION_LABEL { GROUP.to_owned() } else { format!("{}.{GROUP}", dns_name(&self.key)) }
     }
@@ -158,7 +156,7 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
     Ok(())
 }
 
-/// Whether a string is a valid name or value of a label. The empty value is not allowed, because it opts no namespace
+/// Whether a string is a valid name or value of a label. An empty value is not allowed, because it opts no namespace
 /// in.
 fn is_label_text(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -169,7 +167,7 @@ fn is_label_text(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
 }
 
-/// Converts a label's key to a DNS name: `sidecar.istio.io/inject` becomes `inject.sidecar.istio.io`.
+/// Converts a label key to a DNS name: `sidecar.istio.io/inject` becomes `inject.sidecar.istio.io`.
 fn dns_name(key: &str) -> String {
     let (prefix, name) = key.split_once('/').unwrap_or(("", key));
     let name = name.to_ascii_lowercase().replace(['_', '.'], "-");
@@ -216,7 +214,7 @@ mod tests {
             (&["A/b=c"], "\"A/b\" is not the key"),
             (&["a=b", "a=b:held"], "a=b is given twice"),
             (&["pillion.dev/injection=enabled:held"], "is given twice"),
-            (&["a_b=c", "a.b=c"], "a_b and a.b differ in nothing"),
+            (&["a_b=c", "a.b=c"], "a_b and a.b result in the same webhook name"),
             (&["kubernetes.io/metadata.name=shop"], "every namespace"),
         ] {
             assert!(wrong(texts).contains(expected), "{texts:?}: {}", wrong(texts));

@@ -17,7 +17,7 @@ pub enum EmptyValue {
 }
 
 impl EmptyValue {
-    /// Whether `value` counts: always with `Counts`, and with `Absent` only if it is not blank.
+    /// Whether `value` is used: always with `Counts`, and with `Absent` only if it is not blank.
     #[must_use]
     pub fn says(self, value: &str) -> bool {
         self == Self::Counts || !value.trim().is_empty()
@@ -40,11 +40,11 @@ pub struct Parameter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub default: Option<Value>,
-    /// Key of the annotation that sets the parameter. Of several keys, the first that exists counts.
+    /// Key of the annotation that sets the parameter. The first existing one of several keys is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub annotation: Option<Keys>,
-    /// Key of the label that sets the parameter. Of several keys, the first that exists counts.
+    /// Key of the label that sets the parameter. The first existing one of several keys is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub label: Option<Keys>,
@@ -127,7 +127,7 @@ pub enum ParameterType {
     Records,
 }
 
-/// One key, or several keys. The first that exists counts.
+/// One key or several keys. The first existing one is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Keys {
@@ -157,7 +157,7 @@ pub enum ParameterMerge {
     Merge,
 }
 
-/// The format in which an annotation holds a list, a map or an object.
+/// The format of a list, a map or an object in an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TextFormat {
     /// `a,b,c`.

@@ -1,7 +1,7 @@
 //! The spec of an injection profile: fields, types and defaults. The engine defines what each field does.
 //!
-//! Deserialization rejects unknown fields, so a profile never takes effect without a field that this build does not
-//! know.
+//! Deserialization rejects unknown fields. So a profile with a field that is unknown to this version never takes effect
+//! without that field.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ pub struct ProfileSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
-    /// Expressions that must be true for a matching object. Each says what happens otherwise.
+    /// Expressions that must be true for a matching object. Each specifies what happens otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub preconditions: Vec<Precondition>,
@@ -138,7 +138,7 @@ impl Target {
 }
 
 impl Operation {
-    /// Returns the operation in Kubernetes' notation, such as `CREATE`.
+    /// Returns the name of the operation in Kubernetes, such as `CREATE`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -180,7 +180,7 @@ pub struct RequestKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub truthy: Option<Vec<String>>,
-    /// Words that request no profile. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. `empty` decides about an empty value.
+    /// Words that request no profile. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. `empty` applies to an empty value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub falsy: Option<Vec<String>>,
@@ -313,7 +313,7 @@ pub struct ContainerPatch {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub match_conditions: Vec<MatchCondition>,
-    /// Expressions that must be true for a selected container. Each says what happens otherwise.
+    /// Expressions that must be true for a selected container. Each specifies what happens otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub preconditions: Vec<Precondition>,
@@ -348,11 +348,11 @@ pub struct ContainerMatch {
 pub enum ContainerType {
     /// In `containers`.
     App,
-    /// In `initContainers`, runs to its end.
+    /// In `initContainers` without `restartPolicy: Always`. It runs to completion.
     Init,
     /// In `initContainers` with `restartPolicy: Always`.
     Sidecar,
-    /// Added by this profile or by one before it.
+    /// Added by this profile or an earlier one.
     Injected,
 }
 
@@ -409,8 +409,8 @@ pub struct Rollout {
     pub namespace_selector: Option<LabelSelector>,
 }
 
-/// Returns the schema of a partial Kubernetes object: any object. The engine checks its fields, because Kubernetes' own
-/// schema of a pod would make the CRD hundreds of kilobytes large.
+/// Returns the schema of a partial Kubernetes object, which allows any object. The engine checks its fields. With
+/// Kubernetes' schema of a pod, the CRD would be hundreds of kilobytes large.
 fn partial_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }

@@ -1,25 +1,26 @@
-//! A revision: one accepted version of a profile, stored in the cluster and never changed.
+//! Revisions: accepted versions of profiles, which are stored in the cluster and immutable.
 //!
-//! The meaning of a child profile depends on its parents, which may be edited or broken later. So a revision holds the
-//! complete spec with everything inherited, and a replica needs nothing else to serve it. The spec is JSON in a string:
-//! the API server does not prune, order or default it, and two revisions are compared as strings.
+//! The meaning of a child profile depends on its parents, which may later be edited or become invalid. Therefore a
+//! revision contains the complete spec with all inherited parts, and a replica needs nothing else to apply it. The spec
+//! is JSON in a string, so that the API server does not prune, reorder or default it, and revisions can be compared as
+//! strings.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The maximum size of a revision's `text`, in bytes. A template has up to 64 KiB, and a revision can contain several
+/// The maximum size of `text` in a revision, in bytes. A template has up to 64 KiB, and a revision may contain several
 /// merged templates.
 pub const MAX_TEXT_BYTES: usize = 256 * 1024;
 
-/// The maximum length in bytes of a profile's name in an object's name. Kubernetes allows 253, and 17 bytes remain for
-/// `-` and the revision.
+/// The maximum length of the profile's name in an object name, in bytes. Kubernetes allows 253, and 17 are left for `-`
+/// and the revision.
 const NAME_BYTES: usize = 253 - 17;
 
-/// The maximum length of a label's value, in bytes.
+/// The maximum length of a label value, in bytes.
 const LABEL_BYTES: usize = 63;
 
-/// The number of hexadecimal digits of the hash that replaces the end of a name that is too long.
+/// The number of hexadecimal digits of the hash at the end of a shortened name.
 const DIGITS: usize = 10;
 
 /// The content of a revision. Only the controller writes it.
@@ -67,27 +68,27 @@ pub enum RevisionBounds {
     Tenant,
 }
 
-/// Returns the name of the object that holds a revision: `<profile>-<hash>`. If the profile's name is too long, a hash
-/// replaces its end.
+/// Returns the name of the object that contains a revision: `<profile>-<hash>`. If the profile's name is too long, its
+/// end is replaced by a hash.
 #[must_use]
 pub fn object_name(profile: &str, revision: &str) -> String {
     format!("{}-{revision}", shortened(profile, NAME_BYTES))
 }
 
-/// Returns the value of the label that holds a profile's name, shortened if necessary.
+/// Returns the label value for a profile's name, shortened if necessary.
 #[must_use]
 pub fn label_value(profile: &str) -> String {
     shortened(profile, LABEL_BYTES)
 }
 
-/// Shortens a name to at most `limit` bytes. A hash of the whole name keeps shortened names unique.
+/// Shortens a name to at most `limit` bytes. A hash of the whole name makes shortened names unique.
 fn shortened(name: &str, limit: usize) -> String {
     if name.len() <= limit {
         return name.to_owned();
     }
     let hash = format!("{:x}", Sha256::digest(name));
     let kept = name.get(..name.floor_char_boundary(limit.saturating_sub(DIGITS + 1))).unwrap_or_default();
-    // Removes `.` and `-`, because no part of a DNS name may begin with the `-` that follows.
+    // Remove `.` and `-` from the end, because a `-` follows, and a part of a DNS name cannot begin with it.
     let kept = kept.trim_end_matches(['.', '-']);
     format!("{kept}-{}", hash.get(..DIGITS).unwrap_or(&hash))
 }

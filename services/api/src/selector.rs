@@ -1,14 +1,14 @@
-//! Kubernetes' label selector: its fields, and its matching of labels.
+//! Kubernetes label selectors: their fields, and how they match labels.
 //!
-//! It has the semantics of `metav1.LabelSelector`: all requirements must hold, an empty selector matches everything,
-//! and `NotIn` and `DoesNotExist` also match where the label is absent.
+//! The semantics are those of `metav1.LabelSelector`: all requirements must hold, an empty selector matches everything,
+//! and `NotIn` and `DoesNotExist` also match if the label is absent.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Selects objects by their labels. Both parts have to hold; an empty selector selects everything.
+/// Selects objects by their labels. Both parts must match. An empty selector selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LabelSelector {
@@ -47,13 +47,13 @@ pub enum Operator {
 }
 
 impl LabelSelector {
-    /// Whether an object matches. `label` returns the value of the object's label with a given key.
+    /// Whether an object matches. `label` returns the value of the object's label with the given key.
     pub fn matches<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> bool {
         self.match_labels.iter().all(|(key, value)| label(key) == Some(value.as_str()))
             && self.match_expressions.iter().all(|requirement| requirement.is_met_by(label(&requirement.key)))
     }
 
-    /// Returns the field of the first invalid requirement and what is wrong with it, or `None` if the selector is
+    /// Returns the field of the first invalid requirement, and a description of the error. `None` if the selector is
     /// valid.
     #[must_use]
     pub fn fault(&self) -> Option<(String, &'static str)> {

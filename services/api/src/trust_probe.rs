@@ -1,8 +1,8 @@
-//! The kind whose dry run proves which CA an API server trusts. The API server never stores objects of this kind.
+//! The kind for dry runs that prove which CA an API server trusts. The API server never stores objects of this kind.
 //!
-//! The webhook configuration has an entry that matches only the creation of an [`InjectionTrustProbe`]. The entry's
-//! endpoint serves a certificate of the newest CA. So a dry run of a creation succeeds only at an API server that has
-//! this entry and this CA.
+//! The webhook configuration has an entry that only matches the creation of an [`InjectionTrustProbe`]. The endpoint of
+//! this entry uses a serving certificate of the newest CA. So the dry run of a creation succeeds only if the API server
+//! has this entry and trusts this CA.
 
 use std::borrow::Cow;
 
@@ -17,28 +17,28 @@ use crate::names;
 /// The plural name in URLs, roles and the rule of the entry.
 pub const PLURAL: &str = "injectiontrustprobes";
 
-/// The name of the entry in the webhook configuration. The API server's error messages contain it.
+/// The name of the entry in the webhook configuration. Error messages of the API server contain it.
 pub const WEBHOOK: &str = "trust-probe.pillion.dev";
 
-/// The path that the entry of the mutating configuration calls. The [epoch](path) follows it.
+/// The path for the entry of the mutating configuration. The [epoch](path) follows it.
 pub const PATH: &str = "/trust-probe";
 
-/// The path that the entry of the validating configuration calls. The two configurations are separate objects, so an
-/// API server may have the current version of one and an outdated version of the other.
+/// The path for the entry of the validating configuration. The two configurations are separate objects, so an API
+/// server may have the current version of one and an older version of the other.
 pub const VALIDATE_PATH: &str = "/trust-probe/validate";
 
-/// The message with which a replica denies the review of an [`InjectionTrustProbe`]. It proves to the author of the dry
+/// The message with which a replica denies the review of an [`InjectionTrustProbe`]. It proves to the client of the dry
 /// run that the call reached a replica. Replicas get such calls only during a [connectivity
 /// check](crate::webhook_configuration::Settings::checks_connectivity).
 pub const REACHED: &str = "a replica of Pillion was reached: trust probes are not stored";
 
-/// The maximum size in bytes of the review of an [`InjectionTrustProbe`], which has only a name.
+/// The maximum size of the review of an [`InjectionTrustProbe`], in bytes. The object only has a name.
 pub const MAX_REVIEW_BYTES: usize = 64 * 1024;
 
-/// Returns a replica's response to the review of an [`InjectionTrustProbe`]: denied, with the message [`REACHED`].
+/// Returns a replica's response to the review of an [`InjectionTrustProbe`]: a denial with the message [`REACHED`].
 ///
 /// # Errors
-/// Fails if the body is not a review, or if its uid is empty or longer than [`names::MAX_UID_BYTES`].
+/// The body is not a review, or its uid is empty or longer than [`names::MAX_UID_BYTES`].
 pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Review {
@@ -62,14 +62,14 @@ pub fn refusal(review: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&answer)
 }
 
-/// Appends an epoch of the rotation to `of`, the path of an entry. A call to the result proves that the API server has
-/// this version of the configuration, whichever CA it trusts.
+/// Appends an epoch of the rotation to `of`, the path of an entry. A call with this path proves that the API server has
+/// this version of the configuration, regardless of the CA that it trusts.
 #[must_use]
 pub fn path(of: &str, epoch: u64) -> String {
     format!("{of}/{epoch}")
 }
 
-/// Returns the epoch that follows `of` in a path: 0 if nothing follows. `None` means that `path` has another form.
+/// Returns the epoch that follows `of` in a path. 0 if nothing follows. `None` if `path` has another form.
 #[must_use]
 pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
     match path.strip_prefix(of)? {
@@ -78,7 +78,7 @@ pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
     }
 }
 
-/// An object that the controller creates by dry run only.
+/// An object that the controller only creates by dry run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InjectionTrustProbe {

@@ -1,17 +1,17 @@
-//! The webhook configurations: pure functions build the `MutatingWebhookConfiguration`, and the
+//! Builds the webhook configurations with pure functions: the `MutatingWebhookConfiguration`, and the
 //! `ValidatingWebhookConfiguration` if it has entries.
 //!
 //! A configuration has one entry for each [`InjectionLevel`] and each opt-in label that can set it. The failure mode
-//! determines the entry's path, failure policy and timeout. The namespace selectors are disjoint, so the API server
-//! calls once for each pod. All entries are in one object, so their trusted certificates change together.
+//! determines the path, failure policy and timeout of the entry. The namespace selectors do not overlap, so the API
+//! server makes only one call for each pod. All entries are in one object, so that their CA bundles change together.
 //!
-//! A validating configuration can have more entries for each failure mode. One is for deletions, and its failure policy
-//! is `Ignore`: unavailable replicas never block a deletion. There is also one for each resource and operation that
-//! only namespaced profiles validate, limited to their namespaces. So a tenant never changes which requests of another
-//! namespace are validated.
+//! The validating configuration may have more entries for each failure mode. One is for deletions. Its failure policy
+//! is `Ignore`, so unavailable replicas never block a deletion. There is also one for each resource and operation that
+//! only namespaced profiles validate. It is limited to their namespaces, so a tenant cannot change which requests of
+//! other namespaces are validated.
 //!
-//! Two entries serve Pillion itself. The API server calls `trust-probe.pillion.dev` for the objects that prove which CA
-//! the API server trusts. It calls `profiles.pillion.dev` for profiles, and Pillion warns their authors of mistakes.
+//! Two entries are for Pillion itself. The API server calls `trust-probe.pillion.dev` for objects that prove which CA
+//! the API server trusts, and `profiles.pillion.dev` for profiles, so that Pillion can warn authors of errors.
 
 mod read;
 mod rules;
@@ -36,53 +36,54 @@ pub use rules::{OwnCalls, Validated, mutating_rules, rules_of, validating_rules}
 
 /// The name of the entry for profiles.
 const PROFILES_ENTRY: &str = "profiles.pillion.dev";
-/// The timeout of a call for a trust probe, in seconds.
+/// The timeout of the entry for trust probes, in seconds.
 const TRUST_PROBE_TIMEOUT: i32 = 5;
 
 /// The settings of the webhook configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Name of the configuration. The API server calls webhooks in the order of these names, so the name is a
-    /// contract.
+    /// The name of the configuration. The API server calls webhooks in the order of these names, so the name must not
+    /// change.
     pub name: String,
-    /// Namespace of the release. It is excluded by name, because the replicas must be able to start while no replica
-    /// is ready.
+    /// The namespace of the release. It is excluded by name, because replicas must be able to start while no other
+    /// replica is ready.
     pub release_namespace: String,
-    /// Name of the Service in front of the replicas.
+    /// The name of the Service for the replicas.
     pub service_name: String,
-    /// Port of the Service.
+    /// The port of the Service.
     pub service_port: u16,
-    /// PEM bundle of the CA certificates that the API server trusts. Never empty: for an empty bundle, the API server
-    /// would trust the system's roots.
+    /// The PEM bundle of the CA certificates that the API server must trust. It is never empty, because with an empty
+    /// bundle the API server would trust the system's root certificates.
     pub ca_bundle: Vec<u8>,
-    /// Further namespaces to exclude, besides the system's and the release's.
+    /// Further excluded namespaces, in addition to the system namespaces and that of the release.
     pub excluded_namespaces: Vec<String>,
-    /// The failure modes that get an entry.
+    /// The failure modes that have entries.
     pub levels: Vec<InjectionLevel>,
-    /// The labels by which namespaces opt in.
+    /// The labels with which namespaces opt in.
     pub opt_in: OptIn,
     /// The timeouts of the API server's calls.
     pub timeouts: Timeouts,
     /// Whether there is an entry for trust probes.
     pub trust_probe: bool,
-    /// The epoch in the path of the trust probe's entry.
+    /// The epoch in the path of the entry for trust probes.
     pub trust_probe_epoch: u64,
     /// Whether there is an entry for profiles.
     pub validates_profiles: bool,
-    /// Whether the connectivity check is still pending: endpoints can be ready before every node has a route to them.
-    /// Until the check succeeds, a failed call rejects no request. The trust probe's entry calls the replicas, which
-    /// respond with [`REACHED`](trust_probe::REACHED).
+    /// Whether the connectivity check is pending, because endpoints may be ready before every node has a route to them.
+    /// Until it succeeds, failed calls do not reject requests. Meanwhile, the entry for trust probes calls the
+    /// replicas, which respond with [`REACHED`](trust_probe::REACHED).
     pub checks_connectivity: bool,
 }
 
-/// Timeouts of the API server's calls, in seconds, 1 to 30. All webhooks of a request share the request's time.
+/// The timeouts of the API server's calls, from 1 to 30 seconds. All webhooks of a request share the time limit of the
+/// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// The timeout in `enabled` namespaces. After it, the pod is created without injection.
+    /// The timeout in `enabled` namespaces. If it expires, the pod is created without injection.
     pub enabled: i32,
-    /// The timeout in `required` namespaces. After it, the pod is rejected.
+    /// The timeout in `required` namespaces. If it expires, the pod is rejected.
     pub required: i32,
-    /// The timeout in `held` namespaces. After it, the pod waits.
+    /// The timeout in `held` namespaces. If it expires, the pod waits.
     pub held: i32,
 }
 
@@ -94,7 +95,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// Returns the timeout of a failure mode in seconds, limited to the API server's range.
+    /// Returns the timeout for a failure mode in seconds, clamped to the API server's range.
     #[must_use]
     pub fn of(self, level: InjectionLevel) -> i32 {
         let seconds = match level {
@@ -107,8 +108,8 @@ impl Timeouts {
 }
 
 impl Settings {
-    /// Creates the settings of a release, with defaults for everything else: entries `enabled` and `required`, timeouts
-    /// of three seconds.
+    /// Creates the settings for a release with defaults: entries for `enabled` and `required`, and timeouts of three
+    /// seconds.
     #[must_use]
     pub fn new(release_namespace: impl Into<String>, ca_bundle: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -128,8 +129,8 @@ impl Settings {
         }
     }
 
-    /// Returns the failure mode, the label's index and the label of each entry. A failure mode has one entry for each
-    /// label with values that mean it.
+    /// Returns the failure mode, the index of the label, and the label for each entry. A failure mode has one entry for
+    /// each label that has values for it.
     fn entries(&self) -> impl Iterator<Item = (InjectionLevel, usize, &OptInLabel)> {
         let labels = || self.opt_in.labels().iter().enumerate();
         let entries = self.levels.iter().flat_map(move |level| labels().map(|(index, label)| (*level, index, label)));
@@ -137,7 +138,7 @@ impl Settings {
     }
 }
 
-/// Builds the mutating configuration for pods only.
+/// Builds the mutating configuration that only matches pods.
 #[must_use]
 pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
     mutating_with(settings, &mutating_rules([]))
@@ -154,8 +155,8 @@ pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> Mutat
     }
 }
 
-/// Whether a configuration is for the [connectivity check](Settings::checks_connectivity): its trust probe's entry
-/// calls this Service.
+/// Whether a configuration is that of the [connectivity check](Settings::checks_connectivity): its entry for trust
+/// probes calls the given Service.
 #[must_use]
 pub fn is_connectivity_check(configuration: &MutatingWebhookConfiguration, service_name: &str) -> bool {
     let called = |entry: &MutatingWebhook| entry.client_config.service.as_ref().map(|service| service.name.clone());
@@ -186,8 +187,8 @@ fn mutating_entry(
     }
 }
 
-/// Builds the entry for trust probes. Its failure policy is `Fail`, so that the probe fails if the API server does not
-/// trust the CA.
+/// Builds the entry for trust probes. Its failure policy is `Fail`, so that the dry run fails if the API server does
+/// not trust the CA.
 fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
     let path = trust_probe::path(trust_probe::PATH, settings.trust_probe_epoch);
     let trust_probe_service = format!("{}-trust-probe", settings.service_name);
@@ -209,7 +210,7 @@ fn trust_probe_entry(settings: &Settings) -> MutatingWebhook {
 }
 
 /// Builds the entry for trust probes in the validating configuration. An API server may receive the two configurations
-/// at different times, so each has such an entry.
+/// at different times, so each of them has such an entry.
 fn validating_trust_probe_entry(settings: &Settings) -> ValidatingWebhook {
     let mutating = trust_probe_entry(settings);
     let trust_probe_service = format!("{}-trust-probe", settings.service_name);
@@ -229,7 +230,7 @@ fn validating_trust_probe_entry(settings: &Settings) -> ValidatingWebhook {
     }
 }
 
-/// Builds the validating configuration, or returns `None` if it would have no entries.
+/// Builds the validating configuration. `None` if it would have no entries.
 #[must_use]
 pub fn validating(settings: &Settings, validated: &Validated) -> Option<ValidatingWebhookConfiguration> {
     let scopes = rules::scopes(validated);
@@ -243,7 +244,7 @@ pub fn validating(settings: &Settings, validated: &Validated) -> Option<Validati
     })
 }
 
-/// Builds the validating entry of a scope. It excludes no object by its labels, because each profile decides whether
+/// Builds the entry for a scope. It does not exclude objects by their labels, because each profile determines whether
 /// authors can opt out.
 fn validating_entry(
     settings: &Settings,
@@ -271,8 +272,8 @@ fn validating_entry(
     }
 }
 
-/// Builds the entry for profiles. It only warns, because users must be able to store profiles while no replica is
-/// ready.
+/// Builds the entry for profiles. It only returns warnings, because users must be able to store profiles while no
+/// replica is ready.
 fn profiles_entry(settings: &Settings) -> ValidatingWebhook {
     let kinds = ["clusterinjectionprofiles", "injectionprofiles"];
     ValidatingWebhook {
@@ -307,8 +308,8 @@ fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClien
     }
 }
 
-/// Returns the failure policy. `held` namespaces ignore failed calls, because the scheduling gate keeps the pod
-/// waiting.
+/// Returns the failure policy for a failure mode. In `held` namespaces, failed calls are ignored, because the
+/// scheduling gate makes the pod wait.
 const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static str {
     match level {
         _ if settings.checks_connectivity => "Ignore",
@@ -317,7 +318,7 @@ const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static 
     }
 }
 
-/// Selects namespaces whose label has a value of this failure mode and that have no label with precedence over it.
+/// Selects namespaces with a value of the label that sets this failure mode, and without labels of higher precedence.
 fn namespace_selector(settings: &Settings, level: InjectionLevel, index: usize, label: &OptInLabel) -> LabelSelector {
     let opted_in = requirement(&label.key, "In", label.values_of(level));
     let earlier = settings.opt_in.labels().iter().take(index);
@@ -329,8 +330,8 @@ fn namespace_selector(settings: &Settings, level: InjectionLevel, index: usize, 
     }
 }
 
-/// Returns the object selector. In `enabled` namespaces, authors can always opt out, so the API server does not call
-/// for opted-out pods. In other namespaces, the profile decides.
+/// Returns the object selector. In `enabled` namespaces, pods can always opt out, so the API server does not call
+/// Pillion for them. In other namespaces, the profile determines whether they can.
 fn object_selector(level: InjectionLevel) -> LabelSelector {
     let opt_out = requirement(INJECT_LABEL, "NotIn", ["false"]);
     LabelSelector { match_labels: None, match_expressions: (level == InjectionLevel::Enabled).then(|| vec![opt_out]) }

@@ -1,4 +1,4 @@
-//! Runs one piece of the engine's work, to be counted from outside.
+//! Runs one step of the engine's work repeatedly, so that an external profiler can count its instructions.
 //!
 //! ```text
 //! instructions scan COUNT REVIEW.json
@@ -6,10 +6,10 @@
 //! instructions allocations REVIEW.json PROFILE.json...
 //! ```
 //!
-//! `scan` is the unit of the others: one pass of `serde_json` over the body that keeps nothing. `answer`
-//! reads the review, decides, and writes the answer. Under an instruction profiler the cost of one run is the difference
-//! of two counts divided by the difference of their numbers, so that starting and compiling drop out. `allocations` prints
-//! how often one answer asks for memory.
+//! `scan` parses the body with `serde_json` and stores nothing. Its cost is the unit for the other costs. `answer`
+//! parses the review, decides it, and writes the response. To get the cost of one run, take two counts with different
+//! values of COUNT, and divide their difference by the difference of the COUNTs. This excludes the cost of startup and
+//! of compiling profiles. `allocations` prints the number of memory allocations of one `answer`.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the number is what it is for")]
+#[expect(clippy::print_stdout, reason = "the number is the program's output")]
 fn run(words: &[&str]) -> Result<(), Failure> {
     match words {
         ["scan", count, review] => {
@@ -57,7 +57,7 @@ fn run(words: &[&str]) -> Result<(), Failure> {
         }
         ["allocations", review, profiles @ ..] if !profiles.is_empty() => {
             let work = Work::read(review, profiles)?;
-            // What is found once for a namespace is found here.
+            // The first call fills the snapshot's cache for the namespace, so it is not measured.
             work.answer()?;
             let measured = allocation_counter::measure(|| {
                 black_box(work.answer().is_ok());
@@ -69,7 +69,7 @@ fn run(words: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A request and what it is decided by.
+/// A request, and the snapshot that decides it.
 struct Work {
     body: Vec<u8>,
     snapshot: Snapshot,
@@ -77,7 +77,7 @@ struct Work {
 }
 
 impl Work {
-    /// The review's namespace is opted in, and the profiles are the cluster's.
+    /// Reads the files. The namespace of the review is opted in, and the profiles are cluster profiles.
     fn read(review: &str, profiles: &[&str]) -> Result<Self, Failure> {
         let body = read(review)?;
         let compiled = profiles.iter().map(|file| profile(file).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
@@ -87,20 +87,20 @@ impl Work {
         Ok(Self { body, snapshot, profiles: profiles.len() })
     }
 
-    /// What the webhook does with a request between its last byte and the first of the answer.
+    /// Processes the request like the webhook does: from the complete request body to the response body.
     fn answer(&self) -> Result<Vec<u8>, Failure> {
         let review = Review::parse(black_box(&self.body))?;
         let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
         let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &self.snapshot, &facts)?;
         let applied = decided.decision.profiles.iter().filter(|profile| profile.outcome == ProfileOutcome::Applied);
         if applied.count() != self.profiles {
-            return Err("not every profile is applied, so this would measure something else".into());
+            return Err("not every profile is applied, so the measurement would not be comparable".into());
         }
         Ok(review.respond(&decided))
     }
 }
 
-/// A cluster profile as `kubectl` would apply it, JSON.
+/// Reads and compiles a cluster profile from a JSON manifest.
 fn profile(file: &str) -> Result<pillion_engine::profile::CompiledProfile, Failure> {
     let object: serde_json::Value = serde_json::from_slice(&read(file)?)?;
     let name = object.pointer("/metadata/name").and_then(serde_json::Value::as_str);

@@ -1,7 +1,8 @@
-//! Compares a running pod with the profiles that select it: which profiles should be on it, and which its record names.
+//! Compares a running pod with the profiles that select it: the profiles that should be injected, and those that the
+//! pod's injection record names.
 //!
-//! Selection sees the pod without its record, as in a second pass of injection. No template is evaluated. A stored pod
-//! does not name its creator, so a profile that reads the creator is [`MatchState::Undecided`].
+//! Profiles are selected for the pod without its injection, as in a second pass. No template is evaluated. A stored pod
+//! does not contain its creator, so a profile that reads the creator is [`MatchState::Undecided`].
 //!
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
@@ -33,9 +34,9 @@ pub enum MatchState {
     OptedOut,
     /// The profile is requested, but does not match the pod.
     NotWanted,
-    /// Metadata is not enough to decide. Use [`of_object`].
+    /// The metadata alone does not decide. Use [`of_object`].
     Open,
-    /// The profile reads values that a stored pod does not contain.
+    /// The profile reads request values that a stored pod does not contain.
     Undecided,
     /// A lookup that the profile needs failed. A later attempt may succeed.
     NotLookedUp,
@@ -48,7 +49,7 @@ pub struct Expected {
     pub profile: Arc<CompiledProfile>,
     /// The relation of the profile to the pod.
     pub match_state: MatchState,
-    /// The pinned revision, if it is not available in the snapshot. `profile` then is the active revision.
+    /// The pinned revision, if the snapshot does not have it. `profile` is then the active revision.
     pub pinned: Option<Box<str>>,
 }
 
@@ -60,28 +61,28 @@ impl Expected {
     }
 }
 
-/// The content of a pod's record.
+/// The content of a pod's injection record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Injected {
     /// There is no record.
     Nothing,
-    /// Pillion did not write the record, or this build does not understand its format.
+    /// The annotation was not written by Pillion, or this version does not understand its format.
     Foreign,
     /// The display names of the profiles, with their revisions.
     Profiles(Vec<(Box<str>, Box<str>)>),
 }
 
-/// A pod's record, and the pod without it.
+/// The content of a pod's injection record, and the pod without injection.
 #[derive(Debug)]
 pub struct Read {
     /// The content of the record.
     pub injected: Injected,
-    /// The original pod, without injection; `None` if it equals the pod.
+    /// The original pod, without injection. `None` if it equals the stored pod.
     pub original_object: Option<OwnedTape>,
 }
 
-/// Reads the record of a pod. Only the pod's metadata must be complete. A pod with a duplicate key, which no API server
-/// sends, has no record.
+/// Reads the injection record of a pod. Only the pod's metadata needs to be complete. A pod with a duplicate key is
+/// treated as a pod without a record; API servers never send one.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Read {
     let none = |injected| Read { injected, original_object: None };
@@ -100,8 +101,9 @@ pub fn read(pod: Value<'_>) -> Read {
 }
 
 /// Selects the profiles for a pod by labels and annotations. `pod` is the original pod, and only its `metadata` is
-/// needed. `known` returns whether an open profile matches, at the revision that the pod would get. If it returns
-/// `None`, the profile is [`MatchState::Open`]. A profile that is pinned to an unavailable revision is open.
+/// needed. If the metadata does not decide whether a profile matches, `known` is called with the profile and the
+/// revision that the pod would get. If `known` returns `None`, the profile is [`MatchState::Open`], and so is a profile
+/// that is pinned to an unavailable revision.
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,
@@ -127,7 +129,7 @@ pub fn of_metadata(
         .collect()
 }
 
-/// Whether metadata is not enough to decide whether a profile matches a pod.
+/// Whether the pod's metadata alone cannot decide if the profile matches.
 #[must_use]
 pub fn is_open(profile: &CompiledProfile) -> bool {
     considered::is_open(profile)
@@ -148,13 +150,13 @@ pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<
     }
 }
 
-/// Returns the object for which revisions are chosen, without a record. So the chosen revisions are those that the pod
+/// Returns the object for which revisions are chosen. It has no record, so the chosen revisions are those that the pod
 /// would get now.
 fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> TargetObject<'s> {
     TargetObject { namespace_name, namespace, object, record: None }
 }
 
-/// Selects the profiles for a pod. `pod` is the whole original pod.
+/// Selects the profiles for a pod. `pod` is the complete original pod.
 #[must_use]
 pub fn of_object(
     snapshot: &Snapshot,
@@ -198,7 +200,7 @@ fn match_state(decision: &ProfileDecision) -> MatchState {
     }
 }
 
-/// Returns a request for the creation of this pod, with the fields that are known.
+/// Returns an admission request for the creation of this pod, with the known fields.
 fn request_of(namespace: &str, pod: Value<'_>) -> Option<OwnedTape> {
     let mut text = String::with_capacity(256);
     text.push_str(r#"{"uid":"","operation":"CREATE","kind":{"group":"","version":"v1","kind":"Pod"},"#);

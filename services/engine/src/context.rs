@@ -1,8 +1,8 @@
 //! The context of expressions: the object, the request, the namespace, lookups, parameters, and the variables of a
 //! profile.
 //!
-//! Expressions read the values in place, and only the parts that they use. A variable is evaluated when it is first
-//! used, once per object. A variable that reads a container or an item is evaluated once for each container or item.
+//! Expressions read only the values that they use, without copying. A variable is evaluated once per object, when it is
+//! first used. A variable that reads a container or an item is evaluated once for each container or item.
 
 use std::cell::{OnceCell, RefCell};
 
@@ -14,10 +14,10 @@ use crate::json::{self, OwnedTape};
 use crate::lookup::{self, Answer, LookedUp, OwnerChain};
 use crate::namespace::NamespaceMetadata;
 
-/// Names that every expression of a profile may use, besides its variables.
+/// Names that every expression of a profile may use, besides the profile's variables.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
 
-/// Names that are bound only in parts of a profile. A variable that reads one is usable only there.
+/// Names that are bound only in parts of a profile. A variable that reads one of them can be used only in those parts.
 pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 
 /// The existing value of the field that a template writes. Variables cannot read it.
@@ -35,7 +35,7 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// The lists of a pod's containers.
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// The charge for reading one container, in bytes.
+/// The budget charged for reading one container, in bytes.
 const CONTAINER_COST: usize = 16;
 
 /// A variable of a profile: a named expression.
@@ -50,30 +50,30 @@ pub(crate) struct Variable {
 /// The part of the context that all profiles of one request share.
 #[derive(Clone, Copy)]
 pub(crate) struct EvalContext<'v> {
-    /// The object as its author wrote it, without what was injected.
+    /// The original object, without injected changes.
     pub(crate) object: json::Value<'v>,
     pub(crate) request: json::Value<'v>,
     pub(crate) namespace_name: &'v str,
     pub(crate) namespace: &'v NamespaceMetadata,
     pub(crate) uid: &'v str,
     pub(crate) looked_up: &'v LookedUp,
-    /// The budget that the profiles share.
+    /// The evaluation budgets that all profiles of the request share.
     pub(crate) allowances: &'v Allowances,
 }
 
 /// The definitions that a profile provides to its expressions.
 #[derive(Clone, Copy)]
 pub(crate) struct Definitions<'v> {
-    /// The owner whose budget the expressions use.
+    /// The owner whose budget is charged for the expressions.
     pub(crate) owner: Owner,
     pub(crate) variables: &'v [Variable],
     /// The names of the containers that the profile adds.
     pub(crate) own_containers: &'v [Box<str>],
 }
 
-/// Owns the values that a decision creates and borrows until its end.
+/// Owns values that are created during a decision, so that they can be borrowed until its end.
 pub(crate) struct Arena {
-    // Created on first use: most requests need neither arena, and creating one allocates.
+    // Created on first use: most requests need neither arena, and creating one allocates memory.
     tapes: OnceCell<typed_arena::Arena<OwnedTape>>,
     parameters: OnceCell<typed_arena::Arena<Parameters>>,
 }
@@ -86,18 +86,18 @@ pub(crate) struct ProfileBindings<'v> {
     context: EvalContext<'v>,
     parameters: &'v Parameters,
     definitions: Definitions<'v>,
-    /// Names of the injected containers; `None` if the object is the original, without them.
+    /// Names of the injected containers. `None` if the object is the original, without injected containers.
     ours: Option<&'v [Box<str>]>,
     values: RefCell<Vec<Option<Result<Value<'v>, EvaluationError>>>>,
-    /// The lists of containers of the pod, in the order of [`LISTS`]. Filled on first use.
+    /// The pod's lists of containers, in the order of [`LISTS`]. Set on first use.
     lists: OnceCell<[Option<json::Value<'v>>; LISTS.len()]>,
-    /// The value of `containers`. Filled on first use.
+    /// The value of `containers`. Set on first use.
     containers: OnceCell<Value<'v>>,
     /// Names that are bound at the current path, the innermost last.
     locals: RefCell<Vec<(&'v str, Value<'v>)>>,
 }
 
-/// Builds the scope against which a profile's expressions are compiled.
+/// Builds the scope for compiling a profile's expressions.
 pub(crate) fn scope<'n>(
     parameters: impl IntoIterator<Item = &'n str>,
     variables: impl IntoIterator<Item = &'n str>,
@@ -106,14 +106,14 @@ pub(crate) fn scope<'n>(
     scope.with_members("params", parameters).with_members("variables", variables)
 }
 
-/// Removes the names that are defined for pods only.
+/// Removes the names that only exist for pods.
 pub(crate) fn without_pod(scope: Scope) -> Scope {
     POD_NAMES
         .into_iter()
-        .fold(scope, |scope, name| scope.without(name, "only a pod has it, and the target is not pods"))
+        .fold(scope, |scope, name| scope.without(name, "only pods have it, and the profile does not target pods"))
 }
 
-/// Returns the value of a container: its fields, and `kind` as its `type`.
+/// Returns a container as a value: its fields, and `kind` as the field `type`.
 pub(crate) fn container<'v>(
     container: json::Value<'v>,
     kind: &'static str,
@@ -128,7 +128,7 @@ pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
 }
 
 impl EvalContext<'_> {
-    /// Returns a meter that grants at most the rest of the owner's budget.
+    /// Returns a meter, limited to the rest of the owner's budget.
     pub(crate) fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         self.allowances.meter(owner, purpose, steps)
     }
@@ -139,13 +139,13 @@ impl Arena {
         Self { tapes: OnceCell::new(), parameters: OnceCell::new() }
     }
 
-    /// Stores a parsed JSON document, and returns its root.
+    /// Stores a parsed JSON document and returns its root value.
     pub(crate) fn keep(&self, tape: OwnedTape) -> json::Value<'_> {
         let kept: &OwnedTape = self.tapes.get_or_init(typed_arena::Arena::new).alloc(tape);
         kept.root()
     }
 
-    /// Stores the values of a profile's parameters.
+    /// Stores the values of a profile's parameters and returns a reference to them.
     pub(crate) fn keep_parameters(&self, parameters: Parameters) -> &Parameters {
         self.parameters.get_or_init(typed_arena::Arena::new).alloc(parameters)
     }
@@ -158,8 +158,8 @@ impl<'v> ProfileBindings<'v> {
         Self { context, parameters, definitions, ours: None, values, lists, containers, locals: RefCell::default() }
     }
 
-    /// Sets the names of injected containers that the object still holds. `containers` then marks each container with
-    /// `ours`.
+    /// Sets the names of the injected containers that the object still contains. Each item of `containers` then has the
+    /// field `ours`.
     pub(crate) fn with_ours(mut self, names: &'v [Box<str>]) -> Self {
         self.ours = Some(names);
         self
@@ -188,12 +188,12 @@ impl<'v> ProfileBindings<'v> {
         }
     }
 
-    /// Returns the number of names that are bound at the current path.
+    /// Returns the number of bound names.
     pub(crate) fn known(&self) -> usize {
         self.locals.borrow().len()
     }
 
-    /// Unbinds all names except the first `known`. Usually there are no others.
+    /// Unbinds all names except the first `known`. Usually there is nothing to unbind.
     #[inline]
     pub(crate) fn forget(&self, known: usize) {
         if self.known() > known {
@@ -220,7 +220,7 @@ impl<'v> ProfileBindings<'v> {
         }
     }
 
-    /// Returns the containers of each list, in the order of [`LISTS`].
+    /// Returns the containers of each list in [`LISTS`].
     fn lists(&self) -> [impl Iterator<Item = json::Value<'v>> + use<'v>; LISTS.len()] {
         let lists = self.lists.get_or_init(|| {
             let spec = self.context.object.get("spec");
@@ -229,8 +229,8 @@ impl<'v> ProfileBindings<'v> {
         lists.map(|list| list.into_iter().flat_map(json::Value::items))
     }
 
-    /// Whether a container of the pod has the name of a container that the profile adds. It configures the added
-    /// container.
+    /// Whether a container of the pod has the name of a container that the profile adds. Such an overlay configures the
+    /// added container.
     fn is_overlay(&self, container: json::Value<'_>) -> bool {
         let own = self.definitions.own_containers;
         self.ours.is_none()
@@ -246,7 +246,7 @@ impl<'v> ProfileBindings<'v> {
         let mut containers = ListBuilder::new();
         for (value, kind) in init.chain(app).chain(ephemeral).filter(|(container, _)| !self.is_overlay(*container)) {
             let ours = self.ours.map(|ours| {
-                // Ephemeral containers are never injected, whatever their names are.
+                // Ephemeral containers are never injected, even if they have the name of an injected container.
                 let is_ours = kind != "Ephemeral"
                     && value.get("name").is_some_and(|name| ours.iter().any(|injected| name.is(injected)));
                 ("ours", Value::Bool(is_ours))
@@ -269,7 +269,7 @@ impl<'v> ProfileBindings<'v> {
         overlays.finish(meter)
     }
 
-    /// Returns the main container: the one that the annotation [`DEFAULT_CONTAINER`] names, otherwise the first.
+    /// Returns the main container: the one named by the annotation [`DEFAULT_CONTAINER`], otherwise the first.
     fn primary(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let annotation = self.context.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);
@@ -304,7 +304,8 @@ impl<'v> ProfileBindings<'v> {
 impl<'v> Bindings<'v> for ProfileBindings<'v> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         if let "containers" | "primary" | "overlays" = name {
-            // Building these values takes time in proportion to the pod, and most values are built on every use.
+            // Building these values takes time in proportion to the size of the pod, and most of them are built anew on
+            // each use.
             meter.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
         }
         match name {
@@ -353,7 +354,7 @@ impl<'v> Bindings<'v> for ProfileBindings<'v> {
     }
 }
 
-/// Returns the value of one of [`LOOKED_UP_NAMES`]; `None` for any other name.
+/// Returns the value of one of [`LOOKED_UP_NAMES`]. `None` for any other name.
 fn looked_up_value<'v>(
     context: &EvalContext<'v>,
     name: &str,
@@ -365,7 +366,7 @@ fn looked_up_value<'v>(
         "owners" => owners(context, meter).and_then(|owners| Value::list(owners, meter)),
         "cluster" => match &context.looked_up.cluster {
             Some(facts) if facts.root().is_null() => {
-                return Some(Err(EvaluationError::new("what the platform says of the cluster is not known here")));
+                return Some(Err(EvaluationError::new("the platform's description of the cluster is not known here")));
             }
             Some(facts) => Value::read(facts.root(), meter),
             None => Value::map([], meter),
@@ -382,10 +383,10 @@ fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<V
     Value::optional(metadata, meter)
 }
 
-/// Returns the owners of the object, the nearest first. Owners that are known from the pod alone need no lookup.
+/// Returns the owners of the object, the nearest first. No lookup is needed if the pod itself names all of them.
 fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
     if let Some(chain) = known_from_pod(context) {
-        // No owner was looked up, so the values borrow nothing from the chain.
+        // No owner was looked up, so the values do not borrow from the chain.
         return chain.owners().iter().map(|owner| owner_value(owner, None, meter)).collect();
     }
     let chain = context.looked_up.owners.known("the owner")?;
@@ -393,7 +394,7 @@ fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<
     owners.iter().map(|owner| owner_value(owner, owner.object.as_ref().map(|object| object.root()), meter)).collect()
 }
 
-/// Returns the owners if the pod alone names all of them. `None` if they were looked up, or a lookup is needed.
+/// Returns the owners if the pod itself names all of them. `None` if the owners were looked up or a lookup is needed.
 fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
     if !matches!(context.looked_up.owners, Answer::NotAsked) {
         return None;
@@ -401,7 +402,7 @@ fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
     Some(OwnerChain::of_pod(context.object, false)).filter(|chain| !chain.is_open())
 }
 
-/// Returns an owner as `{apiVersion, kind, name}`, with `uid`, `labels` and `annotations` if they are known.
+/// Returns an owner as `{apiVersion, kind, name}`, and with `uid`, `labels` and `annotations` if known.
 fn owner_value<'v>(
     owner: &lookup::Owner,
     object: Option<json::Value<'v>>,
@@ -423,7 +424,7 @@ fn owner_value<'v>(
     }
     for name in ["labels", "annotations"] {
         let part = object.map(|object| object.at(&["metadata", name]));
-        // A looked-up object without labels or annotations has empty ones.
+        // A looked-up object without labels or annotations has empty maps.
         if let Some(part) = part {
             let part = match part {
                 Some(part) => Value::read(part, meter)?,

@@ -1,4 +1,4 @@
-//! Builds the review that an API server would send for the creation of an object. For callers without an API server.
+//! Builds the review that an API server would send for the creation of an object, for callers that have no API server.
 
 use serde_json::{Value as Json, json};
 
@@ -9,11 +9,11 @@ use crate::lookup::{group_of, plural};
 pub struct Creation<'c> {
     /// The object, with `apiVersion` and `kind`.
     pub object: &'c Json,
-    /// The namespace of the object.
+    /// The namespace of the request.
     pub namespace: &'c str,
     /// The UID of the request.
     pub uid: &'c str,
-    /// The request's `userInfo`.
+    /// The `userInfo` of the request.
     pub user: &'c Json,
     /// Whether the request is a dry run.
     pub dry_run: bool,

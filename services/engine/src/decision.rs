@@ -1,8 +1,8 @@
-//! The decision about a request, as data.
+//! The data of an admission decision.
 //!
-//! A [`Decision`] is made once per request. Warnings, metric labels, the log line, the span and the explanation are all
-//! rendered from it. A [`Reason`] is one of a closed set, so that it can be a metric label. Details of one request
-//! are separate from the reason, and for people only.
+//! Each request has one [`Decision`]. Warnings, metric labels, the log line, the span and the explanation are all
+//! rendered from it. [`Reason`] is a closed set, so that it can be a metric label. Details of one request are
+//! human-readable text in separate fields.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,15 +18,16 @@ pub use crate::reason::Reason;
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Allowed, with a patch.
+    /// The request is allowed with a patch.
     Injected,
-    /// Allowed, without a patch: the object already holds everything that the profiles add.
+    /// The request is allowed without a patch, because the object already contains everything that the profiles add.
     Unchanged,
-    /// Allowed, without a patch: no profile applies.
+    /// The request is allowed without a patch, because no profile applies.
     Skipped,
-    /// Allowed: no validation denies the object. Failed validations may warn or be audited.
+    /// The request is allowed, because no validation denies the object. Failed validations may still warn or write to
+    /// the audit log.
     Validated,
-    /// Denied.
+    /// The request is denied.
     Denied,
 }
 
@@ -52,20 +53,20 @@ impl Outcome {
 pub enum ProfileOutcome {
     /// The profile changed the object.
     Applied,
-    /// The profile matches, and the object already holds everything that it adds.
+    /// The profile matches, but the object already contains everything that it adds.
     Unchanged,
-    /// The profile does not match. The author gets no message.
+    /// The profile does not match. The author gets no warning.
     NotMatched,
-    /// The profile was left out, and the author gets a warning.
+    /// The profile was not applied, and the author gets a warning.
     Skipped,
-    /// The validations of the profile were evaluated, and none denies the object.
+    /// The validations of the profile were evaluated, and none of them denies the object.
     Validated,
     /// The profile denies the object.
     Denied,
 }
 
 impl ProfileOutcome {
-    /// Returns the outcome of a profile that cannot be applied.
+    /// Returns the outcome of a profile that cannot be applied, according to its failure policy.
     pub(crate) const fn of_failure(policy: FailurePolicy) -> Self {
         match policy {
             FailurePolicy::Ignore => Self::Skipped,
@@ -87,7 +88,7 @@ impl ProfileOutcome {
     }
 }
 
-/// The decision about one profile.
+/// The decision for one profile.
 #[derive(Clone, Debug)]
 pub struct ProfileDecision {
     /// The profile.
@@ -96,7 +97,7 @@ pub struct ProfileDecision {
     pub outcome: ProfileOutcome,
     /// The reason for the outcome.
     pub reason: Reason,
-    /// Details of this request, such as the name that is taken or the unknown value. For people only.
+    /// Human-readable details of this request, such as the conflicting name or the unknown value.
     pub detail: Option<Box<str>>,
 }
 
@@ -123,7 +124,7 @@ impl ValidationOutcome {
     }
 }
 
-/// A validation that failed or could not be evaluated.
+/// A validation that failed or could not be evaluated, and its consequence.
 #[derive(Clone, Debug)]
 pub struct ValidationDecision {
     /// The profile of the validation.
@@ -139,18 +140,19 @@ pub struct ValidationDecision {
 }
 
 impl ValidationDecision {
-    /// Returns the HTTP status code of the denial: the validation's, or 422 if `index` is invalid.
+    /// Returns the HTTP status code of the denial: the code of the validation, or 422 if `index` is invalid.
     #[must_use]
     pub fn code(&self) -> u16 {
         self.validation().map_or(422, |validation| validation.code)
     }
 
-    /// Returns the Kubernetes status reason of the denial. `None` if the profile sets none and the code implies none.
+    /// Returns the Kubernetes status reason of the denial. `None` if the profile sets none and the code has no default
+    /// reason.
     pub(crate) fn status_reason(&self) -> Option<&str> {
         self.validation().map(|validation| &*validation.reason).filter(|reason| !reason.is_empty())
     }
 
-    /// Returns the path of the invalid field, if the profile names it: `spec.ports`.
+    /// Returns the path of the invalid field, such as `spec.ports`, if the validation specifies one.
     #[must_use]
     pub fn field_path(&self) -> Option<&str> {
         self.validation().and_then(|validation| validation.field_path.as_deref())
@@ -161,35 +163,35 @@ impl ValidationDecision {
     }
 }
 
-/// A warning for the author of the object, besides the decisions about profiles.
+/// A warning for the author of the object that does not result from the outcome of a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The annotation `pillion.dev/injected` was written by the author, not by Pillion, and was dropped.
     RecordDropped,
-    /// A value in a request key that names no profile.
+    /// A label or annotation requests a profile that does not exist.
     UnknownWord {
         /// The label or annotation that holds the value.
         key: Box<str>,
         /// The value.
         word: Box<str>,
     },
-    /// A truthy value that could request several profiles.
+    /// A label or annotation has a truthy value, and several profiles use this key.
     AmbiguousWord {
         /// The label or annotation that holds the value.
         key: Box<str>,
     },
-    /// A message of an applied profile: a part that it left out, or a precondition that only warns.
+    /// A message of an applied profile: about a part that it left out, or about a precondition that only warns.
     OfProfile {
         /// The display name of the profile.
         profile: Box<str>,
-        /// The message, with the place if it is about a part of the object.
+        /// The message. If it is about a part of the object, it contains the path.
         text: Box<str>,
     },
     /// A parameter value that was replaced by the default, or moved into its range.
     Parameter {
         /// The display name of the profile.
         profile: Box<str>,
-        /// What was wrong with the value, and which value is used.
+        /// The error in the value, and the value that is used instead.
         message: Box<str>,
     },
 }
@@ -213,26 +215,26 @@ impl fmt::Display for Notice {
     }
 }
 
-/// The decision about a request.
+/// The decision for one request.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// The outcome of the request.
     pub outcome: Outcome,
     /// The reason for the outcome.
     pub reason: Reason,
-    /// Details of this request. For people only.
+    /// Human-readable details of this request.
     pub detail: Option<Box<str>>,
-    /// The requested profiles, in the order in which they are applied. Profiles that apply to all objects count as
-    /// requested. Other profiles are not listed, so they cost nothing.
+    /// The requested profiles, in the order in which they are applied. A profile with `activation: Always` counts as
+    /// requested. Profiles that are not requested are not listed, to save time.
     pub profiles: Vec<ProfileDecision>,
     /// The failed validations, in the order of the profiles. Empty on the mutating path.
     pub validations: Vec<ValidationDecision>,
-    /// Further warnings for the author.
+    /// Warnings for the author that do not result from the outcome of a profile.
     pub notices: Vec<Notice>,
 }
 
 impl Decision {
-    /// Creates a decision with the outcome `Skipped` and this reason, without profiles.
+    /// Creates a decision with the outcome `Skipped` and the given reason, without profiles.
     #[must_use]
     pub const fn skipped(reason: Reason) -> Self {
         Self {
@@ -245,7 +247,7 @@ impl Decision {
         }
     }
 
-    /// Creates a denial with this reason and detail, without profiles.
+    /// Creates a denial with the given reason and detail, without profiles.
     #[must_use]
     pub fn denied(reason: Reason, detail: impl Into<Box<str>>) -> Self {
         Self {
@@ -263,7 +265,7 @@ impl Decision {
         self.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Denied)
     }
 
-    /// Returns the message of the denial, which the API server shows to the author.
+    /// Returns the message of the denial. The API server shows it to the author.
     #[must_use]
     pub fn denial_message(&self) -> String {
         self.detail

@@ -1,4 +1,4 @@
-//! Diagnostics: what is wrong with a profile, in which field, what was expected, and how to correct it.
+//! Diagnostics: errors in a profile, with the field, what was expected, and how to correct it.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,17 +8,17 @@ use crate::expression::ExpressionError;
 /// The maximum length, in bytes, of a piece of an expression that a message quotes.
 const LONGEST_PIECE: usize = 60;
 
-/// The maximum length of each string of a diagnostic, in bytes. Strings may quote the profile.
+/// The maximum length of each string of a diagnostic, in bytes. The strings may contain parts of the profile.
 const LONGEST_TEXT: usize = 1_000;
 
-/// A mistake in a profile.
+/// An error in a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// The field: `spec.template.spec.containers[0].image`.
+    /// The path of the field, such as `spec.template.spec.containers[0].image`.
     pub path: String,
-    /// What is wrong, as a sentence without its full stop.
+    /// The description of the error: a sentence without its full stop.
     pub message: String,
-    /// How to correct the mistake.
+    /// How to correct the error.
     pub help: Option<String>,
     /// The part of the field to which the diagnostic refers.
     pub part: Part,
@@ -30,9 +30,9 @@ pub enum Part {
     /// The field's value.
     #[default]
     Value,
-    /// The field's name, because the field is not allowed in this place.
+    /// The field's name, because the field is not allowed here.
     Name,
-    /// A byte range of the field's string value: a piece of an expression.
+    /// A byte range of the field's string value, such as a part of an expression.
     Bytes(Range<usize>),
 }
 
@@ -45,13 +45,13 @@ impl Diagnostic {
         Self { help: Some(shortened(help.into())), ..self }
     }
 
-    /// Marks the name of the field instead of its value.
+    /// Refers to the name of the field instead of its value.
     pub(crate) fn of_name(self) -> Self {
         Self { part: Part::Name, ..self }
     }
 
-    /// Creates the diagnostic of an expression's error. `text` is the field's value, to which the range of `error`
-    /// refers.
+    /// Creates the diagnostic for an error in an expression. `text` is the field's value; the range in `error` refers
+    /// to it.
     pub(crate) fn of_expression(path: impl Into<String>, text: &str, error: &ExpressionError) -> Self {
         let is_quoted = |piece: &str| error.message.contains(&format!("`{piece}`"));
         let piece = text
@@ -62,7 +62,7 @@ impl Diagnostic {
     }
 }
 
-/// Shortens a long string to its start and its end.
+/// Shortens a long string: keeps its start and its end.
 fn shortened(text: String) -> String {
     if text.len() <= LONGEST_TEXT {
         return text;

@@ -1,8 +1,8 @@
 //! The metadata of a namespace: its labels, its annotations and its failure mode.
 //!
-//! A cluster has thousands of namespaces, each with some labels and annotations of a few dozen bytes. Maps of strings
-//! would take more memory than the strings themselves. So [`NamespaceMetadata`] keeps all strings of a namespace in one
-//! buffer, each after its length. Lookups read the few strings from the start.
+//! A cluster has thousands of namespaces, each with a few labels and annotations of a few dozen bytes. Maps of strings
+//! would take more memory than the strings. Therefore [`NamespaceMetadata`] stores all strings of a namespace in one
+//! buffer, each after its length. Lookups scan the buffer from the start, because there are few strings.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,14 +10,14 @@ use std::fmt;
 use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
 use pillion_api::opt_in::OptIn;
 
-/// The metadata of a namespace that selectors, requests and expressions read.
+/// The metadata of a namespace for selectors, profile requests and expressions.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct NamespaceMetadata {
     /// The labels, then the annotations, each sorted by key.
     text: Box<str>,
     /// The offset of the annotations in `text`.
     annotations_at: u32,
-    /// The failure mode; `None` if the namespace is not opted in.
+    /// The failure mode. `None` if the namespace is not opted in.
     level: Option<InjectionLevel>,
 }
 
@@ -28,8 +28,8 @@ pub struct Pairs<'n> {
 }
 
 impl NamespaceMetadata {
-    /// Creates the metadata from labels and annotations in any order. Of two with the same key, the last one counts.
-    /// Pillion's own label sets the failure mode, unless [`NamespaceMetadata::opting_in_by`] sets it by other labels.
+    /// Creates the metadata from labels and annotations in any order. If a key is repeated, its last value is used.
+    /// Pillion's own label sets the failure mode, unless [`NamespaceMetadata::opting_in_by`] sets it from other labels.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,
@@ -37,7 +37,7 @@ impl NamespaceMetadata {
     ) -> Self {
         let mut text = String::new();
         write_pairs(&mut text, labels);
-        // Annotations never exceed four gigabytes: the API server accepts a quarter of a megabyte.
+        // The offset fits, because the size of an object is limited to a few megabytes.
         let annotations_at = u32::try_from(text.len()).unwrap_or(u32::MAX);
         write_pairs(&mut text, annotations);
         let mut namespace = Self { text: text.into(), annotations_at, level: None };
@@ -45,7 +45,7 @@ impl NamespaceMetadata {
         namespace
     }
 
-    /// Sets the failure mode by the opt-in labels of a release.
+    /// Sets the failure mode from the opt-in labels of a release.
     #[must_use]
     pub fn opting_in_by(mut self, opt_in: &OptIn) -> Self {
         self.level = opt_in.level(|key| self.label(key));
@@ -82,13 +82,13 @@ impl NamespaceMetadata {
         find(self.annotations(), key)
     }
 
-    /// Returns the failure mode; `None` if the namespace is not opted in.
+    /// Returns the failure mode. `None` if the namespace is not opted in.
     #[must_use]
     pub const fn level(&self) -> Option<InjectionLevel> {
         self.level
     }
 
-    /// Returns the total length in bytes of all labels and annotations, with their length prefixes.
+    /// Returns the size of all labels and annotations with their length prefixes, in bytes.
     pub(crate) const fn text_bytes(&self) -> usize {
         self.text.len()
     }
@@ -133,8 +133,8 @@ fn write_pairs<K: Into<Box<str>>, V: Into<Box<str>>>(text: &mut String, pairs: i
     }
 }
 
-/// Encodes a length, six bits per byte, lowest first. Bit 6 marks that more bytes follow, so each byte is an ASCII
-/// character.
+/// Encodes a length with six bits per byte, the lowest first. Bit 6 is set if another byte follows, so all bytes are
+/// ASCII characters.
 fn write_length(text: &mut String, mut length: usize) {
     while length >= 64 {
         text.push(char::from(u8::try_from(length % 64).unwrap_or_default() | 64));
@@ -143,7 +143,7 @@ fn write_length(text: &mut String, mut length: usize) {
     text.push(char::from(u8::try_from(length).unwrap_or_default()));
 }
 
-/// Splits off the first string of the buffer. `None` at the end.
+/// Splits the first string off the buffer. `None` at the end.
 fn read_text(text: &str) -> Option<(&str, &str)> {
     let (mut length, mut shift) = (0_usize, 0_u32);
     for (index, byte) in text.bytes().enumerate() {

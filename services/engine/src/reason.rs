@@ -1,12 +1,12 @@
 //! Reasons for decisions.
 //!
-//! Reasons are a closed set, because each is a label value of a metric. Details of one request are kept separately.
+//! Reasons are a closed set, because they are label values of a metric. Details of one request are stored separately.
 
 use std::fmt;
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident => $text:literal, $sentence:literal;)+) => {
-        /// The reason for a decision. A closed set: each is a label value of a metric.
+        /// The reason for a decision. It is a closed set, because reasons are label values of a metric.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Reason {
             $($(#[doc = $doc])+ $name,)+
@@ -22,7 +22,7 @@ macro_rules! reasons {
                 match self { $(Self::$name => $text,)+ }
             }
 
-            /// Returns the reason as a sentence for people, without its full stop.
+            /// Returns a human-readable sentence for the reason, without its full stop.
             #[must_use]
             pub const fn sentence(self) -> &'static str {
                 match self { $(Self::$name => $sentence,)+ }
@@ -34,37 +34,37 @@ macro_rules! reasons {
 reasons! {
     /// At least one profile changed the object.
     Injected => "injected", "the profiles were applied";
-    /// A genuine record shows that the object has everything that the profiles add.
+    /// A genuine record shows that the object already has everything that the profiles add.
     AlreadyInjected => "already_injected", "the object already has everything that its profiles add";
-    /// The validations of the profiles hold.
+    /// All validations of the profiles succeeded.
     Valid => "valid", "the object passes the validations of its profiles";
     /// A validation of the profile failed.
     ValidationFailed => "validation_failed", "the object does not pass a validation";
-    /// The kill switch is set, so no profile is applied.
+    /// The kill switch is on, so no profile is applied.
     SwitchedOff => "switched_off", "injection is disabled for the whole cluster";
-    /// The operation is not reviewed, such as the update of a pod on the mutating path.
+    /// The operation of the request is not handled, such as the update of a pod on the mutating path.
     OtherOperation => "other_operation", "only objects that are created are injected";
-    /// No profile is for the resource, which is another kind of object or a subresource.
+    /// No profile targets the resource, which is another kind of object or a subresource.
     OtherResource => "other_resource", "no profile targets this resource";
-    /// The object is being deleted. Additions to it have no effect, and finalizers cannot be added.
+    /// The object is being deleted. Additions to it would have no effect, and finalizers cannot be added.
     BeingDeleted => "being_deleted", "it is being deleted";
-    /// The object is a mirror pod of the kubelet. It shows a static pod, so changes have no effect.
+    /// The object is a mirror pod. It represents a static pod of the kubelet, so changes would have no effect.
     MirrorPod => "mirror_pod", "it is a mirror pod: it shows a static pod of the kubelet and cannot be changed";
-    /// The pod has no containers. The API server rejects it, and an injected container would make it valid.
+    /// The pod has no containers. The API server rejects such a pod, but an injected container would make it valid.
     NoContainers => "no_containers", "the pod has no containers";
     /// The object is in a system namespace.
     SystemNamespace => "system_namespace", "system namespaces are never injected into";
     /// The namespace has no opt-in label.
     NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
-    /// The namespace is opted in, and no profile can act in it.
+    /// The namespace is opted in, but no profile is available in it.
     NoProfile => "no_profile", "no profile matches this namespace";
-    /// Profiles can act in the namespace, but neither the namespace nor the pod requests one.
+    /// Profiles are available in the namespace, but neither the namespace nor the pod requests one.
     NotRequested => "not_requested", "neither the pod nor its namespace requests a profile";
     /// The author of the pod opted out.
     OptedOut => "opted_out", "the pod opts out";
     /// The pod's labels do not match the profile's objectSelector.
     ObjectSelector => "object_selector", "the labels of the pod do not match the profile's objectSelector";
-    /// A truthy value could request more than one profile.
+    /// The value of a request key is truthy, and several profiles use the key.
     Ambiguous => "ambiguous", "this key requests more than one profile; request one by its name";
     /// A requested profile does not exist.
     UnknownProfile => "unknown_profile", "a requested profile does not exist";
@@ -78,26 +78,26 @@ reasons! {
     ExpressionFailed => "expression_failed", "an expression of the profile could not be evaluated";
     /// An expression or a parameter reads the result of a failed lookup.
     LookupFailed => "lookup_failed", "an object that the profile reads could not be looked up";
-    /// Another profile of the same exclusive group precedes the profile.
+    /// Another profile of the same exclusive group has precedence.
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
-    /// A namespaced profile that only sets values of the cluster profile is applied instead.
+    /// A namespaced profile that extends the cluster profile and only sets values is applied instead of it.
     Extended => "extended", "a profile of the namespace that extends it is applied instead";
-    /// The name of a container or volume of the profile is taken.
+    /// The object already has a container or volume with the name that the profile adds.
     NameTaken => "name_taken", "a name that the profile adds is taken";
-    /// The object has a field of another type than the template.
+    /// A field has different types in the object and in the template.
     TypeConflict => "type_conflict", "a field of the object has another type than in the profile's template";
-    /// A key occurs twice in one of the object's maps.
+    /// A key occurs twice in a map of the object.
     DuplicateKey => "duplicate_key", "a key occurs twice in one object, so its value is ambiguous";
     /// A container of the profile mounts a volume that exists neither in the pod nor in the profile.
     MissingVolume => "missing_volume", "a container of the profile mounts a volume that does not exist";
-    /// The API server would reject the pod: a container requests more than its limit, or a probe or hook does not
-    /// have exactly one handler.
+    /// The API server would reject the pod. For example, a container requests more than its limit, or a probe or hook
+    /// does not have exactly one handler.
     InvalidResult => "invalid_result", "the API server would reject the pod as the profile changes it";
-    /// The pod runs on another operating system than the profile's containers.
+    /// The pod is for Windows, but the profile's containers are not.
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";
     /// The record would exceed its maximum size.
     RecordTooLarge => "record_too_large", "the injection record would be too large";
-    /// The result would exceed a limit of Kubernetes or of this build.
+    /// The result would exceed a limit of Kubernetes or of Pillion.
     LimitExceeded => "limit_exceeded", "the result would exceed a limit";
 }
 

@@ -1,13 +1,13 @@
 //! The injection record: the annotation `pillion.dev/injected`.
 //!
-//! For each profile, the record lists the revision, the elements that the profile added, and the original of every
-//! value that it replaced. Pointers name elements of keyed lists by their keys, because indexes change:
-//! `/spec/containers/logger`. The entry of a namespaced profile that only extends a cluster profile names the cluster
-//! profile: `extends: agent`.
+//! For each profile, the record contains the revision, the pointers of the added elements, and the original of every
+//! replaced value. Pointers identify elements of keyed lists by their keys, such as `/spec/containers/logger`, because
+//! indexes change. The entry of a namespaced profile that only extends a cluster profile also contains the name of the
+//! cluster profile: `extends: agent`.
 //!
-//! Only a genuine record is trusted. In a CREATE review, `metadata.managedFields` names the fields that the author of
-//! the request wrote, and nothing that admission added. The API server computes managedFields. So if they name the
-//! record, Pillion did not write it.
+//! Only a genuine record is trusted. In a CREATE review, the API server computes `metadata.managedFields`, which list
+//! the fields that the author of the request wrote, without fields that admission plugins added. If they list the
+//! record's annotation, Pillion did not write the record.
 
 use std::borrow::Cow;
 
@@ -19,39 +19,41 @@ mod write;
 
 pub(crate) use write::RecordWriter;
 
-/// The maximum size of the record in bytes, without its moves. All annotations of an object together may have 256 KiB.
+/// The maximum size of the record in bytes, without its moves. All annotations of an object together are limited to 256
+/// KiB.
 const MAX_RECORD_BYTES: usize = 16 * 1024;
 
-/// The maximum size of a record's moves in bytes. Moves that do not fit are omitted without an error.
+/// The maximum size of the moves in a record, in bytes. Moves that do not fit are left out without an error.
 const MAX_MOVE_BYTES: usize = 4 * 1024;
 
 /// The version of the format.
 const VERSION: &str = "1";
 
-/// The key that names the cluster profile that a namespaced profile only extends.
+/// The key for the name of the cluster profile, in the entry of a namespaced profile that only extends it.
 const EXTENDS: &str = "extends";
 
-/// A record that an earlier pass left.
+/// The record of an earlier pass.
 #[derive(Debug)]
 pub(crate) struct Record {
     tape: OwnedTape,
 }
 
-/// The pointer of a replaced value, and its original. For a removed element, also the key of the preceding element:
-/// `/web`, or empty if the removed element was the first.
+/// The pointer of a replaced value, and its original. For a removed element, also the key of the preceding element,
+/// such as `/web`. It is empty if the removed element was the first.
 pub(crate) type Replacement<'r> = (Cow<'r, str>, Value<'r>, Option<Cow<'r, str>>);
 
 /// An element that was moved within its keyed list.
 #[derive(Clone, Debug)]
 pub(crate) struct Move<'r> {
     pub(crate) pointer: Cow<'r, str>,
-    /// The key of the element that preceded the moved one: `/web`, or empty if the moved element was the first.
+    /// The key of the preceding element before the move, such as `/web`. It is empty if the moved element was the
+    /// first.
     pub(crate) behind: Cow<'r, str>,
-    /// The number of later elements with the same key. An author may write a name twice.
+    /// The number of later elements with the same key. An author may use a name twice.
     pub(crate) same: usize,
 }
 
-/// A change of an object.
+/// A change to an object.
 #[derive(Clone, Debug)]
 pub(crate) enum Change<'r> {
     Added(Cow<'r, str>),
@@ -67,7 +69,7 @@ impl Change<'_> {
         }
     }
 
-    /// Returns the change with its pointer relative to `place`; `None` if the change is not below `place`.
+    /// Returns the change with its pointer relative to `place`. `None` if the change is not below `place`.
     pub(crate) fn below(&self, place: &str) -> Option<Self> {
         let rest = self.pointer().strip_prefix(place).filter(|rest| rest.starts_with('/'))?;
         let pointer = Cow::Owned(rest.to_owned());
@@ -79,38 +81,39 @@ impl Change<'_> {
     }
 }
 
-/// The kind of a profile's change at a place.
+/// The kind of change that a profile made at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChangeKind {
-    /// The profile added a value. If the value was removed since, nothing is protected.
+    /// The profile added a value. If it has been removed since, there is nothing to protect.
     Added,
-    /// The profile replaced or removed the value, or the object already matched. The wanted state may be an absent
-    /// value.
+    /// The profile replaced or removed the value, or the object already had the profile's value. That value may be
+    /// absent.
     Set,
     /// The profile moved an existing element within its list.
     Moved,
-    /// The profile put an element first, or before another element.
+    /// The profile inserted an element first, or before another element.
     PutInFront,
 }
 
-/// The changes of one profile in an earlier pass, by pointers.
+/// The changes that one profile made in an earlier pass.
 #[derive(Debug, Default)]
 pub(crate) struct EarlierPass<'r> {
-    /// Whether there was an earlier pass. It may have moved elements only.
+    /// Whether there was an earlier pass. It may have only moved elements.
     pub(crate) is_there: bool,
     pub(crate) added: Vec<Cow<'r, str>>,
-    /// Replaced values with their originals.
+    /// Replaced values and their originals.
     pub(crate) replaced: Vec<(Cow<'r, str>, Value<'r>)>,
-    /// Pointers of containers that the profile moved from one list to the other. `added` has them too, but they belong
-    /// to the author.
+    /// Pointers of containers that the profile moved to the other list of containers. They are also in `added`, but
+    /// belong to the author.
     pub(crate) moved: Vec<String>,
-    /// All changes of the profile, in an order in which they can be undone from the last.
+    /// All changes of the profile. They can be undone in reverse order.
     pub(crate) changes: Vec<Change<'r>>,
-    /// The changes of profiles that were applied later. The profile did not see them then, and must not see them now.
+    /// The changes of profiles that were applied after this one. The profile did not see them in the earlier pass, and
+    /// must not see them now.
     pub(crate) later: Vec<Change<'r>>,
 }
 
-/// Whether the record of an object is genuine: managedFields are present and do not name the record.
+/// Whether the record of an object is genuine: the object has managedFields, and they do not list the record.
 pub(crate) fn is_genuine(object: Value<'_>) -> bool {
     let Some(managed) = object.at(&["metadata", "managedFields"]) else { return false };
     let mut entries = managed.items().peekable();
@@ -123,7 +126,7 @@ pub(crate) fn is_genuine(object: Value<'_>) -> bool {
 }
 
 impl Record {
-    /// Parses a record; `None` if it is too large, invalid, or of another version.
+    /// Parses a record. `None` if it is too large, invalid, or of an unknown version.
     pub(crate) fn read(text: &str) -> Option<Self> {
         if text.len() > MAX_RECORD_BYTES + MAX_MOVE_BYTES {
             return None;
@@ -132,36 +135,36 @@ impl Record {
         (tape.root().get("version")?.raw() == VERSION).then_some(Self { tape })
     }
 
-    /// Returns the applied profiles, each with its revision.
+    /// Returns the applied profiles and their revisions.
     pub(crate) fn revisions(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
         self.profiles().filter_map(|entry| {
             Some((entry.get("profile").and_then(Value::as_str)?, entry.get("revision").and_then(Value::as_str)?))
         })
     }
 
-    /// Returns the elements that any profile added.
+    /// Returns the pointers of the elements that profiles added.
     pub(crate) fn all_added(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.profiles().flat_map(Self::added)
     }
 
-    /// Returns the elements that the platform's profiles added.
+    /// Returns the pointers of the elements that cluster profiles added.
     pub(crate) fn added_by_platform(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.profiles().filter(Self::is_of_platform).flat_map(Self::added)
     }
 
-    /// Returns the changes of all profiles, in an order in which they can be undone from the last. Within a profile,
-    /// its additions come last, because an addition may take the place of a value that the profile removed.
+    /// Returns the changes of all profiles. They can be undone in reverse order. The additions of a profile are its
+    /// last changes, because an addition may take the place of a value that the profile removed.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         self.profiles().flat_map(Self::changes_of)
     }
 
-    /// Returns the pointers of containers that a profile moved from one list to the other. They belong to the author,
-    /// who wrote a part of them.
+    /// Returns the pointers of containers that a profile moved to the other list of containers. They belong to the
+    /// author, because the author wrote a part of them.
     pub(crate) fn moved(&self) -> impl Iterator<Item = String> {
         self.profiles().flat_map(Self::moved_by)
     }
 
-    /// Returns the places that the platform's profiles added, replaced or moved.
+    /// Returns the places that cluster profiles added, replaced or moved.
     pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, ChangeKind)> {
         let places = |entry| {
             let added = Self::added(entry).map(|pointer| (pointer, ChangeKind::Added));
@@ -171,9 +174,9 @@ impl Record {
         self.profiles().filter(Self::is_of_platform).flat_map(places)
     }
 
-    /// Splits off the changes of namespaced profiles, in an order in which they can be undone from the last. Keeps
-    /// profiles that stand in for cluster profiles, for which `stands_in` returns true. Returns the changes and the
-    /// remaining record; `None` if there are no changes to split off.
+    /// Separates the changes of namespaced profiles from the record, except those of stand-ins for cluster profiles.
+    /// `stands_in` returns whether a profile is a stand-in. Returns the changes, which can be undone in reverse order,
+    /// and the remaining record. `None` if there are no such changes.
     pub(crate) fn split(&self, stands_in: impl Fn(&str) -> bool) -> Option<(Vec<Change<'_>>, Self)> {
         let is_platform = |entry: &Value<'_>| {
             let name = entry.get("profile").and_then(Value::as_str);
@@ -185,8 +188,8 @@ impl Record {
         (!changes.is_empty()).then_some((changes, others))
     }
 
-    /// Lets cluster profiles take over the entries of namespaced profiles that no longer stand in for them. `revision`
-    /// returns the revision of the cluster profile that takes over. Returns `None` if no entry is taken over.
+    /// Assigns the entries of namespaced profiles that no longer stand in for cluster profiles to those cluster
+    /// profiles. `revision` returns the revision of the cluster profile. `None` if there is no such entry.
     pub(crate) fn taken_over<'r>(&self, revision: impl Fn(&str, &str) -> Option<&'r str>) -> Option<Self> {
         let mut heirs = Vec::new();
         let entries: Vec<_> = self
@@ -220,25 +223,25 @@ impl Record {
         Self::read(&format!("{{\"version\":{VERSION},\"profiles\":[{}]}}", entries.join(",")))
     }
 
-    /// Returns the places whose values a profile replaced or removed.
+    /// Returns the pointers of the values that a profile replaced or removed.
     pub(crate) fn replaced_by(&self, profile: &str) -> impl Iterator<Item = Cow<'_, str>> {
         self.entry(profile).into_iter().flat_map(Self::replaced).map(|(pointer, _)| pointer)
     }
 
-    /// Whether a profile has an entry.
+    /// Whether the record has an entry for a profile.
     pub(crate) fn has(&self, profile: &str) -> bool {
         self.entry(profile).is_some()
     }
 
-    /// Whether an entry belongs to a cluster profile, or to a namespaced one that only extends one. The name of a
-    /// namespaced profile includes its namespace.
+    /// Whether an entry belongs to a cluster profile, or to a namespaced profile that only extends one. Names of
+    /// namespaced profiles contain a slash.
     fn is_of_platform(entry: &Value<'_>) -> bool {
         let name = entry.get("profile").and_then(Value::as_str);
         name.is_some_and(|name| !name.contains('/')) || entry.get(EXTENDS).is_some()
     }
 
-    /// Returns the changes of `profile`, and those of later profiles. `is_before` returns whether another profile comes
-    /// before `profile`.
+    /// Returns the changes of `profile` in an earlier pass, and those of later profiles. `is_before` returns whether
+    /// another profile comes before `profile`.
     pub(crate) fn of(&self, profile: &str, is_before: impl Fn(&str) -> bool) -> EarlierPass<'_> {
         let mut earlier = EarlierPass::default();
         for entry in self.profiles() {
@@ -281,8 +284,8 @@ impl Record {
         in_turn.chain(Self::added(entry).map(Change::Added))
     }
 
-    /// Returns the containers that moved to the other list: those that the entry lists as replaced as a whole, and not
-    /// as removed.
+    /// Returns the containers that moved to the other list. In the entry, such a container is replaced as a whole, but
+    /// not removed.
     fn moved_by(entry: Value<'_>) -> impl Iterator<Item = String> {
         Self::replacements(entry).filter(|(.., behind)| behind.is_none()).filter_map(|(pointer, ..)| {
             let (other, name) = match pointer.strip_prefix("/spec/containers/") {
@@ -297,7 +300,7 @@ impl Record {
         Self::replacements(entry).map(|(pointer, original, _)| (pointer, original))
     }
 
-    /// Returns the moves, each with the number of replacements before it.
+    /// Returns the moves, each with the number of replacements that precede it.
     fn moves(entry: Value<'_>) -> impl Iterator<Item = (usize, Move<'_>)> {
         entry.get("order").into_iter().flat_map(Value::items).filter_map(|items| {
             let mut items = items.items();

@@ -1,16 +1,16 @@
-//! How Kubernetes merges a pod: which lists are keyed and by which fields, and which fields exclude each other.
+//! The merge schema of pods: the keys of keyed lists, and the fields that are mutually exclusive.
 //!
 //! The keys are those of server-side apply (`x-kubernetes-list-map-keys` in the schema of the API server). Fields that
-//! are not listed here merge by the general rules: objects by key, other lists and scalars as one value.
+//! are not listed here merge by the general rules: objects by key, and other lists and scalars as one value.
 
 /// The known fields of an object.
 #[derive(Debug)]
 pub struct Type {
-    /// Fields that are objects or keyed lists. All others are merged as one value.
+    /// Fields that are objects or keyed lists. All other fields merge as one value.
     pub fields: &'static [(&'static str, Field)],
-    /// The fields that exclude each other.
+    /// The fields that are mutually exclusive.
     pub one_of: OneOf,
-    /// Whether the record lists each added field separately, instead of the object as a whole.
+    /// Whether the record contains each added field separately, instead of the object as one addition.
     pub spread: bool,
 }
 
@@ -34,18 +34,18 @@ pub struct KeyedList {
     pub element: &'static Type,
     /// Whether an existing element with the same key is a name conflict, instead of an element to merge into.
     pub names: bool,
-    /// Sibling lists whose elements share the names of this one.
+    /// Sibling lists that share a name space with this list.
     pub siblings: &'static [&'static str],
 }
 
-/// Fields that exclude each other: an object has at most one of them.
+/// Mutually exclusive fields: an object may have at most one of them.
 #[derive(Debug)]
 pub enum OneOf {
-    /// No fields exclude each other.
+    /// No fields are mutually exclusive.
     Nothing,
-    /// At most one of these fields.
+    /// At most one of these fields is allowed.
     Among(&'static [&'static str]),
-    /// At most one of all fields but these.
+    /// At most one of all fields except these is allowed.
     AllBut(&'static [&'static str]),
 }
 
@@ -55,7 +55,7 @@ impl Type {
         std::ptr::eq(self, &raw const POD)
     }
 
-    /// Returns the schema of a field; `None` if the field is merged as one value.
+    /// Returns the schema of a field. `None` if the field merges as one value.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&'static Field> {
         self.fields.iter().find(|(field, _)| *field == name).map(|(_, field)| field)
@@ -68,7 +68,7 @@ pub(crate) fn is_env(list: &KeyedList) -> bool {
 }
 
 impl OneOf {
-    /// Whether a field is one of the fields that exclude each other.
+    /// Whether a field is one of the mutually exclusive fields.
     #[must_use]
     pub fn holds(&self, field: &str) -> bool {
         match self {
@@ -82,21 +82,21 @@ impl OneOf {
 /// The schema of an object without known fields.
 pub static ANY: Type = plain(&[]);
 
-/// The schema of labels and annotations: a map whose entries the record lists separately.
+/// The schema of labels and annotations: a map whose entries are separate additions in the record.
 static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
 
-/// Returns the schema of a resource's objects. Only the fields of pods are known. In all others, objects merge by key,
-/// and a list is one value.
+/// Returns the schema for the objects of a resource. Only the fields of pods are known. In other objects, maps merge by
+/// key, and each list is one value.
 #[must_use]
 pub fn of(group: &str, resource: &str) -> &'static Type {
     let main = resource.split('/').next().unwrap_or_default();
     if group.is_empty() && main == "pods" { &POD } else { &OBJECT }
 }
 
-/// The schema of an object of any kind. All kinds have the same metadata.
+/// The schema for objects of other kinds. The metadata is the same for all kinds.
 pub static OBJECT: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
 
-/// The schema of an object without known fields, whose fields the record lists separately.
+/// The schema of an object without known fields, whose fields are separate additions in the record.
 static SPREAD: Type = spread(&[]);
 
 /// The schema of a pod.

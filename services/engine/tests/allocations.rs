@@ -1,5 +1,5 @@
-//! Limits the number of allocations of a decision. Every run makes the same allocations, so their number can be
-//! limited where times cannot.
+//! Limits the number of allocations of a decision. Unlike times, this number is the same in every run, so a test can
+//! check it.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 #![allow(clippy::print_stdout, reason = "the numbers help if a ceiling is exceeded")]
@@ -16,7 +16,7 @@ fn allocations(case: Case) -> u64 {
     count
 }
 
-/// The ceilings are slightly above the current counts. The limits of the benchmark are higher.
+/// The ceilings are slightly above the current numbers. The limits of the benchmark are higher.
 #[test]
 fn cases_stay_within_ceilings() {
     for (case, ceiling) in [

@@ -1,5 +1,5 @@
-//! Tests profiles that once crashed or starved a replica. Each is rejected when it is compiled, or ends within bounds
-//! of time, memory and stack. None uses up the budget of the platform's profiles.
+//! Tests profiles that once crashed or blocked a replica. Each one is now rejected by the compiler or stays within
+//! limits of time, memory and stack. None uses up the budget of cluster profiles.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,10 +20,10 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{patched, respond, review};
 
-/// The maximum time for all profiles of a request, in a test build on a busy machine.
+/// The maximum time for all profiles of a request, in an unoptimized build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// The maximum additional memory of a decision, and of compiling a profile, in bytes.
+/// The maximum additional memory for a decision or for compiling a profile, in bytes.
 const MEMORY: u64 = 32 << 20;
 
 fn pod() -> Json {
@@ -39,13 +39,13 @@ fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
 }
 
-/// Decides about [`pod`] with a stack as small as the stacks of the threads that serve requests. Returns the decision
-/// and the patched pod. Panics if the decision exceeds [`LIMIT`] or [`MEMORY`].
+/// Decides the creation of [`pod`] on a stack as small as those of the threads that serve requests. Returns the
+/// decision and the patched pod. Panics if the decision exceeds [`LIMIT`] or [`MEMORY`].
 fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     decide_about(pod(), profiles)
 }
 
-/// Does the same as [`decide`] for another pod.
+/// Like [`decide`], but for another pod.
 fn decide_about(pod: Json, profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     let run = move || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
@@ -111,7 +111,7 @@ fn many_parts_are_rejected() {
     let validations: Vec<_> = (0..850).map(|_| json!(format!("${{{}}}", sum(30)))).collect();
     spec["template"]["spec"] = json!({"containers": [{"name": "c", "image": "i", "args": validations}]});
     let problem = tenant("many", spec).unwrap_err();
-    assert!(problem.contains("parts together"), "{problem}");
+    assert!(problem.contains("parts in total"), "{problem}");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn nesting_of_values_is_bounded() {
             (format!("v{number}"), format!("{open}variables.v{}{close}", number - 1))
         }));
         for value in ["${toJson(variables.v126)}", "${string(variables.v126 == variables.v126)}", "${variables.v126}"] {
-            // The conditions evaluate the variables in order, so that no chain of variables is too long.
+            // The conditions evaluate the variables in order, which avoids deep recursion.
             let mut spec = annotated(&variables, value);
             spec["matchConditions"] = (1..127)
                 .map(|number| json!({"name": format!("c{number}"), "expression": format!("type(variables.v{number}) != string")}))
@@ -137,8 +137,8 @@ fn nesting_of_values_is_bounded() {
     }
 }
 
-/// Returns variables with the names `name` and a number. Number 0 is the string `first`, and each later variable
-/// doubles the string before it.
+/// Returns variables named `name` followed by a number. Number 0 is the string `first`, and each later variable is
+/// twice the previous string.
 fn doubled(name: &str, first: &str, times: usize) -> Vec<(String, String)> {
     let mut variables = vec![(format!("{name}0"), format!("'{first}'"))];
     variables.extend((1..=times).map(|number| {
@@ -157,7 +157,8 @@ fn replacements_of_replacements_are_not_expanded() {
             let value = format!("${{string(regex.replace(variables.m8, '{pattern}', variables.r7).size())}}");
             let (decided, _) = decide(vec![tenant("long", annotated(&variables, &value)).unwrap()]);
             let reason = decided.decision.profiles[0].reason.as_str();
-            // A single match needs little work. A reference to a group that the pattern lacks is replaced by nothing.
+            // A single match needs little work. A reference to a group that the pattern does not have is replaced with
+            // nothing.
             let expected = match (replacement, pattern) {
                 ("$1", "a+") | ("x", "a+" | "(a+)") => "injected",
                 _ => "expression_failed",
@@ -167,8 +168,8 @@ fn replacements_of_replacements_are_not_expanded() {
     }
 }
 
-/// Returns a profile that calls the macro `call` on a long list. The macro continues after the expensive error of each
-/// item.
+/// Returns a profile that calls the macro `call` on a long list. For each item, the macro ignores an error that was
+/// expensive to compute.
 fn failing(call: &str) -> Json {
     let variables = [
         ("a".to_owned(), "lists.range(250)".to_owned()),
@@ -191,7 +192,7 @@ fn failing_work_is_charged() {
     ] {
         let profiles = (0..6).map(|number| tenant(&format!("slow{number}"), failing(call)).unwrap()).collect();
         let (decided, _) = decide(profiles);
-        // The first profile uses the namespace's budget up, and the others are not even begun.
+        // The first profile uses up the namespace's budget, so the others do not start.
         let reasons: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.reason.as_str()).collect();
         assert_eq!(reasons[0], "expression_failed", "{call}: {:?}", decided.decision.profiles[0]);
         let is_left_out = |reason: &&str| matches!(*reason, "expression_failed" | "limit_exceeded");
@@ -211,8 +212,8 @@ fn tenant_uses_no_platform_budget() {
     assert_eq!(object["metadata"]["annotations"]["guard.example.com/v"], "12502500");
 }
 
-/// The result of each namespaced profile is checked on the whole pod. Only the number of checks is limited, not the
-/// number of profiles: a pod of a usual size gets all of them.
+/// The result of each namespaced profile is checked on the whole pod. The budget limits these checks, but a pod of a
+/// usual size gets all profiles.
 #[test]
 fn checks_of_many_profiles_are_charged() {
     let profiles = || -> Vec<_> {
@@ -248,12 +249,12 @@ fn expressions_end_at_request_deadline() {
         let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts).unwrap();
         let decision = &decided.decision.profiles[0];
         assert_eq!(decision.reason.as_str(), expected, "{decision:?}");
-        let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("has to be answered"));
+        let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("the deadline of the request"));
         assert_eq!(ended, deadline.is_some(), "{decision:?}");
     }
 }
 
-/// Returns the smallest profile, and profiles that are each large in one way, with their descriptions.
+/// Returns the smallest profile, and profiles that are each large in one respect, with descriptions.
 fn large_profiles() -> Vec<(&'static str, Json)> {
     let with = |template: Json| json!({"template": template});
     let annotations = |count: usize, value: &dyn Fn(usize) -> String| {

@@ -1,8 +1,8 @@
 //! Tests changes by other webhooks before, between and after Pillion's passes, and invalid injection records.
 //!
-//! The API server calls webhooks one after the other, and some of them again. `LimitRange`s and service accounts also
-//! change the pod in between. In any order, the second pass after a change must change nothing. Every pass must keep
-//! the changes of others, and must not add anything twice.
+//! The API server calls webhooks one after the other, and may call some of them again. Meanwhile, `LimitRange`s and
+//! service accounts also change the pod. In any order, the second pass after a change must not change the pod. Every
+//! pass must keep the changes of others, and must not add anything twice.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -13,7 +13,7 @@ use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::{Map, Value as Json, json};
 
-/// Returns profiles that resemble those of real installations.
+/// Returns profiles that are similar to those of real installations.
 fn realistic() -> Snapshot {
     let files = [include_str!("cases/mesh.yaml"), include_str!("cases/vault.yaml")];
     let own = json!({"profiles": {"otel": {
@@ -52,7 +52,7 @@ fn pass(pod: &mut Json, snapshot: &Snapshot) -> Decided {
     decided
 }
 
-/// Returns the pod with managedFields that assign all its fields to the author.
+/// Returns the pod with managedFields that list all its fields as the author's.
 fn managed(pod: &Json) -> Json {
     with_managed_fields(pod.clone(), pod)
 }
@@ -81,7 +81,7 @@ fn containers(pod: &mut Json) -> impl Iterator<Item = &mut Json> {
     lists.filter_map(|(_, list)| list.as_array_mut()).flatten()
 }
 
-/// Adds an element to the field `list` of `parent`, at the front or at the end. Creates the list if necessary.
+/// Adds an element at the start or the end of the list `list` in `parent`. Creates the list if it is missing.
 fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
     if !parent[list].is_array() {
         parent[list] = json!([]);
@@ -93,7 +93,7 @@ fn push(parent: &mut Json, list: &str, element: Json, at_front: bool) {
 /// A change by another webhook, with its description.
 type Foreign = (&'static str, fn(&mut Json));
 
-/// The changes by others. No change is made twice to the same pod.
+/// The changes by others. Each is made at most once to a pod.
 const FOREIGN: [Foreign; 7] = [
     ("a webhook adds a container", |pod| {
         let late = json!({"name": "late", "image": "l", "livenessProbe": {"tcpSocket": {"port": 9}}});
@@ -150,7 +150,7 @@ fn assert_unique(value: &Json, at: &str) {
 }
 
 /// Asserts that the final pod has the changes of all profiles, and those of [`FOREIGN`] with the indices in `done`.
-/// `story` is for error messages.
+/// `story` describes the case in error messages.
 fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     assert_unique(pod, "");
     let all: Vec<_> = containers(pod).map(|container| container.clone()).collect();
@@ -185,15 +185,15 @@ fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     }
 }
 
-/// Tests all pairs of changes by others. Each change happens before the first pass, between the first and the second,
-/// or after the second.
+/// Tests all pairs of changes by others. Each change is made before the first pass, between the two passes, or after
+/// the second.
 #[test]
 fn passes_settle_after_changes_by_others() {
     let snapshot = realistic();
     let pods = pods();
     for first in 0..FOREIGN.len() {
         for second in 0..FOREIGN.len() {
-            // Each pair is tested on one of the pods.
+            // Each pair is tested with one of the pods.
             let pod = &pods[(first + second) % pods.len()];
             for moments in 0..9 {
                 let plan = [(moments % 3, first), (moments / 3, second)];
@@ -240,7 +240,7 @@ fn record_of(added: &Json, replaced: &Json) -> String {
     json!({"version": 1, "profiles": [entry]}).to_string()
 }
 
-/// Returns injection records that are malformed, or that name wrong paths or values.
+/// Returns injection records that are malformed or contain wrong pointers or values.
 fn strange() -> Vec<String> {
     let huge: Vec<_> = (0..2_000).map(|number| format!("/spec/containers/c{number}")).collect();
     let good = record_of(&json!(["/spec/containers/istio-proxy"]), &json!([]));
@@ -283,8 +283,8 @@ fn authored_record_changes_nothing() {
         for record in strange() {
             let mut forged = pod.clone();
             forged["metadata"]["annotations"][INJECTED_ANNOTATION] = json!(record);
-            // With managedFields, the record belongs to the author. A pod from a file that was never stored has no
-            // managedFields.
+            // According to the managedFields, the author wrote the record. A pod from a file that was never stored has
+            // no managedFields.
             for managed_fields in [true, false] {
                 let mut object = if managed_fields { managed(&forged) } else { forged.clone() };
                 let decided = pass(&mut object, &snapshot);
@@ -301,7 +301,7 @@ fn authored_record_changes_nothing() {
     }
 }
 
-/// An injection record that other webhooks wrote is trusted, but must not harm the pod.
+/// A trusted injection record from another writer must not harm the pod.
 #[test]
 fn record_of_missing_paths_is_harmless() {
     let snapshot = realistic();
@@ -318,7 +318,7 @@ fn record_of_missing_paths_is_harmless() {
     }
 }
 
-/// The author creates a copy of a running pod, including its injection record.
+/// Creating a copy of a running pod, including its injection record, adds nothing twice.
 #[test]
 fn copied_pod_has_no_duplicates() {
     let snapshot = realistic();

@@ -1,4 +1,4 @@
-//! Tests reviews that a real API server sent.
+//! Tests reviews that were captured from a real API server.
 
 #![allow(clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -22,7 +22,7 @@ fn captured_reviews_get_valid_responses() {
         let expected = if is_new_pod { Outcome::Injected } else { Outcome::Skipped };
         assert_eq!(decided.decision.outcome, expected, "{file}");
 
-        // All original values are still at their original positions.
+        // All original values are unchanged, at their original positions.
         let (before, after) = (&review["request"]["object"], patched(&body, &decided));
         assert_contains(&file, before, &after);
         if is_new_pod {
@@ -34,7 +34,7 @@ fn captured_reviews_get_valid_responses() {
     }
 }
 
-/// Asserts that every path of `before` leads to the same value in `after`.
+/// Asserts that every value in `before` has the same path in `after`.
 fn assert_contains(file: &str, before: &Json, after: &Json) {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {

@@ -1,9 +1,9 @@
-//! Tests profiles that are applied to pods. Each file in `tests/cases` and `tests/primitives`, and each example of
-//! docs/profiles.md, has profiles, pods and the expected results.
+//! Tests the results of profiles applied to pods. Each file in `tests/cases` and `tests/primitives`, and each example
+//! in docs/profiles.md, contains profiles, pods and the expected results.
 //!
-//! The result of every changed pod is passed to the engine again: the second patch must be empty. Each case runs twice:
-//! with an injection record that is trusted as found, and with managedFields that name the author's fields, as the API
-//! server sets them.
+//! Every changed pod is passed to the engine a second time: the second patch must be empty. Each case runs twice: once
+//! trusting every injection record, and once with managedFields that list the author's fields, as the API server sets
+//! them.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -27,7 +27,7 @@ use serde_json::{Value as Json, json};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct File {
-    /// Profiles by their names: `name`, or `namespace/name`.
+    /// Profiles by their names, in the form `name` or `namespace/name`.
     profiles: serde_json::Map<String, Json>,
     /// Annotations of the namespace.
     #[serde(default)]
@@ -43,36 +43,36 @@ struct File {
 struct Case {
     name: String,
     pod: Json,
-    /// Annotations of the namespace that replace those of the file.
+    /// Annotations of the namespace. They replace those of the file.
     namespace: Option<serde_json::Map<String, Json>>,
-    /// Changes of the review's `request`, as a merge patch.
+    /// Changes to the `request` of the review, as a merge patch.
     #[serde(default)]
     request: Json,
-    /// The metadata of the pod's service account. If absent, the service account does not exist.
+    /// The metadata of the pod's service account. If it is missing, the service account does not exist.
     service_account: Option<Json>,
-    /// Owners that lookups find, as objects.
+    /// Owners that lookups return.
     #[serde(default)]
     owners: Vec<Json>,
-    /// Objects that lookups find, by the key `resource/name`. A list has the key `resource`.
+    /// Objects that lookups return, with the key `resource/name`. For a list, the key is `resource`.
     #[serde(default)]
     lookups: serde_json::Map<String, Json>,
-    /// The whole resulting object, without the injection record. If absent, the pod must not change.
+    /// The whole resulting object, without the injection record. If it is missing, the pod must not change.
     result: Option<Json>,
-    /// Expected reasons of the selected profiles, as their metric labels.
+    /// Expected reasons of the selected profiles, as values of the metric label.
     reasons: Option<Vec<String>>,
     /// A part of each expected message to the pod author, in order.
     #[serde(default)]
     messages: Vec<String>,
-    /// A part of each expected message of the validating endpoint about the result, in order. If absent, the validating
-    /// endpoint is not tested.
+    /// A part of each message that the validating endpoint is expected to return for the result, in order. If it is
+    /// missing, the validating endpoint is not tested.
     validated: Option<Vec<String>>,
     /// Changes by other webhooks between the first and the second pass, as a merge patch.
     foreign: Option<Json>,
-    /// The whole object after the second pass. If absent, the second pass must not change the object.
+    /// The whole object after the second pass. If it is missing, the second pass must not change the object.
     then: Option<Json>,
 }
 
-/// The profiles of a file, as parents for profiles that extend others.
+/// The profiles of a file. Other profiles may extend them.
 struct Specs(Vec<(String, ProfileSpec)>);
 
 impl Parents for Specs {
@@ -104,8 +104,7 @@ fn profiles(file: &File) -> ProfileSet {
     ProfileSet::new(compiled)
 }
 
-/// Returns the snapshot for a test case. Its namespace has the annotations of the test case or, by default, of the
-/// file.
+/// Returns the snapshot for a test case. The namespace has the annotations of the test case, or else those of the file.
 fn snapshot(file: &File, profiles: &ProfileSet, case: &Case) -> Snapshot {
     let annotations = case.namespace.as_ref().unwrap_or(&file.namespace);
     let annotations = annotations.iter().map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()));
@@ -117,7 +116,7 @@ fn tape(value: &Json) -> Arc<OwnedTape> {
     Arc::new(OwnedTape::parse(value.to_string()).unwrap())
 }
 
-/// Returns the results of the lookups that the review needs, from the test case and the file.
+/// Returns the lookup results that the review needs, from the test case and the file.
 fn looked_up(file: &File, case: &Case, wanted: Wanted) -> LookedUp {
     let found = |object: Option<Json>| object.map_or(Answer::Missing, |object| Answer::Found(tape(&object)));
     let service_account = match wanted.service_account {
@@ -179,7 +178,7 @@ fn decide_at(
     (decided, response)
 }
 
-/// Returns the messages to the pod author: the message of a denial, and the warnings.
+/// Returns the messages to the pod author: the denial message and the warnings.
 fn messages(response: &Json) -> Vec<String> {
     let warnings = response["response"]["warnings"].as_array().cloned().unwrap_or_default();
     let denied = response["response"]["status"]["message"].as_str().map(Json::from);
@@ -193,7 +192,7 @@ fn assert_messages(messages: &[String], expected: &[String], at: &str) {
     }
 }
 
-/// Returns the object without the injection record. Also removes managedFields if `pod` has none.
+/// Returns the object without its injection record, and without managedFields if `pod` has none.
 fn plain(mut object: Json, pod: &Json) -> Json {
     if let Some(annotations) = object["metadata"].get_mut("annotations").and_then(Json::as_object_mut) {
         annotations.remove(INJECTED_ANNOTATION);
@@ -260,8 +259,8 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
     }
 }
 
-/// Asserts that undoing the injection gives the original pod. Skipped if `result` has no injection record, or if `pod`
-/// already had one.
+/// Asserts that undoing the injection restores the original pod. Does nothing if `result` has no injection record or
+/// `pod` already had one.
 fn undone(result: &Json, pod: &Json, at: &str) {
     let has_record =
         |object: &Json| object["metadata"].get("annotations").is_some_and(|all| all.get(INJECTED_ANNOTATION).is_some());
@@ -274,7 +273,7 @@ fn undone(result: &Json, pod: &Json, at: &str) {
     assert_same(&undone, pod, &format!("{at}: the undone object differs from the original"));
 }
 
-/// Asserts that two objects are equal, regardless of the order of their keys.
+/// Asserts that two objects are equal, except for the order of their keys.
 fn assert_same(found: &Json, expected: &Json, at: &str) {
     let sorted = |value: &Json| {
         let mut value = value.clone();
@@ -285,8 +284,8 @@ fn assert_same(found: &Json, expected: &Json, at: &str) {
     assert!(found == expected, "{at}\n--- found\n{found}\n--- expected\n{expected}");
 }
 
-/// Parses the documents of a YAML file, and returns them with their names. Each document is a file of test cases, or
-/// one test case with its `profile`.
+/// Parses the documents in a YAML file, and returns them with their names. Each document contains either a file of test
+/// cases, or one test case with its `profile`.
 fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     let documents = format!("\n{text}");
     let documents = documents.split("\n---\n").enumerate().map(|(place, text)| {
@@ -298,7 +297,7 @@ fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     documents.collect()
 }
 
-/// Expands a document with a `profile` to a file with one test case. Also adds missing metadata to the objects of all
+/// Converts a document with a `profile` to a file with one test case. Also adds missing metadata to the objects of all
 /// test cases.
 fn whole(mut document: Json) -> Json {
     if let Some(profile) = document.as_object_mut().unwrap().remove("profile") {
@@ -327,7 +326,7 @@ fn files(folder: &str) -> Vec<(String, File)> {
     files.into_iter().flat_map(read).collect()
 }
 
-/// Runs the test cases of files, and returns their number. Panics with the names of all failing test cases.
+/// Runs the test cases in files, and returns their number. Panics with the names of all failing test cases.
 fn run(files: &[(String, File)]) -> usize {
     let mut count = 0;
     let mut failed = Vec::new();
@@ -349,12 +348,12 @@ fn run(files: &[(String, File)]) -> usize {
     count
 }
 
-/// The documentation page with the examples. An example has these blocks in this order: `profile`s; one or more `pod`s;
-/// changes by `others` to the last result, and the result `then`. Blocks with facts (`namespace`, `facts`) precede a
-/// pod. Its `result` and the messages to its author (`messages`) follow the pod.
+/// The documentation page with the examples. An example consists of blocks in this order: `profile`s, one or more
+/// `pod`s, then changes by `others` to the last result, and the result `then`. Blocks with facts (`namespace`, `facts`)
+/// precede the pod. The `result` and the messages to the author (`messages`) follow the pod.
 const PAGE: &str = include_str!("../../../docs/profiles.md");
 
-/// Returns the fenced blocks of the page: the info string, the line number, and the content.
+/// Returns the fenced blocks of the page, each with its info string, line number and content.
 fn blocks() -> Vec<(&'static str, usize, String)> {
     let mut blocks = Vec::new();
     let mut lines = PAGE.lines().enumerate();
@@ -366,12 +365,12 @@ fn blocks() -> Vec<(&'static str, usize, String)> {
     blocks
 }
 
-/// An example of the page, which becomes a file of test cases.
+/// An example of the page. It is converted to a file of test cases.
 #[derive(Default)]
 struct Example {
     profiles: serde_json::Map<String, Json>,
     cluster: Json,
-    /// The facts for the next pod.
+    /// The facts that apply to the next pod.
     facts: serde_json::Map<String, Json>,
     cases: Vec<Json>,
 }
@@ -385,7 +384,7 @@ impl Example {
         assert!(self.profiles.insert(name.to_owned(), spec).is_none(), "two profiles {name}");
     }
 
-    /// Sets the field `name` of the last pod's test case. `line` is the line of the block, for error messages.
+    /// Sets the field `name` of the last test case. `line` is the line of the block, for error messages.
     fn of_pod(&mut self, line: usize, name: &str, value: Json) {
         let case = self.cases.last_mut().unwrap_or_else(|| panic!("line {line}: no pod precedes it"));
         assert!(case.get(name).is_none(), "line {line}: the pod before it already has {name}");
@@ -402,13 +401,13 @@ impl Example {
     }
 }
 
-/// Returns the examples of the page, named by their lines.
+/// Returns the examples of the page. Their names are their line numbers.
 fn examples() -> Vec<(String, File)> {
     let mut examples: Vec<(String, Example)> = Vec::new();
     for (words, line, text) in blocks() {
         let value = || -> Json { serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("line {line}: {error}")) };
         if words == "yaml profile" {
-            // A profile after a pod begins the next example.
+            // A profile after a pod starts a new example.
             if examples.last().is_none_or(|(_, example)| !example.cases.is_empty()) {
                 examples.push((format!("docs/profiles.md:{line}"), Example::default()));
             }

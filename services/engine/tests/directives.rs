@@ -1,5 +1,5 @@
-//! Properties of generated profiles with directives and expressions. A second pass changes nothing, and after changes
-//! by other webhooks, one more pass is enough.
+//! Tests properties of generated profiles with directives and expressions. A second pass must change nothing. After
+//! changes by other webhooks, one more pass must be enough.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 
@@ -16,7 +16,8 @@ fn variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("A"), Just("B"), Just("C"), Just("D"), Just("E")]
 }
 
-/// Generates the name of a pod's environment variable. Templates change or remove `Y` and `Z`, but never add them.
+/// Generates the name of an environment variable in a pod. Templates may change or remove `Y` and `Z`, but never add
+/// them.
 fn pods_variable() -> impl Strategy<Value = &'static str> {
     prop_oneof![5 => variable(), 1 => Just("Y"), 1 => Just("Z")]
 }
@@ -32,7 +33,7 @@ fn value() -> impl Strategy<Value = Json> {
     ]
 }
 
-/// Generates an environment variable of a pod.
+/// Generates an environment variable in a pod.
 fn entry() -> impl Strategy<Value = Json> {
     (pods_variable(), value(), 0..6).prop_map(|(name, value, kind)| match kind {
         0 => json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
@@ -81,7 +82,7 @@ prop_compose! {
     }
 }
 
-/// Generates up to two directives of an element, as pairs of a name and a value.
+/// Generates up to two directives for an element, as pairs of name and value.
 fn directives() -> impl Strategy<Value = Vec<(&'static str, Json)>> {
     let one = prop_oneof![
         Just(("$when", json!("params.hold"))),
@@ -114,7 +115,7 @@ fn with(mut element: Json, directives: Vec<(&'static str, Json)>) -> Json {
     element
 }
 
-/// Generates an environment variable of a template.
+/// Generates an environment variable in a template.
 fn templated() -> impl Strategy<Value = Json> {
     let value = prop_oneof![
         value(),
@@ -140,7 +141,7 @@ fn env() -> impl Strategy<Value = Json> {
         ),
         Just(json!("${[{'name': 'B', 'value': 'computed'}]}")),
     ];
-    // Two variables of the same name would be rejected or contradict each other.
+    // The compiler rejects two variables with the same name, and conditional ones would contradict each other.
     prop::collection::vec(prop_oneof![6 => templated(), 1 => group, 1 => removal], 1..5).prop_map(|mut entries| {
         let mut seen = std::collections::HashSet::new();
         let mut is_new = |entry: &Json| entry.get("name").is_none_or(|name| seen.insert(name.to_string()));
@@ -182,7 +183,7 @@ prop_compose! {
             spec["template"]["spec"]["initContainers"] = json!([container]);
         }
         if let Some((env, types)) = patch {
-            // A patch would contradict the template if it set the same variables of the profile's own container.
+            // A patch that sets the same variables in the profile's own container would contradict the template.
             let env = if types.contains(&"Injected") {
                 serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
             } else {
@@ -205,7 +206,7 @@ prop_compose! {
     }
 }
 
-/// Generates changes by other webhooks between two passes, as the numbers that [`edited`] applies.
+/// Generates changes by other webhooks between two passes. Each number is a change that [`edited`] makes.
 fn edits() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..7, 0..4)
 }

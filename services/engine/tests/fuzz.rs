@@ -1,5 +1,5 @@
-//! Runs the fuzz targets on the corpus in `fuzz/`, and on mutations of it. So every test run does some fuzzing, with
-//! any toolchain. `just fuzz TARGET` runs longer, with coverage.
+//! Runs the fuzz targets on the corpus in `fuzz/` and on mutations of it, so that every test run includes some fuzzing
+//! with any toolchain. `just fuzz TARGET` runs longer and is guided by coverage.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use targets::TARGETS;
 
-/// The number of mutated inputs for each target. `PILLION_MUTATIONS` overrides it.
+/// The number of mutated inputs for each target. The environment variable `PILLION_MUTATIONS` overrides it.
 const MUTATIONS: usize = 1_000;
 
-/// The maximum time for one input, in an unoptimised build on a busy machine.
+/// The maximum time for one input, in an unoptimized build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(3);
 
 fn folder(target: &str) -> PathBuf {
@@ -40,7 +40,8 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     corpus
 }
 
-/// Runs a target on an input, which `what` describes. If the target panics or takes too long, panics with the input.
+/// Runs a target on an input. `what` describes the input. If the target panics or takes too long, panics with the
+/// input.
 fn run(name: &str, target: fn(&[u8]), input: &[u8], what: &str) {
     let start = Instant::now();
     let result = catch_unwind(|| target(input));

@@ -1,4 +1,4 @@
-//! Tests of the engine through its public interface.
+//! Tests the engine through its public interface.
 
 mod allocations;
 mod attacks;

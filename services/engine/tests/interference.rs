@@ -1,9 +1,9 @@
 //! Tests non-interference: namespaced profiles do not change the results of cluster profiles. The engine skips a
-//! namespaced profile that would change them, with a reason.
+//! namespaced profile that would change them, and reports a reason.
 //!
-//! Cluster profiles, namespaced profiles and matching objects are generated from a sequence of numbers. Each object
-//! is a case: it is created, and then reviewed again or updated. Proptest generates the sequences and shrinks a
-//! failing one. `PILLION_INTERFERENCE_CASES` sets the number of cases.
+//! Cluster profiles, namespaced profiles and matching objects are generated from a sequence of numbers. Each object is
+//! one case: it is created, and then reviewed again or updated. Proptest generates the sequences and shrinks a failing
+//! one. The environment variable `PILLION_INTERFERENCE_CASES` sets the number of cases.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -49,7 +49,7 @@ impl Parents for Library {
     }
 }
 
-/// Compiles the cluster profiles and the namespaced profiles (`own`), and leaves out invalid ones. Profiles may extend
+/// Compiles the cluster profiles and the namespaced profiles (`own`). Leaves out invalid ones. All profiles may extend
 /// the cluster profiles.
 fn compiled(
     cluster: &[(String, Json)],
@@ -73,8 +73,8 @@ fn compiled(
     (platform, namespaced.collect())
 }
 
-/// Decides about the creation of a pod, and returns the patched pod. `parameters` are annotations of the namespace.
-/// `None` means that the pod is denied.
+/// Decides the creation of a pod, and returns the decision and the patched pod. The pod is `None` if it is denied.
+/// `parameters` are annotations of the namespace.
 fn pass(object: &Json, profiles: &[Arc<CompiledProfile>], parameters: &[(String, String)]) -> (Decided, Option<Json>) {
     review(object, (Kind::Pod, "CREATE"), &snapshot(profiles), parameters)
 }
@@ -83,7 +83,7 @@ fn snapshot(profiles: &[Arc<CompiledProfile>]) -> Snapshot {
     Snapshot::new(ProfileSet::new(profiles.iter().map(Arc::clone)))
 }
 
-/// Like [`pass`], for an object of any kind and any operation.
+/// Does the same as [`pass`] for an object of any kind and any operation.
 fn review(
     object: &Json,
     (kind, operation): (Kind, &str),
@@ -116,8 +116,8 @@ fn review(
     (decided, Some(object))
 }
 
-/// Returns annotations for the namespace. They set the parameters of each extended cluster profile to the values that
-/// the namespaced profile sets.
+/// Returns annotations for the namespace. They set the parameters of each extended cluster profile to the values from
+/// the namespaced profile.
 fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, String)> {
     let extended = decided
         .decision
@@ -133,7 +133,7 @@ fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, Str
     extended.filter_map(set).collect()
 }
 
-/// Returns the names of the profiles whose changes the object has after the decision.
+/// Returns the names of the profiles that have changes in the object after the decision.
 fn applied(decided: &Decided) -> Vec<&str> {
     let has =
         |decision: &&ProfileDecision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged);
@@ -147,8 +147,8 @@ const fn operation(kind: Kind, pass: usize) -> &'static str {
     }
 }
 
-/// Runs all cases, and returns the violation in the first failing case. `None`: namespaced profiles change no result of
-/// cluster profiles. Calls `see` with each decision and its object.
+/// Runs all cases, and returns the violation in the first failing case. `None` if namespaced profiles change no result
+/// of cluster profiles. Calls `see` with each decision and its object.
 fn interference(profiles: &Profiles, see: &mut dyn FnMut(&Decided, &Json)) -> Option<String> {
     let (cluster, own) = compiled(&profiles.cluster, &profiles.own);
     let together = snapshot(&cluster.iter().chain(&own).map(Arc::clone).collect::<Vec<_>>());
@@ -169,7 +169,7 @@ fn interference_in(
         let on = (case.kind, operation(case.kind, pass));
         let (decided, after) = review(&both, on, if is_there { together } else { cluster }, &[]);
         see(&decided, after.as_ref().unwrap_or(&both));
-        // A denied object is not stored.
+        // A denied object is not stored, so there is no second pass.
         let after = after?;
         let parameters = parameters_set(&decided, &profiles.own);
         let (by_themselves, expected) = review(&alone, on, cluster, &parameters);
@@ -206,13 +206,13 @@ fn interference_in(
     None
 }
 
-/// Returns the number of sequences to generate. Each sequence gives profiles and [`Profiles::CASES`] objects.
+/// Returns the number of sequences to generate. Each sequence yields profiles and [`Profiles::CASES`] objects.
 fn rows() -> u32 {
     let cases = std::env::var("PILLION_INTERFERENCE_CASES").ok().and_then(|cases| cases.parse().ok());
     u32::try_from(cases.unwrap_or(100_000_usize).div_ceil(Profiles::CASES)).unwrap()
 }
 
-/// A sequence of numbers. Its debug output omits the numbers, because the failure message shows the profiles.
+/// A sequence of numbers. Its debug output is empty, because the failure message contains the generated profiles.
 struct Numbers(Vec<u16>);
 
 impl std::fmt::Debug for Numbers {
@@ -225,7 +225,7 @@ fn numbers() -> impl Strategy<Value = Numbers> {
     prop::collection::vec(any::<u16>(), 900).prop_map(Numbers)
 }
 
-/// Returns a random seed if `PILLION_INTERFERENCE_CASES` is set. All other runs test the same cases each time.
+/// Returns a random seed if `PILLION_INTERFERENCE_CASES` is set. Otherwise, every run tests the same cases.
 fn seed() -> RngSeed {
     let is_searching = std::env::var_os("PILLION_INTERFERENCE_CASES").is_some();
     if is_searching { ProptestConfig::default().rng_seed } else { RngSeed::Fixed(1) }
@@ -243,8 +243,8 @@ proptest! {
     }
 }
 
-/// Adds the number of each directive in a profile's spec to `seen`, of each kind of position, conflict and join, and of
-/// computed restart policies. `whose` is the prefix of the keys.
+/// Counts the directives in the spec of a profile, by name, and the kinds of positions, conflicts and joins. Also
+/// counts computed restart policies. Adds the counts to `seen`, with the prefix `whose`.
 fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
     let fields = text.as_object().into_iter().flatten();
     for (key, value) in fields {
@@ -270,7 +270,7 @@ fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
     text.as_array().into_iter().flatten().for_each(|item| directives(whose, item, seen));
 }
 
-/// Checks that the generator creates valid profiles that are applied. Without them, the property would prove nothing.
+/// Checks that the generator produces valid profiles that are applied. Otherwise, the property would be meaningless.
 #[test]
 fn generator_reaches_every_directive_and_outcome() {
     const DIRECTIVES: [&str; 19] = [

@@ -1,5 +1,5 @@
-//! Tests that pods with pod-level resources stay valid. The API server rejects a pod whose containers together request
-//! more than the pod. It also rejects a container with a higher limit than the pod.
+//! Tests that pods with pod-level resources remain valid. The API server rejects a pod if its containers request more
+//! in total than the pod, or if a container has a higher limit than the pod.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
@@ -9,8 +9,8 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{patched, respond, review, snapshot};
 
-/// The kind and the CPU resources of a container, in millicores: its request, and the amount by which its limit exceeds
-/// the request.
+/// The kind of a container, and its CPU resources in millicores: its request, and the difference between limit and
+/// request.
 #[derive(Clone, Debug)]
 struct Asked {
     requests: Option<u64>,
@@ -61,7 +61,7 @@ fn milli(quantity: &Json) -> u64 {
     text.strip_suffix('m').map_or_else(|| text.parse::<u64>().unwrap() * 1_000, |milli| milli.parse().unwrap())
 }
 
-/// Returns the total CPU request of a pod's containers, as Kubernetes' `AggregateContainerRequests` computes it, and
+/// Returns the total CPU request of a pod's containers, computed like `AggregateContainerRequests` in Kubernetes, and
 /// their largest CPU limit. Both are in millicores.
 fn used(spec: &Json) -> (u64, u64) {
     let of = |container: &Json, kind: &str| container["resources"][kind].get("cpu").map(milli);
@@ -84,7 +84,7 @@ fn used(spec: &Json) -> (u64, u64) {
     ((total + sidecars).max(largest_init), limit)
 }
 
-/// Asserts that the CPU resources of a pod's spec follow the rules of Kubernetes' `validatePodResources`.
+/// Asserts that the CPU resources of a pod's spec satisfy the rules of `validatePodResources` in Kubernetes.
 fn assert_valid(spec: &Json) {
     let (requests, largest_limit) = used(spec);
     let of_pod = |kind: &str| spec["resources"][kind].get("cpu").map(milli);
@@ -136,7 +136,7 @@ proptest! {
         assert_valid(&first["spec"]);
 
         // The API server calls the webhook again if another webhook changes the pod. The second pass must not add
-        // anything twice.
+        // resources again.
         let body = review(&first);
         let facts = Facts { namespace: snapshot.namespace("team-a"), record_trust: RecordTrust::AsFound, ..Facts::default() };
         let decided = Review::parse(&body).unwrap().decide(Endpoint::Any, &snapshot, &facts).unwrap();
@@ -145,7 +145,7 @@ proptest! {
 }
 
 /// Adds a sidecar that requests 100m and 64Mi, with a limit of 128Mi, to a pod with these pod-level resources. Returns
-/// the new pod-level resources.
+/// the resulting pod-level resources.
 fn grown(resources: &Json) -> Json {
     let sidecar = json!({"name": "sidecar", "image": "s:1", "resources":
         {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}});

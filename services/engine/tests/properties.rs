@@ -1,4 +1,4 @@
-//! Properties of generated pods and profiles.
+//! Tests properties of generated pods and profiles.
 
 #![allow(clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
@@ -9,7 +9,7 @@ use pillion_engine::review::Review;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
-/// Generates one of few names, so that pods and profiles often use the same name.
+/// Generates one of a few names, so that pods and profiles often use the same name.
 fn name() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("app"), Just("logger"), Just("proxy"), Just("data")]
 }
@@ -48,7 +48,7 @@ fn entries() -> impl Strategy<Value = Json> {
     prop::collection::btree_map("(example.com/)?[a-z]{1,2}", "[ -~é\"\\\\]{0,6}", 0..4).prop_map(|map| json!(map))
 }
 
-/// Generates a value of `strategy`, null, or `None` for an absent field.
+/// Generates a value of `strategy`, null, or `None`, which means that the field is absent.
 fn maybe(strategy: impl Strategy<Value = Json>) -> impl Strategy<Value = Option<Json>> {
     prop_oneof![4 => strategy.prop_map(Some), 1 => Just(Some(Json::Null)), 2 => Just(None)]
 }
@@ -95,7 +95,7 @@ prop_compose! {
     }
 }
 
-/// Returns the profiles that compile, with names. Two containers with the same name, for instance, are rejected.
+/// Returns the valid profiles, with names. For example, a profile with two containers of the same name is invalid.
 fn usable(profiles: Vec<Json>) -> Vec<(&'static str, Json)> {
     let named = ["a", "b", "c"].into_iter().zip(profiles);
     let compiles = |spec: &Json| {
@@ -104,8 +104,8 @@ fn usable(profiles: Vec<Json>) -> Vec<(&'static str, Json)> {
     named.filter(|(_, spec)| compiles(spec)).collect()
 }
 
-/// Whether every path of `before` leads to the same value in `after`. A null in `before` matches any value. Templates
-/// append to lists, so indices stay valid.
+/// Whether every value in `before` has the same path in `after`. A null in `before` matches any value. Templates only
+/// append to lists, so list indices do not change.
 fn contains(before: &Json, after: &Json) -> bool {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {
@@ -134,8 +134,8 @@ fn is_unique(mut names: Vec<String>) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
-    /// A patch applies, preserves existing values, and adds no name twice. If the pod has managedFields, a second pass
-    /// changes nothing.
+    /// A patch can be applied, preserves existing values, and adds no name twice. If the pod has managedFields, a
+    /// second pass changes nothing.
     #[test]
     fn injection_adds_once_and_only_adds(pod in pod(), profiles in prop::collection::vec(profile(), 0..3)) {
         let profiles = usable(profiles);
@@ -159,7 +159,7 @@ proptest! {
         }
     }
 
-    /// The result does not depend on the order in which profiles are given.
+    /// The result does not depend on the order of the given profiles.
     #[test]
     fn result_does_not_depend_on_given_order(pod in pod(), profiles in prop::collection::vec(profile(), 2..4)) {
         let mut profiles = usable(profiles);
@@ -169,13 +169,13 @@ proptest! {
         prop_assert_eq!(one.patch, other.patch);
     }
 
-    /// Parsing any bytes gives a review or an error, but no panic.
+    /// Parsing arbitrary bytes returns a review or an error, but does not panic.
     #[test]
     fn arbitrary_bytes_cause_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
         let _ = Review::parse(&bytes);
     }
 
-    /// A captured review with a moved piece gives a decision or an error, but no panic.
+    /// A captured review with a moved piece results in a decision or an error, but not in a panic.
     #[test]
     fn damaged_reviews_cause_no_panic(from in 0usize..3_000, length in 0usize..40, to in 0usize..3_000) {
         let mut body = crate::common::captured_by_name("create-bare-pod.json");
@@ -188,7 +188,7 @@ proptest! {
         }
     }
 
-    /// Any template compiles or is rejected with reasons.
+    /// An arbitrary template compiles or is rejected with diagnostics.
     #[test]
     fn arbitrary_templates_compile_or_have_reasons(template in any_json()) {
         let spec = json!({"template": template});

@@ -1,7 +1,7 @@
-//! Tests profiles and pods that try to stall a replica. Each decision ends in bounded time, with a reason.
+//! Tests profiles and pods that try to block a replica. Each decision ends within the time limit, and has a reason.
 //!
-//! Neither the author of a profile nor the author of a pod may stall a replica. The cost of a pod's long lists and
-//! strings is charged to the same budget as the expressions.
+//! Neither the author of a profile nor the author of a pod may block a replica. Processing a pod's long lists and
+//! strings uses the same budget as expressions.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 #![allow(clippy::needless_pass_by_value, reason = "literal profiles and pods are easier to read without references")]
@@ -15,11 +15,11 @@ use bombs::{pod_bombs, profile_bombs};
 use pillion_engine::decision::Outcome;
 use serde_json::{Value as Json, json};
 
-/// The time limit for a decision. In an unoptimised build, the longest decision takes a few tenths of it. Unbounded
-/// work would take a minute.
+/// The time limit for a decision. In an unoptimized build, the longest decision takes a few tenths of it. Without the
+/// budget, it would take a minute.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// A profile, a pod that it matches, and the allowed reasons of the profile's decision, as metric labels.
+/// A profile, a matching pod, and the allowed reasons of the decision for the profile, as metric labels.
 struct Bomb {
     name: &'static str,
     profile: Json,
@@ -28,7 +28,7 @@ struct Bomb {
 }
 
 const DONE: &[&str] = &["injected"];
-/// The reason if the profile exceeds its budget for one object.
+/// The reason if the profile exceeds its budget.
 const TOO_MUCH: &[&str] = &["expression_failed"];
 /// The reason if the injection record is too large.
 const TOO_LARGE: &[&str] = &["record_too_large"];
@@ -48,14 +48,14 @@ fn variables(count: usize, value: impl Fn(usize) -> String) -> Json {
     pod(json!({"containers": [{"name": "app", "image": "i", "env": env}]}))
 }
 
-/// Returns a pod with this number of containers.
+/// Returns a pod with the given number of containers.
 fn many(count: usize) -> Json {
     let containers: Vec<_> =
         (0..count).map(|number| json!({"name": format!("c{number}"), "image": "i", "env": [{"name": "A"}]})).collect();
     pod(json!({"containers": containers}))
 }
 
-/// Returns a small pod whose annotation `example.com/x` has this value.
+/// Returns a small pod with the given value of the annotation `example.com/x`.
 fn annotated(value: impl Into<String>) -> Json {
     let mut pod = small();
     pod["metadata"]["annotations"]["example.com/x"] = json!(value.into());
@@ -66,13 +66,13 @@ fn template(template: Json) -> Json {
     json!({"activation": "Always", "template": template})
 }
 
-/// Returns a profile that sets environment variables of all app containers.
+/// Returns a profile that sets environment variables in all app containers.
 fn env(env: Json) -> Json {
     container_patch(json!({"types": ["App"]}), json!({"env": env}))
 }
 
-/// Returns a profile that adds a container with environment variables. The injection record lists the container as one
-/// change.
+/// Returns a profile that adds a container with environment variables. In the injection record, the container is one
+/// addition.
 fn added(env: Json) -> Json {
     template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "env": env}]}}))
 }

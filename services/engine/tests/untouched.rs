@@ -1,6 +1,5 @@
-//! Tests that fields that no profile names stay byte for byte, in any notation, even if values around them are moved,
-//! joined or replaced. The order of profiles does not depend on the order in which they are given.
-
+//! Tests that fields which no profile sets remain unchanged byte for byte, in any notation, even if values around them
+//! are moved, joined or replaced. Also tests that the order of the given profiles does not affect the result.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
 use crate::common::{respond, snapshot};
@@ -9,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 
-/// JSON as written. The value of a key that begins with `x-` is kept as a string.
+/// JSON in its original notation. The value of a key that begins with `x-` is kept as a string.
 #[derive(Debug)]
 enum Raw {
     Map(Vec<(String, Self)>),
@@ -91,7 +90,7 @@ fn space() -> impl Strategy<Value = &'static str> {
     prop_oneof![3 => Just(""), 1 => Just(" "), 1 => Just("\n  "), 1 => Just("\t"), 1 => Just("\r\n")]
 }
 
-/// Generates a JSON value in a notation that clients other than the API server may use.
+/// Generates a JSON value in a notation that the API server would not use.
 fn odd() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("1.0"),
@@ -121,7 +120,7 @@ fn odd() -> impl Strategy<Value = String> {
     })
 }
 
-/// Generates the JSON of a pod, with values of [`odd`] in many places and with white space between tokens.
+/// Generates the JSON of a pod, with values from [`odd`] in many places and with white space between tokens.
 fn pod() -> impl Strategy<Value = String> {
     let pod = json!({
         "metadata": {"annotations": {"example.com/native": "NATIVE"}, "labels": {"app": "a"}, "@": 0},
@@ -175,8 +174,8 @@ fn pod() -> impl Strategy<Value = String> {
     )
 }
 
-/// Returns a profile that moves, joins, composes, replaces and orders values. `conflict` is the `$conflict` of its
-/// liveness probe.
+/// Returns a profile that moves, joins, composes, replaces and orders values. `conflict` is the `$conflict` rule for
+/// its liveness probe.
 fn profile(conflict: &str) -> Json {
     json!({
         "activation": "Always",

@@ -1,4 +1,4 @@
-//! Tests that patched pods are valid: a profile is not applied if its expressions compute a value that the API server
+//! Tests that patched pods are valid: a profile is not applied if its expressions compute values that the API server
 //! rejects.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{patched, respond, review, snapshot};
 
-/// Applies a template that reads the variable `x` to a pod. The variable is the pod's annotation `x`, which holds
+/// Applies a template that reads the variable `x` to a pod. The variable contains the pod's annotation `x`, which is
 /// `value` as JSON. Returns the patched pod, or the reason why the profile was not applied.
 fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     let profile = json!({
@@ -33,7 +33,7 @@ fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     }
 }
 
-/// Returns a template with a container whose `field` has this value.
+/// Returns a template with a container that has the given value in `field`.
 fn container(field: &str, value: Json) -> Json {
     let mut container = json!({"name": "side", "image": "side:1"});
     container[field] = value;
@@ -89,7 +89,7 @@ fn rejects_computed_value_of_wrong_type() {
     }
 }
 
-/// Returns the reason and the detail of a decision, and the patched pod.
+/// Returns the reason and the detail of the decision, and the patched pod.
 fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
     let body = review(pod);
     let (decided, _) = respond(&body, &snapshot(&[("merged", profile)]));
@@ -98,7 +98,7 @@ fn applied(profile: Json, pod: &Json) -> (String, String, Json) {
     (decision.reason.as_str().to_owned(), detail, patched(&body, &decided))
 }
 
-/// Returns a profile that changes the pod's own containers.
+/// Returns a profile that changes the existing containers of the pod.
 fn changing(template: &Json) -> Json {
     json!({"activation": "Always", "containerPatches": [{"name": "all", "template": template}]})
 }
@@ -141,7 +141,7 @@ fn merged_fields_of_a_container_fit_one_another() {
             }
         }
     }
-    // A violation in the original pod is not attributed to the profile.
+    // Violations that the original pod already has are not attributed to the profile.
     let wrong = web(json!({"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}));
     let (reason, detail, _) = applied(changing(&json!({"resources": {"limits": {"memory": "1Gi"}}})), &wrong);
     assert_eq!(reason, "injected", "{detail}");

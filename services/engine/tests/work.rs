@@ -1,5 +1,5 @@
-//! Tests large objects and bodies, and profiles that multiply their input. The work must grow linearly with the size of
-//! the input, so that a replica can serve other requests. The time limit is a hundred times the typical time, and a
+//! Tests large objects and request bodies, and profiles that multiply their input. The time must be linear in the size
+//! of the input, so that a replica can serve other requests. The limit is a hundred times the typical time, and one
 //! hundredth of the time that quadratic work would take.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
@@ -20,7 +20,7 @@ fn review(change: impl FnOnce(&mut Json)) -> Vec<u8> {
     serde_json::to_vec(&review).unwrap()
 }
 
-/// Returns a review of a pod whose annotation `example.com/list` lists this number of items.
+/// Returns a review of a pod whose annotation `example.com/list` contains the given number of items.
 fn listed(items: usize) -> Vec<u8> {
     let list = (0..items).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
     review(|object| object["metadata"]["annotations"] = json!({"example.com/list": list}))

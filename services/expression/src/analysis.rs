@@ -1,11 +1,13 @@
-//! Analyses a compiled expression: which fields of a value it reads, and which of its features the API server lacks.
+//! Analyzes a compiled expression: which fields of a value it reads, and which of its features API servers do not
+//! support.
 //!
-//! A value may be expensive as a whole but cheap in part, so its provider needs the fields that an expression reads.
-//! If the expression uses the value in any other way, it reads the whole value.
+//! Getting a whole value may be expensive while some of its fields are cheap, so the provider of a value needs to know
+//! which fields an expression reads. If the expression uses the value in any other way, it reads the whole value.
 //!
-//! Kubernetes' admission policies support some expressions with the same meaning, so the API server can evaluate
-//! these expressions. One stricter rule of the API server is visible in the source: the elements of a list or map
-//! literal must have one type. The API server reports other type errors when a policy with the expression is stored.
+//! Kubernetes' admission policies support some of these expressions with the same meaning, so an API server can
+//! evaluate them. One stricter rule of the API server can be checked in the source: the elements of a list or map
+//! literal must have the same type. The API server reports other type errors when a policy with the expression is
+//! stored.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +16,8 @@ use super::functions::Native;
 use super::parse::{Literal, Operator};
 
 impl Expression {
-    /// Returns the fields that the expression reads from the variable `name`, or from its items if `is_list`. `None`:
-    /// the expression may read any field.
+    /// Returns the fields that the expression reads from the variable `name`, or from its items if `is_list` is set.
+    /// `None` if the expression may read any field.
     #[must_use]
     pub fn fields_of(&self, name: &str, is_list: bool) -> Option<BTreeSet<Box<str>>> {
         let mut collector =
@@ -28,7 +30,7 @@ impl Expression {
 struct FieldCollector<'n> {
     name: &'n str,
     is_list: bool,
-    /// For each value bound within the expression: whether it is the tracked value.
+    /// For each local variable of the expression, whether it is the tracked value.
     locals: Vec<bool>,
     fields: BTreeSet<Box<str>>,
     reads_all: bool,
@@ -36,7 +38,7 @@ struct FieldCollector<'n> {
 
 impl FieldCollector<'_> {
     fn node(&mut self, node: &Node) {
-        // The expression uses the value itself, not one of its fields.
+        // The expression uses the value itself, and not only one of its fields.
         if self.value(node) || self.list(node) {
             self.reads_all = true;
             return;
@@ -110,7 +112,7 @@ impl FieldCollector<'_> {
         }
     }
 
-    /// Whether the node is the tracked value, or an item of the tracked list. In that case, visits its subexpressions.
+    /// Whether the node is the tracked value or an item of the tracked list. If so, visits its subexpressions.
     fn value(&mut self, node: &Node) -> bool {
         match &node.kind {
             NodeKind::Name(name) => !self.is_list && **name == *self.name,
@@ -123,7 +125,7 @@ impl FieldCollector<'_> {
         }
     }
 
-    /// Whether the node is the tracked list, possibly filtered or sorted. In that case, visits its subexpressions.
+    /// Whether the node is the tracked list, possibly filtered or sorted. If so, visits its subexpressions.
     fn list(&mut self, node: &Node) -> bool {
         match &node.kind {
             NodeKind::Name(name) => self.is_list && **name == *self.name,
@@ -140,8 +142,8 @@ impl FieldCollector<'_> {
 }
 
 impl Expression {
-    /// Describes the features of the expression that the API server's policies lack, sorted. Names of the scope are
-    /// not checked.
+    /// Returns a sorted list of the expression's features that admission policies do not support. Does not check the
+    /// names of the scope.
     #[must_use]
     pub fn not_native(&self) -> Vec<String> {
         let mut finder = UnsupportedFinder::default();
@@ -153,15 +155,15 @@ impl Expression {
     }
 }
 
-/// The type of an element, as far as the source shows it.
+/// The type of an element, if the source shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
     Literal(&'static str),
-    /// A part of an object, whose type the API server does not know either.
+    /// A part of an object. The API server does not know its type either.
     Dynamic,
     List(Option<Box<Self>>),
     Map(Option<Box<(Self, Self)>>),
-    /// A value whose type the API server may know.
+    /// A value of unknown type. The API server may know its type.
     Unknown,
 }
 
@@ -169,7 +171,8 @@ enum Shape {
 struct UnsupportedFinder {
     found: BTreeSet<String>,
     has_quantities: bool,
-    /// Whether the expression has an operator or a function that takes quantities here, but not in the API server.
+    /// Whether the expression contains an operator or a function that only accepts quantities here, and not in the API
+    /// server.
     uses_quantity_operators: bool,
 }
 
@@ -197,13 +200,13 @@ impl UnsupportedFinder {
                     Native::Yes => self.has_quantities |= name == "quantity",
                     Native::ExceptQuantities => self.uses_quantity_operators = true,
                 }
-                // The API server's `quantity` takes strings only. The types of an object's fields are unknown here.
+                // The API server's `quantity` only accepts strings. The types of an object's fields are unknown here.
                 let is_number = |argument| matches!(shape(argument), Shape::Literal(kind) if kind != "string");
                 if name == "quantity" && call.arguments.iter().any(is_number) {
                     self.found.insert("quantity() of a number".to_owned());
                 }
                 for argument in &call.arguments {
-                    // The arguments of a format may have different types.
+                    // The arguments of `format` may have different types.
                     match (&argument.kind, name) {
                         (NodeKind::List(elements), "format") => self.all(elements.iter().map(|element| &element.value)),
                         _ => self.node(argument),
@@ -267,7 +270,7 @@ fn shape(node: &Node) -> Shape {
             Shape::Dynamic => Shape::Dynamic,
             _ => Shape::Unknown,
         },
-        // The API server knows the types of the request and the namespace.
+        // The API server knows the types of the request and of the namespace.
         NodeKind::Name(name) if matches!(&**name, "object" | "oldObject") => Shape::Dynamic,
         _ => Shape::Unknown,
     }

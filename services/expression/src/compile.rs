@@ -1,4 +1,4 @@
-//! Compiles the source of an expression into a program: resolves names, and rejects expressions that can never work.
+//! Compiles the source of an expression into a program: resolves names, and rejects expressions that always fail.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::parse::{Ast, AstKind, Literal, Operator};
 use super::pattern::Pattern;
 use super::scope::{Scope, closest};
 
-/// A compiled expression. It is immutable, and several threads can evaluate it.
+/// A compiled expression. It is immutable, so several threads can evaluate it.
 #[derive(Clone, Debug)]
 pub struct Expression {
     program: Arc<Program>,
@@ -24,17 +24,17 @@ struct Program {
     paths: Box<[Path]>,
 }
 
-/// A path into the scope that an expression reads.
+/// A value in the scope that an expression reads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path {
     /// The name, such as `object`, `params` or `owner`.
     pub name: String,
-    /// The fields below the name that are fixed in the source, such as `["spec", "hostNetwork"]`. The expression may
-    /// read everything below the last field.
+    /// The fields below the name that are constant in the source, such as `["spec", "hostNetwork"]`. The expression may
+    /// read everything below the last one.
     pub fields: Vec<String>,
 }
 
-/// The names of types, which expressions use as values.
+/// The names of types. Expressions can use them as values.
 const TYPES: [&str; 12] =
     ["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type", "duration", "quantity"];
 
@@ -49,11 +49,11 @@ pub(crate) enum NodeKind {
     Literal(Literal),
     /// The name of a type.
     Type(&'static str),
-    /// A name of the scope.
+    /// A name in the scope.
     Name(Box<str>),
-    /// A member of a name with members.
+    /// A member of a name that has members.
     Member(Box<Member>),
-    /// A value bound within the expression. The number is the index among the enclosing bindings.
+    /// A local variable of the expression. The number is its index among the enclosing bindings.
     Local(usize),
     Select(Box<Select>),
     /// `has(a.b)`.
@@ -69,10 +69,10 @@ pub(crate) enum NodeKind {
     List(Box<[Element]>),
     Map(Box<[(Node, Element)]>),
     Loop(Box<Loop>),
-    /// `cel.bind`: evaluates the first part once, and evaluates the second part with its value.
+    /// `cel.bind`: evaluates the first part once, and then the second part, which may use its value.
     Bind(Box<[Node; 2]>),
     /// `optMap`, `optFlatMap`: evaluates the second part with the value of the first part, an optional. If the optional
-    /// is empty, so is the result. `flat`: the second part is an optional too.
+    /// is empty, the result is also empty. If `flat` is set, the second part returns an optional.
     MapOptional {
         parts: Box<[Node; 2]>,
         flat: bool,
@@ -112,7 +112,7 @@ pub(crate) struct Index {
 pub(crate) struct Invocation {
     pub(crate) function: &'static Function,
     pub(crate) arguments: Box<[Node]>,
-    /// The compiled regular expression, if the argument for it is a literal.
+    /// The compiled regular expression, if that argument is a literal.
     pub(crate) pattern: Option<Pattern>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Element {
     pub(crate) value: Node,
 }
 
-/// A macro that iterates over the items of a list or the keys of a map, and binds each item or key.
+/// A macro that iterates over the items of a list or the keys of a map, with each one bound to a variable.
 #[derive(Debug)]
 pub(crate) struct Loop {
     pub(crate) kind: LoopKind,
@@ -145,7 +145,7 @@ impl Expression {
     /// Compiles an expression against a scope.
     ///
     /// # Errors
-    /// Returns the first mistake: invalid syntax, an exceeded limit, or an unknown name or function.
+    /// Returns the first error: invalid syntax, an exceeded limit, or an unknown name or function.
     pub fn compile(source: &str, scope: &Scope) -> Result<Self, ExpressionError> {
         let ast = parse(source)?;
         let span = ast.span;
@@ -162,7 +162,7 @@ impl Expression {
         &self.program.source
     }
 
-    /// Whether the expression reads this name of the scope.
+    /// Whether the expression reads the given name of the scope.
     #[must_use]
     pub fn uses(&self, name: &str) -> bool {
         self.program.paths.iter().any(|path| path.name == name)
@@ -173,14 +173,14 @@ impl Expression {
         let mut last = None;
         let paths = self.program.paths.iter().filter(move |path| path.name == name);
         paths.filter_map(|path| path.fields.first().map(String::as_str)).filter(move |member| {
-            // Paths are sorted, so duplicates are adjacent.
+            // Paths are sorted, so duplicates are next to each other.
             let fresh = last != Some(*member);
             last = Some(*member);
             fresh
         })
     }
 
-    /// Returns all paths of the scope that the expression reads, sorted.
+    /// Returns a sorted list of all paths in the scope that the expression reads.
     #[must_use]
     pub fn paths(&self) -> &[Path] {
         &self.program.paths
@@ -205,7 +205,7 @@ impl Compiler<'_> {
         self.unrecorded_node(ast)
     }
 
-    /// Compiles a node without recording its path. The caller has recorded it, or a longer path that contains it.
+    /// Compiles a node without recording its path. The caller has recorded the path or a longer one.
     fn unrecorded_node(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         let span = ast.span;
         self.nodes += 1;
@@ -260,8 +260,8 @@ impl Compiler<'_> {
         Ok(Node { kind, span })
     }
 
-    /// Compiles the operand of a field or an index. If the operand is a path, the path is not recorded, since the
-    /// caller has recorded the longer one.
+    /// Compiles the operand of a field or an index. If the operand is a path, it is not recorded, because the caller
+    /// has recorded the longer path.
     fn operand(&mut self, ast: Ast) -> Result<Node, ExpressionError> {
         if self.path(&ast).is_some() { self.unrecorded_node(ast) } else { self.node(ast) }
     }
@@ -272,7 +272,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Returns the name and the fields of an expression that is a plain path from a name of the scope, else `None`.
+    /// Returns the name and the fields of a path that begins with a name in the scope. `None` for other expressions.
     fn path<'a>(&self, ast: &'a Ast) -> Option<(&'a str, Vec<String>)> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has(name) => Some((name, Vec::new())),
@@ -302,8 +302,8 @@ impl Compiler<'_> {
             return Ok(NodeKind::Local(place));
         }
         if self.scope.has_members(&name) {
-            return Err(ExpressionError::at(span, format!("`{name}` is not a value of its own"))
-                .with_help(format!("name what is wanted of it: {name}.x")));
+            return Err(ExpressionError::at(span, format!("`{name}` cannot be used as a value"))
+                .with_help(format!("use one of its members, as in {name}.x")));
         }
         if self.scope.has(&name) {
             return Ok(NodeKind::Name(name.into()));
@@ -322,11 +322,11 @@ impl Compiler<'_> {
             error.with_help(format!("`{name}` is a function: {name}(...)"))
         } else {
             let names: Vec<_> = self.scope.names().collect();
-            error.with_help(format!("there are: {}", names.join(", ")))
+            error.with_help(format!("available names: {}", names.join(", ")))
         })
     }
 
-    /// Returns the name if the expression is only a name with members, else `None`.
+    /// Returns the name if the expression is only a name with members. `None` for other expressions.
     fn with_members(&self, ast: &Ast) -> Option<String> {
         match &ast.kind {
             AstKind::Name(name) if !self.is_local(name) && self.scope.has_members(name) => Some(name.clone()),
@@ -339,10 +339,10 @@ impl Compiler<'_> {
             let error = ExpressionError::at(span, format!("there is no `{name}.{member}`"));
             return Err(match closest(&member, members.iter().map(String::as_str)) {
                 Some(suggestion) => error.with_help(format!("did you mean `{name}.{suggestion}`?")),
-                None if members.is_empty() => error.with_help(format!("nothing is declared under `{name}`")),
+                None if members.is_empty() => error.with_help(format!("`{name}` has no members")),
                 None => {
                     let members: Vec<_> = members.iter().map(String::as_str).collect();
-                    error.with_help(format!("there are: {}", members.join(", ")))
+                    error.with_help(format!("available members: {}", members.join(", ")))
                 }
             });
         }
@@ -354,14 +354,14 @@ impl Compiler<'_> {
             let AstKind::Literal(Literal::String(member)) = index.kind else {
                 return Err(ExpressionError::at(
                     index.span,
-                    format!("what is wanted of `{name}` has to stand here as text"),
+                    format!("the member of `{name}` must be a string literal"),
                 )
-                .with_help(format!("which of `{name}` are read is known before anything is evaluated: {name}.x")));
+                .with_help(format!("the members that are read must be known before evaluation, as in {name}.x")));
             };
             let access = if optional { Access::Optional } else { Access::Plain };
             return self.member(name, member.into(), access, span);
         }
-        // A computed key ends the path: the expression may read everything below the operand.
+        // A computed key ends the recorded path: the expression may read everything below the operand.
         let goes_on = matches!(index.kind, AstKind::Literal(Literal::String(_)));
         let operand = if goes_on { self.operand(operand)? } else { self.node(operand)? };
         Ok(NodeKind::Index(Box::new(Index { operand, key: self.node(index)?, optional })))
@@ -381,7 +381,7 @@ impl Compiler<'_> {
             }
             return self.invoke(Style::Global, name, name_span, arguments, span);
         };
-        // The target may be the first part of a function name with a dot: base64.encode(...).
+        // The target may be the first part of a function name that contains a dot: base64.encode(...).
         if let AstKind::Name(library) = &target.kind
             && !self.is_local(library)
             && !self.scope.has(library)
@@ -406,7 +406,7 @@ impl Compiler<'_> {
         self.invoke(Style::Member, name, name_span, all, span)
     }
 
-    /// Compiles a call of a function. The first argument of a member function is its receiver.
+    /// Compiles a function call. The first argument of a member function is its receiver.
     fn invoke(
         &mut self,
         style: Style,
@@ -425,7 +425,7 @@ impl Compiler<'_> {
             let signatures: Vec<_> = candidates.iter().map(|function| function.signature).collect();
             let count = count - usize::from(style == Style::Member);
             return Err(ExpressionError::at(span, format!("`{name}` does not take {count} arguments"))
-                .with_help(format!("it is {}", signatures.join(" or "))));
+                .with_help(format!("use {}", signatures.join(" or "))));
         };
         let pattern = match function.pattern.and_then(|place| arguments.get(place)) {
             Some(Ast { kind: AstKind::Literal(Literal::String(pattern)), span, .. }) => {
@@ -440,7 +440,7 @@ impl Compiler<'_> {
     fn has(&mut self, arguments: Vec<Ast>, span: Span) -> Result<NodeKind, ExpressionError> {
         let wrong = || {
             ExpressionError::at(span, "`has` takes one field, has(a.b)")
-                .with_help("for a key that is no name use 'key' in a, for an optional .hasValue()")
+                .with_help("use 'key' in a for a key that is not a name, and .hasValue() for an optional")
         };
         let [argument] = <[Ast; 1]>::try_from(arguments).map_err(|_| wrong())?;
         self.record(&argument);
@@ -468,19 +468,19 @@ impl Compiler<'_> {
         };
         let (Some(variable), Some(body)) = (variable, body) else {
             let help = match kind {
-                LoopKind::Map => "it is list.map(x, value) or list.map(x, condition, value)".to_owned(),
-                LoopKind::SortBy => "it is list.sortBy(x, key)".to_owned(),
-                _ => format!("it is list.{name}(x, condition)"),
+                LoopKind::Map => "use list.map(x, value) or list.map(x, condition, value)".to_owned(),
+                LoopKind::SortBy => "use list.sortBy(x, key)".to_owned(),
+                _ => format!("use list.{name}(x, condition)"),
             };
             return Err(
-                ExpressionError::at(span, format!("`{name}` takes a name and what is done with it")).with_help(help)
+                ExpressionError::at(span, format!("`{name}` takes a variable name and an expression")).with_help(help)
             );
         };
         let variable = self.variable(variable, name)?;
         let range = self.node(target)?;
         self.loops += 1;
         if self.loops > MAXIMUM_LOOPS {
-            return Err(ExpressionError::at(span, format!("more than {MAXIMUM_LOOPS} loops stand in one another"))
+            return Err(ExpressionError::at(span, format!("more than {MAXIMUM_LOOPS} loops are nested"))
                 .with_help("compute the inner one in a variable"));
         }
         self.locals.push(variable);
@@ -499,8 +499,8 @@ impl Compiler<'_> {
         span: Span,
     ) -> Result<NodeKind, ExpressionError> {
         let [variable, body] = <[Ast; 2]>::try_from(arguments).map_err(|_| {
-            ExpressionError::at(span, format!("`{name}` takes a name and what is done with it"))
-                .with_help(format!("it is optional.{name}(x, value)"))
+            ExpressionError::at(span, format!("`{name}` takes a variable name and an expression"))
+                .with_help(format!("use optional.{name}(x, value)"))
         })?;
         let variable = self.variable(variable, name)?;
         let target = self.node(target)?;
@@ -512,7 +512,7 @@ impl Compiler<'_> {
 
     fn bind(&mut self, arguments: Vec<Ast>, span: Span) -> Result<NodeKind, ExpressionError> {
         let [variable, value, body] = <[Ast; 3]>::try_from(arguments)
-            .map_err(|_| ExpressionError::at(span, "`cel.bind` takes a name, its value, and where it is used"))?;
+            .map_err(|_| ExpressionError::at(span, "`cel.bind` takes a variable name, its value, and an expression"))?;
         let variable = self.variable(variable, "cel.bind")?;
         let value = self.node(value)?;
         self.locals.push(variable);
@@ -523,15 +523,13 @@ impl Compiler<'_> {
 
     fn variable(&self, ast: Ast, of: &str) -> Result<String, ExpressionError> {
         let AstKind::Name(name) = ast.kind else {
-            return Err(ExpressionError::at(
-                ast.span,
-                format!("the first argument of `{of}` is a name for each value"),
-            ));
+            return Err(ExpressionError::at(ast.span, format!("the first argument of `{of}` must be a variable name")));
         };
-        // A local name that hides a name of the scope would make the expression ambiguous for readers.
+        // A local variable that hides a name of the scope would confuse readers.
         if self.scope.has(&name) {
-            return Err(ExpressionError::at(ast.span, format!("`{name}` means something else already"))
-                .with_help("choose another name"));
+            return Err(
+                ExpressionError::at(ast.span, format!("`{name}` is already defined")).with_help("choose another name")
+            );
         }
         Ok(name)
     }
@@ -560,11 +558,13 @@ fn unknown_function(style: Style, name: &str, span: Span) -> ExpressionError {
         });
     }
     match name {
-        "timestamp" | "now" => return error.with_help("expressions know no time, so that they always give the same"),
-        "length" | "len" | "count" => return error.with_help("it is value.size()"),
-        "toLowerCase" | "lower" | "toLower" => return error.with_help("it is text.lowerAscii()"),
-        "toUpperCase" | "upper" | "toUpper" => return error.with_help("it is text.upperAscii()"),
-        "default" | "getOrDefault" => return error.with_help("it is a.?b.orValue(value)"),
+        "timestamp" | "now" => {
+            return error.with_help("expressions have no access to the time, so that their results are reproducible");
+        }
+        "length" | "len" | "count" => return error.with_help("use value.size()"),
+        "toLowerCase" | "lower" | "toLower" => return error.with_help("use text.lowerAscii()"),
+        "toUpperCase" | "upper" | "toUpper" => return error.with_help("use text.upperAscii()"),
+        "default" | "getOrDefault" => return error.with_help("use a.?b.orValue(value)"),
         _ => {}
     }
     if MACROS.contains(&name) {
@@ -572,6 +572,6 @@ fn unknown_function(style: Style, name: &str, span: Span) -> ExpressionError {
     }
     match closest(name, functions::all().map(|function| function.name).chain(MACROS)) {
         Some(suggestion) => error.with_help(format!("did you mean `{suggestion}`?")),
-        None => error.with_help("docs/expressions.md has all functions"),
+        None => error.with_help("docs/expressions.md lists all functions"),
     }
 }

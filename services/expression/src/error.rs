@@ -1,27 +1,26 @@
-//! Errors of expressions: in their source, and at evaluation.
+//! Errors in the source of expressions, and errors of their evaluation.
 
 use std::ops::Range;
 
 use thiserror::Error;
 
-/// A mistake in the source of an expression, or in a string of a template. The range locates it in that source or
-/// string.
+/// An error in the source of an expression or in a string of a template.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct ExpressionError {
-    /// The affected bytes of the source or string. The range is empty where something is missing.
+    /// The affected bytes of the source or string. The range is empty if something is missing there.
     pub range: Range<usize>,
-    /// The mistake.
+    /// The description of the error.
     pub message: String,
-    /// The remedy, if one is known.
+    /// How to correct the error, if known.
     pub help: Option<String>,
 }
 
-/// The reason why a valid expression has no value.
+/// The reason why a valid expression cannot be evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}", .inner.message)]
 pub struct EvaluationError {
-    // Boxed, because results are mostly values and should be small.
+    // Boxed, so that results, which are mostly values, are small.
     inner: Box<Inner>,
 }
 
@@ -34,7 +33,7 @@ struct Inner {
     unavailable: bool,
 }
 
-/// A range of bytes in a source of at most [`super::MAXIMUM_SOURCE`] bytes.
+/// A range of bytes in a source, which has at most [`super::MAXIMUM_SOURCE`] bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     start: u16,
@@ -55,7 +54,7 @@ impl ExpressionError {
         self
     }
 
-    /// Returns the same error for a string in which the source begins at `offset`.
+    /// Moves the range, for a source that begins at `offset` in a longer string.
     #[must_use]
     pub fn moved(mut self, offset: usize) -> Self {
         self.range = self.range.start + offset..self.range.end + offset;
@@ -64,40 +63,40 @@ impl ExpressionError {
 }
 
 impl EvaluationError {
-    /// Creates an error about a value that the expression read or computed.
+    /// Creates an error about a value that the expression has read or computed.
     pub fn new(message: impl Into<String>) -> Self {
         let message = message.into();
         Self { inner: Box::new(Inner { message, help: None, range: None, exhausted: false, unavailable: false }) }
     }
 
-    /// Creates the error for an exceeded limit. `||` and `&&` do not absorb this error, unlike all others.
+    /// Creates the error for an exceeded limit. Unlike all others, `||` and `&&` do not absorb this error.
     pub(crate) fn exhausted(message: impl Into<String>) -> Self {
         let mut error = Self::new(message);
         error.inner.exhausted = true;
         error
     }
 
-    /// Creates the error for data that could not be looked up. Neither the expression nor the object is at fault.
+    /// Creates the error for data that could not be looked up. It is not caused by the expression or the object.
     pub fn unavailable(message: impl Into<String>) -> Self {
         let mut error = Self::new(message);
         error.inner.unavailable = true;
         error
     }
 
-    /// Adds the remedy to the error.
+    /// Adds a help text that says how to correct the error.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.inner.help = Some(help.into());
         self
     }
 
-    /// Sets the range in the source, unless the error already has the range of an inner part.
+    /// Sets the range in the source, unless the error already has the range of a nested part.
     pub(crate) fn within(mut self, span: Span) -> Self {
         self.inner.range.get_or_insert_with(|| span.range());
         self
     }
 
-    /// Removes the range, because the error comes from another expression's source.
+    /// Removes the range, because it refers to the source of another expression.
     pub(crate) fn without_range(mut self) -> Self {
         self.inner.range = None;
         self
@@ -109,13 +108,13 @@ impl EvaluationError {
         &self.inner.message
     }
 
-    /// Returns the remedy, if one is known.
+    /// Returns how to correct the error, if known.
     #[must_use]
     pub fn help(&self) -> Option<&str> {
         self.inner.help.as_deref()
     }
 
-    /// Returns the range of the expression's source that failed, if it is known.
+    /// Returns the range in the expression's source that failed, if known.
     #[must_use]
     pub fn range(&self) -> Option<Range<usize>> {
         self.inner.range.clone()

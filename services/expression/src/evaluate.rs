@@ -12,24 +12,24 @@ use super::parse::{Literal, Operator};
 use super::scope::{LONGEST_NAME, closest};
 use super::value::{Items, ListBuilder, MapBuilder, Value, whole};
 
-/// The values of the names of a scope in one evaluation. Each value is requested only when an expression reads it.
+/// The values for the names of a scope during one evaluation. A value is requested only when an expression reads it.
 pub trait Bindings<'v> {
     /// Returns the value of a name that was added with [`Scope::with`](super::Scope::with).
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError>;
 
-    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members); `None` if
-    /// the member is absent. An implementation that evaluates the member charges `meter`.
+    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members). `None` if
+    /// the member is absent. If the member must be evaluated, the implementation charges `meter`.
     fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError>;
 
-    /// Returns the seed of the function `jitter`: the UID of the request.
+    /// Returns the seed for the function `jitter`, which is the UID of the request.
     fn seed(&self) -> &str;
 }
 
 impl Expression {
-    /// Evaluates the expression. Requests only the bindings that the evaluation reaches.
+    /// Evaluates the expression. Requests only the values that the evaluation needs.
     ///
     /// # Errors
-    /// Fails if a value is absent or has the wrong type, or if a limit of the meter is reached.
+    /// A value is absent or has the wrong type, or a limit of the meter is reached.
     pub fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -40,7 +40,7 @@ impl Expression {
         let result = evaluation.value(self.root());
         meter.leave();
         let value = result?;
-        // A reached limit fails the evaluation even if its error was absorbed.
+        // If a limit was reached, the evaluation fails even if the error was absorbed.
         meter.charge(0)?;
         Ok(value)
     }
@@ -48,7 +48,7 @@ impl Expression {
     /// Evaluates the expression as a condition.
     ///
     /// # Errors
-    /// Fails like [`Expression::evaluate`], and if the result is not a bool.
+    /// Like [`Expression::evaluate`]. Also fails if the result is not a bool.
     pub fn evaluate_bool<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -60,7 +60,7 @@ impl Expression {
     /// Evaluates the expression as a part of a longer string.
     ///
     /// # Errors
-    /// Fails like [`Expression::evaluate`], and if the result is not a string, number or bool.
+    /// Like [`Expression::evaluate`]. Also fails if the result is not a string, number or bool.
     pub fn evaluate_text<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -74,7 +74,7 @@ impl Expression {
     /// Evaluates the expression for a field or an element.
     ///
     /// # Errors
-    /// Fails like [`Expression::evaluate`], and if the result is too large or not representable in JSON.
+    /// Like [`Expression::evaluate`]. Also fails if the result is too large or cannot be represented in JSON.
     pub fn evaluate_outcome<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -85,7 +85,7 @@ impl Expression {
     }
 }
 
-/// The number of arguments that are passed without an allocation. Few functions take more arguments.
+/// The number of arguments that can be passed without an allocation. Few functions have more.
 const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {
@@ -97,8 +97,8 @@ struct Evaluation<'a, 'v> {
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
 impl<'v> Evaluation<'_, 'v> {
-    /// Evaluates a node. Expressions nest up to [`MAXIMUM_DEPTH`](super::MAXIMUM_DEPTH) deep, so code with large stack
-    /// frames is in separate functions.
+    /// Evaluates a node. Expressions nest up to [`MAXIMUM_DEPTH`](super::MAXIMUM_DEPTH) levels deep, so code that needs
+    /// large stack frames is in separate functions.
     fn value(&mut self, node: &'v Node) -> Evaluated<'v> {
         self.meter.charge(1)?;
         match &node.kind {
@@ -159,7 +159,7 @@ impl<'v> Evaluation<'_, 'v> {
         match (member.access, found) {
             (Access::Plain, Some(value)) => Ok(value),
             (Access::Plain, None) => Err(EvaluationError::new(format!("{}.{} is not set", member.of, member.name))
-                .with_help(format!("say what counts then: {}.?{}.orValue(...)", member.of, member.name))
+                .with_help(format!("set a value for this case: {}.?{}.orValue(...)", member.of, member.name))
                 .within(span)),
             (Access::Optional, Some(value)) => match value {
                 Value::Optional(_) => Ok(value),
@@ -174,7 +174,7 @@ impl<'v> Evaluation<'_, 'v> {
     fn select(&mut self, select: &'v Select, span: Span) -> Evaluated<'v> {
         let operand = self.value(&select.operand)?;
         let field = &*select.field;
-        // A field of an optional is an optional itself.
+        // A field of an optional is also an optional.
         let (operand, optional) = match &operand {
             Value::Optional(None) => return Ok(Value::none()),
             Value::Optional(Some(present)) => (present.value(), true),
@@ -234,7 +234,8 @@ impl<'v> Evaluation<'_, 'v> {
         }
     }
 
-    /// Evaluates `&&` and `||`. An operand with the value `decisive` decides even if the other operand fails.
+    /// Evaluates `&&` and `||`. An operand with the value `decisive` determines the result, even if the other operand
+    /// fails.
     fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
@@ -264,7 +265,7 @@ impl<'v> Evaluation<'_, 'v> {
         };
         match operator {
             Operator::Equal | Operator::NotEqual => {
-                // An optional never equals another value, so this comparison is probably a mistake.
+                // An optional never equals a value that is not an optional, so this comparison is probably an error.
                 if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
                     return Err(mismatch(operator, left, right));
                 }
@@ -293,7 +294,7 @@ impl<'v> Evaluation<'_, 'v> {
         }
         match value.to_key() {
             Some(key) => Ok(Value::Bool(container.entry(&key, self.meter)?.is_some())),
-            // A double with a fraction is never a key.
+            // A double with a fraction cannot be a key.
             None if matches!(value, Value::Double(_)) => Ok(Value::Bool(false)),
             None => Err(mismatch(Operator::In, value, container)),
         }
@@ -349,7 +350,7 @@ impl<'v> Evaluation<'_, 'v> {
             if let Some(value) = value
                 && let Some(_earlier) = map.insert(key, value, self.meter)?
             {
-                return Err(EvaluationError::new("this key stands in the map already").within(key_node.span));
+                return Err(EvaluationError::new("this key is already in the map").within(key_node.span));
             }
         }
         map.finish(self.meter)
@@ -367,20 +368,20 @@ impl<'v> Evaluation<'_, 'v> {
         })
     }
 
-    /// Returns the error for a missing field. The error suggests a similar field, if there is one. Fails if the meter
-    /// does not grant the search.
+    /// Returns the error for a missing field, and suggests a similar field if there is one. Fails if the meter's budget
+    /// is too small for the search.
     #[cold]
     fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
         if !value.is_map() {
             let found = value.describe();
-            return Ok(EvaluationError::new(format!("{found} has no fields; `{field}` was asked for")));
+            return Ok(EvaluationError::new(format!("{found} has no fields, so it has no `{field}`")));
         }
         let error = EvaluationError::new(format!("there is no field `{field}`"));
-        // The search for similar names skips large maps, because a loop may create many such errors.
+        // Do not search for similar names in large maps, because a loop may create many such errors.
         let is_small = value.lookup_cost() <= FEW_STEPS && value.count(self.meter)?.is_some_and(|count| count <= 32);
         let names = if is_small { value.entries(self.meter)?.unwrap_or_default() } else { Vec::new() };
         let names: Vec<_> = names.iter().map(|(key, _)| key.to_text()).collect();
-        // The comparison is quadratic in the lengths of the names.
+        // Comparing two names takes time in proportion to the product of their lengths.
         let letters: usize = names.iter().map(|name| name.len().min(LONGEST_NAME)).sum();
         self.meter.charge(field.len() * letters / LETTERS)?;
         Ok(match closest(field, names.iter().map(|name| &**name)) {
@@ -401,11 +402,12 @@ impl<'v> Evaluation<'_, 'v> {
                 match (flat, result) {
                     (false, result) => Value::some(result, self.meter),
                     (true, result @ Value::Optional(_)) => Ok(result),
-                    (true, result) => {
-                        Err(EvaluationError::new(format!("optFlatMap gives an optional, not {}", result.describe()))
-                            .with_help("use optMap")
-                            .within(body.span))
-                    }
+                    (true, result) => Err(EvaluationError::new(format!(
+                        "the expression of optFlatMap must return an optional, not {}",
+                        result.describe()
+                    ))
+                    .with_help("use optMap")
+                    .within(body.span)),
                 }
             }
             value => Err(EvaluationError::new(format!("optMap is called on an optional, not {}", value.describe()))
@@ -422,9 +424,9 @@ impl<'v> Evaluation<'_, 'v> {
             self.meter.charge_items(entries.len())?;
             Items::Own(entries.iter().map(|(key, _)| key.to_value()).collect())
         } else {
-            let error = EvaluationError::new(format!("a loop goes over a list or a map, not {}", range.describe()));
+            let error = EvaluationError::new(format!("a loop needs a list or a map, not {}", range.describe()));
             let error = match range {
-                Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue([])"),
+                Value::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue([])"),
                 _ => error,
             };
             return Err(error.within(iteration.range.span));
@@ -481,7 +483,7 @@ impl<'v> Evaluation<'_, 'v> {
         result
     }
 
-    /// Searches for an item for which the condition gives the `decisive` result. Such an item decides even if the
+    /// Searches for an item for which the condition returns `decisive`. Such an item determines the result, even if the
     /// condition fails for other items.
     fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
         let mut failed = None;
@@ -499,10 +501,10 @@ impl<'v> Evaluation<'_, 'v> {
     }
 }
 
-/// The number of compared pairs of characters that cost one step.
+/// The number of character comparisons that cost one step.
 const LETTERS: usize = 8;
 
-/// The maximum number of steps for a lookup in a small map.
+/// The maximum number of steps for a lookup in a map that counts as small.
 const FEW_STEPS: usize = 16;
 
 #[cold]

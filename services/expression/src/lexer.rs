@@ -1,7 +1,7 @@
 //! Splits the source of an expression into tokens.
 //!
-//! The same lexer finds the end of an expression in a template. It distinguishes the brace that closes `${` from braces
-//! in strings, comments and map literals. It allocates only for names and literals, and reads every byte once.
+//! The same lexer finds the end of an expression in a template: it distinguishes the brace that closes `${` from braces
+//! in strings, comments and map literals. It only allocates memory for names and literals, and reads each byte once.
 
 use super::error::ExpressionError;
 
@@ -15,7 +15,7 @@ pub(crate) struct Token {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TokenKind {
-    /// An integer without its sign. The value may exceed `i64::MAX` by one, for the smallest negative integer.
+    /// An integer without its sign. For the smallest negative integer, the value exceeds `i64::MAX` by one.
     Int(u64),
     UInt(u64),
     Double(f64),
@@ -23,13 +23,13 @@ pub(crate) enum TokenKind {
     Bytes(Vec<u8>),
     /// A name, including `true`, `false`, `null` and `in`.
     Name(String),
-    /// A name in backticks, which is valid only after a dot.
+    /// A name in backticks. It is only valid after a dot.
     QuotedName(String),
     Symbol(&'static str),
     End,
 }
 
-/// All symbols. Longer symbols precede their prefixes.
+/// All symbols. A symbol comes before its own prefixes.
 const SYMBOLS: [&str; 27] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "!", "+", "-", "*", "/", "%", "?", ":", ".", ",", "(", ")", "[", "]",
     "{", "}", "=", "&", "|",
@@ -46,7 +46,7 @@ impl<'s> Lexer<'s> {
         Self { text, at }
     }
 
-    /// Returns the next token; at the end of the source always [`TokenKind::End`].
+    /// Returns the next token. At the end of the source, always returns [`TokenKind::End`].
     pub(crate) fn next(&mut self) -> Result<Token, ExpressionError> {
         self.skip_blanks();
         let start = self.at;
@@ -97,7 +97,7 @@ impl<'s> Lexer<'s> {
         let start = self.at;
         let inner = self.rest().get(1..).unwrap_or_default();
         let Some(length) = inner.find('`') else {
-            return Err(ExpressionError::new(start..self.text.len(), "this name in backticks has no end"));
+            return Err(ExpressionError::new(start..self.text.len(), "the closing backtick of this name is missing"));
         };
         self.at += length + 2;
         Ok(TokenKind::QuotedName(inner.get(..length).unwrap_or_default().to_owned()))
@@ -111,10 +111,10 @@ impl<'s> Lexer<'s> {
         }
         let error = ExpressionError::new(
             self.at..self.at + first.len_utf8(),
-            format!("an expression has no character {first:?} outside of its strings"),
+            format!("the character {first:?} is not allowed outside of strings"),
         );
         Err(match first {
-            '$' if rest.starts_with("${") => error.with_help("this is an expression already: leave `${` and `}` out"),
+            '$' if rest.starts_with("${") => error.with_help("this is already an expression; remove `${` and `}`"),
             '$' => error.with_help("`$(NAME)` is text: put it into quotes, '$(NAME)'"),
             '\u{2018}' | '\u{2019}' | '\u{201c}' | '\u{201d}' => error.with_help("use straight quotes, ' or \""),
             _ => error,
@@ -170,7 +170,7 @@ impl<'s> Lexer<'s> {
         match (unsigned, value) {
             (true, _) => Ok(TokenKind::UInt(value)),
             (false, 0..=0x8000_0000_0000_0000) => Ok(TokenKind::Int(value)),
-            (false, _) => Err(too_large().with_help("an unsigned one is written with a u behind it")),
+            (false, _) => Err(too_large().with_help("append u to make it an unsigned integer")),
         }
     }
 
@@ -189,7 +189,7 @@ impl<'s> Lexer<'s> {
             if next == quote && (!triple || chars.as_str().starts_with(&quote.to_string().repeat(2))) {
                 self.at += if triple { 3 } else { 1 };
                 return literal.finish().ok_or_else(|| {
-                    ExpressionError::new(start..self.at, "the escapes of this string do not make text")
+                    ExpressionError::new(start..self.at, "the escapes of this string are not valid UTF-8")
                 });
             }
             if !triple && (next == '\n' || next == '\r') {
@@ -198,10 +198,13 @@ impl<'s> Lexer<'s> {
             self.at += next.len_utf8();
             if next == '\\' && !prefix.raw {
                 self.at += literal.escape(chars.as_str()).map_err(|length| {
-                    ExpressionError::new(at..(at + 1 + length).min(self.text.len()), "a string has no such escape")
-                        .with_help(
-                            r"escapes are \\ \' \n \t \r \xHH \uHHHH; a backslash is written \\, or the string r'...'",
-                        )
+                    ExpressionError::new(
+                        at..(at + 1 + length).min(self.text.len()),
+                        "this escape is not valid in a string",
+                    )
+                    .with_help(
+                        r"escapes are \\ \' \n \t \r \xHH \uHHHH; a backslash is written \\, or the string r'...'",
+                    )
                 })?;
             } else {
                 literal.push(next);
@@ -210,7 +213,8 @@ impl<'s> Lexer<'s> {
     }
 
     fn no_end(&self, start: usize) -> Result<TokenKind, ExpressionError> {
-        Err(ExpressionError::new(start..self.text.len(), "this string has no end").with_help("close it with its quote"))
+        Err(ExpressionError::new(start..self.text.len(), "the closing quote of this string is missing")
+            .with_help("add the closing quote"))
     }
 }
 
@@ -238,7 +242,7 @@ impl Prefix {
     }
 }
 
-/// A string literal while it is read.
+/// A string literal that is being read.
 struct Literal {
     bytes: Vec<u8>,
     prefix: Prefix,
@@ -249,8 +253,8 @@ impl Literal {
         self.bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
     }
 
-    /// Reads the escape at the start of `rest`, after its backslash. Returns its length, or the length of its invalid
-    /// part.
+    /// Parses the escape at the start of `rest`, which follows a backslash. Returns its length, or an error with the
+    /// length of its invalid part.
     fn escape(&mut self, rest: &str) -> Result<usize, usize> {
         let Some(kind) = rest.chars().next() else { return Err(0) };
         let number = |from: usize, length: usize, radix: u32| {
@@ -355,7 +359,7 @@ mod tests {
                 TokenKind::Int(0x8000_0000_0000_0000),
             ]
         );
-        // A digit must follow the dot of a number, so this dot accesses a member of the number.
+        // A digit must follow the dot in a number, so this dot selects a field.
         assert_eq!(kinds("1.x")[1], TokenKind::Symbol("."));
     }
 

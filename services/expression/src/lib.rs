@@ -1,16 +1,16 @@
 //! Expressions: the language of profiles, a dialect of CEL.
 //!
 //! An expression is pure: it reads its bindings, and returns a value or an error. It has no access to the clock, the
-//! network or random numbers. It visits the items of lists and the keys of maps in a fixed order, so its result is
+//! network or random numbers. It processes the items of lists and the keys of maps in a fixed order, so its result is
 //! reproducible.
 //!
 //! 1. [`Text`] finds the expressions in the strings of a template.
-//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It checks the size first, so that
-//!    no source can exhaust the stack, then names and functions against a [`Scope`].
-//! 3. [`Expression::evaluate`] requests only the [`Bindings`] that the expression reaches, and stops at a limit of
-//!    its [`Meter`].
+//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It first checks the size, so that no
+//!    source can exhaust the stack, and then the names and functions against a [`Scope`].
+//! 3. [`Expression::evaluate`] requests only the [`Bindings`] that the evaluation needs, and stops when it reaches a
+//!    limit of its [`Meter`].
 //!
-//! A [`Value`] borrows from the object or profile that it is read from: reading a field of a pod copies nothing.
+//! A [`Value`] borrows from the object or profile that contains it, so reading a field of a pod copies nothing.
 //!
 //! # Example
 //!
@@ -67,17 +67,17 @@ pub use scope::{Scope, closest};
 pub use text::{Part, Source, Text};
 pub use value::{Extended, Items, Key, ListBuilder, MapBuilder, Text as TextValue, Value};
 
-/// The maximum length of an expression in bytes.
+/// The maximum length of an expression, in bytes.
 pub const MAXIMUM_SOURCE: usize = 1024;
 
-/// The maximum number of parts (literals, names, operators, calls) of an expression.
+/// The maximum number of parts (literals, names, operators and calls) in an expression.
 pub const MAXIMUM_NODES: usize = 256;
 
-/// The maximum nesting of an expression.
+/// The maximum nesting depth of an expression.
 pub const MAXIMUM_DEPTH: usize = 32;
 
-/// The maximum nesting of loops (`map`, `filter`, `all`, ...).
+/// The maximum nesting depth of loops (`map`, `filter`, `all`, ...).
 const MAXIMUM_LOOPS: usize = 2;
 
-/// The maximum size in bytes of a string, or of the whole result of an expression.
+/// The maximum size of a string, and of the whole result of an expression, in bytes.
 pub const MAXIMUM_RESULT: usize = 256 * 1024;

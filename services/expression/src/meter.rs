@@ -1,10 +1,11 @@
-//! The meter grants the steps, memory, depth and time that expressions use.
+//! The meter limits the steps, memory, depth and time that expressions use.
 //!
-//! Every computation needs a meter: loops, patterns, and the builders in [`value`](super::value). Each computation
-//! charges the meter before it uses a resource, even if it then fails. The meter counts steps instead of time, so an
+//! Everything that computes needs a meter: loops, patterns, and the builders in [`value`](super::value). A resource is
+//! charged before it is used, even if the computation then fails. The meter counts steps instead of time, so an
 //! expression has the same result each time for the same object. The deadline is a last resort.
 //!
-//! A step is about one evaluated node, one visited item, or sixteen written bytes: at most 25 ns of CPU time.
+//! One step is approximately one evaluated node, one processed item, or sixteen written bytes. It takes at most 25 ns
+//! of CPU time.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,19 +22,19 @@ pub struct Meter {
     memory: usize,
     nested: usize,
     deadline: Option<Instant>,
-    /// If fewer steps than this remain, [`Meter::charge`] reads the clock or rejects the charge.
+    /// If fewer steps than this remain, [`Meter::charge`] reads the clock or fails.
     clock_at: usize,
-    /// The limit that was reached. All later charges are rejected.
+    /// The limit that was reached. All later charges fail.
     reached: Option<Limit>,
     /// The pool that receives the unused budget when the meter is dropped.
     allowance: Option<Allowance>,
-    /// Compiled patterns that are not literals, so that a loop compiles them once.
+    /// Compiled patterns that are not literals, cached so that a loop compiles each of them once.
     patterns: Vec<(Box<str>, Pattern)>,
 }
 
-/// The budgets of one request: for each [`Purpose`], one for all cluster profiles and one for all profiles of the
-/// namespace. A tenant with a hundred expensive profiles gets no more than a tenant with one, and takes nothing from
-/// the budget of cluster profiles.
+/// The budgets of one request. For each [`Purpose`], there is one budget for all cluster profiles and one for all
+/// profiles of the namespace. So a tenant with a hundred expensive profiles gets no more than a tenant with one, and
+/// cannot use up the budget of cluster profiles.
 #[derive(Clone, Debug)]
 pub struct Allowances {
     pools: Rc<[Pool; 4]>,
@@ -46,14 +47,14 @@ struct Pool {
     memory: Cell<usize>,
 }
 
-/// The pool that a meter's budget was taken from.
+/// The pool from which the budget of a meter was taken.
 #[derive(Debug)]
 struct Allowance {
     pools: Rc<[Pool; 4]>,
     index: usize,
 }
 
-/// The owner of the profile that a meter is for.
+/// The owner of the profile that uses a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A cluster profile.
@@ -65,25 +66,25 @@ pub enum Owner {
 /// The purpose of a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Deciding what a profile does.
+    /// Decides what a profile does.
     Decide,
-    /// Recognizing what the profile did in an earlier pass. The budget for this purpose is separate, so that every
-    /// profile that could be applied can also be recognized.
+    /// Recognizes what the profile did in an earlier pass. This purpose has a separate budget, so that every profile
+    /// that could be applied can also be recognized.
     Recognize,
 }
 
 impl Allowances {
-    /// The steps that the profiles of one owner may use on one request, for each purpose.
+    /// The number of steps that all profiles of one owner may use for one request and purpose.
     pub const STEPS: usize = Meter::PROFILE;
 
-    /// Creates the budgets of a request with this deadline.
+    /// Creates the budgets for a request with this deadline.
     #[must_use]
     pub fn until(deadline: Option<Instant>) -> Self {
         let pool = || Pool { steps: Cell::new(Self::STEPS), memory: Cell::new(Meter::MEMORY) };
         Self { pools: Rc::new([pool(), pool(), pool(), pool()]), deadline }
     }
 
-    /// Creates a meter for at most this number of steps. Dropping the meter returns its unused budget to the pool.
+    /// Creates a meter with at most this number of steps. When it is dropped, its unused budget returns to the pool.
     #[must_use]
     pub fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         let index = 2 * owner as usize + purpose as usize;
@@ -111,11 +112,11 @@ impl Drop for Meter {
 /// A limit that ended an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// More steps than were granted.
+    /// More steps were needed than the budget allows.
     Steps,
-    /// More memory than was granted.
+    /// More memory was needed than the budget allows.
     Memory,
-    /// Values or variables that nest deeper than allowed.
+    /// Values or variables are nested too deeply.
     Depth,
     /// The deadline of the request has passed.
     Time,
@@ -124,30 +125,30 @@ pub(crate) enum Limit {
 /// The maximum number of cached patterns.
 const MAXIMUM_PATTERNS: usize = 8;
 
-/// The maximum depth of expressions that evaluate other expressions by reading variables.
+/// The maximum depth of variables that read other variables.
 const MAXIMUM_NESTED: usize = 24;
 
-/// The maximum depth of computed values. The parsers bound the depth of values from JSON. So no recursion over a
-/// value exhausts the stack of a request's thread.
+/// The maximum depth of computed values. The parsers limit the depth of values from JSON. So recursion over a value
+/// does not exhaust the stack of a thread.
 pub(crate) const MAXIMUM_VALUE_DEPTH: u8 = 64;
 
-/// Steps between two reads of the clock: less than a millisecond.
+/// The number of steps between two reads of the clock. They take less than a millisecond.
 const CLOCK_INTERVAL: usize = 20_000;
 
-/// Steps for creating the message of an error that does not end the evaluation.
+/// The steps for creating an error message, if the error does not end the evaluation.
 const ERROR: usize = 20;
 
 impl Meter {
-    /// The steps that one expression may use, including the evaluation of variables that it is the first to read.
+    /// The number of steps that one expression may use, including those for variables that it is the first to read.
     pub const EXPRESSION: usize = 100_000;
 
-    /// The steps that one profile may use on one object, for all its expressions together.
+    /// The number of steps that all expressions of a profile together may use for one object.
     pub const PROFILE: usize = 4 * Self::EXPRESSION;
 
-    /// Bytes of a string that cost one step.
+    /// The number of bytes of a string that cost one step.
     pub const BYTES: usize = 16;
 
-    /// Bytes of memory that one meter grants in total. Freed memory counts too.
+    /// The number of bytes of memory that one meter allows in total. Freed memory is not deducted.
     pub const MEMORY: usize = 8 << 20;
 
     /// Creates a meter for one expression.
@@ -171,7 +172,7 @@ impl Meter {
         }
     }
 
-    /// Sets the deadline after which charges are rejected; `None` for no deadline.
+    /// Sets the deadline. Charges after it fail. `None` sets no deadline.
     #[must_use]
     pub fn until(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;
@@ -196,7 +197,7 @@ impl Meter {
     /// Charges steps.
     ///
     /// # Errors
-    /// Fails if this or an earlier charge reached a limit.
+    /// This or an earlier charge reached a limit.
     #[inline]
     pub fn charge(&mut self, steps: usize) -> Result<(), EvaluationError> {
         match self.steps.checked_sub(steps) {
@@ -224,7 +225,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Charges the steps for reading or writing this number of bytes.
+    /// Charges the steps for reading or writing a number of bytes.
     #[inline]
     pub fn charge_bytes(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         self.charge(bytes / Self::BYTES)
@@ -237,7 +238,7 @@ impl Meter {
         self.take_memory(bytes)
     }
 
-    /// Charges memory only. The caller charges the steps for writing to it.
+    /// Charges only memory. The caller charges the steps for writing to it.
     #[inline]
     pub(crate) fn take_memory(&mut self, bytes: usize) -> Result<(), EvaluationError> {
         match self.memory.checked_sub(bytes) {
@@ -262,13 +263,13 @@ impl Meter {
         self.charge_memory(bytes)
     }
 
-    /// Charges sorting `count` values, whose strings have at most `longest` bytes.
+    /// Charges the steps for sorting `count` values, whose strings have at most `longest` bytes.
     pub(crate) fn charge_sort(&mut self, count: usize, longest: usize) -> Result<(), EvaluationError> {
         let comparisons = count.saturating_mul(usize::BITS.saturating_sub(count.leading_zeros()) as usize);
         self.charge(comparisons.saturating_mul(1 + longest / 64))
     }
 
-    /// Checks the nesting of a new value around values of depth `inner`, and returns the new value's depth.
+    /// Checks the nesting of a new value that contains a value of depth `inner`. Returns the depth of the new value.
     pub(crate) fn charge_depth(&mut self, inner: u8) -> Result<u8, EvaluationError> {
         match inner.checked_add(1) {
             Some(depth) if depth <= MAXIMUM_VALUE_DEPTH => Ok(depth),
@@ -276,8 +277,8 @@ impl Meter {
         }
     }
 
-    /// Charges an error that does not end the evaluation, and returns it. Fails with the error if it is about a reached
-    /// limit, which does end the evaluation.
+    /// Charges the steps for an error that does not end the evaluation, and returns that error. Fails if the error is
+    /// about a reached limit, because that ends the evaluation.
     pub(crate) fn absorb(&mut self, error: EvaluationError) -> Result<EvaluationError, EvaluationError> {
         if error.is_exhausted() {
             return Err(error);
@@ -286,7 +287,7 @@ impl Meter {
         Ok(error)
     }
 
-    /// Returns the compiled form of a pattern; `None` if it is not cached.
+    /// Returns the compiled pattern for this source. `None` if it is not cached.
     pub(crate) fn pattern(&self, text: &str) -> Option<Pattern> {
         self.patterns.iter().find(|(pattern, _)| **pattern == *text).map(|(_, compiled)| compiled.clone())
     }
@@ -302,7 +303,7 @@ impl Meter {
         if self.nested > MAXIMUM_NESTED {
             self.reach(Limit::Depth);
             return Err(EvaluationError::exhausted(format!(
-                "variables refer to one another more than {MAXIMUM_NESTED} deep"
+                "the references between variables are nested more than {MAXIMUM_NESTED} levels deep"
             )));
         }
         self.charge(1)
@@ -330,18 +331,18 @@ impl Limit {
     fn error(self) -> EvaluationError {
         let (message, help) = match self {
             Self::Steps => (
-                "the expression does too much work and was ended".to_owned(),
-                "loop over smaller lists, or over one list instead of every pair of two",
+                "the expression takes too many steps and was stopped".to_owned(),
+                "loop over smaller lists, or over one list instead of all pairs of two lists",
             ),
             Self::Memory => (
-                format!("the expression uses more than {} MiB of memory and was ended", Meter::MEMORY >> 20),
-                "build smaller lists and texts, and read only the fields that are needed",
+                format!("the expression uses more than {} MiB of memory and was stopped", Meter::MEMORY >> 20),
+                "build smaller lists and strings, and read only the fields that are needed",
             ),
             Self::Depth => {
-                (format!("a value nests more than {MAXIMUM_VALUE_DEPTH} levels deep"), "build flat lists and maps")
+                (format!("a value is nested more than {MAXIMUM_VALUE_DEPTH} levels deep"), "build flat lists and maps")
             }
             Self::Time => {
-                ("the request has to be answered before the expression ends".to_owned(), "loop over smaller lists")
+                ("the deadline of the request passed before the expression ended".to_owned(), "loop over smaller lists")
             }
         };
         EvaluationError::exhausted(message).with_help(help)

@@ -1,4 +1,4 @@
-//! Arithmetic, equality and order of values, as in CEL.
+//! Arithmetic, equality and order of values, with the semantics of CEL.
 
 use std::cmp::Ordering;
 
@@ -18,7 +18,7 @@ fn nearest_unsigned(number: u64) -> f64 {
     number as f64
 }
 
-/// Formats a double: whole numbers without a fraction, as everywhere in CEL and Kubernetes.
+/// Formats a double. Whole numbers have no fraction, as in CEL and Kubernetes.
 pub(crate) fn double_text(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
@@ -33,8 +33,8 @@ pub(crate) fn double_text(number: f64) -> String {
     }
 }
 
-/// Whether two values are equal. Numbers of different types are compared by value, and lists and maps by their
-/// contents. All other values of different types are unequal.
+/// Whether two values are equal. Numbers of different types are compared by value, and lists and maps by content. All
+/// other values of different types are unequal.
 pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,
@@ -89,10 +89,10 @@ pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> R
     })
 }
 
-/// Returns the order of two values; `None` if values of their types have no order, or if one is NaN.
+/// Returns the order of two values. `None` if their types have no order or one of them is NaN.
 ///
 /// # Errors
-/// Fails if the meter does not grant the comparison.
+/// The meter's budget is too small for the comparison.
 pub(crate) fn order(
     left: &Value<'_>,
     right: &Value<'_>,
@@ -102,7 +102,7 @@ pub(crate) fn order(
     Ok(unmetered_order(left, right))
 }
 
-/// Returns the order of two values like [`order`]. The caller has charged the meter for the comparison.
+/// Returns the order of two values like [`order`]. The caller has already charged the meter.
 pub(crate) fn unmetered_order(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     match (left, right) {
         (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
@@ -220,7 +220,7 @@ fn by_zero() -> EvaluationError {
     EvaluationError::new("a number is divided by zero")
 }
 
-/// Creates the error for an operator that does not support these types.
+/// Creates the error for an operator that does not support operands of these types.
 #[cold]
 pub(crate) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) -> EvaluationError {
     let error = EvaluationError::new(format!(
@@ -231,7 +231,7 @@ pub(crate) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
     ));
     match (left, right) {
         (Value::Optional(_), _) | (_, Value::Optional(_)) => {
-            error.with_help("say what counts if the optional is empty: .orValue(...)")
+            error.with_help("set a value for an empty optional: .orValue(...)")
         }
         (Value::String(_), _) | (_, Value::String(_)) if operator == Operator::Add => {
             error.with_help("numbers become text with string(...)")
@@ -243,7 +243,7 @@ pub(crate) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
     }
 }
 
-/// Evaluates `+` and `-` of two quantities, and `*` and `/` of a quantity and a number.
+/// Evaluates `+` and `-` for two quantities, and `*` and `/` for a quantity and a number.
 pub(crate) fn quantities<'v>(
     operator: Operator,
     left: &Value<'v>,

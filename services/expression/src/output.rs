@@ -22,11 +22,11 @@ pub enum Outcome {
 }
 
 impl Value<'_> {
-    /// Converts the value for a field or element. Nested empty optionals are left out.
+    /// Converts the value of a field or element. Leaves out nested empty optionals.
     ///
     /// # Errors
-    /// Fails if the value is not representable in JSON (bytes, types, a double that is not a number) or is larger
-    /// than [`MAXIMUM_RESULT`], or if the meter does not grant it.
+    /// The value cannot be represented in JSON (bytes, types, a double that is not a number), it is larger than
+    /// [`MAXIMUM_RESULT`], or the meter's budget is too small.
     pub fn to_outcome(&self, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
         Ok(match self.to_json(meter)? {
             Some(serde_json::Value::Null) | None => Outcome::Absent,
@@ -34,15 +34,15 @@ impl Value<'_> {
         })
     }
 
-    /// Converts the value to JSON; `None` for an empty optional.
+    /// Converts the value to JSON. `None` for an empty optional.
     ///
     /// # Errors
-    /// Fails like [`Value::to_outcome`].
+    /// Like [`Value::to_outcome`].
     pub fn to_json(&self, meter: &mut Meter) -> Result<Option<serde_json::Value>, EvaluationError> {
         self.write_json(&mut Output { left: MAXIMUM_RESULT, meter })
     }
 
-    /// Converts the value recursively. [`Meter::charge_depth`] and the JSON parsers bound the depth.
+    /// Converts the value recursively. [`Meter::charge_depth`] and the JSON parsers limit the depth.
     fn write_json(&self, output: &mut Output<'_>) -> Result<Option<serde_json::Value>, EvaluationError> {
         output.take(SCALAR, VALUE)?;
         let value = match self {
@@ -74,7 +74,7 @@ impl Value<'_> {
                     "use string(...)"
                 };
                 return Err(
-                    EvaluationError::new(format!("{} cannot stand in an object", self.describe())).with_help(help)
+                    EvaluationError::new(format!("{} cannot be a value in an object", self.describe())).with_help(help)
                 );
             }
             Self::List(_) => {
@@ -102,21 +102,21 @@ impl Value<'_> {
     /// Converts the value to a condition.
     ///
     /// # Errors
-    /// Fails if the value is not a bool.
+    /// The value is not a bool.
     pub(crate) fn to_bool(&self) -> Result<bool, EvaluationError> {
         match self {
             Self::Bool(value) => Ok(*value),
             Self::Optional(_) => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
-                .with_help("say what counts if it is absent: .orValue(false)")),
+                .with_help("set a value for the case that it is absent: .orValue(false)")),
             _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
                 .with_help("compare it: x == 'value', x != '', list.size() > 0")),
         }
     }
 
-    /// Converts a string, number or bool to a part of a longer string.
+    /// Converts a string, number or bool to a string that is inserted into a longer one.
     ///
     /// # Errors
-    /// Fails if the value has another type.
+    /// The value has another type.
     pub fn to_text(&self) -> Result<Cow<'_, str>, EvaluationError> {
         Ok(match self {
             Self::String(text) => Cow::Borrowed(text),
@@ -125,9 +125,9 @@ impl Value<'_> {
             Self::UInt(number) => number.to_string().into(),
             Self::Double(number) => operators::double_text(*number).into(),
             _ => {
-                let error = EvaluationError::new(format!("{} cannot be put into a text", self.describe()));
+                let error = EvaluationError::new(format!("{} cannot be inserted into a string", self.describe()));
                 return Err(match self {
-                    Self::Optional(_) => error.with_help("say what stands there if it is absent: .orValue('')"),
+                    Self::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue('')"),
                     Self::List(_) => error.with_help("use .join(',') or toJson(...)"),
                     Self::Duration(_) | Self::Quantity(_) => error.with_help("use string(...)"),
                     _ if self.is_map() => error.with_help("use pairs(...) or toJson(...)"),
@@ -139,20 +139,19 @@ impl Value<'_> {
     }
 }
 
-/// The budget for writing JSON: the remaining bytes, and the meter.
+/// The budget for writing JSON: the remaining number of bytes, and the meter.
 struct Output<'m> {
     left: usize,
     meter: &'m mut Meter,
 }
 
-/// The size in bytes that each value counts in addition to its string. This limits lists of many small values, such as
-/// nulls.
+/// The size of each value, in bytes, in addition to its string. This limits lists of many small values, such as nulls.
 const SCALAR: usize = 4;
 
-/// Bytes of memory of a value, in addition to its string.
+/// The memory of a value, in bytes, without its string.
 const VALUE: usize = 48;
 
-/// Bytes of memory of a member of an object, in addition to its key and value.
+/// The memory of a member of an object, in bytes, without its key and value.
 const MEMBER: usize = 96;
 
 impl Output<'_> {
@@ -160,7 +159,7 @@ impl Output<'_> {
         self.meter.charge_memory(memory)?;
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             EvaluationError::new(format!("the result is larger than {} KiB", MAXIMUM_RESULT / 1024))
-                .with_help("large contents belong into a ConfigMap")
+                .with_help("put large contents into a ConfigMap")
         })?;
         Ok(())
     }
@@ -193,7 +192,7 @@ fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Va
             }
             members.into()
         }
-        // A number is copied as written, even if expressions could not compute with it.
+        // A number is copied as it is written, even if expressions could not compute with it.
         _ => {
             let length = value.raw().len();
             meter.charge(length / 8)?;
@@ -203,12 +202,12 @@ fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Va
     })
 }
 
-/// Formats a double as Kubernetes does: whole numbers without a fraction.
+/// Formats a double as Kubernetes does. Whole numbers have no fraction.
 fn double(number: f64) -> Result<serde_json::Value, EvaluationError> {
     if let Some(whole) = whole(number) {
         return Ok(whole.into());
     }
     Number::from_f64(number)
         .map(serde_json::Value::Number)
-        .ok_or_else(|| EvaluationError::new(format!("{number} cannot stand in an object")))
+        .ok_or_else(|| EvaluationError::new(format!("{number} cannot be a value in an object")))
 }

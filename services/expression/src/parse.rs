@@ -1,13 +1,13 @@
-//! Parses the source of an expression into a tree.
+//! Parses the source of an expression into a syntax tree.
 //!
-//! The limits apply while the tree is built. Nesting is counted before each recursion, and every node when it is
-//! created. So no source uses more stack or memory than a small constant.
+//! The limits are checked while the tree is built: the nesting before each recursion, and the number of nodes when a
+//! node is created. So the use of stack and memory is small for every source.
 
 use super::error::{ExpressionError, Span};
 use super::lexer::{Lexer, Token, TokenKind};
 use super::{MAXIMUM_DEPTH, MAXIMUM_NODES, MAXIMUM_SOURCE};
 
-/// A node of the tree. Each node records its depth, so that no tree becomes too deep for recursion.
+/// A node of the syntax tree. Each node records its depth, so that a tree never becomes too deep for recursion.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ast {
     pub(crate) kind: AstKind,
@@ -57,14 +57,14 @@ pub(crate) enum Literal {
     Bytes(Box<[u8]>),
 }
 
-/// An element of a list literal. `optional`: the element is written `?x`.
+/// An element of a list literal. `optional` is set if the element is written `?x`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Item {
     pub(crate) optional: bool,
     pub(crate) value: Ast,
 }
 
-/// An entry of a map literal. `optional`: the entry is written `?k: v`.
+/// An entry of a map literal. `optional` is set if the entry is written `?k: v`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
     pub(crate) optional: bool,
@@ -130,7 +130,8 @@ impl Operator {
         ALL.into_iter().find(|operator| operator.symbol() == symbol)
     }
 
-    /// Returns the precedence; operators with a larger one bind more tightly. All operators are left-associative.
+    /// Returns the precedence. Operators with a higher precedence bind more tightly. All operators are
+    /// left-associative.
     pub(crate) fn precedence(self) -> u8 {
         match self {
             Self::Or => 1,
@@ -200,7 +201,7 @@ struct Parser<'s> {
 }
 
 impl Parser<'_> {
-    /// Parses an expression, which may be a conditional. All nesting recurses through this function.
+    /// Parses an expression, including conditionals. All nested expressions are parsed with this function.
     fn expression(&mut self) -> Result<Ast, ExpressionError> {
         self.nesting += 1;
         if self.nesting > MAXIMUM_DEPTH {
@@ -220,7 +221,7 @@ impl Parser<'_> {
         Ok(ast)
     }
 
-    /// Parses operators of at least this precedence. Recurses once for every level of precedence.
+    /// Parses operators with at least this precedence. Recurses at most once for each level of precedence.
     fn binary(&mut self, minimum: u8) -> Result<Ast, ExpressionError> {
         let mut left = self.unary()?;
         while let Some(operator) = self.operator().filter(|operator| operator.precedence() >= minimum) {
@@ -265,7 +266,7 @@ impl Parser<'_> {
         Ok(ast)
     }
 
-    /// Parses a number with its sign, because the smallest integer is not the negation of a valid integer.
+    /// Parses a number together with its sign, because the smallest integer is not the negation of a valid integer.
     fn negative(&mut self, sign: Span) -> Result<Ast, ExpressionError> {
         let span = sign.to(self.span());
         let literal = match self.next.kind {
@@ -309,10 +310,10 @@ impl Parser<'_> {
             TokenKind::QuotedName(name) => (name.clone(), true),
             TokenKind::String(text) => {
                 let help =
-                    format!("a name that is no identifier is taken by [{text:?}], or [?{text:?}] if it may be absent");
-                return Err(self.unexpected("the name of a field behind the dot").with_help(help));
+                    format!("use [{text:?}] for a name that is not an identifier, or [?{text:?}] if it may be absent");
+                return Err(self.unexpected("the name of a field after the dot").with_help(help));
             }
-            _ => return Err(self.unexpected("the name of a field behind the dot")),
+            _ => return Err(self.unexpected("the name of a field after the dot")),
         };
         self.advance()?;
         if !optional && !quoted && self.take("(")? {
@@ -372,9 +373,9 @@ impl Parser<'_> {
             return Err(match name.as_str() {
                 "namespace" => error
                     .with_help("use namespaceObject for the namespace's metadata and request.namespace for its name"),
-                "if" | "else" => error.with_help("a choice is written `condition ? yes : no`"),
-                "for" | "while" | "loop" => error.with_help("lists have map, filter, all and exists"),
-                "let" | "var" | "const" => error.with_help("names for values are given in the profile's variables"),
+                "if" | "else" => error.with_help("use `condition ? yes : no`"),
+                "for" | "while" | "loop" => error.with_help("use map, filter, all or exists on lists"),
+                "let" | "var" | "const" => error.with_help("define the value in the variables of the profile"),
                 _ => error,
             });
         }
@@ -404,7 +405,7 @@ impl Parser<'_> {
         Ok(Entry { optional, key, value: self.expression()? })
     }
 
-    /// Parses elements separated by commas, including the closing symbol. A trailing comma is permitted.
+    /// Parses elements that are separated by commas, and the closing symbol. A trailing comma is allowed.
     fn list<T>(
         &mut self,
         close: &'static str,
@@ -451,7 +452,7 @@ impl Parser<'_> {
 
     #[expect(clippy::unused_self, reason = "it is a method like the other errors of the parser")]
     fn too_deep(&self, span: Span) -> ExpressionError {
-        ExpressionError::at(span, format!("the expression nests more than {MAXIMUM_DEPTH} deep"))
+        ExpressionError::at(span, format!("the expression is nested more than {MAXIMUM_DEPTH} levels deep"))
             .with_help("put parts of it into variables")
     }
 
@@ -467,12 +468,12 @@ impl Parser<'_> {
         };
         let error = ExpressionError::at(self.span(), format!("expected {expected}, but {found}"));
         match &self.next.kind {
-            TokenKind::Symbol("=") => error.with_help("equality is written =="),
-            TokenKind::Symbol("&") => error.with_help("and is written &&"),
-            TokenKind::Symbol("|") => error.with_help("or is written ||"),
-            TokenKind::Name(name) if name == "and" => error.with_help("and is written &&"),
-            TokenKind::Name(name) if name == "or" => error.with_help("or is written ||"),
-            TokenKind::Name(name) if name == "not" => error.with_help("not is written !"),
+            TokenKind::Symbol("=") => error.with_help("use == for equality"),
+            TokenKind::Symbol("&") => error.with_help("use && for and"),
+            TokenKind::Symbol("|") => error.with_help("use || for or"),
+            TokenKind::Name(name) if name == "and" => error.with_help("use && for and"),
+            TokenKind::Name(name) if name == "or" => error.with_help("use || for or"),
+            TokenKind::Name(name) if name == "not" => error.with_help("use ! for not"),
             _ => error,
         }
     }

@@ -1,8 +1,9 @@
-//! Compiled regular expressions with RE2's syntax. The time of a search is linear in the length of the searched string.
+//! Compiled regular expressions with the syntax of RE2. The time of a search is linear in the length of the searched
+//! string.
 //!
-//! The time per byte depends on the pattern. A pattern with a small deterministic automaton takes a few nanoseconds.
-//! Any other pattern may visit all of its states for each byte. A [`Pattern`] records whether it is cheap, so that the
-//! meter is charged accordingly before each search.
+//! The time per byte depends on the pattern. With a small deterministic automaton, a byte takes a few nanoseconds. Any
+//! other pattern may visit all its states for each byte. A [`Pattern`] records whether it is cheap, so that the correct
+//! number of steps is charged before each search.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use regex_automata::nfa::thompson;
 
 use super::MAXIMUM_SOURCE;
 
-/// A compiled pattern. Clones share the compiled form.
+/// A compiled pattern. Clones share the compiled data.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern(Arc<Compiled>);
 
@@ -23,38 +24,39 @@ struct Compiled {
     states: usize,
     /// Whether the deterministic automatons of both search directions are small.
     is_cheap: bool,
-    /// Memory of the pattern in bytes, including the caches of searches.
+    /// The memory of the pattern, in bytes, including the caches for searches.
     memory: usize,
 }
 
-/// The maximum length of a pattern in bytes: that of an expression, which may contain a literal pattern.
+/// The maximum length of a pattern, in bytes. It equals that of an expression, which may contain a pattern as a
+/// literal.
 const LONGEST: usize = MAXIMUM_SOURCE;
 
-/// The maximum memory of a pattern's automaton in bytes.
+/// The maximum memory of a pattern's automaton, in bytes.
 const SIZE: usize = 256 * 1024;
 
-/// The maximum memory in bytes of the automaton of a pattern that an expression computes.
+/// The maximum memory of the automaton of a computed pattern, in bytes.
 pub(crate) const COMPUTED_SIZE: usize = 32 * 1024;
 
-/// The maximum memory in bytes of a deterministic automaton with cheap searches.
+/// The maximum memory of a deterministic automaton whose searches are cheap, in bytes.
 const CHEAP: usize = 32 * 1024;
 
-/// Bytes that a search with a cheap pattern reads in one step.
+/// The number of bytes that a search with a cheap pattern reads in one step.
 const BYTES: usize = 16;
 
-/// States of an expensive pattern that a search visits in one step, for each byte.
+/// The number of states of an expensive pattern that a search visits in one step, for each byte.
 const STATES: usize = 4;
 
 impl Pattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// Fails if the pattern is invalid or too large.
+    /// The pattern is invalid or too large.
     pub(crate) fn compile(pattern: &str) -> Result<Self, String> {
         Self::compile_at_most(pattern, SIZE)
     }
 
-    /// Compiles a pattern like [`Self::compile`], with `size_limit` as the maximum size of the automaton in bytes.
+    /// Compiles a pattern like [`Self::compile`], but with `size_limit` as the maximum size of the automaton, in bytes.
     pub(crate) fn compile_at_most(pattern: &str, size_limit: usize) -> Result<Self, String> {
         if pattern.len() > LONGEST {
             return Err(format!("this regular expression has {} bytes; {LONGEST} are allowed", pattern.len()));
@@ -66,7 +68,7 @@ impl Pattern {
             error => {
                 let message = error.to_string();
                 let reason = message.lines().rev().find_map(|line| line.strip_prefix("error: ")).unwrap_or(&message);
-                format!("this is no regular expression: {reason}")
+                format!("this is not a regular expression: {reason}")
             }
         })?;
         let automaton = |reverse: bool| {
@@ -84,15 +86,15 @@ impl Pattern {
         let (forward, reverse) = (automaton(false), automaton(true));
         let (states, size) =
             forward.as_ref().map_or((SIZE, SIZE), |automaton| (automaton.states().len(), automaton.memory_usage()));
-        // A search runs forward to the end of a match, and back from there to its beginning.
+        // A search finds the end of a match forward, and then the beginning of the match backward.
         let is_cheap = forward.is_some_and(|automaton| is_small(&automaton, StartKind::Unanchored))
             && reverse.is_some_and(|automaton| is_small(&automaton, StartKind::Anchored));
-        // This is the memory of the automatons of both directions, and of the caches of searches.
+        // The memory of the automatons for both directions, and of the caches for searches.
         let memory = 2 * size + 2 * if is_cheap { CHEAP } else { SIZE };
         Ok(Self(Arc::new(Compiled { regex, states, is_cheap, memory })))
     }
 
-    /// Returns the memory of the pattern in bytes, including the caches of searches.
+    /// Returns the memory of the pattern in bytes, including the caches for searches.
     pub(crate) fn memory(&self) -> usize {
         self.0.memory
     }
@@ -101,13 +103,13 @@ impl Pattern {
         &self.0.regex
     }
 
-    /// Returns the steps for a search in a string of this number of bytes.
+    /// Returns the number of steps for a search in a string with this number of bytes.
     pub(crate) fn search_steps(&self, bytes: usize) -> usize {
         1 + if self.0.is_cheap { bytes / BYTES } else { self.all_states(bytes) }
     }
 
-    /// Returns the additional steps for a search that also finds groups, which visits all states. Patterns without
-    /// groups need no additional steps.
+    /// Returns the additional number of steps for a search that also finds groups, because it visits all states. Zero
+    /// for a pattern without groups.
     pub(crate) fn group_steps(&self, bytes: usize) -> usize {
         if self.0.regex.captures_len() > 1 { self.all_states(bytes) } else { 0 }
     }
@@ -117,7 +119,7 @@ impl Pattern {
     }
 }
 
-/// Rewrites `\w`, `\d`, `\s` and `\b` to their ASCII meaning, as in RE2. Their Unicode meaning would need automatons
+/// Replaces `\w`, `\d`, `\s` and `\b` with their ASCII meaning, as in RE2. Their Unicode meaning would need automatons
 /// with a thousand ranges.
 fn with_ascii_classes(pattern: &str) -> String {
     let mut written = String::with_capacity(pattern.len());

@@ -1,9 +1,9 @@
-//! Kubernetes quantities, with arithmetic that is exact to a billionth.
+//! Kubernetes quantities, with arithmetic that is exact to one billionth.
 
-/// An amount of a resource, such as CPU or memory.
+/// A quantity of a resource, such as CPU or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
-    /// The amount in billionths.
+    /// The value in billionths.
     billionths: i128,
     format: Format,
 }
@@ -20,7 +20,7 @@ enum Format {
     Exponent,
 }
 
-/// The maximum length of a quantity string in bytes. Thirty digits with a sign, a point and a suffix are shorter.
+/// The maximum length of a quantity string, in bytes. It is enough for thirty digits with a sign, a point and a suffix.
 const LONGEST: usize = 64;
 
 const ONE: i128 = 1_000_000_000;
@@ -42,7 +42,7 @@ const DECIMAL: [(&str, i128); 10] = [
 const BINARY: [(&str, i128); 6] =
     [("Ei", ONE << 60), ("Pi", ONE << 50), ("Ti", ONE << 40), ("Gi", ONE << 30), ("Mi", ONE << 20), ("Ki", ONE << 10)];
 
-/// Kubernetes' maximum for quantities.
+/// The largest quantity in Kubernetes.
 const LARGEST: i128 = i64::MAX as i128 * ONE;
 
 impl Quantity {
@@ -54,7 +54,7 @@ impl Quantity {
         self.billionths
     }
 
-    /// Parses a quantity; `None` if the string is invalid.
+    /// Parses a quantity. `None` if the string is invalid.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         if text.len() > LONGEST {
@@ -73,7 +73,7 @@ impl Quantity {
         let (scale, format) = scale(suffix)?;
         let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
         let billionths = digits(whole)?.checked_mul(scale);
-        // Sums the fraction from its last digit to its first. Fractions of a billionth are rounded up, as in Kubernetes.
+        // Add up the fraction from its last digit. Fractions of a billionth are rounded up, as in Kubernetes.
         let (mut part, mut lost) = (0, false);
         for digit in fraction.bytes().rev() {
             part += i128::from(digit - b'0') * scale;
@@ -81,12 +81,12 @@ impl Quantity {
             part /= 10;
         }
         let billionths = billionths.and_then(|billionths| billionths.checked_add(part)?.checked_add(i128::from(lost)));
-        // Larger values become the maximum, as in Kubernetes, so that the bounds of a parameter still apply to them.
+        // As in Kubernetes, larger values become the maximum. So they still exceed the range of a parameter.
         let billionths = billionths.map_or(LARGEST, |billionths| billionths.min(LARGEST));
         Some(Self { billionths: billionths * sign, format })
     }
 
-    /// Returns the sum, in the format of the first quantity. A larger sum becomes Kubernetes' maximum.
+    /// Returns the sum in the format of the first quantity. A larger sum becomes the largest quantity.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { billionths: (self.billionths + other.billionths).min(LARGEST), ..self }
@@ -98,7 +98,7 @@ impl Quantity {
         Self { billionths: (self.billionths - other.billionths).max(0), ..self }
     }
 
-    /// Returns the larger quantity; the first one if they are equal.
+    /// Returns the larger of the two quantities. If they are equal, returns the first one.
     #[must_use]
     pub fn larger(self, other: Self) -> Self {
         if other.is_more_than(self) { other } else { self }
@@ -116,12 +116,12 @@ impl Quantity {
         Self::read(text).is_some()
     }
 
-    /// Parses the approximate value of a string; `None` if it is not a quantity.
+    /// Parses a quantity and returns its approximate value. `None` if the string is not a quantity.
     pub fn size(text: &str) -> Option<f64> {
         Self::read(text).map(Self::approximately)
     }
 
-    /// Returns the value as an integer; `None` if it has a fraction or exceeds `i64`.
+    /// Returns the value as an integer. `None` if it has a fraction or does not fit into an `i64`.
     pub(crate) fn whole(self) -> Option<i64> {
         (self.billionths % ONE == 0).then(|| i64::try_from(self.billionths / ONE).ok()).flatten()
     }
@@ -131,32 +131,32 @@ impl Quantity {
         (self.billionths / ONE) as f64 + (self.billionths % ONE) as f64 / 1e9
     }
 
-    /// Returns the sum, in the format of the first quantity; `None` if it is out of range.
+    /// Returns the sum in the format of the first quantity. `None` if it is out of range.
     pub(crate) fn checked_add(self, other: Self) -> Option<Self> {
         self.with_billionths(self.billionths.checked_add(other.billionths))
     }
 
-    /// Returns the difference, in the format of the first quantity; `None` if it is out of range.
+    /// Returns the difference in the format of the first quantity. `None` if it is out of range.
     pub(crate) fn checked_sub(self, other: Self) -> Option<Self> {
         self.with_billionths(self.billionths.checked_sub(other.billionths))
     }
 
-    /// Returns the product with an integer; `None` if it is out of range.
+    /// Returns the product with an integer. `None` if it is out of range.
     pub(crate) fn checked_mul(self, factor: i64) -> Option<Self> {
         self.with_billionths(self.billionths.checked_mul(i128::from(factor)))
     }
 
-    /// Returns the product with a double that is first rounded to a millionth; `None` if it is out of range.
+    /// Returns the product with a double, which is first rounded to a millionth. `None` if it is out of range.
     pub(crate) fn scaled(self, factor: f64) -> Option<Self> {
         self.with_billionths(times(self.billionths, factor))
     }
 
-    /// Returns the quotient by an integer; `None` if the divisor is zero.
+    /// Returns the quotient by an integer. `None` if the divisor is zero.
     pub(crate) fn checked_div(self, divisor: i64) -> Option<Self> {
         self.with_billionths(self.billionths.checked_div(i128::from(divisor)))
     }
 
-    /// Replaces the value; `None` if the new value is out of range. `unsigned_abs` also handles the smallest integer.
+    /// Replaces the value. `None` if the new value is out of range. `unsigned_abs` also handles the smallest integer.
     fn with_billionths(self, billionths: Option<i128>) -> Option<Self> {
         let billionths = billionths.filter(|billionths| billionths.unsigned_abs() <= LARGEST.unsigned_abs())?;
         Some(Self { billionths, ..self })
@@ -169,10 +169,10 @@ impl std::fmt::Display for Quantity {
     }
 }
 
-/// Converts a double through its shortest decimal notation, as Kubernetes does; `None` if the notation is not a
+/// Converts a double using its shortest decimal notation, as Kubernetes does. `None` if that notation is not a valid
 /// quantity.
 pub(crate) fn of_double(number: f64) -> Option<Quantity> {
-    // Values below a billionth round up to a billionth. Their notation could have hundreds of digits.
+    // Round values below a billionth up to a billionth, because their notation could have hundreds of digits.
     if number != 0.0 && number.abs() < 1e-9 {
         return Some(Quantity { billionths: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
     }
@@ -192,7 +192,7 @@ fn scale(suffix: &str) -> Option<(i128, Format)> {
     Some((10_i128.pow(power), Format::Exponent))
 }
 
-/// Formats a quantity as Kubernetes does: with the largest suffix that needs no fraction.
+/// Formats a quantity as Kubernetes does, with the largest suffix that needs no fraction.
 pub(crate) fn to_text(quantity: &Quantity) -> String {
     let Quantity { billionths, format } = *quantity;
     if billionths == 0 {
@@ -213,7 +213,7 @@ pub(crate) fn to_text(quantity: &Quantity) -> String {
     format!("{}{suffix}", billionths / scale)
 }
 
-/// Multiplies by a factor that is first rounded to a millionth; `None` if the factor or the product is too large.
+/// Multiplies by a factor, which is first rounded to a millionth. `None` if the factor or the product is too large.
 #[expect(clippy::cast_possible_truncation, reason = "the factor is below 1e9")]
 fn times(billionths: i128, factor: f64) -> Option<i128> {
     (factor.abs() < 1e9)

@@ -5,42 +5,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::pattern::Pattern;
 
-/// The names in scope of an expression, and the joint limits of its profile's expressions.
+/// The names that an expression may use, and the limits that all expressions of its profile share.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     names: BTreeMap<String, Contents>,
-    /// The counts and patterns that all scopes of a profile share.
+    /// The number of parts, and the patterns. All scopes of a profile share them.
     compiled: Arc<Mutex<Compiled>>,
-    /// Names that are in scope elsewhere, with the reason why they are not in scope here.
+    /// Names that are in scope in other places, with the reason why they are not in scope here.
     absent: BTreeMap<&'static str, &'static str>,
 }
 
-/// The kind of value that a name has.
+/// What a name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Contents {
     /// A plain value.
     Value,
-    /// Members that are read one by one, such as those of `variables`. `None` accepts any member.
+    /// A name with members, such as `variables`. `None` if any member is allowed.
     Members(Option<BTreeSet<String>>),
 }
 
-/// The parts and patterns that were compiled for one profile.
+/// The numbers of parts and the patterns that were compiled for one profile.
 #[derive(Debug, Default)]
 struct Compiled {
     nodes: usize,
-    /// Bytes of memory of all patterns.
+    /// The memory of all patterns, in bytes.
     memory: usize,
-    /// Compiled patterns by their source, so that equal patterns are compiled once.
+    /// Compiled patterns by source, so that equal patterns are compiled once.
     patterns: HashMap<Box<str>, Pattern>,
 }
 
-/// The maximum number of parts of all expressions of one profile.
+/// The maximum number of parts in all expressions of one profile.
 const MAXIMUM_PROFILE_NODES: usize = 16 * 1024;
 
-/// The maximum memory in bytes of all regular expressions of one profile, including the caches of searches.
+/// The maximum memory of all regular expressions of one profile, in bytes, including the caches for searches.
 const MAXIMUM_PATTERN_MEMORY: usize = 4 << 20;
 
-/// The maximum memory of a part of an expression in bytes. The string of a literal is not included.
+/// The maximum memory of one part of an expression, in bytes, without the string of a literal.
 const NODE_BYTES: usize = 128;
 
 impl Scope {
@@ -50,39 +50,39 @@ impl Scope {
         Self::default()
     }
 
-    /// Shares the joint limits with another scope of the same profile.
+    /// Shares the limits with another scope of the same profile.
     #[must_use]
     pub fn of_the_profile_of(mut self, other: &Self) -> Self {
         self.compiled = Arc::clone(&other.compiled);
         self
     }
 
-    /// Counts the parts of an expression.
+    /// Adds the number of parts of an expression.
     ///
     /// # Errors
-    /// Fails if the expressions of the profile have too many parts in total.
+    /// The expressions of the profile have too many parts in total.
     pub(crate) fn add_nodes(&self, count: usize) -> Result<(), String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         compiled.nodes += count;
         if compiled.nodes > MAXIMUM_PROFILE_NODES {
             return Err(format!(
-                "the expressions of this profile have more than {MAXIMUM_PROFILE_NODES} parts together; \
+                "the expressions of this profile have more than {MAXIMUM_PROFILE_NODES} parts in total; \
                  divide it into several profiles"
             ));
         }
         Ok(())
     }
 
-    /// Returns an upper bound of the memory of everything that was compiled for the profile, in bytes.
+    /// Returns an upper bound for the memory of all compiled expressions and patterns of the profile, in bytes.
     pub fn memory(&self) -> usize {
         let compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         compiled.nodes * NODE_BYTES + compiled.memory
     }
 
-    /// Compiles a pattern, or shares an equal pattern that was compiled for the same profile.
+    /// Compiles a pattern. If the profile already has an equal pattern, shares it.
     ///
     /// # Errors
-    /// Fails if the pattern is invalid, or if all patterns of the profile take too much memory.
+    /// The pattern is invalid, or all patterns of the profile together need too much memory.
     pub(crate) fn pattern(&self, text: &str) -> Result<Pattern, String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pattern) = compiled.patterns.get(text) {
@@ -100,14 +100,15 @@ impl Scope {
         Ok(pattern)
     }
 
-    /// Adds a name with a value, such as `object`.
+    /// Adds a name that has a value, such as `object`.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>) -> Self {
         self.names.insert(name.into(), Contents::Value);
         self
     }
 
-    /// Adds a name with exactly these members, which are read one by one, such as `variables`.
+    /// Adds a name with a fixed set of members, such as `variables`. An expression can read single members
+    /// (`variables.x`). Unknown members are errors.
     #[must_use]
     pub fn with_members<M: Into<String>>(
         mut self,
@@ -119,14 +120,14 @@ impl Scope {
         self
     }
 
-    /// Adds a name with members that are not known yet.
+    /// Adds a name with members. Any member is allowed, because the members are not known yet.
     #[must_use]
     pub fn with_any_members(mut self, name: impl Into<String>) -> Self {
         self.names.insert(name.into(), Contents::Members(None));
         self
     }
 
-    /// Removes a name that is in scope elsewhere. Errors about the name give the reason.
+    /// Removes a name that is in scope in other places. Errors about the name contain the reason `why`.
     #[must_use]
     pub fn without(mut self, name: &'static str, why: &'static str) -> Self {
         self.names.remove(name);
@@ -134,7 +135,7 @@ impl Scope {
         self
     }
 
-    /// Returns the reason why a name is in scope only elsewhere; `None` if it was not removed from the scope.
+    /// Returns the reason why a name was removed from the scope. `None` if it was not removed.
     pub(crate) fn absence(&self, name: &str) -> Option<&'static str> {
         self.absent.get(name).copied()
     }
@@ -147,7 +148,7 @@ impl Scope {
         matches!(self.names.get(name), Some(Contents::Members(_)))
     }
 
-    /// Checks that a name may have this member. The error has the members of the name.
+    /// Checks that a name may have this member. The error contains the valid members.
     pub(crate) fn check_member(&self, name: &str, member: &str) -> Result<(), &BTreeSet<String>> {
         match self.names.get(name) {
             Some(Contents::Members(Some(members))) if !members.contains(member) => Err(members),
@@ -168,10 +169,10 @@ fn too_many_patterns() -> String {
     )
 }
 
-/// The maximum length in bytes of names that [`closest`] compares. The work grows with the lengths of both names.
+/// The maximum length of names that [`closest`] compares, in bytes. The time grows with the lengths of both names.
 pub(crate) const LONGEST_NAME: usize = 100;
 
-/// Returns the candidate that is most similar to a name; `None` if none is similar enough.
+/// Returns the candidate that is most similar to a name. `None` if no candidate is similar enough.
 pub fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     if name.len() > LONGEST_NAME {
         return None;
@@ -186,7 +187,7 @@ pub fn closest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// Returns the edit distance: the number of letters to add, remove, change or swap with a neighbour.
+/// Returns the edit distance: the number of characters to add, remove, change, or swap with a neighbor.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<_> = right.chars().collect();
     let mut before: Vec<usize> = Vec::new();

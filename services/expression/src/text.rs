@@ -1,6 +1,6 @@
-//! The strings of templates, in which `${...}` are expressions.
+//! The strings in templates. In them, `${...}` is an expression.
 //!
-//! `$${` is a literal `${`. `$(NAME)`, which Kubernetes itself replaces, is plain text.
+//! `$${` is a literal `${`. `$(NAME)` is not an expression, because Kubernetes replaces it.
 
 use super::error::ExpressionError;
 use super::lexer::{Lexer, TokenKind};
@@ -8,11 +8,11 @@ use super::lexer::{Lexer, TokenKind};
 /// A string of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
-    /// A string without expressions, in which `$${` is already replaced.
+    /// A string without expressions. `$${` is already replaced with `${`.
     Literal(String),
-    /// Exactly one `${...}`, which keeps the type of the expression's value.
+    /// A string that consists of one `${...}`. The result keeps its type.
     Whole(Source),
-    /// Literal strings and expressions. The values of the expressions are inserted as strings.
+    /// Literal strings and expressions. The results are inserted as strings.
     Mixed(Vec<Part>),
 }
 
@@ -21,16 +21,16 @@ pub enum Text {
 pub enum Part {
     /// A literal string.
     Text(String),
-    /// An expression whose value is inserted.
+    /// An expression. Its result is inserted.
     Expression(Source),
 }
 
-/// The source of an expression inside a string.
+/// The source of an expression in a string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The source, which is the part between `${` and `}`.
+    /// The source: the part between `${` and `}`.
     pub text: String,
-    /// The byte offset of the source in the string, which is added to the ranges of its errors.
+    /// The byte offset of the source in the string. It is added to the ranges of errors.
     pub offset: usize,
 }
 
@@ -38,7 +38,7 @@ impl Text {
     /// Parses a string of a template.
     ///
     /// # Errors
-    /// Fails if a `${` is not closed. The error contains its range in the string.
+    /// A `${` is not closed. The error contains its range in the string.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -75,7 +75,7 @@ impl Text {
     }
 }
 
-/// Returns the position of the brace that closes the `${` at `start`.
+/// Returns the position of the brace that closes the expression whose `${` is at `start`.
 fn end_of_expression(text: &str, start: usize) -> Result<usize, ExpressionError> {
     let unterminated = || {
         ExpressionError::new(start..text.len(), "this `${` is not closed")
@@ -84,7 +84,7 @@ fn end_of_expression(text: &str, start: usize) -> Result<usize, ExpressionError>
     let mut lexer = Lexer::new(text, start + 2);
     let mut open = 0_usize;
     loop {
-        // The compiler reports mistakes in the expression, unless they hide its end.
+        // The compiler reports errors in the expression. Here, only errors that hide its end are reported.
         let token = lexer.next().map_err(|error| if error.range.end == text.len() { unterminated() } else { error })?;
         match token.kind {
             TokenKind::End => return Err(unterminated()),
@@ -170,7 +170,7 @@ mod tests {
             assert_eq!(error.range, range, "{text}");
             assert_eq!(error.message, "this `${` is not closed", "{text}");
         }
-        // A mistake in the expression has its own range.
+        // An error in the expression has its own range.
         assert_eq!(Text::parse(r"ab ${'\q'} c").unwrap_err().range, 6..8);
     }
 }

@@ -1,10 +1,11 @@
 //! The values of expressions.
 //!
-//! Values borrow: an object of a request stays a reference into its tape, and only accessed parts become separate
-//! values. Cloning a value is cheap.
+//! Values borrow: an object of a request remains a reference into its tape, and only the parts that are read become
+//! separate values. Cloning a value is cheap.
 //!
-//! Computed lists, maps, strings and optionals have private fields. The builders in [`build`] create them and charge
-//! the [`Meter`] for every part. Each value records its nesting depth, so that no recursion exhausts the stack.
+//! Computed lists, maps, strings and optionals have private fields. Only the builders in [`build`] create them, and
+//! these charge the [`Meter`] for every part. Each value records its nesting depth, so that recursion never exhausts
+//! the stack.
 
 mod build;
 
@@ -22,7 +23,7 @@ use super::meter::Meter;
 use super::quantity::Quantity;
 use pillion_json as json;
 
-/// A value of an expression. `'v` is the lifetime of the data that it borrows from: the request, the snapshot and the
+/// A value in an expression. `'v` is the lifetime of the data from which it borrows: the request, the snapshot and the
 /// compiled expression.
 #[derive(Clone, Debug)]
 pub enum Value<'v> {
@@ -44,9 +45,9 @@ pub enum Value<'v> {
     List(Arc<List<'v>>),
     /// A computed map, in insertion order.
     Map(Arc<Mapping<'v>>),
-    /// An object or list in a tape. Scalars of tapes become other variants.
+    /// An object or list in a tape. Scalars in tapes become other variants.
     Tape(json::Value<'v>),
-    /// An object or list of `serde_json`. Scalars of `serde_json` become other variants.
+    /// An object or list from `serde_json`. Scalars from `serde_json` become other variants.
     Json(&'v serde_json::Value),
     /// An object with added or overridden members.
     Extended(Arc<Extended<'v>>),
@@ -130,19 +131,19 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// The length in bytes below which a lookup in an object or list of a tape is charged by that length, without counting
-/// entries.
+/// If the JSON text of an object or list is shorter than this, in bytes, the charge for a lookup depends on that
+/// length, and the entries are not counted.
 const SHORT: usize = 2048;
 
-/// The number of items or members of a tape that are visited in one step. A lookup in a large object visits them twice:
+/// The number of items or members in a tape that are visited in one step. A lookup in a large object visits them twice:
 /// to count them, and to find the member.
 const VISITED_IN_A_STEP: usize = 4;
 
-/// A string with which maps look up a [`Key::String`] without a copy.
+/// A string for looking up a [`Key::String`] in a map without copying.
 #[derive(Hash)]
 struct Name<'k>(&'k str);
 
-/// Returns the integer that a double equals; `None` if it has a fraction or is too large to be exact.
+/// Returns the integer that equals a double. `None` if it has a fraction or is too large to be exact.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::float_cmp,
@@ -167,7 +168,8 @@ impl<'v> Value<'v> {
         Self::Optional(None)
     }
 
-    /// Returns the nesting depth. Values from JSON count as flat, because the parsers bound their depth.
+    /// Returns the nesting depth. Values from JSON have the depth of flat values, because the parsers limit their
+    /// depth.
     fn depth(&self) -> u8 {
         match self {
             Self::List(list) => list.depth,
@@ -178,7 +180,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the type name, as `type(x)` does.
+    /// Returns the name of the type, as `type(x)` does.
     #[must_use]
     pub fn type_name(&self) -> &'static str {
         match self {
@@ -199,7 +201,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Describes the type for messages.
+    /// Returns a description of the type, for messages.
     pub(crate) fn describe(&self) -> &'static str {
         match self {
             Self::Optional(None) => "an empty optional",
@@ -221,7 +223,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the content of a string; `None` for other types.
+    /// Returns the content of a string. `None` for other types.
     #[must_use]
     #[inline]
     pub fn as_str(&self) -> Option<&str> {
@@ -231,7 +233,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the length of a string or of bytes; 0 for other types.
+    /// Returns the length of a string or of bytes. 0 for other types.
     pub(crate) fn length(&self) -> usize {
         match self {
             Self::String(text) => text.len(),
@@ -248,10 +250,10 @@ impl<'v> Value<'v> {
         self.type_name() == "list"
     }
 
-    /// Returns the member of a map by name; `None` if it is absent, or the value is not a map.
+    /// Returns the member of a map with this name. `None` if it is absent or the value is not a map.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the search.
+    /// Fails if the meter's budget is too small for the search.
     pub(crate) fn member(&self, name: &str, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
             Self::Map(map) => {
@@ -274,10 +276,10 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the value of a map by key; `None` if it is absent, or the value is not a map.
+    /// Returns the value for a key in a map. `None` if it is absent or the value is not a map.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the search.
+    /// Fails if the meter's budget is too small for the search.
     pub(crate) fn entry(&self, key: &Key<'_>, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match (self, key) {
             (_, Key::String(name)) => self.member(name, meter),
@@ -290,10 +292,10 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the item of a list by index; `None` if it is absent, or the value is not a list.
+    /// Returns the item of a list at an index. `None` if it is absent or the value is not a list.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the search.
+    /// Fails if the meter's budget is too small for the search.
     pub(crate) fn item(&self, index: usize, meter: &mut Meter) -> Result<Option<Self>, EvaluationError> {
         match self {
             Self::List(list) => Ok(list.items.get(index).cloned()),
@@ -306,10 +308,10 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the items of a list; `None` if the value is not a list.
+    /// Returns the items of a list. `None` if the value is not a list.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the items.
+    /// Fails if the meter's budget is too small for the items.
     pub fn items(&self, meter: &mut Meter) -> Result<Option<Items<'v>>, EvaluationError> {
         let mut own = Vec::new();
         match self {
@@ -344,10 +346,10 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the entries of a map, sorted by key; `None` if the value is not a map.
+    /// Returns the entries of a map, sorted by key. `None` if the value is not a map.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the entries.
+    /// Fails if the meter's budget is too small for the entries.
     pub fn sorted_entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Self, Self)>>, EvaluationError> {
         let Some(mut entries) = self.entries(meter)? else { return Ok(None) };
         let longest = entries.iter().map(|(key, _)| key.length()).max().unwrap_or(0);
@@ -356,10 +358,10 @@ impl<'v> Value<'v> {
         Ok(Some(entries.into_iter().map(|(key, value)| (key.to_value(), value)).collect()))
     }
 
-    /// Returns the entries of a map; `None` if the value is not a map.
+    /// Returns the entries of a map. `None` if the value is not a map.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the entries.
+    /// Fails if the meter's budget is too small for the entries.
     pub(crate) fn entries(&self, meter: &mut Meter) -> Result<Option<Vec<(Key<'v>, Self)>>, EvaluationError> {
         let grant = |count: usize, meter: &mut Meter| meter.charge_items(count.saturating_mul(2));
         match self {
@@ -369,7 +371,7 @@ impl<'v> Value<'v> {
             }
             Self::Tape(value) if value.kind() == json::Kind::Object => {
                 let mut entries: Map<'v> = Map::new();
-                // Of several members with the same key, the last one counts, as everywhere in Kubernetes.
+                // If a key is repeated, its last member is used, as everywhere in Kubernetes.
                 for (key, value) in value.members() {
                     meter.charge(1)?;
                     grant(1, meter)?;
@@ -397,10 +399,10 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the same value. A map whose lookups would visit all entries is converted to a computed map.
+    /// Returns the same value. Converts a map to a computed map if each lookup would visit all its entries.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the conversion.
+    /// Fails if the meter's budget is too small for the conversion.
     pub(crate) fn searchable(&self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         match self {
             Self::Tape(_) | Self::Extended(_) if self.lookup_cost() > 1 => match self.entries(meter)? {
@@ -411,10 +413,10 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the number of items or entries; `None` for other types.
+    /// Returns the number of items or entries. `None` for other types.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the counting.
+    /// Fails if the meter's budget is too small for the counting.
     pub(crate) fn count(&self, meter: &mut Meter) -> Result<Option<usize>, EvaluationError> {
         Ok(match self {
             Self::List(list) => Some(list.items.len()),
@@ -443,15 +445,15 @@ impl<'v> Value<'v> {
             Self::Tape(value) => value.items().next().is_none() && value.members().next().is_none(),
             Self::Json(serde_json::Value::Array(items)) => items.is_empty(),
             Self::Json(serde_json::Value::Object(members)) => members.is_empty(),
-            // An extended object always has members, and numbers and bools are not empty.
+            // An extended object always has members. Numbers and bools are never empty.
             _ => false,
         }
     }
 
-    /// Returns the steps for a lookup of an entry. Objects and lists of a tape are searched linearly.
+    /// Returns the number of steps for looking up an entry. Objects and lists in a tape are searched linearly.
     pub(crate) fn lookup_cost(&self) -> usize {
         match self {
-            // The length of the JSON text bounds the number of entries, so they are not counted.
+            // The length of the JSON text limits the number of entries, so they need not be counted.
             Self::Tape(value) if value.raw().len() < SHORT => value.raw().len() / 128,
             Self::Tape(value) => (value.items().count() + value.members().count()) / VISITED_IN_A_STEP,
             Self::Extended(extended) => extended.base.lookup_cost(),
@@ -459,7 +461,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the value of an optional, or any other value itself; `None` for an empty optional.
+    /// Returns the value in an optional, or the value itself if it is not an optional. `None` for an empty optional.
     pub(crate) fn unwrapped(self) -> Option<Self> {
         match self {
             Self::Optional(present) => present.map(|present| present.value.clone()),
@@ -467,7 +469,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Converts the value to a key of a map; `None` if it cannot be a key.
+    /// Converts the value to a map key. `None` if it cannot be a key.
     pub(crate) fn to_key(&self) -> Option<Key<'v>> {
         match self {
             Self::String(text) => Some(Key::String(text.clone())),
@@ -481,7 +483,7 @@ impl<'v> Value<'v> {
 }
 
 impl Meter {
-    /// Charges a step and the memory for each of `count` values.
+    /// Charges one step and the memory for each of `count` values.
     pub(crate) fn charge_items(&mut self, count: usize) -> Result<(), EvaluationError> {
         self.charge(count)?;
         self.take_memory(count.saturating_mul(size_of::<Value<'_>>()))
@@ -505,7 +507,7 @@ impl Deref for SharedBytes {
     }
 }
 
-/// Returns the index of a key among a map's entries.
+/// Returns the index of a key among the entries of a map.
 fn index_of_key<'s>(map: &Map<'s>, key: &Key<'s>) -> Option<usize> {
     map.get_index_of(key)
 }
@@ -544,7 +546,7 @@ impl<'v> Key<'v> {
         }
     }
 
-    /// Returns the length of a string key in bytes; 0 for other keys.
+    /// Returns the length of a string key, in bytes. 0 for other keys.
     fn length(&self) -> usize {
         match self {
             Self::String(text) => text.len(),
@@ -552,7 +554,7 @@ impl<'v> Key<'v> {
         }
     }
 
-    /// Converts the key to the key of a JSON object.
+    /// Converts the key to a key of a JSON object.
     pub(crate) fn to_text(&self) -> Cow<'_, str> {
         match self {
             Self::String(text) => Cow::Borrowed(text),
@@ -566,7 +568,7 @@ impl<'v> Key<'v> {
 impl Hash for Key<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {
-            // The hash equals the hash of `Name`, so that a lookup by string needs no copy.
+            // The hash must equal that of `Name`, so that a lookup by string needs no copy.
             Self::String(text) => (**text).hash(state),
             Self::Int(number) => number.hash(state),
             Self::UInt(number) => number.hash(state),

@@ -1,6 +1,7 @@
-//! Searches a string for a byte, eight bytes at a time. Most strings do not contain the byte and are read in full.
+//! Searches strings for bytes, eight bytes at a time. Most strings do not contain the byte, so they are searched to the
+//! end.
 
-/// A word of eight bytes that each have the value 1.
+/// A word of eight bytes with the value 1.
 pub(crate) const ONES: u64 = u64::MAX / 255;
 
 /// Whether a string contains an ASCII byte.
@@ -10,17 +11,17 @@ pub fn has_byte(text: &str, byte: u8) -> bool {
     any(text.as_bytes(), |word| marked(word, byte) != 0, |other| other == byte)
 }
 
-/// Returns the part of a string before an ASCII byte; all of it if the byte is absent.
+/// Returns the part of a string before the first occurrence of an ASCII byte, or the whole string if there is none.
 #[inline]
 pub(crate) fn before_byte(text: &str, byte: u8) -> &str {
     let position = find(text.as_bytes(), |word| marked(word, byte), |other| other == byte);
     position.and_then(|position| text.get(..position)).unwrap_or(text)
 }
 
-/// Whether any byte passes the test `of_byte`. `of_word` is the same test for eight bytes at once.
+/// Whether any byte satisfies `of_byte`. `of_word` must be the same test for any of eight bytes.
 #[inline]
 pub(crate) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u8) -> bool) -> bool {
-    // The last eight bytes are tested as one word, which may overlap the words before it.
+    // The last eight bytes are tested as one word. It may overlap the previous words.
     let Some(last) = text.last_chunk() else {
         return match (text.first_chunk(), text.last_chunk()) {
             (Some(first), Some(last)) => {
@@ -33,8 +34,8 @@ pub(crate) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u
     words.iter().any(|word| of_word(u64::from_le_bytes(*word))) || of_word(u64::from_le_bytes(*last))
 }
 
-/// Returns the position of the first matching byte. `of_word` marks matching bytes of a word by their highest bits;
-/// marks above the first one may be false.
+/// Returns the position of the first matching byte. `of_word` sets the highest bit of each matching byte in a word.
+/// Only its lowest mark must be correct.
 #[inline]
 pub(crate) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u8) -> bool) -> Option<usize> {
     let (words, rest) = text.as_chunks();
@@ -48,7 +49,8 @@ pub(crate) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u
     Some(text.len() - rest.len() + position)
 }
 
-/// Marks the bytes of a word that equal an ASCII byte, by their highest bits. Marks above the first one may be false.
+/// Sets the highest bit of each byte in a word that equals an ASCII byte. Only the lowest mark is certain to be
+/// correct.
 #[inline]
 pub(crate) const fn marked(word: u64, byte: u8) -> u64 {
     let zero = word ^ (ONES * byte as u64);

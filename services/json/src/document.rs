@@ -1,9 +1,10 @@
-//! A JSON value under edit: a tree of slots over a tape.
+//! An editable JSON value: a tree of slots over a tape.
 //!
-//! A slot is opened, so that its members or items become slots, only where something below it is read or changed.
-//! Everything else stays one slot that refers to the tape. Slots record whether they existed initially, so the module
-//! `patch` can derive the changes from the tree. All slots are in one vector, so opening and adding do not allocate per
-//! slot. To return to an earlier state, a document saves each slot before its first later change.
+//! A slot is opened only if something below it is read or changed. Its members or items then become slots. Everything
+//! else remains one slot that refers to the tape. Slots record whether they existed initially, so that the module
+//! `patch` can derive the changes from the tree. All slots are in one vector, so opening and adding slots rarely
+//! allocates memory. To allow a return to an earlier state, a document saves each slot before its first change after
+//! the mark.
 
 use std::num::NonZeroU32;
 
@@ -14,8 +15,8 @@ use super::tape::{Kind, Value};
 
 mod edit;
 
-/// The number of a slot in a document, starting with 1. It refers to the same slot in copies of the document, and stays
-/// valid unless [`Document::go_back`] removes the slot. Later slots have greater numbers.
+/// The number of a slot in a document, starting with 1. It refers to the same slot in copies of the document, and
+/// remains valid unless [`Document::go_back`] removes the slot. Newer slots have greater numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(NonZeroU32);
 
@@ -23,7 +24,7 @@ pub struct SlotId(NonZeroU32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextId(u32);
 
-/// The change of a slot since the document was created.
+/// How a slot has changed since the document was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// The slot existed initially and was not replaced. Slots below it may have changed.
@@ -32,7 +33,7 @@ pub enum State {
     Replaced,
     /// The slot did not exist initially.
     Added,
-    /// The slot existed initially and is removed. Only its position is kept.
+    /// The slot existed initially, and has been removed. Only its position is kept.
     Removed,
 }
 
@@ -41,9 +42,9 @@ pub enum State {
 pub enum Content<'a> {
     /// An unopened value in a tape.
     Value(Value<'a>),
-    /// A scalar as JSON text. The check of a patch also uses this variant for objects and lists, which it never opens.
+    /// A scalar as JSON text. When a patch is checked, it may also be an object or list, which is never opened.
     Scalar(&'a str),
-    /// A new scalar as JSON text, owned by the document.
+    /// The JSON text of a new scalar, owned by the document.
     Made(TextId),
     /// An object whose members are slots.
     Map,
@@ -51,9 +52,9 @@ pub enum Content<'a> {
     List,
 }
 
-/// An object that cannot be edited, because a duplicate key makes it ambiguous.
+/// The error for an object that cannot be edited, because a duplicate key makes it ambiguous.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the key {key:?} stands twice in one object")]
+#[error("the key {key:?} occurs twice in one object")]
 pub struct Malformed {
     /// The duplicate key.
     pub key: Box<str>,
@@ -64,14 +65,14 @@ struct Slot<'a> {
     key: Option<Key<'a>>,
     content: Content<'a>,
     state: State,
-    /// Whether [`Document::before`] has the slot's state at the mark.
+    /// Whether [`Document::before`] contains the state of this slot at the mark.
     is_saved: bool,
     first: Option<SlotId>,
     last: Option<SlotId>,
     next: Option<SlotId>,
 }
 
-/// A slot and its number, for reading several properties of the slot.
+/// A slot with its number, for reading several of its properties.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'d, 'a> {
     /// The number of the slot.
@@ -79,7 +80,7 @@ pub struct Entry<'d, 'a> {
     slot: &'d Slot<'a>,
 }
 
-/// A JSON value under edit.
+/// An editable JSON value.
 #[derive(Clone, Debug)]
 pub struct Document<'a> {
     slots: Vec<Slot<'a>>,
@@ -88,16 +89,16 @@ pub struct Document<'a> {
     originals: Vec<(SlotId, Value<'a>)>,
     /// The number of replacements, removals and insertions into lists.
     change_count: u32,
-    /// Whether any slot that existed initially was ever removed.
+    /// Whether any initially existing slot was ever removed.
     has_removed: bool,
-    /// Whether the keys need no check for duplicates, because another document checks them.
+    /// Whether duplicate keys are not checked, because another document checks them.
     skips_key_check: bool,
     mark: Mark,
-    /// The saved states of slots that existed at the mark and have changed since.
+    /// The states at the mark of all slots that existed then and have changed since.
     before: Vec<(SlotId, Slot<'a>)>,
 }
 
-/// The sizes of a document's vectors at the mark.
+/// The lengths of a document's vectors at the mark.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     slots: usize,
@@ -106,8 +107,8 @@ struct Mark {
 }
 
 impl SlotId {
-    /// Creates the ID of the slot with this number. A document has fewer slots than a tape has nodes, and the number of
-    /// nodes fits in 32 bits.
+    /// Creates the ID for the slot with this number. It fits into 32 bits, because a document has fewer slots than a
+    /// tape has nodes.
     #[inline]
     fn number(number: usize) -> Self {
         Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
@@ -123,14 +124,14 @@ impl<'a> Document<'a> {
     /// The slot of the whole value.
     pub const ROOT: SlotId = SlotId(NonZeroU32::MIN);
 
-    /// The initial capacity in slots. A pod with one sidecar opens about 50 slots, and a pod with three sidecars
+    /// The initial capacity, in slots. A pod that gets one sidecar opens about 50 slots, and a pod that gets three
     /// about 100.
     const CAPACITY: usize = 160;
 
-    /// The initial capacity for changes since the mark.
+    /// The initial capacity for saved slots.
     const CHANGES: usize = 64;
 
-    /// The number of members above which duplicate keys are found by sorting.
+    /// If an object has more members than this, duplicate keys are found by sorting.
     const FEW: usize = 24;
 
     /// Creates a document without edits.
@@ -150,13 +151,13 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Creates a document that does not check keys for duplicates. Another document of the same value, with which it
-    /// is compared, opens at least as much and has checked the keys.
+    /// Creates a document without a check for duplicate keys. The document with which it is compared has the same
+    /// value, opens at least the same slots, and has checked their keys.
     pub(crate) fn for_comparison(root: Value<'a>) -> Self {
         Self { skips_key_check: true, ..Self::new(root) }
     }
 
-    /// Sets the mark, to which [`Self::go_back`] returns, to the current state.
+    /// Sets the mark to the current state. [`Self::go_back`] returns to it.
     pub fn mark(&mut self) {
         self.mark = Mark { slots: self.slots.len(), texts: self.texts.len(), originals: self.originals.len() };
         for (id, _) in self.before.drain(..) {
@@ -180,29 +181,29 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the number that the next new slot will get.
+    /// Returns the number of the next new slot.
     #[inline]
     #[must_use]
     pub fn end(&self) -> SlotId {
         SlotId::number(self.slots.len() + 1)
     }
 
-    /// Returns a counter of changes to values and positions. Inserting an item into a list increments the counter by
-    /// one. Adding a member does not change the counter.
+    /// Returns a counter of changes to values and positions. Inserting an item into a list increments it by one. Adding
+    /// a member to an object does not change it.
     #[inline]
     #[must_use]
     pub const fn change_count(&self) -> u32 {
         self.change_count
     }
 
-    /// Stores the JSON text of a new scalar. Returns the content for its slot.
+    /// Stores the JSON text of a new scalar, and returns the content for its slot.
     pub fn keep(&mut self, text: impl Into<String>) -> Content<'a> {
         let id = TextId(u32::try_from(self.texts.len()).unwrap_or(u32::MAX));
         self.texts.push(text.into());
         Content::Made(id)
     }
 
-    /// Returns the JSON text of an unopened slot; `None` if the slot is open.
+    /// Returns the JSON text of an unopened slot. `None` if the slot is open.
     #[inline]
     #[must_use]
     pub fn raw(&self, id: SlotId) -> Option<&str> {
@@ -226,7 +227,7 @@ impl<'a> Document<'a> {
         self.slot(id).map_or(Content::Scalar("null"), |slot| slot.content)
     }
 
-    /// Returns the change of a slot since the document was created.
+    /// Returns how a slot has changed since the document was created.
     #[inline]
     #[must_use]
     pub fn state(&self, id: SlotId) -> State {
@@ -239,7 +240,7 @@ impl<'a> Document<'a> {
         original.is_some_and(|(_, original)| self.raw(id) == Some(original.raw()))
     }
 
-    /// Returns the key of a member; `None` for items and the root.
+    /// Returns the key of a member. `None` for items and the root.
     #[inline]
     #[must_use]
     pub fn key(&self, id: SlotId) -> Option<Key<'a>> {
@@ -259,14 +260,14 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the first child of an open slot, even if the child is removed.
+    /// Returns the first child of an open slot. The child may be removed.
     #[inline]
     #[must_use]
     pub fn first(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.first)
     }
 
-    /// Returns the next sibling, even if the sibling is removed.
+    /// Returns the next sibling. The sibling may be removed.
     #[inline]
     #[must_use]
     pub fn next(&self, id: SlotId) -> Option<SlotId> {
@@ -279,7 +280,7 @@ impl<'a> Document<'a> {
         std::iter::successors(self.first(id), |child| self.next(*child))
     }
 
-    /// Returns the children of an open slot with their properties, including removed ones.
+    /// Returns the children of an open slot as [`Entry`] values, including removed ones.
     #[inline]
     pub fn entries(&self, id: SlotId) -> impl Iterator<Item = Entry<'_, 'a>> {
         let mut next = self.first(id);
@@ -291,14 +292,14 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// Returns the children of an open slot without removed ones.
+    /// Returns the children of an open slot, without removed ones.
     #[inline]
     pub fn children(&self, id: SlotId) -> impl Iterator<Item = SlotId> {
         self.entries(id).filter(|entry| !entry.is_removed()).map(|entry| entry.id)
     }
 
-    /// Returns the number of compared members, and the member of an open object with this key. Removed members are
-    /// skipped.
+    /// Returns the member of an open object with this key, and the number of members that were compared. Ignores
+    /// removed members.
     #[inline]
     #[must_use]
     pub fn look_for(&self, id: SlotId, key: &str) -> (usize, Option<SlotId>) {
@@ -316,10 +317,10 @@ impl<'a> Document<'a> {
         (looks, None)
     }
 
-    /// Opens an object or list: turns its members or items into slots. Scalars and open slots are unchanged.
+    /// Opens an object or list: converts its members or items to slots. Does nothing for scalars and open slots.
     pub fn open(&mut self, id: SlotId) -> Result<(), Malformed> {
         let Content::Value(value) = self.content(id) else { return Ok(()) };
-        // Values below an added value are part of the same addition.
+        // Values in an added value belong to the same addition.
         let state = if self.state(id) == State::Original { State::Original } else { State::Added };
         match value.kind() {
             Kind::Object => {
@@ -336,7 +337,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Turns the members or items of a value into linked slots, and makes them the children of the slot `id`.
+    /// Converts the members or items of a value to linked slots, and makes them the children of the slot `id`.
     fn open_parts(
         &mut self,
         id: SlotId,
@@ -362,14 +363,15 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Opens an object, and returns its member with this key; `None` if the member is absent or removed.
+    /// Opens an object, and returns its member with this key. `None` if the member is absent or removed.
     #[inline]
     pub fn member(&mut self, id: SlotId, key: &str) -> Result<Option<SlotId>, Malformed> {
         self.open(id)?;
         Ok(self.look_for(id, key).1)
     }
 
-    /// Returns the value of a member in a tape without opening anything; `None` if the member is absent, open, or new.
+    /// Returns the value of a member that is in a tape, without opening slots. `None` if the member is absent, open or
+    /// new.
     #[inline]
     #[must_use]
     pub fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {
@@ -383,7 +385,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the JSON text of an unopened member; `None` if the member is absent or open.
+    /// Returns the JSON text of an unopened member. `None` if the member is absent or open.
     #[inline]
     pub fn raw_of(&self, id: SlotId, key: &str) -> Option<&str> {
         match self.content(id) {
@@ -393,7 +395,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Appends the current value of a slot to `out`, as JSON.
+    /// Appends the current value of a slot as JSON to `out`.
     pub fn write(&self, id: SlotId, out: &mut String) {
         match self.content(id) {
             Content::Value(value) => out.push_str(value.raw()),
@@ -420,7 +422,7 @@ impl<'a> Document<'a> {
         out.push(close);
     }
 
-    /// Checks that the slots from `start` on, the members of one object, have no duplicate keys.
+    /// Checks that the slots from `start` on, which are the members of one object, have no duplicate keys.
     fn check_keys(&self, start: usize) -> Result<(), Malformed> {
         let members = self.slots.get(start..).unwrap_or_default();
         let keys = || members.iter().filter_map(|slot| slot.key);
@@ -443,7 +445,8 @@ impl<'a> Document<'a> {
         self.slots.get(id.place())
     }
 
-    /// Returns a slot to change. Every change must use this function, so that [`go_back`](Self::go_back) can undo it.
+    /// Returns a slot for changing it. Every change must use this function, so that [`go_back`](Self::go_back) can
+    /// revert it.
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
         let slot = self.slots.get_mut(id.place())?;
         if id.place() < self.mark.slots && !slot.is_saved {
@@ -455,7 +458,7 @@ impl<'a> Document<'a> {
 }
 
 impl<'d, 'a> Entry<'d, 'a> {
-    /// Returns the key of a member; `None` for items.
+    /// Returns the key of a member. `None` for items.
     #[inline]
     #[must_use]
     pub fn key(self) -> Option<Key<'a>> {
@@ -475,7 +478,7 @@ impl<'d, 'a> Entry<'d, 'a> {
         self.slot.state == State::Removed
     }
 
-    /// Whether the slot and everything below it are unchanged.
+    /// Whether the slot and everything in it are unchanged.
     #[inline]
     pub(crate) fn is_untouched(self) -> bool {
         self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))

@@ -1,8 +1,8 @@
 //! JSON documents: parsing and editing without copies, JSON patches, and YAML as JSON.
 //!
-//! The engine reads a few hundred bytes of an admission review and changes fewer. So a JSON text is parsed once into a
-//! *tape*, a table with the start and end of every value. Values that are not read stay slices of the request. Unknown
-//! fields are preserved byte for byte. A [`Document`] records edits on top of a tape. [`patch`] writes the edits as a
+//! The engine reads a few hundred bytes of an admission review, and changes even fewer. So a JSON text is parsed once
+//! into a *tape*: a table with the start and end of every value. Values that are not read remain slices of the request.
+//! Unknown fields are preserved byte for byte. A [`Document`] records edits to a tape. [`patch`] writes the edits as a
 //! JSON patch, and checks the patch.
 //!
 //! # Example

@@ -1,61 +1,61 @@
-//! Parses a JSON text into a tape: one pass over the bytes that checks the whole grammar of RFC 8259 and records the
+//! Parses a JSON text into a tape. A single pass over the bytes checks the whole grammar of RFC 8259 and records the
 //! positions of values.
 //!
-//! The parser recurses, so its depth is limited. The table takes 16 bytes for each value, so the number of values is
-//! limited. Strings are the larger part of every Kubernetes object, so they are read eight bytes at a time.
+//! The parser is recursive, so the depth is limited. The table needs 16 bytes for each value, so the number of values
+//! is limited. Most bytes of a Kubernetes object are in strings, so these are read eight bytes at a time.
 
 use thiserror::Error;
 
 use super::string::after_plain;
 use super::tape::{BorrowedTape, Kind, Node, OwnedTape};
 
-/// The span of a scalar in nodes.
+/// The number of nodes that a scalar spans.
 const VALUE: u32 = 1;
-/// The span of a key with a scalar value in nodes.
+/// The number of nodes that a key and its scalar value span.
 const KEY: u32 = 2;
 
-/// The limits of a JSON text.
+/// The limits for a JSON text.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The maximum nesting of objects and lists. The parser uses the stack in proportion.
+    /// The maximum nesting of objects and lists. The parser's use of the stack is proportional to it.
     pub depth: usize,
-    /// The maximum number of keys and values. The table takes 16 bytes for each.
+    /// The maximum number of keys and values. The table needs 16 bytes for each of them.
     pub nodes: usize,
 }
 
 impl Default for Limits {
-    /// A depth of 128 is enough for every object that Kubernetes stores in practice. About a million nodes are enough
-    /// for two objects of etcd's maximum size.
+    /// A depth of 128 is enough for all objects that Kubernetes stores in practice. A million nodes are enough for two
+    /// objects of the maximum size in etcd.
     fn default() -> Self {
         Self { depth: 128, nodes: 1 << 20 }
     }
 }
 
-/// The position and the reason why a text is invalid JSON or exceeds the limits.
+/// The error for a text that is invalid JSON or exceeds the limits, with its position.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{what} at byte {offset}")]
 pub struct SyntaxError {
     /// The offset of the first invalid byte.
     pub offset: usize,
-    /// The mistake at the offset.
+    /// A description of the error.
     pub what: &'static str,
 }
 
-/// Parses a JSON text into the table of its values.
+/// Parses a JSON text, and returns the table of its values.
 ///
 /// # Errors
-/// Fails if the text is not JSON, has anything but white space after the value, or exceeds the limits.
+/// The text is invalid JSON, contains something other than white space after the value, or exceeds the limits.
 pub(crate) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxError> {
     let error = |what| SyntaxError { offset: 0, what };
     if u32::try_from(text.len()).is_err() {
-        return Err(error("a text of four gigabytes or more"));
+        return Err(error("the text has four gigabytes or more"));
     }
-    // In a Kubernetes object, a key or value takes about nine bytes. Spare capacity costs less than growing.
+    // In Kubernetes objects, a key or value has about nine bytes on average. Unused capacity costs less than growing.
     let nodes = Vec::with_capacity((text.len() / 7 + 4).min(limits.nodes));
     let mut parser = Parser { length: text.len(), nodes, limits, error: None };
     match parser.document(text) {
         Some(()) => Ok(parser.nodes),
-        None => Err(parser.error.unwrap_or_else(|| error("a text that cannot be read"))),
+        None => Err(parser.error.unwrap_or_else(|| error("the text cannot be parsed"))),
     }
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn is_scalar(text: &str) -> bool {
     }
 }
 
-/// Whether the text after an opening quote is a string whose only escapes are those of quotes and backslashes.
+/// Whether the text after an opening quote is a string that contains no escapes except those of quotes and backslashes.
 fn has_simple_escapes(inner: &[u8]) -> bool {
     let mut rest = inner;
     loop {
@@ -79,22 +79,23 @@ fn has_simple_escapes(inner: &[u8]) -> bool {
     }
 }
 
-/// The state of the parser. Every function takes the remaining text and returns the rest after what it parsed, or
-/// `None` on errors. So the position stays in registers, without checks against the end or overflow.
+/// The state of the parser. Every function takes the remaining text, and returns the rest after the part that it
+/// parsed, or `None` if there is an error. So the position stays in a register, and needs no checks against the end or
+/// overflow.
 struct Parser {
     /// The length of the whole text in bytes.
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// The error, if a function returned `None`. Results do not contain the error, because the parser checks a result
-    /// for every few bytes.
+    /// The error, if a function returned `None`. It is not part of the results, because the parser checks a result for
+    /// every few bytes.
     error: Option<SyntaxError>,
 }
 
 impl Parser {
     fn document(&mut self, text: &[u8]) -> Option<()> {
         let rest = after_space(self.value(text, 0)?);
-        if rest.is_empty() { Some(()) } else { self.fail(rest, "something behind the end of the value") }
+        if rest.is_empty() { Some(()) } else { self.fail(rest, "unexpected text after the end of the value") }
     }
 
     fn value<'t>(&mut self, text: &'t [u8], depth: usize) -> Option<&'t [u8]> {
@@ -108,7 +109,7 @@ impl Parser {
             [b'-' | b'0'..=b'9', ..] => self.number(text),
             [b' ' | b'\n' | b'\r' | b'\t', ..] => self.value(after_space(text), depth),
             [_, ..] => self.fail(text, "expected a value"),
-            [] => self.fail(text, "the text ends where a value was expected"),
+            [] => self.fail(text, "the text ends where a value is expected"),
         }
     }
 
@@ -123,9 +124,9 @@ impl Parser {
             let Some(key) = after_byte(rest, b'"') else { return self.fail(rest, "expected a key in quotes") };
             let place = self.nodes.len();
             rest = self.string(key, KEY)?;
-            let Some(value) = after_byte(rest, b':') else { return self.fail(rest, "expected a colon behind the key") };
+            let Some(value) = after_byte(rest, b':') else { return self.fail(rest, "expected a colon after the key") };
             rest = match value {
-                // Most values are strings or, in managedFields, empty objects. Handling them here saves a recursive
+                // Most values are strings or, in managedFields, empty objects. Handling them here avoids a recursive
                 // call.
                 [b'"', inner @ ..] => self.string(inner, VALUE)?,
                 [b'{', b'}', tail @ ..] if depth + 1 < self.limits.depth => {
@@ -138,7 +139,7 @@ impl Parser {
                     tail
                 }
             };
-            // The API server writes no white space, so this test usually avoids the call.
+            // The API server writes no white space, so this check usually avoids the call.
             let next = if let [b',' | b'}', ..] = rest { rest } else { after_space(rest) };
             rest = match next {
                 [b',', next @ ..] => next,
@@ -177,16 +178,16 @@ impl Parser {
         Some(index)
     }
 
-    /// Records that the object or list with the node `index` ends before `tail`.
+    /// Records that the object or list with the node `index` ends where `tail` begins.
     #[inline]
     fn leave<'t>(&mut self, index: usize, tail: &'t [u8]) -> Option<&'t [u8]> {
         let end = self.offset(tail);
-        let Some(node) = self.span(index) else { return self.fail(tail, "the table of values is broken") };
+        let Some(node) = self.span(index) else { return self.fail(tail, "the table of values is inconsistent") };
         node.end = end;
         Some(tail)
     }
 
-    /// Sets the span of a node: the number of nodes from it to the end of the table.
+    /// Sets the span of a node: the number of nodes from this one to the current end of the table.
     #[inline]
     fn span(&mut self, index: usize) -> Option<&mut Node> {
         let count = self.nodes.len();
@@ -195,7 +196,7 @@ impl Parser {
         Some(node)
     }
 
-    /// Parses a string after its opening quote. `span` is [`VALUE`], or [`KEY`] for a key.
+    /// Parses a string after its opening quote. `span` is [`VALUE`] for a value, or [`KEY`] for a key.
     #[expect(clippy::inline_always, reason = "most values are strings, and a call would take a fifth of their time")]
     #[inline(always)]
     fn string<'t>(&mut self, inner: &'t [u8], span: u32) -> Option<&'t [u8]> {
@@ -209,7 +210,7 @@ impl Parser {
         }
     }
 
-    /// Parses the rest of a string from its first escape or invalid byte.
+    /// Parses the rest of a string, starting at its first escape or invalid byte.
     #[cold]
     fn string_with_escapes<'t>(&mut self, start: u32, span: u32, from: &'t [u8]) -> Option<&'t [u8]> {
         let mut rest = from;
@@ -285,7 +286,7 @@ impl Parser {
         Some(tail)
     }
 
-    /// Records a value that begins at the offset `start` and ends before `tail`.
+    /// Records a value that starts at the offset `start` and ends where `tail` begins.
     #[expect(clippy::inline_always, reason = "it is called for every value")]
     #[inline(always)]
     fn push(&mut self, kind: Kind, start: u32, span: u32, tail: &[u8]) -> Option<()> {
@@ -297,8 +298,8 @@ impl Parser {
         Some(())
     }
 
-    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds the limit, so a full vector is the
-    /// only case to check.
+    /// Reserves memory for more nodes, up to the limit. The capacity never exceeds the limit, so only a full vector
+    /// needs a check.
     #[cold]
     fn grow(&mut self, tail: &[u8]) -> Option<()> {
         let count = self.nodes.len();
@@ -310,12 +311,12 @@ impl Parser {
         Some(())
     }
 
-    /// Returns the offset at which the remaining text begins.
+    /// Returns the offset of the remaining text.
     const fn offset(&self, rest: &[u8]) -> u32 {
         narrow(self.length.wrapping_sub(rest.len()))
     }
 
-    /// Records an error at the first byte of the remaining text that is not white space. Returns `None`.
+    /// Records an error at the first byte of the remaining text that is not white space. Always returns `None`.
     #[cold]
     fn fail<T>(&mut self, rest: &[u8], what: &'static str) -> Option<T> {
         self.error = Some(SyntaxError { offset: self.length.saturating_sub(after_space(rest).len()), what });
@@ -323,12 +324,12 @@ impl Parser {
     }
 }
 
-/// Returns the rest after `byte`, which white space may precede; `None` if another byte comes next.
+/// Returns the rest after `byte`, which may follow white space. `None` if another byte comes next.
 #[inline]
 fn after_byte(text: &[u8], byte: u8) -> Option<&[u8]> {
     match text {
         [first, tail @ ..] if *first == byte => Some(tail),
-        // The API server writes no white space, so this arm is rare.
+        // The API server writes no white space, so this is rare.
         [0..=b' ', ..] => after_space(text).split_first().filter(|(first, _)| **first == byte).map(|(_, tail)| tail),
         _ => None,
     }
@@ -343,7 +344,7 @@ fn after_space(text: &[u8]) -> &[u8] {
     rest
 }
 
-/// Narrows a position to 32 bits. [`nodes`] has checked that the length of the text fits.
+/// Converts a position to 32 bits. [`nodes`] has checked that the length of the text fits.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "positions are below the length of the text, which fits in 32 bits"
@@ -353,10 +354,10 @@ const fn narrow(position: usize) -> u32 {
 }
 
 impl OwnedTape {
-    /// Parses a JSON text, and owns it together with its table.
+    /// Parses a JSON text, and stores the text together with its table.
     ///
     /// # Errors
-    /// Fails if the text is not JSON, or exceeds the default limits.
+    /// The text is invalid JSON or exceeds the default limits.
     pub fn parse(text: impl Into<Box<str>>) -> Result<Self, SyntaxError> {
         let text = text.into();
         let nodes = nodes(text.as_bytes(), Limits::default())?;
@@ -368,7 +369,7 @@ impl<'t> BorrowedTape<'t> {
     /// Parses a borrowed JSON text.
     ///
     /// # Errors
-    /// Fails if the text is not JSON, or exceeds the limits.
+    /// The text is invalid JSON or exceeds the limits.
     pub fn parse(text: &'t str, limits: Limits) -> Result<Self, SyntaxError> {
         Ok(Self::from_parts(text, nodes(text.as_bytes(), limits)?))
     }
@@ -389,8 +390,8 @@ mod tests {
         let error = |text: &str| nodes(text.as_bytes(), Limits::default()).unwrap_err();
         assert_eq!(error(r#"{"a":1,}"#), SyntaxError { offset: 7, what: "expected a key in quotes" });
         assert_eq!(error("[1 2]").offset, 3);
-        assert_eq!(error("").what, "the text ends where a value was expected");
-        assert_eq!(error("{} x").what, "something behind the end of the value");
+        assert_eq!(error("").what, "the text ends where a value is expected");
+        assert_eq!(error("{} x").what, "unexpected text after the end of the value");
     }
 
     #[test]
@@ -408,14 +409,15 @@ mod tests {
     }
 
     proptest! {
-        /// The parser accepts the same texts as `serde_json`, except numbers beyond the range of `f64`, which it keeps.
+        /// The parser accepts the same texts as `serde_json`, and also numbers outside of the range of `f64`.
         #[test]
         fn accepts_same_grammar_as_serde_json(
             text in r#"[\[\]{}:, \n\t0-9eE+.truefalsnx"\\u\-dD8bcC0-9/é]{0,24}"#
         ) {
             let reference: Result<serde::de::IgnoredAny, _> = serde_json::from_str(&text);
             let value: Result<serde_json::Value, _> = serde_json::from_str(&text);
-            // serde_json's `Value` also rejects unpaired surrogates and numbers beyond f64. The tape keeps the text.
+            // serde_json's `Value` also rejects unpaired surrogates and numbers outside of the range of `f64`. The tape
+            // keeps the text of such numbers.
             let number_out_of_range = value.as_ref().is_err_and(|e| e.to_string().contains("number out of range"));
             prop_assert_eq!(accepts(&text), (reference.is_ok() && value.is_ok()) || (number_out_of_range && reference.is_ok()));
         }
@@ -428,8 +430,8 @@ mod tests {
 
         #[test]
         fn accepted_bytes_are_json(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            // Accepted bytes must be valid JSON for `serde_json`. So accepted bytes are also UTF-8, and slices of them
-            // are valid strings.
+            // The parser must only accept bytes that are valid JSON for `serde_json`. Such bytes are also UTF-8, so
+            // slices of them are valid strings.
             if nodes(&bytes, Limits::default()).is_ok() {
                 prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok(), "{bytes:?}");
             }

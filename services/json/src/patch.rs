@@ -1,12 +1,12 @@
-//! Writes the edits of a document as a JSON patch (RFC 6902), and checks that patch before it is sent.
+//! Writes the edits of a document as a JSON patch (RFC 6902), and checks the patch.
 //!
-//! The patch is derived from the document's slots. A slot that was added, replaced or removed is one operation,
-//! regardless of changes below it. No two objects are compared, so a patch is minimal, and its cost depends on the
-//! changes only. The only operations are `add`, `replace` and `remove`.
+//! The patch is derived from the slots of the document. A slot that was added, replaced or removed is one operation,
+//! regardless of changes in it. Since no objects are compared, the cost depends only on the changes. The only
+//! operations are `add`, `replace` and `remove`.
 //!
-//! The API server rejects a pod whose patch does not apply, even with `failurePolicy: Ignore`. So [`check`] applies
-//! every patch to the object with an interpreter that shares no code with the writer, and compares the result with the
-//! document.
+//! The API server rejects a pod if its patch cannot be applied, even with `failurePolicy: Ignore`. Therefore [`check`]
+//! applies every patch to the object, using an interpreter that shares no code with the writer, and compares the result
+//! with the document.
 
 mod check;
 
@@ -14,47 +14,47 @@ use crate::{Content, Document, SlotId, State, split_at_escape, write_escaped};
 
 pub use check::{CheckFault, check};
 
-/// The start of an operation, up to its path.
+/// The start of each operation, up to its path.
 const ADD: &str = "{\"op\":\"add\",\"path\":\"";
 const REPLACE: &str = "{\"op\":\"replace\",\"path\":\"";
 const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
 
-/// The JSON between a path and a value.
+/// The text between the path and the value.
 const VALUE: &str = ",\"value\":";
 
-/// The maximum size of a patch in bytes.
+/// The maximum size of a patch, in bytes.
 pub const MAX_PATCH_BYTES: usize = 256 * 1024;
 
-/// The maximum size of the patched object in bytes. etcd rejects objects of 1.5 MiB.
+/// The maximum size of the patched object, in bytes. etcd rejects objects of 1.5 MiB.
 pub const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
 
-/// Whether a patch of this size may be sent for an object of this size.
+/// Whether a patch of this size is allowed for an object of this size, in bytes.
 #[must_use]
 pub const fn fits(patch: usize, object: usize) -> bool {
     patch <= MAX_PATCH_BYTES && patch + object <= MAX_OBJECT_BYTES
 }
 
-/// Returns the size of the patch of a document in bytes; 0 if nothing changed.
+/// Returns the size of the patch for a document, in bytes. 0 if nothing changed.
 #[must_use]
 pub fn length(document: &Document<'_>) -> usize {
     write(document).map_or(0, |written| written.text.len())
 }
 
-/// The initial capacity of a patch in bytes, enough for three sidecars.
+/// The initial capacity of a patch, in bytes. It is enough for three sidecars.
 const CAPACITY: usize = 8192;
 
-/// The initial capacity of a patch in operations.
+/// The initial capacity for operations.
 const OPERATIONS: usize = 32;
 
-/// An unchecked patch.
+/// A patch that has not been checked yet.
 #[derive(Debug)]
 pub struct Written {
     text: String,
-    /// The end offset of each operation's value, for operations that have one. The check verifies these offsets.
+    /// The offsets at which the values of operations end. The check verifies these offsets.
     ends: Vec<usize>,
 }
 
-/// Writes the patch of a document; `None` if nothing changed.
+/// Writes the patch for a document. `None` if nothing changed.
 #[must_use]
 pub fn write(document: &Document<'_>) -> Option<Written> {
     let out = Written { text: String::with_capacity(CAPACITY), ends: Vec::with_capacity(OPERATIONS) };
@@ -71,7 +71,7 @@ pub fn write(document: &Document<'_>) -> Option<Written> {
 struct Writer<'d, 'a> {
     document: &'d Document<'a>,
     out: Written,
-    /// The JSON pointer of the current slot, escaped for JSON.
+    /// The JSON pointer of the current slot, with JSON escapes.
     path: String,
 }
 
@@ -102,8 +102,8 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Writes the operations for the items of a list. An operation's index counts items that earlier operations added,
-    /// and not those that they removed.
+    /// Writes the operations for the items of a list. The index of an operation counts items that earlier operations
+    /// added, but not those that they removed.
     fn list(&mut self, id: SlotId) {
         let (document, length) = (self.document, self.path.len());
         let mut index = 0_usize;
@@ -135,7 +135,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// Writes a key as a token of a JSON pointer (RFC 6901), escaped for JSON.
+/// Writes a key as a token of a JSON pointer (RFC 6901), with JSON escapes.
 fn push_token(path: &mut String, key: &str) {
     let mut rest = key;
     while let Some((plain, escape, tail)) = split_at_escape(rest) {
@@ -146,7 +146,7 @@ fn push_token(path: &mut String, key: &str) {
     write_escaped(path, rest);
 }
 
-/// Writes an index in decimal. Most indices have one digit.
+/// Writes an index as a decimal number. Most indices have one digit.
 fn push_number(path: &mut String, number: usize) {
     if number >= 10 {
         push_number(path, number / 10);
@@ -368,8 +368,8 @@ mod tests {
         for path in ["/c~2d", "/c~d", "/c~"] {
             assert!(removed(path, "c~d").is_err(), "{path}");
         }
-        // These patches are rejected because the check cannot compare the first of two values at one path, or a value
-        // below a removed one.
+        // The check rejects these patches, because it cannot compare the first of two values at one path, or a value in
+        // a removed one.
         let k = |document: &mut Document<'_>| {
             document.add_member(Document::ROOT, Key::new("k"), Content::Scalar("1"));
         };
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit of the property test. `Insert` has a row and a position in the row. `Replace` and `Remove` have the
+    /// An edit in the property test. `Insert` contains a row and a position in it. `Replace` and `Remove` contain the
     /// number of a cell.
     #[derive(Clone, Debug)]
     enum Edit {
@@ -395,7 +395,7 @@ mod tests {
     }
 
     proptest! {
-        /// The reference implementation json-patch applies the patch. The result must be the edited document.
+        /// The reference implementation json-patch applies the patch. The result must equal the edited document.
         #[test]
         fn patch_gives_edited_document(
             rows in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..4), 1..4),

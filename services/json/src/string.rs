@@ -1,18 +1,18 @@
-//! Escapes of JSON strings and of JSON pointers (RFC 6901). Object keys are compared often and decoded rarely.
+//! Escapes in JSON strings and JSON pointers (RFC 6901), and object keys.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::bytes::{self, ONES};
 
-/// A destination for JSON: a string, or its bytes.
+/// A destination for JSON text: a string or bytes.
 pub trait Sink {
     /// Appends a string.
     fn put(&mut self, text: &str);
 }
 
-/// The key of a member, as written between its quotes. Keys are compared far more often than decoded, and few have
-/// escapes, so each key records whether it has any.
+/// The key of a member, as it is written between the quotes. Keys are compared far more often than decoded, and few
+/// contain escapes, so each key records whether it contains any.
 #[derive(Clone, Copy)]
 pub struct Key<'t> {
     escaped: &'t str,
@@ -20,21 +20,21 @@ pub struct Key<'t> {
 }
 
 impl<'t> Key<'t> {
-    /// Creates a key from its escaped form without quotes.
+    /// Creates a key from its escaped form, without quotes.
     #[inline]
     #[must_use]
     pub fn new(escaped: &'t str) -> Self {
         Self { escaped, has_escapes: bytes::has_byte(escaped, b'\\') }
     }
 
-    /// Creates a key that the parser has read. `has_escapes`: whether `escaped` has a backslash.
+    /// Creates a key from the parser's result. `has_escapes` must be set if `escaped` contains a backslash.
     #[inline]
     #[must_use]
     pub const fn read(escaped: &'t str, has_escapes: bool) -> Self {
         Self { escaped, has_escapes }
     }
 
-    /// Returns the key, escaped for JSON, without its quotes.
+    /// Returns the key with JSON escapes, without quotes.
     #[inline]
     #[must_use]
     pub const fn escaped(self) -> &'t str {
@@ -55,8 +55,9 @@ impl<'t> Key<'t> {
         if self.has_escapes { Cow::Owned(unescape(self.escaped)) } else { Cow::Borrowed(self.escaped) }
     }
 
-    /// Returns a 64-bit filter. A key without escapes sets one bit: equal keys the same bit, and the keys of an object
-    /// mostly different bits. A key with escapes sets all bits, because the same key can be written without escapes.
+    /// Returns a 64-bit filter for finding equal keys. A key without escapes sets one bit: the same bit for equal keys,
+    /// and mostly different bits for the other keys of an object. A key with escapes sets all bits, because the same
+    /// key can also be written without escapes.
     #[inline]
     fn bits(self) -> u64 {
         if self.has_escapes {
@@ -87,15 +88,15 @@ impl fmt::Debug for Key<'_> {
     }
 }
 
-/// Whether `escaped` is short enough to equal `text` when decoded: an escape of six bytes decodes to at least one byte.
-/// Longer strings need not be decoded, so the length of `text` bounds the cost of a comparison.
+/// Whether `escaped` is short enough to equal `text`, since an escape of six bytes decodes to at least one byte. Longer
+/// strings need no decoding, so the length of `text` limits the cost of a comparison.
 #[inline]
 pub(crate) const fn may_equal(escaped: &str, text: &str) -> bool {
     escaped.len() <= text.len().saturating_mul(6)
 }
 
-/// Returns the first duplicate key. Compares keys only if their filters overlap. This suits small objects. In large
-/// objects, each key would be compared with all keys before it.
+/// Returns the first duplicate key. Compares a key with the previous ones only if their filters overlap. This is only
+/// suitable for small objects, because in large ones every key would be compared.
 #[inline]
 pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
     let mut seen = 0;
@@ -111,8 +112,8 @@ pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() ->
     twice.map(|(_, key)| key)
 }
 
-/// Decodes the content of a string. The parser has checked the string, so no invalid escapes occur. If any did, they
-/// would be omitted.
+/// Decodes the content of a string. The parser has checked the string, so it contains no invalid escapes. If it did,
+/// they would be left out.
 pub(crate) fn unescape(inner: &str) -> String {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
@@ -140,7 +141,7 @@ pub(crate) fn unescape(inner: &str) -> String {
     text
 }
 
-/// Decodes `XXXX` or `XXXX\uXXXX` to a character. Returns the character, and the number of bytes read.
+/// Decodes `XXXX` or `XXXX\uXXXX`. Returns the character, and the number of bytes read.
 fn unicode(digits: &str) -> (Option<char>, usize) {
     let unit = |at: usize| digits.get(at..at + 4).and_then(|hex| u16::from_str_radix(hex, 16).ok());
     let units = [unit(0), unit(6).filter(|_| unit(0).is_some_and(|first| (0xD800..0xDC00).contains(&first)))];
@@ -162,17 +163,17 @@ impl Sink for Vec<u8> {
     }
 }
 
-/// Writes a JSON string with its quotes.
+/// Writes a string as a JSON string with quotes.
 pub fn write_string(out: &mut impl Sink, text: &str) {
     out.put("\"");
     write_escaped(out, text);
     out.put("\"");
 }
 
-/// Writes the content of a JSON string, escaped.
+/// Writes a string as the content of a JSON string, with escapes.
 pub fn write_escaped(out: &mut impl Sink, text: &str) {
     const DIGITS: &str = "0123456789abcdef";
-    // `rest` is not written yet; its first `skip` bytes need no escape.
+    // `rest` has not been written yet. Its first `skip` bytes need no escape.
     let (mut rest, mut skip) = (text, 0);
     loop {
         let special = after_plain(rest.as_bytes().get(skip..).unwrap_or_default());
@@ -181,7 +182,7 @@ pub fn write_escaped(out: &mut impl Sink, text: &str) {
         let Some(byte) = tail.bytes().next() else { return };
         skip = 0;
         match byte {
-            // The escaped character equals the original, so it is written with the following bytes.
+            // After the backslash, the character itself follows, so it is written together with the next bytes.
             b'"' | b'\\' => {
                 out.put("\\");
                 (rest, skip) = (tail, 1);
@@ -208,8 +209,8 @@ pub fn is_plain(text: &str) -> bool {
     !bytes::any(text.as_bytes(), |word| special_bytes(word) != 0, |byte| matches!(byte, b'"' | b'\\' | 0..0x20))
 }
 
-/// Returns the rest of a string after the leading bytes that need no escape in JSON. Reads eight bytes at a time,
-/// because strings are the larger part of every object.
+/// Returns the rest of a string after its leading bytes that need no escape in JSON. Reads eight bytes at a time,
+/// because most bytes of an object are in strings.
 #[inline]
 pub(crate) fn after_plain(text: &[u8]) -> &[u8] {
     let mut rest = text;
@@ -228,22 +229,22 @@ pub(crate) fn after_plain(text: &[u8]) -> &[u8] {
     rest
 }
 
-/// Marks the bytes of a word that end the plain part of a string: quotes, backslashes and control characters. The
-/// lowest mark is exact. Marks above it may be carries of the subtraction.
+/// Sets the highest bit of each byte in a word that needs an escape: quotes, backslashes and control characters. Only
+/// the lowest mark is certain to be correct, because of carries in the subtraction.
 const fn special_bytes(word: u64) -> u64 {
-    // With bit 1 flipped, the quote has the value of the space, directly after the control characters.
+    // With bit 1 flipped, the quote becomes a space, which directly follows the control characters.
     let quote_or_control = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);
     let backslash = (word ^ (ONES * b'\\' as u64)).wrapping_sub(ONES);
     (quote_or_control | backslash) & !word & (ONES << 7)
 }
 
-/// Whether a key has a character that a JSON pointer escapes. Almost all keys have none.
+/// Whether a key contains a character that JSON pointers escape. Almost no key does.
 pub fn needs_escape(key: &str) -> bool {
     bytes::any(key.as_bytes(), |word| pointer_specials(word) != 0, is_pointer_special)
 }
 
-/// Splits a key at the first character that a JSON pointer escapes. Returns the part before the character, the escape,
-/// and the part after the character; `None` if there is no such character.
+/// Splits a key at the first character that JSON pointers escape. Returns the part before it, its escape, and the part
+/// after it. `None` if there is no such character.
 pub fn split_at_escape(key: &str) -> Option<(&str, &'static str, &str)> {
     let place = bytes::find(key.as_bytes(), pointer_specials, is_pointer_special)?;
     let (plain, tail) = key.split_at_checked(place)?;

@@ -1,7 +1,7 @@
-//! The tape of a JSON text, and cursors over it.
+//! The tape of a JSON text, and values that refer to it.
 //!
-//! A node holds the start and end of a value in the text, and the number of nodes that the value spans, so that a value
-//! can be skipped in one step. Object keys are nodes too. Each key precedes its value.
+//! A node contains the start and the end of a value in the text, and the number of nodes that the value spans, so that
+//! a value can be skipped in one step. Object keys are nodes, too. Each key precedes its value.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ pub enum Kind {
     False,
     /// `true`.
     True,
-    /// A number, as written.
+    /// A number. Its notation is preserved.
     Number,
     /// A string without escapes.
     String,
@@ -35,15 +35,16 @@ pub(crate) struct Node {
     pub(crate) start: u32,
     /// The offset after the last byte.
     pub(crate) end: u32,
-    /// The number of nodes that the value spans, including itself and nested values. A key also spans its value.
+    /// The number of nodes that the value spans, including itself and nested values. The span of a key also includes
+    /// its value.
     pub(crate) span: u32,
     pub(crate) kind: Kind,
 }
 
-/// The number of members above which two objects are compared after sorting.
+/// If objects have more members than this, they are compared after sorting.
 const FEW: usize = 24;
 
-/// A JSON text with the table of its values, for compiled templates and for results of expressions.
+/// A JSON text with the table of its values. Used for compiled templates and for results of expressions.
 #[derive(Clone, Debug)]
 pub struct OwnedTape {
     text: Box<str>,
@@ -53,12 +54,12 @@ pub struct OwnedTape {
 /// The table of an [`OwnedTape`].
 #[derive(Clone, Debug)]
 enum Nodes {
-    /// A single node. Most results of expressions are scalars, which need no allocation for the table.
+    /// A single node. Most results of expressions are scalars, so this avoids allocating a table.
     One([Node; 1]),
     Many(Box<[Node]>),
 }
 
-/// A borrowed JSON text, such as a request, with the table of its values.
+/// A borrowed JSON text, such as a request body, with the table of its values.
 #[derive(Debug)]
 pub struct BorrowedTape<'t> {
     text: &'t str,
@@ -83,14 +84,14 @@ impl OwnedTape {
         Self { text, nodes }
     }
 
-    /// Creates a tape of one JSON string with this content.
+    /// Creates a tape that consists of a JSON string with this content.
     #[must_use]
     pub fn of_string(text: &str) -> Self {
-        // Most strings need no escapes, so this capacity is exact.
+        // Most strings need no escapes, so this capacity is usually exact.
         let mut quoted = String::with_capacity(text.len() + 2);
         write_string(&mut quoted, text);
         let kind = if quoted.len() == text.len() + 2 { Kind::String } else { Kind::EscapedString };
-        // The lengths of strings are limited far below `u32::MAX`.
+        // Other limits keep the length of strings far below `u32::MAX`.
         let node = Node { start: 0, end: u32::try_from(quoted.len()).unwrap_or(0), span: 1, kind };
         Self { text: quoted.into(), nodes: Nodes::One([node]) }
     }
@@ -110,7 +111,7 @@ impl OwnedTape {
         }
     }
 
-    /// Returns the memory of the text and the table in bytes, without the struct itself.
+    /// Returns the memory of the text and the table in bytes, excluding the struct itself.
     #[must_use]
     #[inline]
     pub fn memory(&self) -> usize {
@@ -134,7 +135,7 @@ impl<'t> BorrowedTape<'t> {
         Value { text: self.text, nodes: &self.nodes }
     }
 
-    /// Returns the content of a string of this tape, with the lifetime of the text; `None` for other kinds.
+    /// Returns the content of a string on this tape, with the lifetime of the text. `None` for other kinds of values.
     #[inline]
     #[must_use]
     pub fn text_of(&self, value: Value<'_>) -> Option<Cow<'t, str>> {
@@ -156,7 +157,7 @@ impl<'t> Value<'t> {
         self.node().map_or(Kind::Null, |node| node.kind)
     }
 
-    /// Returns the JSON text of the value, as written.
+    /// Returns the JSON text of the value as it is written.
     #[must_use]
     #[inline]
     pub fn raw(self) -> &'t str {
@@ -170,14 +171,14 @@ impl<'t> Value<'t> {
         self.kind() == Kind::Null
     }
 
-    /// Whether the value is neither an object nor a list nor `null`.
+    /// Whether the value is a scalar other than `null`.
     #[must_use]
     #[inline]
     pub fn is_scalar(self) -> bool {
         !matches!(self.kind(), Kind::Array | Kind::Object | Kind::Null)
     }
 
-    /// Returns the content of a string; `None` for other kinds.
+    /// Returns the content of a string. `None` for other kinds of values.
     #[must_use]
     #[inline]
     pub fn as_str(self) -> Option<Cow<'t, str>> {
@@ -188,7 +189,7 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// Returns a boolean; `None` for other kinds.
+    /// Returns the value of a boolean. `None` for other kinds of values.
     #[must_use]
     #[inline]
     pub fn as_bool(self) -> Option<bool> {
@@ -210,8 +211,8 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// Returns the value of a member; `None` if this value is not an object or has no such member. Of several members
-    /// with the same key, the last one counts, as everywhere in Kubernetes.
+    /// Returns the value of a member. `None` if this value is not an object or has no such member. If the key is
+    /// repeated, returns the last member, as everywhere in Kubernetes.
     #[must_use]
     #[inline]
     pub fn get(self, key: &str) -> Option<Self> {
@@ -219,11 +220,11 @@ impl<'t> Value<'t> {
         if node.kind != Kind::Object {
             return None;
         }
-        // `length` includes the quotes. No JSON text is long enough for the fallback or wrapping to matter.
+        // `length` includes the quotes. A JSON text is never so long that the fallback or the wrapping matters.
         let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
         let (mut rest, mut found) = (members, None);
         while let [name, ..] = rest {
-            // Most keys have another length, so their bytes are not compared.
+            // Most keys have another length, so there is no need to compare their bytes.
             if (name.end.wrapping_sub(name.start) == length || name.kind == Kind::EscapedString)
                 && self.is_key(name, key)
             {
@@ -243,14 +244,14 @@ impl<'t> Value<'t> {
         self.text.as_bytes().get(start..end) == Some(key.as_bytes())
     }
 
-    /// Returns the value at a path of keys; `None` if a member is missing.
+    /// Returns the value at a path of keys. `None` if a member is missing.
     #[must_use]
     #[inline]
     pub fn at(self, path: &[&str]) -> Option<Self> {
         path.iter().try_fold(self, |value, key| value.get(key))
     }
 
-    /// Returns the members of an object in order; none for other kinds.
+    /// Returns the members of an object in order. Empty for other kinds of values.
     #[inline]
     pub fn members(self) -> impl Iterator<Item = (Key<'t>, Self)> {
         let Children { text, mut rest } = self.children(Kind::Object);
@@ -263,14 +264,14 @@ impl<'t> Value<'t> {
         })
     }
 
-    /// Returns the items of a list in order; none for other kinds.
+    /// Returns the items of a list in order. Empty for other kinds of values.
     #[inline]
     pub fn items(self) -> impl Iterator<Item = Self> {
         self.children(Kind::Array)
     }
 
-    /// Whether two values are equal: objects with members in any order, lists in order, strings by content, other
-    /// scalars by their JSON text.
+    /// Whether two values are equal. Objects may have their members in any order. Strings are compared by content, and
+    /// other scalars by their JSON text.
     #[must_use]
     pub fn means(self, other: Self) -> bool {
         match (self.kind(), other.kind()) {
@@ -303,7 +304,7 @@ impl<'t> Value<'t> {
         members.into_iter()
     }
 
-    /// Whether the value is a scalar that is the tape's whole text, such as a newly created scalar.
+    /// Whether the value is a scalar and the whole text of its tape, such as a newly created scalar.
     #[inline]
     pub(crate) fn is_whole_text(self) -> bool {
         self.is_scalar() && matches!(self.nodes, [node] if node.start == 0 && node.end as usize == self.text.len())
@@ -349,7 +350,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// Iterates over the nodes directly below an object or a list: both keys and values, or the items.
+/// Iterates over the direct children of an object or list: both keys and values, or items.
 struct Children<'t> {
     text: &'t str,
     rest: &'t [Node],

@@ -1,14 +1,14 @@
-//! Parses YAML in annotations, as Kubernetes reads it, with limits on size and aliases.
+//! Parses YAML in annotations the way that Kubernetes does, with limits on size and aliases.
 
 use serde_json::Value as Json;
 
-/// The maximum number of values in a YAML text. Values repeated by aliases count each time.
+/// The maximum number of values in a YAML text. Values that are repeated by aliases are counted each time.
 pub const MAXIMUM_NODES: usize = 20_000;
 
-/// Parses a YAML text that has one document.
+/// Parses a YAML text that contains one document.
 ///
 /// # Errors
-/// Returns the reason on one line.
+/// The reason, on a single line.
 pub fn parse(text: &str) -> Result<Json, String> {
     serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
         let message = error.to_string();
@@ -16,7 +16,8 @@ pub fn parse(text: &str) -> Result<Json, String> {
     })
 }
 
-/// Returns the parser's options. The limits keep a short text with aliases from expanding into a large document.
+/// Returns the options of the parser. Their limits prevent a short text with aliases from expanding into a large
+/// document.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         legacy_octal_numbers: true,

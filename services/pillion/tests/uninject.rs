@@ -140,5 +140,5 @@ fn irreversible_changes_are_reported() {
     object["spec"]["template"]["metadata"]["annotations"]["pillion.dev/injected"] = json!("{\"version\":7}");
     let run = pillion(&["uninject", "-f", "-"], &object.to_string());
     assert_eq!((run.status.code(), text(&run.stdout).as_str()), (Some(2), ""));
-    assert!(text(&run.stderr).contains("not in a form that this build understands"), "{}", text(&run.stderr));
+    assert!(text(&run.stderr).contains("is unknown to this version of pillion"), "{}", text(&run.stderr));
 }

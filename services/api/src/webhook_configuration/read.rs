@@ -1,4 +1,4 @@
-//! Reads settings back from a stored configuration, for tools that lack them.
+//! Reads settings from a stored configuration, for tools that do not know them.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -8,13 +8,13 @@ use super::rules::{OwnCalls, Validated, rules_of, targets_of};
 use crate::names::{InjectionLevel, NAMESPACE_NAME_LABEL};
 use crate::opt_in::{OptIn, OptInLabel};
 
-/// Returns the labels by which namespaces opt in, according to a configuration. `None` means that its entries have no
-/// such labels or contradict one another.
+/// Returns the labels with which namespaces opt in, according to a configuration. `None` if its entries have no such
+/// labels or contradict each other.
 #[must_use]
 pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> {
     let entries: Vec<_> = configuration.webhooks.iter().flatten().filter_map(read).collect();
-    // Each entry has its own label and all labels with precedence over it. So the entry with the most labels has all
-    // of them, in order.
+    // Each entry contains its own label and all labels of higher precedence. So the entry with the most labels contains
+    // all of them, in order.
     let keys = entries.iter().map(|entry| &entry.keys).max_by_key(|keys| keys.len())?;
     if !entries.iter().all(|entry| keys.starts_with(&entry.keys)) {
         return None;
@@ -57,15 +57,15 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
     Validated { everywhere: rules_of(everywhere), own }
 }
 
-/// The parts of an entry that concern opting in.
+/// The parts of an entry that are about opting in.
 struct Entry<'c> {
     level: InjectionLevel,
-    /// The labels with precedence over the entry's own label, followed by that label.
+    /// The labels of higher precedence, followed by the entry's own label.
     keys: Vec<&'c str>,
     values: Vec<&'c str>,
 }
 
-/// Reads an entry. `None` means that the entry is not for namespaces that opt in.
+/// Reads an entry. `None` if the entry is not for namespaces that opt in.
 fn read(entry: &MutatingWebhook) -> Option<Entry<'_>> {
     let path = entry.client_config.service.as_ref()?.path.as_deref()?;
     let level = InjectionLevel::ALL.into_iter().find(|level| level.path() == path)?;
@@ -90,7 +90,7 @@ mod tests {
             &[][..],
             &["istio-injection=enabled"],
             &["istio-injection=enabled", "istio-injection=strict:required", "sidecar-injector=enabled"],
-            // The settings have no entry for `held`, the only failure mode of the label `a`.
+            // The settings have no entry for `held`, which is the only failure mode of the label `a`.
             &["a=b:held", "c=d"],
         ] {
             let opt_in = OptIn::with(others.iter().copied()).unwrap();

@@ -1,8 +1,8 @@
 //! Builds the rules of the webhook configurations from the targets of profiles.
 //!
-//! A target has no wildcards and names namespaced resources. Compilation rejects other targets, and this module omits
-//! them too, because a rule that is too wide stops a cluster. Cluster-scoped objects have no namespace that could opt
-//! in, so the API server never sends them.
+//! The targets of profiles contain no wildcards and only namespaced resources. Invalid targets are rejected when a
+//! profile is compiled, but this module also leaves them out, because a rule that matches too much can stop a cluster.
+//! Cluster-scoped objects have no namespace that could opt in, so the API server never sends them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,28 +16,28 @@ const PODS: &str = "pods";
 /// The requests for which the API server calls the validating paths.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validated {
-    /// The rules for all namespaces that opt in, from cluster profiles.
+    /// The rules for all namespaces that opt in. They come from cluster profiles.
     pub everywhere: Vec<RuleWithOperations>,
-    /// The calls that only namespaced profiles need.
+    /// The requests that only namespaced profiles validate.
     pub own: OwnCalls,
 }
 
-/// Pod resources with an operation, and the namespaces whose requests the API server sends.
+/// Pod resources and operations, with the namespaces for which the API server sends such requests.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
-/// Rules that get one entry for each failure mode.
+/// Rules that have one entry for each failure mode.
 pub(super) struct Scope<'a> {
-    /// Follows the failure mode in the entry's name.
+    /// The part of the entry's name after the failure mode.
     pub(super) suffix: String,
     pub(super) rules: Vec<RuleWithOperations>,
-    /// The namespaces of the entry. `None` means all that opt in.
+    /// The namespaces of the entry. `None` if it is for all namespaces that opt in.
     pub(super) namespaces: Option<&'a BTreeSet<String>>,
-    /// Whether the rules are for deletions. Unavailable replicas never block a deletion, because deleting an object may
-    /// be the way to recover.
+    /// Whether the rules are for deletions. Unavailable replicas must never block a deletion, because it may be needed
+    /// for recovery.
     pub(super) deletes: bool,
 }
 
-/// Returns the scopes that each get an entry for every failure mode. No request matches two of them.
+/// Returns the scopes. Each of them has an entry for every failure mode. No request matches two scopes.
 pub(super) fn scopes(validated: &Validated) -> Vec<Scope<'_>> {
     let everywhere = [(false, ""), (true, "-delete")].map(|(deletes, suffix)| {
         let rules = validated.everywhere.iter().filter_map(|rule| {
@@ -60,11 +60,10 @@ fn is_delete(operation: &str) -> bool {
     operation == Operation::Delete.as_str()
 }
 
-/// Returns the rules for the objects that profiles inject into: always pods on creation, and other objects that
-/// `targets` name. For pods, only creations match; for other objects, creations and updates. Deletions and
-/// subresources never match.
+/// Returns the rules for the objects that profiles inject into: pods, and the other objects in `targets`. For pods,
+/// only creations match. For other objects, creations and updates match. Deletions and subresources never match.
 ///
-/// `targets` are those of profiles with templates.
+/// `targets` are the targets of profiles with templates.
 #[must_use]
 pub fn mutating_rules(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let template_targets = targets.into_iter().map(|target| {
@@ -90,8 +89,8 @@ pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>)
     rules_of(validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)))
 }
 
-/// Returns the rules for these targets: one for each resource and version, with the operations of all targets. The
-/// order of the rules does not depend on the order of the targets.
+/// Returns the rules for targets: one for each resource and version, with the operations of all targets. The order of
+/// the targets does not affect the order of the rules.
 #[must_use]
 pub fn rules_of(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let mut rules: BTreeMap<(String, String, String), BTreeSet<&'static str>> = BTreeMap::new();
@@ -126,7 +125,7 @@ pub(super) fn rule(
     }
 }
 
-/// Converts a rule to targets, one for each group and version. Omits operations that a target cannot have: `*` and
+/// Converts a rule to targets, one for each group and version. Leaves out operations that a target cannot have: `*` and
 /// `CONNECT`.
 pub(super) fn targets_of(rule: &RuleWithOperations) -> Vec<Target> {
     let strings = |list: &Option<Vec<String>>| list.clone().unwrap_or_default();
@@ -148,8 +147,8 @@ fn operations(target: &Target) -> Vec<Operation> {
     if target.operations.is_empty() { vec![Operation::Create] } else { target.operations.clone() }
 }
 
-/// Whether a rule may match this resource. Rejects wildcards, leases and Pillion's own kinds, which would stop a
-/// cluster or prevent its repair. Compiling a profile rejects more.
+/// Whether a rule may match this resource. False for wildcards, leases and Pillion's own kinds, because such rules
+/// could stop a cluster or prevent its repair. Compiling a profile rejects further resources.
 fn is_allowed(target: &Target, resource: &str) -> bool {
     let is_wildcard = [&target.group, &target.version, resource].into_iter().any(|text| text.contains('*'));
     let is_vital = target.group == GROUP || (target.group == "coordination.k8s.io" && resource == "leases");

@@ -1,5 +1,5 @@
-//! The benchmark cases of the engine, and their limits. The benchmark and the tests of instructions and allocations
-//! share them.
+//! The benchmark cases of the engine and their limits, shared by the benchmark and the tests of instructions and
+//! allocations.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use pillion_engine::review::{Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Value as Json, json};
 
-/// A review that a real API server sent, for a pod of a Deployment: 7.5 KB.
+/// A review for a pod of a Deployment, captured from a real API server: 7.5 KB.
 const CAPTURED: &str = include_str!("../../tests/reviews/create-deployment-pod.json");
 
 const LOG_SHIPPER: &str = include_str!("../profiles/log-shipper.json");
@@ -21,19 +21,19 @@ const ENV_ENTRIES: &str = include_str!("../profiles/env-entries.json");
 
 /// A sidecar with a volume and an annotation, without expressions.
 const STATIC: &[&str] = &[LOG_SHIPPER];
-/// Profiles with ten expressions: parameters, a variable, a condition, the environment of each container, and mounts
-/// for each volume.
+/// Profiles with ten expressions in total: parameters, a variable, a condition, environment variables for each
+/// container, and mounts for each volume.
 const EXPRESSIONS: &[&str] = &[LOG_COLLECTOR, TRACE_AGENT, SECRET_AGENT];
 const TWO: &[&str] = &[LOG_SHIPPER, SECRET_AGENT];
 
-/// A benchmark case: the profiles, and the review of a pod.
+/// A benchmark case: a set of profiles, and the review of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     /// One static profile on the captured pod.
     One,
     /// Three profiles with ten expressions on the captured pod.
     Three,
-    /// Five variables that reference others, for a container with 1,000 variables.
+    /// Five environment variables that reference others, added to a container with 1,000 variables.
     Env,
     /// One static profile on a pod of 218 KB.
     Large,
@@ -41,14 +41,14 @@ pub(crate) enum Case {
     TwiceAsLarge,
     /// Two profiles, both applied.
     Two,
-    /// The profiles of [`Self::Two`] among 2,000.
+    /// The profiles of [`Self::Two`] among 2,000 profiles.
     Many,
 }
 
 /// The maximum cost of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
-    /// The number of instructions relative to parsing the same body with `serde_json` into `IgnoredAny`.
+    /// The number of instructions, in multiples of those that parse the same body with `serde_json` into `IgnoredAny`.
     pub(crate) scans: f64,
     pub(crate) allocations: u64,
 }
@@ -99,20 +99,20 @@ impl Case {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
             .with_namespace(&namespace, Some(Namespace::opted_in(InjectionLevel::Enabled)));
         let work = Work { body, snapshot };
-        // This call also fills the snapshot's cache for the namespace.
-        assert_eq!(work.applied(), applied, "{self:?} applies other profiles");
+        // This call also fills the snapshot's cache for the namespace, so that later measurements exclude that cost.
+        assert_eq!(work.applied(), applied, "{self:?} applies an unexpected number of profiles");
         work
     }
 }
 
-/// A request, and the snapshot for its decision.
+/// A request, and the snapshot that decides it.
 pub(crate) struct Work {
     pub(crate) body: Vec<u8>,
     snapshot: Snapshot,
 }
 
 impl Work {
-    /// Processes the request like the webhook, from the complete body to the response.
+    /// Processes the request like the webhook does: from the complete request body to the response body.
     pub(crate) fn answer(&self) -> Vec<u8> {
         let review = Review::parse(&self.body).unwrap();
         let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
@@ -129,7 +129,7 @@ impl Work {
         profiles.filter(|profile| profile.outcome == ProfileOutcome::Applied).count()
     }
 
-    /// Parses the body and stores nothing. The instructions of this function are the unit of cost.
+    /// Parses the body and stores nothing. The number of instructions of this function is the unit of cost.
     pub(crate) fn scan(&self) {
         serde_json::from_slice::<serde::de::IgnoredAny>(&self.body).unwrap();
     }
@@ -140,7 +140,7 @@ impl Work {
     }
 }
 
-/// Returns the captured review with `variables` more environment variables, each with a value of `length` bytes.
+/// Returns the captured review with `variables` additional environment variables, each with a value of `length` bytes.
 fn with_env(variables: usize, length: usize) -> Vec<u8> {
     let mut review: Json = serde_json::from_str(CAPTURED).unwrap();
     let env = review["request"]["object"]["spec"]["containers"][0]["env"].as_array_mut().unwrap();

@@ -1,12 +1,11 @@
-//! Measures the cost of a decision, from the body of a review to the body of its response, for the cases in
-//! [`cases`].
+//! Measures the cost of a decision, from the request body to the response body, for the cases in [`cases`].
 //!
-//! `cargo bench -p pillion-engine` measures time, instructions and allocations, and fails if a limit is exceeded;
-//! `just nightly` runs it. Only instructions and allocations have limits, because times depend on the load of the
-//! machine. valgrind counts the instructions; without it, their limits are not checked.
+//! `cargo bench -p pillion-engine` measures time, instructions and allocations, and fails if a limit is exceeded. `just
+//! nightly` runs it. Times have no limit, because they depend on the load of the machine. valgrind counts the
+//! instructions; their limits are not checked if it is not installed.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "it fails by panicking, like a test")]
-#![allow(clippy::print_stdout, reason = "it prints measurements")]
+#![allow(clippy::print_stdout, reason = "the benchmark prints measurements")]
 
 mod cases;
 
@@ -16,17 +15,17 @@ use std::time::{Duration, Instant};
 
 use cases::{Case, Work};
 
-/// The argument with which the benchmark runs itself under valgrind. The index of the case and the number of the piece
-/// (0: scan, 1: answer) follow.
+/// The argument that makes the benchmark run one piece, for a count under valgrind. The index of the case and the
+/// number of the piece (0: scan, 1: answer) follow.
 const COUNTED: &str = "--counted";
 
-/// The number of repetitions in a count. Counts of single runs vary, because hashing is random.
+/// The number of repetitions in one count. Single runs differ, because hash seeds are random.
 const REPETITIONS: u32 = 4;
 
-/// The maximum ratio of two counts that should be equal.
+/// The maximum ratio of two instruction counts that should be equal.
 const ALIKE: f64 = 1.05;
 
-/// The number of timed rounds, and the duration of a round. The fastest round counts.
+/// The number of timed rounds. The fastest one is reported.
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(200);
 
@@ -73,7 +72,7 @@ fn main() -> ExitCode {
 /// The measured cost of a case.
 struct Cost {
     case: Case,
-    /// The number of instructions in U, the unit of [`Work::scan`]; `None` if they were not counted.
+    /// The number of instructions in U, the number of instructions of [`Work::scan`]. `None` if they were not counted.
     scans: Option<f64>,
     allocations: u64,
 }
@@ -109,7 +108,7 @@ fn broken_gates(all: &[Cost]) -> Vec<String> {
     broken
 }
 
-/// Runs a piece several times. valgrind counts only the instructions within this function, which it finds by name.
+/// Runs a piece several times. valgrind finds this function by its name, and counts only the instructions in it.
 #[inline(never)]
 fn counted(work: &Work, piece: Piece) {
     for _ in 0..REPETITIONS {
@@ -120,7 +119,7 @@ fn counted(work: &Work, piece: Piece) {
     }
 }
 
-/// Runs a piece for a case under valgrind, and returns the number of instructions of one repetition.
+/// Runs a piece of a case under valgrind, and returns the number of instructions of one repetition.
 fn instructions(case: Case, piece: Piece) -> f64 {
     let place = Case::ALL.iter().position(|other| *other == case).unwrap();
     let mut command = Command::new("valgrind");
@@ -138,7 +137,7 @@ fn instructions(case: Case, piece: Piece) -> f64 {
     count / f64::from(REPETITIONS)
 }
 
-/// Returns the time of a decision in microseconds, in the fastest round.
+/// Returns the time of one decision in the fastest round, in microseconds.
 fn microseconds(work: &Work) -> f64 {
     let round = || {
         let (start, mut count) = (Instant::now(), 0_u32);

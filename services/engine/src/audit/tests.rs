@@ -1,4 +1,4 @@
-//! Tests the profiles that are expected on a pod: by its metadata, by the whole pod, and that both agree.
+//! Tests that the expected profiles of a pod are found from its metadata and from the whole pod, and that both agree.
 
 use pillion_api::names::InjectionLevel;
 use serde_json::{Value as Json, json};
@@ -41,7 +41,7 @@ fn pod(labels: &Json, annotations: &Json) -> Json {
            "spec": {"containers": [{"name": "app", "image": "app:1"}]}})
 }
 
-/// Returns the injected pod as the API server would store it.
+/// Injects into the pod, and returns it as the API server would store it.
 fn injected(snapshot: &Snapshot, pod: &Json) -> Json {
     let mut pod = pod.clone();
     pod["metadata"]["managedFields"] = json!([{"manager": "m", "fieldsV1": {"f:spec": {}}}]);

@@ -1,4 +1,4 @@
-//! Changes and removes existing elements and entries: `$forEach: existing` and `$prune`.
+//! Changes and removes existing list elements and map entries: `$forEach: existing` and `$prune`.
 //!
 //! Items of lists without keys are compared by value, to recognize the items that an earlier pass of the same profile
 //! kept or added.
@@ -16,14 +16,14 @@ use super::elements::ITEM_COST;
 use super::keys::{push_keys, push_token};
 use super::merge::{Merge, MergeError, MergeMode, OriginalValue, Part, ProfileOrigin};
 
-/// The charge for each byte of an item that is searched or stored, in bytes.
+/// The budget charged for each byte of an item that is searched or stored, in bytes.
 const ITEM_BYTE_COST: usize = 4;
 
 /// An element of a template's list that changes or removes existing elements.
 #[derive(Clone, Copy)]
 struct Rule<'a> {
     node: &'a Node,
-    /// The condition of `$prune`, for elements to remove. `None` for `$forEach: existing`, which changes elements.
+    /// The condition of `$prune`, which removes elements. `None` for `$forEach: existing`, which changes elements.
     prune: Option<&'a Expression>,
 }
 
@@ -34,18 +34,18 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// The way in which the record holds the changes of a list's elements.
+/// How the record stores the changes to a list's elements.
 #[derive(Clone, Copy)]
 enum Recording<'s, 'a> {
     /// By element: the record identifies each changed element by its keys.
     ByKeys(&'static KeyedList),
     /// As a whole list: the record contains the original list. The fields are the items after an earlier pass, and the
-    /// schema if the elements have keys.
+    /// schema of the list if its elements have keys.
     WholeList(Option<&'s Settled<'a>>, Option<&'static KeyedList>),
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Changes and removes existing elements of a list with keys, by the elements of a template's list that do so.
+    /// Changes and removes existing elements of a list with keys, according to the rules in a template's list.
     pub(super) fn change_elements(
         &mut self,
         list: SlotId,
@@ -60,7 +60,7 @@ impl<'a> Merge<'_, 'a> {
                 self.change_matching(list, rule, element, Recording::ByKeys(keyed))?;
                 continue;
             }
-            // If the keys change, the record cannot name the element, so it holds the whole list.
+            // If the keys change, the record cannot identify the element by its keys, so it contains the whole list.
             if settled.is_none() {
                 let all = nodes.get(place..).unwrap_or_default();
                 let work = |merge: &mut Merge<'_, 'a>| merge.change_elements(Document::ROOT, all, element, keyed);
@@ -88,14 +88,14 @@ impl<'a> Merge<'_, 'a> {
             Recording::WholeList(settled, keys) => (None, settled, keys),
         };
         let elements: Vec<_> = self.document.children(list).collect();
-        // The last element that stays. Undoing restores a removed element after it.
+        // The last element that is not removed. When the change is undone, a removed element is restored after it.
         let mut stays = None;
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
             let previous = stays.replace(slot);
             let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
-            // Skip elements that an earlier pass changed, and the profile's own additions.
+            // Skip elements that an earlier pass changed, and elements that the profile added.
             let mut is_settled = self.is_own(slot) || self.is_earlier_item(settled, item)?;
             if let Some(keys) = keys {
                 push_keys(&mut self.pointer, keys, |key| item.get(key));
@@ -127,7 +127,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a rule applies to an element: the condition of its `$prune` and its `$when` are true.
+    /// Whether a rule applies to an element: the condition of its `$prune` and its `$when` both hold.
     fn rule_matches(&mut self, slot: SlotId, rule: Rule<'a>) -> Result<bool, MergeError> {
         if let Some(condition) = rule.prune
             && !self.truth(condition)?
@@ -138,8 +138,8 @@ impl<'a> Merge<'_, 'a> {
         self.is_wanted(rule.node)
     }
 
-    /// Removes an element if the rule matches it. `keyed` is set if the elements have keys; its slot is the last
-    /// preceding element that stays.
+    /// Removes an element if the rule matches it. `keyed` is set if the elements have keys. Its slot is the last
+    /// preceding element that is not removed.
     fn prune_element(
         &mut self,
         list: SlotId,
@@ -171,8 +171,8 @@ impl<'a> Merge<'_, 'a> {
         self.object(slot, Part::Node(rule.node), element, None)
     }
 
-    /// Changes and removes existing items of a list without keys. The record holds the whole original list. Other
-    /// elements of the template are added if the list lacks them.
+    /// Changes and removes existing items of a list without keys. The record contains the whole original list. The
+    /// other elements of the template's list are added if they are missing.
     pub(super) fn change_items(&mut self, list: SlotId, part: Part<'a>) -> Result<(), MergeError> {
         let Part::Node(Node { kind: Kind::List(nodes), .. }) = part else { return Ok(()) };
         let work = |merge: &mut Merge<'_, 'a>| merge.change_and_add(Document::ROOT, nodes, None);
@@ -208,7 +208,7 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    /// Adds an item to a list and to `items`, the set of the list's items, unless the set contains it.
+    /// Adds an item to a list and to `items`, the set of the list's items, unless it is already in the set.
     fn add_item(&mut self, list: SlotId, part: Part<'a>, items: &mut Items<'a>) -> Result<(), MergeError> {
         let Some(value) = self.value_of(part)? else { return Ok(()) };
         self.charge_item(value)?;
@@ -260,14 +260,15 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Recomputes the items of the current list as an earlier pass of this profile left them; `None` if no earlier pass
-    /// changed the list. Repeats `work` on the original in the record, or evaluates `part` if there was no original.
+    /// Recomputes the items of the current list after an earlier pass of this profile. `None` if no earlier pass
+    /// changed the list. Repeats `work` on the original list in the record, or evaluates `part` if the list was absent.
     pub(super) fn earlier_items(
         &mut self,
         part: Option<Part<'a>>,
         work: impl FnOnce(&mut Merge<'_, 'a>) -> Result<(), MergeError>,
     ) -> Result<Option<Settled<'a>>, MergeError> {
-        // Use a separate meter. Otherwise a profile that fits its budget once might exceed it in a second pass.
+        // Use a separate meter. Otherwise, a profile that fits its budget in the first pass might exceed it in a second
+        // one.
         std::mem::swap(&mut self.meter, &mut self.again);
         let settled = self.find_earlier_items(part, work);
         std::mem::swap(&mut self.meter, &mut self.again);
@@ -308,7 +309,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(Some(Settled::These(items)))
     }
 
-    /// Whether `settled` contains an item: the item was in the list after an earlier pass.
+    /// Whether an item was in the list after an earlier pass, according to `settled`.
     pub(super) fn is_earlier_item(
         &mut self,
         settled: Option<&Settled<'a>>,
@@ -337,21 +338,21 @@ impl<'a> Merge<'_, 'a> {
         Ok(items)
     }
 
-    /// Charges searching or storing an item.
+    /// Charges the budget for searching or storing an item.
     pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
         self.charge(Meter::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
     }
 }
 
-/// Returns the violation of a namespaced profile that changes keys. The record could only restore the whole list, so in
-/// a second pass the platform's profiles would miss elements that other webhooks added in between.
+/// Returns the violation of a namespaced profile that changes keys. The record would contain the whole list, so a
+/// second pass could hide elements from the platform's profiles that other webhooks added after the first pass.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields that identify elements of a list; leave them out of \
                    $forEach: existing, or remove the element and add another one";
     Excess::new(Limit::Removal, list, message)
 }
 
-/// Whether a part sets key fields of the elements of a list.
+/// Whether a template node sets key fields of the elements of a list.
 fn gives_keys(node: &Node, keyed: &KeyedList) -> bool {
     let Kind::Map(fields) = &node.kind else { return false };
     fields.iter().any(|(field, _)| keyed.keys.contains(&&**field))
@@ -374,13 +375,13 @@ impl<'a> Items<'a> {
         self.0.contains(&normal(item))
     }
 
-    /// Adds an item. Returns false if the set has it already.
+    /// Adds an item. Returns false if the set already contains it.
     pub(super) fn add(&mut self, item: Value<'a>) -> bool {
         self.0.insert(normal(item))
     }
 }
 
-/// Returns the canonical form of a value: equal values have the same form.
+/// Returns the canonical form of a value. Equal values have the same form.
 fn normal(value: Value<'_>) -> Cow<'_, str> {
     match value.kind() {
         JsonKind::EscapedString | JsonKind::Object | JsonKind::Array => {

@@ -1,7 +1,7 @@
-//! Applies the container patches of a profile, and checks changed containers.
+//! Applies the container patches of a profile, and checks the changed containers.
 //!
-//! A patch merges its template into each container that it selects. After a profile, its containers must fulfil the API
-//! server's rules about several fields together.
+//! A patch merges its template into each container that it selects. After each profile, its containers must satisfy the
+//! rules of the API server that involve several fields.
 
 use std::borrow::Cow;
 
@@ -23,17 +23,17 @@ const LISTS: [&str; 2] = ["initContainers", "containers"];
 /// The initial capacity for the containers of a list.
 const CONTAINERS: usize = 8;
 
-/// The charge for examining one container or field, in bytes.
+/// The budget charged for examining one container or field, in bytes.
 const LOOK: usize = 64;
 
-/// The origin of a container that the profile itself does not add, as the profile sees it.
+/// The origin of a container that the current profile did not add.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContainerOrigin {
-    /// A profile injected the container, and this profile sees it.
+    /// A profile injected the container, and it is visible to the current profile.
     Injected,
-    /// A profile injected the container, and this profile must not see it.
+    /// A profile injected the container, and it is hidden from the current profile.
     Hidden,
-    /// The author wrote the container. A profile may have moved it.
+    /// The author wrote the container, but a profile may have moved it.
     Author,
 }
 
@@ -44,8 +44,8 @@ struct Target<'a> {
     list: &'static str,
     name: Cow<'a, str>,
     kind: ContainerType,
-    /// The container as expressions see it: the original of an author's container, or the current state of an injected
-    /// one.
+    /// The value of the container in expressions: the original of an author's container, or the current state of an
+    /// injected one.
     value: Value<'a>,
 }
 
@@ -66,7 +66,7 @@ impl Violation {
 
 impl<'a> Merge<'_, 'a> {
     /// Applies the patches in order, each to all containers in order. `origin` returns the origin of the container at a
-    /// pointer.
+    /// JSON pointer.
     pub(super) fn patch_containers(
         &mut self,
         patches: &'a [ContainerPatch],
@@ -106,7 +106,7 @@ impl<'a> Merge<'_, 'a> {
             let authors_list = author.at(&["spec", list]);
             let mut containers = Vec::with_capacity(CONTAINERS);
             containers.extend(self.document.children(slot));
-            // Usually the containers and the author's containers have the same order.
+            // The containers usually have the same order as in the original pod.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
             pointer.clear();
             push_token(&mut pointer, "spec");
@@ -144,8 +144,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(targets)
     }
 
-    /// Finds a container of the original object, and returns it with its original list. Searches `list` first, and then
-    /// the other list, because a profile may have moved the container.
+    /// Finds a container in the original object, and returns it with the list that contained it. Searches `list` first
+    /// and then the other list, because a profile may have moved the container.
     fn original_container(
         &mut self,
         author: Value<'a>,
@@ -222,8 +222,7 @@ impl<'a> Merge<'_, 'a> {
         result
     }
 
-    /// Checks the containers that profiles added or merged into. A violation that the original pod has too is not
-    /// attributed to the profile.
+    /// Checks the containers that profiles added or changed. Ignores violations that the original pod already has.
     ///
     /// # Errors
     /// A container violates a rule, or the profile exceeds its budget.
@@ -250,7 +249,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a slot exists and differs from the object of the request.
+    /// Whether a slot exists and differs from the original object.
     fn is_changed(&self, slot: SlotId) -> bool {
         match self.document.state(slot) {
             State::Removed => false,
@@ -295,8 +294,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(violations)
     }
 
-    /// Whether the container of this name in the original pod violates the same rule. Searches both lists, because a
-    /// profile may have moved the container.
+    /// Whether the container with this name in the original pod already violates the same rule. Searches both lists,
+    /// because a profile may have moved the container.
     fn is_violated_before(
         &mut self,
         original: Value<'_>,

@@ -1,7 +1,7 @@
-//! Merges elements of lists: finds them in the object, creates, inserts and moves them.
+//! Merges elements of lists: finds them in the object, and creates, inserts and moves them.
 //!
-//! The computed `restartPolicy` of an init container selects the list of the container: `containers` if it has no value.
-//! An author's container with the same name moves to that list. Within a list, `$position` selects the place.
+//! The computed `restartPolicy` of an init container determines its list: `containers` if the policy is null or absent.
+//! An author's container with the same name is moved to that list. `$position` determines the position in the list.
 //! Environment variables are placed after the variables that they refer to.
 
 use std::borrow::Cow;
@@ -18,30 +18,30 @@ use super::keys::{Keys, is_key, key_of, push_token, same_key, text_of};
 use super::merge::{Directives, Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part};
 use super::notes::move_of;
 
-/// The charge for one item, in bytes.
+/// The budget charged for one item, in bytes.
 pub(super) const ITEM_COST: usize = 256;
 
 const CONTAINERS: &str = "containers";
 
 const RESTART_POLICY: &str = "restartPolicy";
 
-/// The initial capacity for variables.
+/// The initial capacity for environment variables.
 const ENTRIES: usize = 32;
 
-/// The list of a container that the template has in `initContainers`.
+/// The list for a container that the template has in `initContainers`.
 #[derive(Clone, Copy)]
 enum ContainerList<'a> {
-    /// The list in which the template has it. Also for elements of other lists.
+    /// The list in which the template has the element. Also used for elements of other lists.
     AsWritten,
-    /// `initContainers`, with this computed `restartPolicy`.
+    /// `initContainers`, with the computed `restartPolicy`.
     Init(Value<'a>),
-    /// `containers`, because the computed `restartPolicy` has no value.
+    /// `containers`, because the computed `restartPolicy` is null or absent.
     Main,
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Finds the element of a list with the same keys. Of several such elements it returns the last, because Kubernetes
-    /// uses the last of two variables with the same name.
+    /// Finds the element of a list with the given keys. If there are several, returns the last, because Kubernetes uses
+    /// the last of two variables with the same name.
     pub(super) fn find(
         &mut self,
         list: SlotId,
@@ -69,9 +69,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(found)
     }
 
-    /// Calls `sink` with each element of a template's list: opens groups, repeats `$forEach`, and leaves out elements
-    /// that `$when` excludes. Skips elements that change or remove existing ones. `group` is the group that contains the
-    /// nodes.
+    /// Calls `sink` with each element to merge from a template's list. Expands groups and `$forEach`, and leaves out
+    /// elements that `$when` excludes. Skips elements that change or remove existing ones. `group` is the group that
+    /// contains the nodes.
     pub(super) fn expand(
         &mut self,
         nodes: &'a [Node],
@@ -95,7 +95,7 @@ impl<'a> Merge<'_, 'a> {
             }
             let pairs = pairs(&list, &mut self.meter).map_err(|error| self.failed(&error))?;
             let items = pairs.ok_or_else(|| {
-                self.failed(&EvaluationError::new("$forEach goes over a list or a map, and this is neither"))
+                self.failed(&EvaluationError::new("$forEach needs a list or a map, and this value is neither"))
             })?;
             for (index, (key, item)) in items.into_iter().enumerate() {
                 self.charge(ITEM_COST)?;
@@ -179,7 +179,7 @@ impl<'a> Merge<'_, 'a> {
         from: usize,
         end: SlotId,
     ) -> Result<(), MergeError> {
-        // Variables that an earlier rule added may refer to new ones.
+        // Variables that an earlier list element added may refer to new ones.
         let children = self.document.children(list);
         let earlier: Vec<_> = children.filter(|child| *child < end && self.is_own(*child)).collect();
         if !earlier.is_empty() {
@@ -187,7 +187,7 @@ impl<'a> Merge<'_, 'a> {
             remembered.sort_unstable();
             self.env.extend(earlier.into_iter().filter(|child| remembered.binary_search(child).is_err()));
         }
-        // Charged for each rule, because a rule may read the variables that all earlier rules added.
+        // Charged for each call, because each call may read the variables that all earlier ones added.
         let entries = self.env.get(from..).unwrap_or_default().iter();
         let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
         let read = texts.map(str::len).sum();
@@ -224,7 +224,7 @@ impl<'a> Merge<'_, 'a> {
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
         if is_among_init && !self.is_at_init_containers(field) {
-            // The container moved to the other list. The next element belongs to the list of init containers again.
+            // The container moved to the other list. The next element is in the list of init containers again.
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
@@ -249,7 +249,8 @@ impl<'a> Merge<'_, 'a> {
         for node in element.pending_conditions() {
             match existing {
                 Some(_) => self.bind_existing(node, existing)?,
-                // An element that `$prune` removed in an earlier pass has an original, but the first pass saw none.
+                // An element that `$prune` removed in an earlier pass has an original, but the condition saw none in
+                // the first pass.
                 None => self.bind_existing_to_none(node),
             }
             if !self.is_wanted(node)? {
@@ -355,7 +356,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Notes an inserted element for later steps of this pass.
+    /// Remembers an inserted element for later steps of this pass.
     pub(super) fn note_element(&mut self, list: SlotId, slot: SlotId, keys: &Keys<'a>, keyed: &'static KeyedList) {
         self.index.added(self.document, list, slot, keys);
         self.own.push(slot);
@@ -364,15 +365,15 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Remembers a new or joined environment variable, which must be placed after the variables that it refers to.
-    /// Ignores elements of other lists.
+    /// Remembers a new or joined environment variable. It must be placed after the variables that it refers to. Ignores
+    /// elements of other lists.
     pub(super) fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
         if schema::is_env(keyed) {
             self.env.push(slot);
         }
     }
 
-    /// Returns the directives of an element. If it has no conflict rule, the rule of its group applies.
+    /// Returns the directives of an element. If it sets no conflict rule, the rule of its group applies.
     fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, MergeError> {
         let own = match element.rules {
             Some(rules) => self.directives_of(rules)?,
@@ -433,7 +434,7 @@ impl<'a> Merge<'_, 'a> {
         };
         Ok(match (index, &position) {
             (None, _) => self.document.push_item(list, content),
-            // Each element is inserted directly before the named one, so after those inserted earlier.
+            // Insert directly before the named element, and so after the elements inserted there earlier.
             (Some(index), InsertPosition::Before(_)) => self.document.insert_item(list, index, content),
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
@@ -444,7 +445,7 @@ impl<'a> Merge<'_, 'a> {
         })
     }
 
-    /// Returns the index of the element with a key. A port is also found by its name.
+    /// Returns the index of the element with the given key. A port is also found by its name.
     pub(super) fn index_of(
         &mut self,
         list: SlotId,
@@ -465,8 +466,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(index)
     }
 
-    /// Returns the list for an element, and the length of the list's pointer. If the list is `containers` although the
-    /// template has the element in `initContainers`, changes the current pointer accordingly.
+    /// Returns the list for an element, and the length of the list's pointer. If a container from the template's
+    /// `initContainers` belongs in `containers`, changes the current pointer accordingly.
     fn list_of(
         &mut self,
         parent: SlotId,
@@ -488,12 +489,13 @@ impl<'a> Merge<'_, 'a> {
         Ok((other, length))
     }
 
-    /// Whether the current place is the list of init containers. `field` is the offset of its name in the pointer.
+    /// Whether the current pointer is in the list of init containers. `field` is the offset of the field name in the
+    /// pointer.
     pub(super) fn is_at_init_containers(&self, field: usize) -> bool {
         self.pointer.get(field..) == Some(INIT_CONTAINERS)
     }
 
-    /// Evaluates the computed `restartPolicy` of an init container.
+    /// Evaluates the computed `restartPolicy` of an init container to determine its list.
     fn container_list(&mut self, element: Element<'a>) -> Result<ContainerList<'a>, MergeError> {
         let Some(policy) = element.rules.and_then(|rules| rules.restart_policy.as_ref()) else {
             return Ok(ContainerList::AsWritten);
@@ -505,7 +507,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(policy.map_or(ContainerList::Main, ContainerList::Init))
     }
 
-    /// Adds the computed `restartPolicy`, unless the container has one.
+    /// Adds the computed `restartPolicy`, unless the container already has one.
     fn add_restart_policy(&mut self, container: SlotId, policy: Value<'a>) -> Result<(), MergeError> {
         let existing = self.document.member(container, RESTART_POLICY)?;
         let length = self.pointer.len();
@@ -521,9 +523,9 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Moves an author's overlay to the position that the template sets. A later pass does not move it again, because
-    /// other webhooks may have inserted elements beside it since. If another container has the same name, the overlay
-    /// also keeps its position: a move could change which container is last, and the last one counts. No API server
-    /// accepts such a pod.
+    /// other webhooks may have inserted elements beside it in the meantime. An overlay is not moved if another
+    /// container has the same name, because the move could change which of them is the last, and the last one is used.
+    /// API servers reject such a pod anyway.
     pub(super) fn put_in_place(
         &mut self,
         list: SlotId,
@@ -543,7 +545,7 @@ impl<'a> Merge<'_, 'a> {
         if all.iter().any(|slot| *slot != container && same_key(self.document.value_of(*slot, "name"), name)) {
             return Ok(());
         }
-        // Positions are counted without the container itself.
+        // Positions are counted as if the container were not in the list.
         let without = |index: usize| index - usize::from(index > own);
         let index = match &position {
             InsertPosition::Last => None,
@@ -569,9 +571,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Finds a container with the same name in a sibling list, because the lists of containers share their names. If the
-    /// template computes its `restartPolicy`, moves it to `list`, and returns its new slot. Otherwise such a container is
-    /// a conflict. `None` if no sibling list has one.
+    /// Finds a container with the same name in a sibling list; container names are unique across these lists. If the
+    /// template computes the `restartPolicy`, moves the container to `list` and returns its new slot. Otherwise returns
+    /// a conflict. `None` if no sibling list has such a container.
     fn find_elsewhere(
         &mut self,
         parent: SlotId,
@@ -598,7 +600,8 @@ impl<'a> Merge<'_, 'a> {
             let current = self.current(found)?;
             let source_pointer = self.pointer.replacen(target, source, 1);
             let here = std::mem::replace(&mut self.pointer, source_pointer);
-            // Undoing first appends the container to its original list, and then moves it back to the noted position.
+            // To undo this, the container is first appended to its original list, and then moved back to the noted
+            // position.
             let list_pointer = self.pointer.rfind('/').unwrap_or(0);
             self.note_move(sibling, found, list_pointer, keyed);
             self.note_replaced(found);
@@ -614,8 +617,8 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Returns pairs of key and value: the items of a list with null as the key, or the entries of a map, sorted. `None`
-/// for other values.
+/// Returns pairs of key and value: the items of a list with null keys, or the sorted entries of a map. `None` for other
+/// values.
 fn pairs<'v>(
     list: &Computed<'v>,
     meter: &mut Meter,
@@ -629,9 +632,9 @@ fn pairs<'v>(
     }
 }
 
-/// Moves the variables in `entries` after the variables that they refer to. If the later variables that an author's
-/// variable refers to are all new and have no references, those move before it instead. `own` has the slots added in
-/// this pass, and is updated when they change. `before_move` is called before a variable that is not in `own` moves.
+/// Moves the variables in `entries` after the variables that they refer to. If all later variables that an author's
+/// variable refers to are new and have no references, those move before it instead. `own` contains the slots that were
+/// added in this pass; moves change them. `before_move` is called before a variable that is not in `own` moves.
 pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,
@@ -640,7 +643,7 @@ pub(super) fn order_env_by_refs<'a>(
     mut before_move: impl FnMut(&Document<'a>, &[SlotId], SlotId),
 ) {
     let mut order: Vec<(SlotId, Option<Cow<'_, str>>)> = Vec::new();
-    // Each variable moves at most once, so circular references end.
+    // Each variable moves at most once, so circular references do not loop forever.
     for entry in entries {
         let needed = references(document, *entry);
         if needed.is_empty() {
@@ -657,7 +660,7 @@ pub(super) fn order_env_by_refs<'a>(
         let behind: Vec<_> = behind.map(|(place, (slot, _))| (place, *slot)).collect();
         let Some((end, _)) = behind.last().copied() else { continue };
         let is_new = |slot: SlotId| document.state(slot) == State::Added;
-        // New variables without references can be anywhere, so no variable of the author has to move.
+        // New variables without references can have any position, so move those instead of the author's variable.
         let movable = behind.iter().all(|(_, slot)| is_new(*slot) && references(document, *slot).is_empty());
         if !is_new(*entry) && movable {
             for (index, (place, slot)) in behind.into_iter().enumerate() {
@@ -678,7 +681,8 @@ pub(super) fn order_env_by_refs<'a>(
     }
 }
 
-/// Replaces the slot of a moved element of `own`. Slot numbers rise, so the new one is appended.
+/// Records the new slot of a moved element, if `own` contains the element. Slot numbers increase, so the list remains
+/// sorted.
 fn moved_to(own: &mut Vec<SlotId>, before: SlotId, moved: SlotId) {
     if own.binary_search(&before).is_ok() {
         own.push(moved);
@@ -687,7 +691,7 @@ fn moved_to(own: &mut Vec<SlotId>, before: SlotId, moved: SlotId) {
 
 /// Returns the names that a variable's value refers to.
 fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
-    // Most values have no reference, and searching one byte is faster than finding a member or two bytes.
+    // Most values have no reference. Searching for one byte is faster than finding a member.
     let may_refer = |raw: &str| has_byte(raw, b'$');
     if matches!(document.content(entry), Content::Value(whole) if !may_refer(whole.raw())) {
         return HashSet::new();
@@ -699,7 +703,7 @@ fn references(document: &Document<'_>, entry: SlotId) -> HashSet<String> {
     text_of(raw).map(|text| names_in(&text).map(str::to_owned).collect()).unwrap_or_default()
 }
 
-/// Returns the names that a string refers to as `$(NAME)`; `$$(NAME)` is a literal.
+/// Returns the names that a string refers to as `$(NAME)`. `$$(NAME)` is a literal.
 fn names_in(text: &str) -> impl Iterator<Item = &str> {
     // A reference ends with a parenthesis, so no reference follows the last parenthesis.
     let mut rest = text.rfind(')').and_then(|end| text.get(..=end)).unwrap_or_default();

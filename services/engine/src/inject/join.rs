@@ -1,5 +1,5 @@
-//! Applies `$join`: keeps the object's value, and adds missing pieces. An environment variable with `valueFrom` has no
-//! string to extend, so it is renamed, and a new variable refers to it.
+//! Applies `$join`: keeps the object's value and adds the missing pieces. An environment variable with `valueFrom` has
+//! no string to extend. Such a variable is renamed, and a new variable refers to it.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,14 +13,14 @@ use crate::schema::{Field, KeyedList};
 use super::keys::{push_token, text_of};
 use super::merge::{Merge, MergeError, Part};
 
-/// The charge for each byte of a string that is split into pieces and compared, in bytes.
+/// The budget charged for each byte of a string that is split into pieces and compared, in bytes.
 const PIECES_COST: usize = 5;
 
 /// The prefix of the name of a renamed variable.
 const PREFIX: &str = "PILLION_";
 
 impl<'a> Merge<'_, 'a> {
-    /// Adds the missing pieces of `value` to the existing value in the slot `present`. Nothing changes unless both are
+    /// Adds the missing pieces of `value` to the existing value in the slot `present`. Changes nothing unless both are
     /// strings or both are lists.
     pub(super) fn join(
         &mut self,
@@ -56,8 +56,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Adds the elements of `value` whose keys the list lacks. Kubernetes uses the last of two variables with the same
-    /// name, so a duplicate would override the existing one.
+    /// Adds the elements of `value` whose keys are missing in the list. Kubernetes uses the last of two variables with
+    /// the same name, so adding a duplicate would override the existing variable.
     fn join_elements(&mut self, list: SlotId, value: Value<'a>, keyed: &'static KeyedList) -> Result<(), MergeError> {
         let length = self.pointer.len();
         for item in value.items() {
@@ -93,7 +93,7 @@ impl<'a> Merge<'_, 'a> {
             Some(text) => self.choice(text)?,
             None => None,
         };
-        // A loop may join to the same growing string many times.
+        // A loop may join pieces to the same growing string many times.
         let bytes = self.document.raw(present).map_or(0, str::len) + value.raw().len();
         self.charge(bytes.saturating_mul(PIECES_COST))?;
         let existing = self.document.raw(present).and_then(text_of);
@@ -111,7 +111,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Joins the `value` field of a template's element to the `value` field of the existing element.
+    /// Joins the `value` field of a template's element to that of the existing element.
     pub(super) fn join_element(
         &mut self,
         list: SlotId,
@@ -151,7 +151,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Joins a value to an environment variable with `valueFrom`: renames the variable, and adds one that refers to it.
-    /// If `$join` does not allow this, or the new name is taken, only adds a note.
+    /// If `$join` does not allow this, or the new name is taken, adds only a note.
     pub(super) fn join_reference(
         &mut self,
         list: SlotId,
@@ -202,7 +202,7 @@ impl<'a> Merge<'_, 'a> {
         push_token(&mut self.pointer, &moved_name);
         self.note_added();
         self.pointer = here;
-        // The record contains the whole variable as the original.
+        // The record contains the whole original variable.
         self.note_replaced(entry);
         self.document.replace(entry, Content::Map);
         let name = original.get("name").map_or(Content::Scalar("\"\""), Content::Value);
@@ -214,8 +214,8 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Adds the missing pieces of `prepend` before `existing` and those of `value` after it. Merges JSON instead if the
-/// format requires it, without `prepend`. Returns a JSON string; `None` if nothing is added.
+/// Adds the missing pieces of `prepend` before `existing` and those of `value` after it. If the format is JSON, merges
+/// the JSON and ignores `prepend`. Returns a JSON string. `None` if nothing is missing.
 fn text(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,
@@ -264,9 +264,8 @@ fn joined(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Op
     (missing > 0).then_some(all)
 }
 
-/// Merges two strings that contain JSON: existing keys of objects win, and lists get missing items. Returns `None` if
-/// nothing is missing. Also returns `None` if a string is not JSON or the types differ, so that the existing string
-/// stays.
+/// Merges two strings that contain JSON. Objects keep their existing keys, and lists get the missing items. `None` if
+/// nothing is missing, if a string is not JSON, or if the types differ.
 fn united(existing_text: &str, value: &str) -> Option<String> {
     let added = OwnedTape::parse(value).ok()?;
     if existing_text.trim().is_empty() {
@@ -274,7 +273,7 @@ fn united(existing_text: &str, value: &str) -> Option<String> {
     }
     let existing = OwnedTape::parse(existing_text).ok()?;
     let (existing, added) = (existing.root(), added.root());
-    // The existing JSON is copied byte for byte, because its numbers may be longer than any Rust type.
+    // The existing JSON is copied byte for byte, because its numbers may exceed the range of Rust's types.
     let (is_empty, missing): (bool, Vec<String>) = match (existing.kind(), added.kind()) {
         (Kind::Object, Kind::Object) => {
             let keys: HashSet<_> = existing.members().map(|(key, _)| key.text()).collect();
@@ -283,7 +282,7 @@ fn united(existing_text: &str, value: &str) -> Option<String> {
             (existing.members().next().is_none(), written.collect())
         }
         (Kind::Array, Kind::Array) => {
-            // A number that is too long to parse is compared as it is written.
+            // A number that cannot be parsed is compared as it is written.
             let read = |item: Value<'_>| serde_json::from_str(item.raw()).unwrap_or_else(|_| Json::from(item.raw()));
             let items: HashSet<_> = existing.items().map(read).collect();
             let missing = added.items().filter(|item| !items.contains(&read(*item)));
@@ -300,7 +299,7 @@ fn united(existing_text: &str, value: &str) -> Option<String> {
     Some(format!("{open}{comma}{}{end}", missing.join(",")))
 }
 
-/// Splits a string at the separator, and leaves out blank pieces. If the separator is empty, the string is one piece.
+/// Splits a string at the separator, without blank pieces. If the separator is empty, the whole string is one piece.
 fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str> {
     let is_one = separator.is_empty();
     let whole = (is_one && !text.is_empty()).then_some(text);
@@ -308,7 +307,7 @@ fn pieces<'t>(text: &'t str, separator: &'t str) -> impl Iterator<Item = &'t str
     whole.into_iter().chain(split.into_iter().flatten())
 }
 
-/// Returns the key of a piece: the part before the key separator, or the whole piece without one.
+/// Returns the key of a piece: the part before the key separator, or the whole piece if it contains none.
 fn name<'p>(piece: &'p str, join: &Join) -> &'p str {
     let name = join.key.as_deref().and_then(|key| piece.split_once(key)).map_or(piece, |(name, _)| name);
     name.trim()

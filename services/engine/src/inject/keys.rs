@@ -1,6 +1,6 @@
-//! Keys of list elements, and the JSON pointers that the record writes with them.
+//! The keys of list elements, and the tokens for them in the JSON pointers of the record.
 //!
-//! The first key of each element is read once per list, not once for each element of the template.
+//! The first key of each existing element is read once per list, not once for each element of the template.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ pub(super) fn push_token(pointer: &mut String, token: &str) {
     push_escaped(pointer, token);
 }
 
-/// Appends a token, with `~` and `/` escaped.
+/// Appends a token to a pointer, with `~` and `/` escaped.
 pub(super) fn push_escaped(pointer: &mut String, token: &str) {
     let mut rest = token;
     if needs_escape(token) {
@@ -26,11 +26,11 @@ pub(super) fn push_escaped(pointer: &mut String, token: &str) {
     pointer.push_str(rest);
 }
 
-/// The key fields of an element.
+/// The values of an element's key fields.
 pub(super) struct Keys<'a> {
     fields: &'static [&'static str],
     values: [Option<Value<'a>>; 2],
-    /// The values as strings for comparison, with defaults for absent fields.
+    /// The values as strings for comparison. Absent fields have their defaults.
     texts: [Option<Cow<'a, str>>; 2],
 }
 
@@ -40,28 +40,28 @@ impl<'a> Keys<'a> {
         Self { fields: keyed.keys, values, texts: [text(0), text(1)] }
     }
 
-    /// Appends a slash and the token of the element: its keys, separated by commas.
+    /// Appends a slash and the token of the element: the values of its keys, separated by commas.
     pub(super) fn push(&self, pointer: &mut String) {
         push_texts(pointer, self.fields.iter().enumerate().map(|(place, _)| self.text(place).unwrap_or_default()));
     }
 
-    /// Returns a key field by its index, as a string for comparison. `None`: the field is absent and has no default.
+    /// Returns the key field at an index as a string for comparison. `None` if it is absent and has no default.
     pub(super) fn text(&self, place: usize) -> Option<&str> {
         self.texts.get(place)?.as_deref()
     }
 
-    /// Returns the value of a key field by its name, if the element has it.
+    /// Returns the value of the key field with this name, if the element has it.
     pub(super) fn get(&self, field: &str) -> Option<Value<'a>> {
         self.at(self.fields.iter().position(|candidate| *candidate == field)?)
     }
 
-    /// Returns the value of a key field by its index, if the element has it.
+    /// Returns the value of the key field at this index, if the element has it.
     fn at(&self, place: usize) -> Option<Value<'a>> {
         self.values.get(place).copied().flatten()
     }
 }
 
-/// The elements of the current list, each with its first key.
+/// The elements of the last list that was read, each with its first key.
 #[derive(Default)]
 pub(super) struct Index<'a> {
     list: Option<SlotId>,
@@ -71,15 +71,15 @@ pub(super) struct Index<'a> {
 }
 
 impl<'a> Index<'a> {
-    /// Forgets the list, and keeps the buffer.
+    /// Clears the index but keeps its buffer.
     pub(super) fn forget(&mut self) {
         self.list = None;
         self.elements.clear();
         self.elements.reserve(16);
     }
 
-    /// Returns the elements of a list, each with its value of `key`. Reads the list, unless it was the last one read
-    /// and the document has not changed since.
+    /// Returns the elements of a list, each with the value of its field `key`. Reads the list again unless it was the
+    /// last one read and the document has not changed since.
     pub(super) fn of(&mut self, document: &Document<'a>, list: SlotId, key: &str) -> &[(SlotId, Option<Value<'a>>)] {
         if self.list != Some(list) || self.change_count != document.change_count() {
             self.list = Some(list);
@@ -90,8 +90,8 @@ impl<'a> Index<'a> {
         &self.elements
     }
 
-    /// Adds an element that was just inserted into the list, if the document has not changed otherwise since the list
-    /// was read.
+    /// Adds an element that was just inserted into the list. Does nothing if the document has other changes since the
+    /// list was read.
     pub(super) fn added(&mut self, document: &Document<'a>, list: SlotId, element: SlotId, keys: &Keys<'a>) {
         let change_count = self.change_count.wrapping_add(1);
         if self.list == Some(list) && change_count == document.change_count() {
@@ -101,10 +101,10 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Whether a plain list of a template can be added as one value to an object without the list. Its keys must be
-/// distinct, and none of its environment variables may need ordering.
+/// Whether a list in a template without expressions can be added as one value to an object that has no such list. Its
+/// keys must be distinct, and its environment variables must not need ordering.
 pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
-    /// The maximum number of elements, because each is compared with all before it.
+    /// The maximum number of elements. Each element is compared with all those before it.
     const MOST: usize = 8;
     let Some(first) = keyed.keys.first() else { return false };
     let mut keys = [None; MOST];
@@ -121,13 +121,13 @@ pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
     items.next().is_none() && !(schema::is_env(keyed) && has_byte(list.raw(), b'$'))
 }
 
-/// Whether two values of a key field are equal as strings. False if one is absent.
+/// Whether two values of a key field are equal as strings. False if one of them is absent.
 pub(super) fn same_key(left: Option<Value<'_>>, right: Option<Value<'_>>) -> bool {
     left.zip(right).is_some_and(|(left, right)| key_text(left) == key_text(right))
 }
 
-/// Returns the value of a key field as a string: strings unescaped, anything else as written. An absent field has its
-/// default; `None` if it has no default.
+/// Returns the value of a key field as a string: a string unescaped, other values as written. For an absent field,
+/// returns the default; `None` if there is none.
 pub(super) fn key_of<'v>(value: Option<Value<'v>>, key: &str, keyed: &'v KeyedList) -> Option<Cow<'v, str>> {
     if let Some(value) = value {
         return Some(key_text(value));
@@ -148,7 +148,7 @@ fn key_text(value: Value<'_>) -> Cow<'_, str> {
     value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
 }
 
-/// Appends a slash and the token of an element. `value` returns the element's value of a key field.
+/// Appends a slash and the token of an element. `value` returns the value of a key field.
 pub(super) fn push_keys<'v>(pointer: &mut String, keyed: &'v KeyedList, value: impl Fn(&str) -> Option<Value<'v>>) {
     push_texts(pointer, keyed.keys.iter().map(|key| key_of(value(key), key, keyed).unwrap_or_default()));
 }

@@ -1,8 +1,8 @@
-//! The fields that the author of the request wrote, by `metadata.managedFields`.
+//! The fields that the author of the request wrote, according to `metadata.managedFields`.
 //!
-//! In a CREATE review, managedFields list the fields that the author wrote, and none that admission added. The API
-//! server computes them. So defaults that a `LimitRange` put into an overlay container are distinguished from the
-//! author's values.
+//! In a CREATE review, `managedFields` list the fields that the author wrote, without fields that admission plugins
+//! added. The API server computes them. They show whether a value of an overlay container is the author's or a default
+//! of a `LimitRange`.
 
 use crate::json::Value;
 
@@ -23,7 +23,7 @@ impl<'a> ManagedFields<'a> {
         self.managed.map_or(0, |managed| managed.raw().len())
     }
 
-    /// Whether the author wrote the value at a place. Returns true without managedFields.
+    /// Whether the author wrote the value at a pointer. True if the object has no `managedFields`.
     pub(super) fn wrote(self, pointer: &str) -> bool {
         let Some(managed) = self.managed else { return true };
         managed.items().any(|entry| {
@@ -33,7 +33,7 @@ impl<'a> ManagedFields<'a> {
     }
 }
 
-/// Whether a `fieldsV1` set contains the place with these tokens, or a parent that is owned as a whole.
+/// Whether a `fieldsV1` set contains the path with these tokens, or a parent that is owned as a whole.
 fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bool {
     let Some(token) = tokens.next() else { return true };
     let name = token.replace("~1", "/").replace("~0", "~");
@@ -47,23 +47,23 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
         is_named.then_some(value)
     });
     match below {
-        // An empty set is a field that is owned as a whole, or a map that the author left empty: the API server writes
-        // `f:resources: {}` for every container.
+        // An empty set is either a field that is owned as a whole or a map that the author left empty, because the API
+        // server writes `f:resources: {}` for every container.
         Some(below) if below.members().next().is_none() => tokens.next().is_none() || is_whole(&name),
         Some(below) => names(below, tokens),
         None => false,
     }
 }
 
-/// Whether the map in a field of this name is owned as a whole: `x-kubernetes-map-type: atomic`.
+/// Whether a map field with this name is owned as a whole (`x-kubernetes-map-type: atomic`).
 #[must_use]
 pub fn is_whole(field: &str) -> bool {
     matches!(field, "nodeSelector" | "labelSelector" | "resourceClaimTemplate") || field.ends_with("Ref")
 }
 
-/// Whether `keys`, a JSON object, has the values in `name`, the unescaped token of an element.
+/// Whether `keys`, a JSON object, has the key values in `name`, the unescaped token of an element.
 fn is_key(keys: &str, name: &str) -> bool {
-    // Most keys differ, and need no parsing.
+    // Most keys differ, and this check avoids parsing them.
     if !keys.contains('\\') && !name.split(',').all(|part| keys.contains(part)) {
         return false;
     }

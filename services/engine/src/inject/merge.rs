@@ -1,15 +1,15 @@
-//! Merges one template into one object: the state of a merge, objects and their members.
+//! Merges one template into one object: the state of a merge, and the merging of objects and their members.
 //!
-//! Objects merge by key, keyed lists by their keys, and everything else is one value. The author's value wins unless
-//! the template says otherwise. Expressions are evaluated at the place where their value goes, because they may read
+//! Objects merge by key, and keyed lists by their keys. Everything else is one value. The author's value is kept unless
+//! the template sets another conflict rule. Expressions are evaluated when their value is merged, because they may read
 //! the existing value.
 //!
-//! A value that an earlier pass added is settled. The merge leaves it unchanged, even if another writer has changed it
+//! A value that an earlier pass added is settled: the merge does not change it, even if another writer has changed it
 //! since. Only `$join` and an explicit `Replace` apply to it again.
 //!
-//! The other files of this folder have further methods of [`Merge`]: `render` evaluates, `notes` writes the record,
-//! `elements` merges lists, `join` joins values, `changes` changes existing elements, `containers` applies container
-//! rules.
+//! The other files of this folder add methods to [`Merge`]: `render` evaluates expressions, `notes` writes the record,
+//! `elements` merges lists, `join` joins values, `changes` changes existing elements, and `containers` applies
+//! container patches.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -29,11 +29,11 @@ use super::managed_fields::ManagedFields;
 /// The name of the pod spec's field for init containers.
 pub(super) const INIT_CONTAINERS: &str = "initContainers";
 
-/// Why a template cannot be merged into an object.
+/// The reason why a template cannot be merged into an object, and the place.
 #[derive(Debug)]
 pub(crate) struct Conflict {
     pub(crate) reason: Reason,
-    /// The pointer of the conflict: `/spec/containers/logger`.
+    /// The pointer to the conflict, such as `/spec/containers/logger`.
     pub(crate) place: Box<str>,
 }
 
@@ -69,30 +69,31 @@ impl From<Malformed> for MergeError {
     }
 }
 
-/// A part of a template: a node with directives or expressions below it, or plain JSON.
+/// A part of a template: a node that contains directives or expressions, or plain JSON.
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
     Node(&'a Node),
     Plain(Value<'a>),
 }
 
-/// The directives of a part that decide how it merges into an existing value.
+/// The directives of a part that determine how it merges into an existing value.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Directives<'a> {
     pub(super) conflict: Option<ConflictRule>,
     pub(super) join: Option<&'a Join>,
 }
 
-/// The way in which parts merge at the current place. A directive changes the mode for everything below it.
+/// How parts merge at the current place. A directive changes the mode for everything below it.
 #[derive(Clone, Copy)]
 pub(super) struct MergeMode {
-    /// The rule for values that differ from the object.
+    /// The rule for template values that differ from those of the object.
     pub(super) conflict: ConflictRule,
     /// Whether an earlier pass added the current value.
     pub(super) settled: bool,
-    /// Whether the current value is part of an addition of this pass, so that the record already covers it.
+    /// Whether the current value is part of a value that this pass added. The record already covers it.
     pub(super) within_added: bool,
-    /// Whether the author wrote the current container, as an overlay of a container in the template.
+    /// Whether the current container is an overlay: the author wrote it, and the template adds a container of the same
+    /// name.
     pub(super) overlay: bool,
 }
 
@@ -107,22 +108,22 @@ pub(super) struct MergeInputs<'d, 'a> {
     pub(super) managed_fields: ManagedFields<'a>,
     /// The schema of the whole object.
     pub(super) type_: &'static Type,
-    /// Whether the output lists the added containers.
+    /// Whether the output contains the pointers of the added containers.
     pub(super) collects_containers: bool,
-    /// Whether the profile changes containers that it adds itself.
+    /// Whether the profile also changes containers that it adds itself.
     pub(super) changes_own: bool,
     pub(super) profile_origin: ProfileOrigin<'d>,
 }
 
-/// The scope of the merged profile.
+/// Whether the profile is a cluster profile or a namespaced profile.
 #[derive(Default)]
 pub(super) enum ProfileOrigin<'d> {
-    /// A cluster profile, without a namespaced profile after it.
+    /// A cluster profile. No namespaced profile follows.
     #[default]
     Platform,
-    /// A cluster profile. The places that it confirms are protected from the namespaced profiles after it.
+    /// A cluster profile. The values that it confirms are protected from the namespaced profiles that follow.
     Watched(&'d mut Confirmed),
-    /// A namespaced profile, with the places that it must not change.
+    /// A namespaced profile. It must not change the protected places.
     Namespace(&'d Protected),
 }
 
@@ -139,7 +140,7 @@ pub(super) struct MergeScratch<'a> {
 /// The result of a merge.
 #[derive(Default)]
 pub(super) struct ApplyOutput {
-    /// The number of changes in the record.
+    /// The number of changes that were written to the record.
     pub(super) changes: usize,
     /// Messages for the author of the object.
     pub(super) notes: Vec<Box<str>>,
@@ -153,7 +154,7 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) bindings: &'d ProfileBindings<'a>,
     pub(super) arena: &'a Arena,
     pub(super) meter: Meter,
-    /// The separate meter for recomputing an earlier pass.
+    /// The separate meter for recomputing the result of an earlier pass.
     pub(super) again: Meter,
     pub(super) managed_fields: ManagedFields<'a>,
     /// The schema of the whole object.
@@ -163,24 +164,24 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) insert_counts: &'d mut InsertCounts,
     pub(super) record: &'d mut RecordWriter,
     pub(super) mode: MergeMode,
-    /// The number of changes in the record.
+    /// The number of changes that were written to the record.
     pub(super) changes: usize,
-    /// The number of edits, including those that one change in the record covers.
+    /// The number of edits. One change in the record may cover several edits.
     pub(super) edits: usize,
-    /// The pointer of the current place, with elements of keyed lists by their keys.
+    /// The pointer to the current place. Elements of keyed lists are identified by their keys.
     pub(super) pointer: String,
-    /// A buffer for values before they are stored.
+    /// A buffer for building values before they are stored.
     pub(super) scratch: String,
     /// The elements of the current list.
     pub(super) index: Index<'a>,
-    /// New or joined environment variables: those of the current list after those of the lists around it.
+    /// New or joined environment variables. Those of the current list follow those of the enclosing lists.
     pub(super) env: Vec<SlotId>,
-    /// The buffers to return at the end.
+    /// The buffers, returned at the end of the merge.
     buffers: &'d mut MergeScratch<'a>,
-    /// Slots of the elements added in this pass. Slot numbers rise, so the list is sorted.
+    /// Slots of the elements that this pass added. Slot numbers increase, so the list is sorted.
     pub(super) own: Vec<SlotId>,
-    /// Slots of the containers that this pass moved between `containers` and `initContainers`. The record lists them as
-    /// added.
+    /// Slots of the containers that this pass moved between `containers` and `initContainers`. They are added elements
+    /// in the record.
     pub(super) put: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
@@ -245,7 +246,7 @@ impl<'d, 'a> Merge<'d, 'a> {
         }
     }
 
-    /// Returns the output of the merge. Gives the buffers back for the next merge.
+    /// Returns the output of the merge, and returns the buffers for the next merge.
     pub(super) fn finish(self) -> ApplyOutput {
         let Self { pointer, scratch, own, env, index, .. } = self;
         *self.buffers = MergeScratch { pointer, scratch, own, env, index };
@@ -258,8 +259,8 @@ impl<'d, 'a> Merge<'d, 'a> {
 }
 
 impl Part<'_> {
-    /// Returns the kind of the part's value. For a string with expressions or a changed `$value`, which must be
-    /// resolved first, returns `Null`.
+    /// Returns the kind of the part's value. Returns `Null` for a string with expressions or a changed `$value`, which
+    /// must be resolved first.
     pub(super) fn kind(self) -> JsonKind {
         match self {
             Self::Plain(value) => value.kind(),
@@ -272,13 +273,13 @@ impl Part<'_> {
         }
     }
 
-    /// Whether the part is a list with elements that change or remove existing elements.
+    /// Whether the part is a list that contains rules that change or remove existing elements.
     pub(super) fn changes_elements(self) -> bool {
         let Self::Node(Node { kind: Kind::List(nodes), .. }) = self else { return false };
         nodes.iter().filter_map(|node| node.rules.as_ref()).any(|rules| rules.change_elements())
     }
 
-    /// Whether the part also changes values that an earlier pass added.
+    /// Whether the part also changes values that an earlier pass added to the object.
     pub(super) fn changes_earlier_additions(self) -> bool {
         matches!(self, Self::Node(node) if node.changes_earlier_additions)
     }
@@ -288,7 +289,7 @@ impl Part<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Element<'a> {
     pub(super) part: Part<'a>,
-    /// The directives beside the element's fields.
+    /// The directives in the element.
     pub(super) rules: Option<&'a Rules>,
     /// The group that contains the element: a list within the template's list.
     pub(super) group: Option<&'a Node>,
@@ -297,12 +298,12 @@ pub(super) struct Element<'a> {
 }
 
 impl<'a> Element<'a> {
-    /// Returns the nodes of the group and the element with a `$when` that is not evaluated yet.
+    /// Returns the nodes, of the group and the element, whose `$when` is not evaluated yet.
     pub(super) fn pending_conditions(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
         self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
     }
 
-    /// Returns the position that the element sets, or else its group.
+    /// Returns the position that the element sets, or else that of its group.
     pub(super) fn position(&self) -> Option<&'a Position> {
         let own = self.rules.and_then(|rules| rules.position.as_ref());
         own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
@@ -314,7 +315,7 @@ impl<'a> Element<'a> {
     }
 }
 
-/// A member of an object, existing or not.
+/// A member of an object. It may be absent.
 pub(super) struct Member<'a> {
     /// The slot of the object.
     pub(super) at: SlotId,
@@ -323,7 +324,7 @@ pub(super) struct Member<'a> {
     pub(super) name: Cow<'a, str>,
     /// The schema of the field.
     pub(super) field: Option<&'static Field>,
-    /// The fields of the object that exclude each other.
+    /// The fields of the object that are mutually exclusive.
     pub(super) one_of: &'static OneOf,
 }
 
@@ -340,23 +341,23 @@ impl<'a> Member<'a> {
 pub(super) enum InsertPosition {
     First,
     Last,
-    /// Before the element with this name; last if no element has it.
+    /// Before the element with this name. Last, if there is no such element.
     Before(Box<str>),
-    /// After the element with this name; last if no element has it.
+    /// After the element with this name. Last, if there is no such element.
     After(Box<str>),
 }
 
-/// Counts the elements that all profiles inserted at each position of a list, so that they keep their order.
+/// Counts the elements that all profiles inserted at each position of a list, to keep the order of inserted elements.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InsertCounts(HashMap<Box<str>, Vec<(InsertPosition, usize)>>);
 
 impl InsertCounts {
-    /// The number of lists with insertions.
+    /// Returns the number of lists with insertions.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Resets the counts of the first position: namespaced profiles count from the end of the elements that the
+    /// Resets the counts for [`InsertPosition::First`], because namespaced profiles insert after the elements that the
     /// platform inserted there.
     pub(super) fn reset_first(&mut self) {
         for positions in self.0.values_mut() {
@@ -364,7 +365,7 @@ impl InsertCounts {
         }
     }
 
-    /// Returns the count at a position of a list, and increments it. `list` is the pointer of the list.
+    /// Returns the count at a position of a list, and increments it. `list` is the pointer to the list.
     pub(super) fn next(&mut self, list: &str, position: &InsertPosition) -> usize {
         let positions = match self.0.get_mut(list) {
             Some(positions) => positions,
@@ -382,7 +383,7 @@ impl InsertCounts {
 /// The value at a place before an earlier pass of the same profile.
 #[derive(Clone, Copy)]
 pub(super) enum OriginalValue<'a> {
-    /// The earlier pass did not change the value.
+    /// An earlier pass did not change the value.
     Unchanged,
     /// The place had no value.
     Nothing,
@@ -390,7 +391,7 @@ pub(super) enum OriginalValue<'a> {
     Was(Value<'a>),
 }
 
-/// Places that already had the values of the platform's profiles in this pass. Pointers are written as in the record.
+/// Places that already had the value of a cluster profile in this pass. Pointers are written as in the record.
 pub(super) type Confirmed = Vec<(Box<str>, ChangeKind)>;
 
 impl<'a> Merge<'_, 'a> {
@@ -400,8 +401,8 @@ impl<'a> Merge<'_, 'a> {
         self.object(Document::ROOT, part, type_, None)
     }
 
-    /// Merges the members of a part into the object `at`. If the object is an element of a keyed list, `keys` has the
-    /// values of its key fields.
+    /// Merges the members of a part into the object `at`. If the object is an element of a keyed list, `keys` contains
+    /// its key fields.
     pub(super) fn object(
         &mut self,
         at: SlotId,
@@ -451,13 +452,13 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Marks values of an earlier pass as settled, so that only explicit directives below change them.
+    /// Marks the current value as settled, so that only explicit directives below it change it.
     pub(super) const fn settle(&mut self) {
         self.mode.settled = true;
         self.mode.conflict = ConflictRule::Merge;
     }
 
-    /// Merges a part into the existing value in the slot `present`, or joins it to the value if `join` is set.
+    /// Merges a part into the existing value in the slot `present`. If `join` is set, joins the part to that value.
     pub(super) fn merge_part(
         &mut self,
         parent: SlotId,
@@ -479,7 +480,7 @@ impl<'a> Merge<'_, 'a> {
             (JsonKind::Array, JsonKind::Array, Some(Field::Keyed(keyed))) => self.list(parent, present, part, keyed),
             (JsonKind::Array, JsonKind::Array, None) if part.changes_elements() => self.change_items(present, part),
             (_, _, Some(_)) => Err(self.conflict_here(Reason::TypeConflict)),
-            // A scalar, or a list that is one value.
+            // The part is a scalar, or a list that is one value.
             _ => match self.value_of(part)? {
                 Some(value) => self.leaf(present, value),
                 None => Ok(()),
@@ -496,7 +497,8 @@ impl<'a> Merge<'_, 'a> {
             return Ok(());
         }
         match self.mode.conflict {
-            // In an overlay, admission added the values that the author did not write, so the template replaces them.
+            // In an overlay, values that the author did not write come from admission plugins, so the template replaces
+            // them.
             ConflictRule::Merge if self.mode.overlay => {
                 self.charge(self.managed_fields.size())?;
                 if self.is_author_written() || self.is_earlier_replacement() {
@@ -513,7 +515,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Marks the current value as part of an addition. Returns the mode to restore afterwards.
+    /// Marks the current value as part of an addition. Returns the previous mode, to be restored afterwards.
     pub(super) const fn enter_added(&mut self) -> MergeMode {
         let around = self.mode;
         self.mode.within_added = true;
@@ -530,14 +532,14 @@ impl<'a> Merge<'_, 'a> {
         if let Some(raw) = self.document.raw(existing) {
             return Ok(raw == value.raw());
         }
-        // A part of the value was edited, so it must be written first.
+        // A part of the value was edited, so the comparison needs its serialized form.
         let mut text = String::new();
         self.document.write(existing, &mut text);
         self.charge(text.len())?;
         Ok(OwnedTape::parse(text).is_ok_and(|tape| tape.root().means(value)))
     }
 
-    /// Whether an object was just created for an addition, so that its parts cannot conflict.
+    /// Whether an object was created in this pass as part of an addition, so that its members cannot conflict.
     pub(super) fn is_new(&self, at: SlotId, type_: &Type) -> bool {
         self.mode.within_added
             && !self.mode.settled
@@ -545,7 +547,7 @@ impl<'a> Merge<'_, 'a> {
             && self.document.first(at).is_none()
     }
 
-    /// Adds a member to a new object, without reading the object. Most parts of a sidecar are added this way.
+    /// Adds a member to a new object without searching it. Most fields of a sidecar are added this way.
     pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), MergeError> {
         let content = Content::Value(value);
         self.charge_content(content)?;
@@ -561,7 +563,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(found)
     }
 
-    /// Merges a member with its directives.
+    /// Merges a member, and applies its directives.
     pub(super) fn node(
         &mut self,
         member: &Member<'a>,
@@ -616,7 +618,7 @@ impl<'a> Merge<'_, 'a> {
         result
     }
 
-    /// Adds a member that is absent, or null in the slot `null`.
+    /// Adds a member that is absent or that is null in the slot `null`.
     fn add_member(
         &mut self,
         member: &Member<'a>,
@@ -668,7 +670,7 @@ impl<'a> Merge<'_, 'a> {
                 self.note_added();
             }
         }
-        // A map or list is left out if all its parts are left out.
+        // A map or list without any remaining parts is left out.
         let is_created = matches!(self.document.content(slot), Content::Map | Content::List);
         if is_created && self.document.children(slot).next().is_none() {
             match original {
@@ -680,8 +682,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Returns whether a member may be added, because no existing member excludes it. The conflict rule `Replace` first
-    /// removes members that exclude it. The rule `Fail` returns an error if there are any.
+    /// Whether a member may be added: no existing member excludes it. The conflict rule `Replace` first removes the
+    /// members that exclude it. The rule `Fail` returns an error if there are any.
     fn clear_choice(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.alternatives(member);
         if others.is_empty() {
@@ -699,7 +701,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the slots of the object's members that exclude this one.
+    /// Returns the slots of the object's members that exclude the given one.
     fn alternatives(&self, member: &Member<'a>) -> Vec<SlotId> {
         let Member { at, one_of, name, .. } = member;
         if !one_of.holds(name) {
@@ -712,7 +714,7 @@ impl<'a> Merge<'_, 'a> {
         self.document.children(*at).filter(is_other).collect()
     }
 
-    /// Removes an existing member that excludes the profile's member at the current place.
+    /// Removes an existing member that excludes the profile's member at the current pointer.
     fn remove_alternative(&mut self, parent: SlotId, member: SlotId) {
         let around = self.pointer.rfind('/').unwrap_or(0);
         if let Some(key) = self.document.key(member) {
@@ -727,7 +729,7 @@ impl<'a> Merge<'_, 'a> {
 }
 
 impl Node {
-    /// Returns the node's value if it can be added exactly as the template has it. Excludes lists whose elements later
+    /// Returns the node's value if it can be added exactly as in the template. `None` for lists whose elements later
     /// steps search: the lists of containers and, if `is_changed`, all keyed lists.
     pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
         let Kind::Plain(tape) = &self.kind else { return None };

@@ -1,6 +1,6 @@
 //! Merges the templates of the selected profiles into an object, and writes the injection record.
 //!
-//! Profiles are applied one after the other. Each is applied as a whole or not at all.
+//! Profiles are applied one after the other, each either completely or not at all.
 
 mod keys;
 pub(crate) mod managed_fields;
@@ -45,10 +45,10 @@ pub use undo::{UndoError, Undone, undo};
 /// The node label for the operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// An upper bound of the bytes that the record's annotation adds to a patch, besides the record itself.
+/// An upper bound for the size that the record's annotation adds to a patch, in bytes, without the record itself.
 const RECORD_AROUND: usize = 1024;
 
-/// The result of applying one profile.
+/// The outcome of one profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     pub(crate) outcome: ProfileOutcome,
@@ -72,31 +72,31 @@ pub(crate) struct InjectTarget<'a> {
     pub(crate) limits: TenantLimits<'a>,
 }
 
-/// Which profiles of the namespace are left out, and why.
+/// The namespaced profiles that are left out, with the reasons.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Exclusions<'p, 'a> {
-    /// Why profiles that stand in for cluster profiles are left out, so that the cluster profiles are applied instead.
-    /// `None`: they are not left out.
+    /// The reason why stand-ins for cluster profiles are left out, so that the cluster profiles themselves are applied.
+    /// `None` if stand-ins are not left out.
     pub(crate) stand_ins: Option<&'p str>,
-    /// Why all other namespaced profiles are left out, and their changes in an earlier pass, which are undone first.
-    /// `None`: they are not left out.
+    /// The reason why all other namespaced profiles are left out. Their changes from an earlier pass are undone first.
+    /// `None` if these profiles are not left out.
     pub(crate) others: Option<(&'p str, &'a NamespaceChanges<'a>)>,
 }
 
 /// The result of applying all profiles.
 pub(crate) struct Applied<'a> {
     pub(crate) document: Document<'a>,
-    /// The result of each profile. `None`: selection excluded the profile, or another profile stands in for it.
+    /// The outcome of each profile. `None` if selection excluded the profile or another profile stands in for it.
     pub(crate) verdicts: Vec<Option<Verdict>>,
-    /// The record as a JSON string; `None` if it has no entries.
+    /// The record as a JSON string. `None` if it has no entries.
     pub(crate) record: Option<String>,
-    /// The places that the platform's profiles changed. `None` unless [`Exclusions::others`] is set and the record can
-    /// be read.
+    /// The places that cluster profiles changed. Set only if [`Exclusions::others`] is set and the record can be read.
     pub(crate) protected: Option<Protected>,
 }
 
 impl Verdict {
-    /// Returns the result of a profile that is not applied: skipped or denied, as `policy` sets.
+    /// Returns the outcome of a profile that is not applied. `policy` determines if the profile is skipped or the
+    /// object denied.
     fn left_out(policy: FailurePolicy, reason: Reason, detail: Box<str>) -> Self {
         let outcome = ProfileOutcome::of_failure(policy);
         Self { outcome, reason, detail: Some(detail), notes: Vec::new() }
@@ -109,7 +109,7 @@ impl Verdict {
 }
 
 impl Exclusions<'_, '_> {
-    /// Returns why a profile is left out; `None` if it is not.
+    /// Returns the reason why a profile is left out. `None` if it is not left out.
     fn reason(&self, selected: &Selected<'_>) -> Option<&str> {
         if selected.stands_in {
             self.stand_ins
@@ -119,7 +119,7 @@ impl Exclusions<'_, '_> {
     }
 }
 
-/// Applies the profiles that selection did not exclude and `exclusions` does not leave out.
+/// Applies all profiles that neither selection nor `exclusions` left out.
 pub(crate) fn apply<'a>(
     profiles: &[Selected<'a>],
     target: InjectTarget<'a>,
@@ -159,7 +159,7 @@ pub(crate) fn apply<'a>(
             pass.record.keep_of(earlier, name);
             None
         } else if selected.stands_in && was_only_parent_applied(selected.profile, earlier) {
-            let detail = "the cluster profile that it extends was applied to the object before it";
+            let detail = "an earlier pass applied the cluster profile that it extends";
             Some(Verdict::left_out(FailurePolicy::Ignore, Reason::LimitExceeded, detail.into()))
         } else if let Some(why) = exclusions.reason(selected) {
             pass.record.keep_of(earlier, name);
@@ -185,8 +185,8 @@ fn is_applicable(selected: &Selected<'_>) -> bool {
     decision.outcome == ProfileOutcome::Unchanged || decision.reason == Reason::Extended
 }
 
-/// Whether a stand-in replaces a cluster profile. `stand_in` is the verdict of the profile before it. A stand-in that
-/// is skipped now still replaces the profile if an earlier pass applied the stand-in.
+/// Whether a stand-in replaces the cluster profile. `stand_in` is the verdict of the preceding profile. If an earlier
+/// pass applied the stand-in, it replaces the cluster profile even if this pass skips the stand-in.
 fn is_replaced(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earlier: Option<&Record>) -> bool {
     let Some(name) = selected.decision.detail.as_deref().filter(|_| selected.decision.reason == Reason::Extended)
     else {
@@ -202,27 +202,28 @@ fn was_only_parent_applied(profile: &CompiledProfile, earlier: Option<&Record>) 
     !has(profile.display_name()) && profile.ancestors().next().is_some_and(has)
 }
 
-/// One pass of all profiles over an object.
+/// One pass that applies all profiles to an object.
 struct Pass<'a> {
     target: InjectTarget<'a>,
-    /// The record of an earlier pass, without the changes that were undone before this pass.
+    /// The record of an earlier pass, without changes that were undone before this pass.
     earlier: Option<&'a Record>,
     record: RecordWriter,
     insert_counts: InsertCounts,
     merge_scratch: MergeScratch<'a>,
     injected: Injected,
-    /// Whether places that already have the values of the platform's profiles are collected, to protect them from
-    /// namespaced profiles.
+    /// Whether places that already have the values of cluster profiles are collected, to protect them from namespaced
+    /// profiles.
     is_watched: bool,
     confirmed: Confirmed,
     /// Whether this pass has applied a profile.
     is_touched: bool,
-    /// The object with the changes of this pass so far; `None` if there are none, or if it must be rendered again.
+    /// The object with the changes of this pass so far. `None` if there are no changes, or if it must be rendered
+    /// again.
     rendered: Option<OwnedTape>,
 }
 
 impl<'a> Pass<'a> {
-    /// Applies a profile as a whole, or leaves the document as it was.
+    /// Applies a profile completely, or leaves the document unchanged.
     fn apply_or_roll_back(
         &mut self,
         document: &mut Document<'a>,
@@ -245,7 +246,7 @@ impl<'a> Pass<'a> {
             Err(excess) => Err(MergeError::from(excess)),
         };
         if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
-            // The object still has the changes of an earlier pass, at the revision of that pass.
+            // The object still has the changes that an earlier pass made with the revision of that time.
             self.record.keep(mark, self.earlier, name);
         }
         let (Conflict { reason, place }, policy) = match output {
@@ -270,7 +271,7 @@ impl<'a> Pass<'a> {
         Ok(Verdict::left_out(policy, reason, place))
     }
 
-    /// Applies a profile, and checks the result against `protected`, which is set for a namespaced profile.
+    /// Applies a profile. For a namespaced profile, `protected` is set, and the result is checked against it.
     fn apply_and_check(
         &mut self,
         document: &mut Document<'a>,
@@ -290,15 +291,15 @@ impl<'a> Pass<'a> {
         Ok(output)
     }
 
-    /// Prepares for a namespaced profile: resets the counts of first positions, renders the object with which the
-    /// profile's result is compared, and returns the protected places. Fails if the record cannot be read, or if the
-    /// namespace has no budget left for the check.
+    /// Prepares for a namespaced profile: resets the counts of first positions, renders the object to compare the
+    /// result with, and returns the protected places. Fails if the record cannot be read, or if the namespace's
+    /// remaining budget is too small for the check.
     fn prepare_check(&mut self, document: &Document<'a>, selected: &Selected<'a>) -> Result<Protected, Excess> {
         self.insert_counts.reset_first();
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
         let renders = self.is_touched && self.rendered.is_none();
         if let Some(bindings) = &selected.bindings {
-            // The result is rendered too. Its size is about that of the object, because its growth is limited.
+            // The result is rendered too. Its growth is limited, so its size is about that of the object.
             let bytes = self.target.object.raw().len() * if renders { 2 } else { 1 };
             let mut meter = bindings.meter(Purpose::Decide, Meter::PROFILE);
             meter.charge_bytes(bytes).map_err(|_| Excess::too_much_work())?;
@@ -309,23 +310,23 @@ impl<'a> Pass<'a> {
         Ok(protected)
     }
 
-    /// The places that the platform's profiles changed so far; `None` if the record cannot be read.
+    /// Returns the places that cluster profiles changed so far. `None` if the record cannot be read.
     fn protected(&self) -> Option<Protected> {
         let record = self.record.finished_entries()?;
         let places = self.confirmed.iter().map(|(pointer, done)| (Cow::Borrowed(&**pointer), *done));
         Some(Protected::new(record.of_the_platform().chain(places)))
     }
 
-    /// Checks the changes of a namespaced profile against protected places, the tenant limits, and the maximum size of
-    /// a patch. Returns the object with these changes.
+    /// Checks the changes of a namespaced profile against the protected places, the tenant limits, and the maximum size
+    /// of a patch. Returns the changed object.
     fn check(
         &self,
         profile: &CompiledProfile,
         protected: &Protected,
         document: &Document<'a>,
     ) -> Result<OwnedTape, Excess> {
-        // The profile must not replace a protected value even by an equal one: the record would then list the value as
-        // the profile's.
+        // The profile must not replace a protected value even with an equal one. Otherwise, the record would attribute
+        // the value to the profile.
         let record = self.record.finished_entries().ok_or_else(Excess::unreadable)?;
         protected.check_replaced(record.replaced_by(profile.display_name()))?;
         let before = self.rendered.as_ref().map_or(self.target.object, OwnedTape::root);
@@ -337,8 +338,8 @@ impl<'a> Pass<'a> {
             return Ok(after);
         }
         let message = format!(
-            "with it the patch of all profiles would be {patch} bytes on an object of {object} bytes; {MAX_PATCH_BYTES} and \
-             {MAX_OBJECT_BYTES} together are allowed; make it smaller"
+            "the patch of all profiles would have {patch} bytes, and the object has {object} bytes; \
+             {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} in total are allowed; make the profile smaller"
         );
         Err(Excess::new(Limit::Patch, "/", message))
     }
@@ -358,7 +359,7 @@ impl<'a> Pass<'a> {
         let earlier = earlier.unwrap_or_default();
         let is_platform = !profile.is_limited();
         if injected.is_wanted {
-            // Containers of an earlier pass exist already, even if this pass adds none.
+            // The containers of an earlier pass are already in the object, even if this pass adds none.
             let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
             injected.extend(own.map(|at| Box::from(&**at)), is_platform);
         }
@@ -383,7 +384,7 @@ impl<'a> Pass<'a> {
         if let Some(template) = &profile.template {
             merge.merge_template(template, profile.object_type())?;
         }
-        // Whether conditional containers are added is known only after the merge.
+        // Conditions determine which containers are added, so this is known only after the merge.
         if refuses_containers && !merge.containers.is_empty() {
             return Err(MergeError::conflict(Reason::OperatingSystem, "/spec/os/name"));
         }
@@ -417,9 +418,9 @@ impl<'a> Pass<'a> {
 struct Injected {
     /// Whether any profile has container patches, which depend on the injected containers.
     is_wanted: bool,
-    /// The pointers of added containers, and whether the platform's profiles added them.
+    /// The pointers of added containers, and whether a cluster profile added them.
     places: Vec<(Box<str>, bool)>,
-    /// The profiles that this pass has reached, collected only if an earlier pass left a record.
+    /// The profiles that this pass has processed so far. Collected only if an earlier pass left a record.
     profiles: Vec<Box<str>>,
 }
 
@@ -432,18 +433,18 @@ impl Injected {
     }
 
     fn extend(&mut self, places: impl IntoIterator<Item = Box<str>>, is_platform: bool) {
-        // Reserves capacity for the containers of all profiles at once.
+        // Reserve capacity for the containers of all profiles at once.
         self.places.reserve(8);
         self.places.extend(places.into_iter().map(|place| (place, is_platform)));
     }
 
-    /// Whether this pass has reached a profile. Always false if no earlier pass left a record.
+    /// Whether this pass has already processed a profile. Always false if no earlier pass left a record.
     fn knows(&self, profile: &str) -> bool {
         self.profiles.iter().any(|applied| **applied == *profile)
     }
 
-    /// Returns the origin of the container at a pointer, as a profile sees it. If `seen_by_platform` is false,
-    /// containers that only the platform added are hidden.
+    /// Returns the origin of the container at a pointer. If `seen_by_platform` is false, containers that only cluster
+    /// profiles added are hidden.
     fn origin(&self, pointer: &str, seen_by_platform: bool) -> ContainerOrigin {
         let mut origin = ContainerOrigin::Author;
         for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {
@@ -464,7 +465,7 @@ fn is_for_windows(document: &mut Document<'_>) -> Result<bool, Malformed> {
     Ok(by_name || by_node)
 }
 
-/// Returns the first of the named volumes that a container mounts and the pod does not have.
+/// Returns the first of the named volumes that a container mounts but the pod does not have.
 fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Result<Option<&'n str>, Malformed> {
     if names.is_empty() {
         return Ok(None);
@@ -478,7 +479,7 @@ fn missing_volume<'n>(document: &mut Document<'_>, names: &'n [Box<str>]) -> Res
     let containers = ["initContainers", "containers"].into_iter().filter_map(|list| spec.root().get(list));
     let mounts = containers.flat_map(Value::items).filter_map(|container| container.get("volumeMounts"));
     let mounted: HashSet<_> = mounts.flat_map(Value::items).filter_map(|mount| mount.get("name")?.as_str()).collect();
-    // A container or mount that `$when` leaves out needs no volume.
+    // Containers and mounts that `$when` leaves out need no volume.
     Ok(absent.into_iter().find(|volume| mounted.contains(*volume)))
 }
 
@@ -496,11 +497,11 @@ fn absent_volumes<'n>(
     Ok(names.filter(|name| !existing.contains(*name)).collect())
 }
 
-/// Sets the record's annotation, or removes it if `text` is `None`. `text` is the record as a JSON string.
+/// Sets the annotation of the record, or removes it if `text` is `None`. `text` is the record as a JSON string.
 pub(crate) fn set_record(document: &mut Document<'_>, text: Option<String>) -> Result<(), Malformed> {
     let metadata = match document.member(Document::ROOT, "metadata")? {
         Some(metadata) if document.kind(metadata) == Kind::Object => metadata,
-        // The API server never sends a pod without metadata; other callers may.
+        // API servers never send a pod without metadata, but other callers may.
         found if text.is_some() => match found {
             Some(other) => {
                 document.replace(other, Content::Map);

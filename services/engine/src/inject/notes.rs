@@ -1,5 +1,5 @@
-//! Writes changes into the record: the added places, and the originals of replaced values. Recognizes the changes of an
-//! earlier pass, and notes the places that already had the values of the platform's profiles.
+//! Writes changes to the record: the pointers of additions, and the originals of replaced values. Recognizes the
+//! changes of an earlier pass, and notes the places that already had the values of cluster profiles.
 
 use std::borrow::Cow;
 
@@ -18,12 +18,12 @@ impl<'a> Merge<'_, 'a> {
         self.earlier.added.iter().any(|pointer| *pointer == self.pointer)
     }
 
-    /// Whether an earlier pass of the same profile replaced the current value, or one around it.
+    /// Whether an earlier pass of the same profile replaced the current value or a value that contains it.
     pub(super) fn is_earlier_replacement(&self) -> bool {
         self.earlier.replaced.iter().any(|(pointer, _)| is_at_or_below(&self.pointer, pointer))
     }
 
-    /// Notes an addition at the current place. Additions of an earlier pass are in the record already.
+    /// Records an addition at the current place. Additions of an earlier pass are already in the record.
     pub(super) fn note_added(&mut self) {
         self.edits += 1;
         if self.mode.within_added {
@@ -35,14 +35,14 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Notes the current value before it is replaced. If an earlier pass replaced it, its original is in the record
-    /// already. Pillion's own additions are not originals.
+    /// Records the current value before it is replaced. If an earlier pass replaced it, the record already contains its
+    /// original. Values that Pillion added are not originals.
     pub(super) fn note_replaced(&mut self, present: SlotId) {
         self.note_gone(present, None);
     }
 
-    /// Notes an element of a keyed list before it is removed, with the element before it, so that undoing restores the
-    /// order.
+    /// Records an element of a keyed list before it is removed, together with the preceding element, so that undoing
+    /// restores the order.
     pub(super) fn note_removed(
         &mut self,
         present: SlotId,
@@ -76,8 +76,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Notes an existing element before it is moved within its list or to another one. The first `list_pointer` bytes
-    /// of the pointer name the list.
+    /// Records an existing element before it is moved within its list or to another list. The first `list_pointer`
+    /// bytes of the pointer are the pointer to the list.
     pub(super) fn note_move(&mut self, list: SlotId, item: SlotId, list_pointer: usize, keyed: &'static KeyedList) {
         let pointer = self.pointer.get(..list_pointer).unwrap_or_default();
         let is_ours = self.earlier.added.iter().any(|added| is_at_or_below(pointer, added));
@@ -89,7 +89,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Runs `work`, which changes a list. Records the original list as a whole instead of each change.
+    /// Runs `work`, which changes a list. Records the whole original list instead of each change.
     pub(super) fn change_whole_list(
         &mut self,
         list: SlotId,
@@ -109,7 +109,7 @@ impl<'a> Merge<'_, 'a> {
         }
         if self.edits > edits && !self.mode.within_added {
             self.changes += 1;
-            // The record of an earlier pass has the list already.
+            // The record of an earlier pass already contains the list.
             if !original.is_empty() {
                 self.record.replace(&self.pointer, &original, None);
             }
@@ -119,7 +119,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Returns the value at the current place before an earlier pass of the same profile.
     pub(super) fn original(&self) -> OriginalValue<'a> {
-        // The originals of this profile come first, because later profiles may have replaced the same places.
+        // The originals of this profile have priority, because later profiles may have replaced the same places.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
         let later = self.earlier.later.iter().filter_map(|change| match change {
             Change::Replaced((pointer, original, _)) => Some((pointer, *original)),
@@ -130,14 +130,14 @@ impl<'a> Merge<'_, 'a> {
             return self.part_of(original, pointer.len());
         }
         if self.is_in_earlier_addition() {
-            // A moved container was in the other list.
+            // If the container was moved, its original is in the other list.
             let source_pointer = self.moved_from();
             let moved = self.earlier.replaced.iter().find(|(pointer, _)| source_pointer.as_deref() == Some(&**pointer));
             if let (Some((_, original)), Some(length)) = (moved, container_length(&self.pointer)) {
                 return self.part_of(*original, length);
             }
         }
-        // The parts of an element that was added as a whole had no originals.
+        // An element that was added as a whole had no original, and so neither have its parts.
         if self.is_earlier_addition()
             || self.is_later_addition()
             || (self.mode.settled && self.is_in_earlier_addition())
@@ -162,8 +162,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the current element as it was before an earlier pass of this profile, if it is still the same element.
-    /// Later profiles' changes below it are left out too.
+    /// Returns the current element as it was before an earlier pass of this profile, also without the changes of later
+    /// profiles. `None` if another element has its keys now.
     pub(super) fn element_before(
         &mut self,
         slot: SlotId,
@@ -176,8 +176,8 @@ impl<'a> Merge<'_, 'a> {
         if changes.is_empty() { Ok(value) } else { self.keep(&part_before(value, changes, type_)?) }
     }
 
-    /// Returns the part of an original at the current place. The first `length` bytes of the current pointer name the
-    /// original.
+    /// Returns the part of an original at the current place. The first `length` bytes of the current pointer are the
+    /// pointer to the original.
     fn part_of(&self, original: Value<'a>, length: usize) -> OriginalValue<'a> {
         match value_at(original, &self.pointer, length, self.type_) {
             Some(value) => OriginalValue::Was(value),
@@ -185,8 +185,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Whether the author of the object wrote the current value. For a moved container, the value in the other list
-    /// counts.
+    /// Whether the author of the object wrote the current value. If its container was moved, checks the value at the
+    /// place in the other list.
     pub(super) fn is_author_written(&self) -> bool {
         let before = || {
             let rest = self.pointer.get(container_length(&self.pointer)?..)?;
@@ -206,7 +206,7 @@ impl<'a> Merge<'_, 'a> {
         container.strip_prefix(current).map(|name| format!("{other}{name}"))
     }
 
-    /// Whether a later profile added the current value, or one around it, in an earlier pass.
+    /// Whether a later profile added the current value, or a value that contains it, in an earlier pass.
     pub(super) fn is_later_addition(&self) -> bool {
         let mut later = self.earlier.later.iter();
         later.any(|change| matches!(change, Change::Added(pointer) if is_at_or_below(&self.pointer, pointer)))
@@ -222,14 +222,14 @@ impl<'a> Merge<'_, 'a> {
         self.confirm_as(ChangeKind::Set);
     }
 
-    /// Notes an element that a cluster profile puts first or before another one, so that namespaced profiles insert
-    /// nothing before it.
+    /// Records an element that a cluster profile inserts first or before another element, so that namespaced profiles
+    /// insert nothing before it.
     pub(super) fn note_in_front(&mut self, list: SlotId, element: Element<'a>, keyed: &'static KeyedList) {
         let Some(position) = element.position().filter(|_| matches!(self.profile_origin, ProfileOrigin::Watched(_)))
         else {
             return;
         };
-        // A profile must not fail because other profiles follow it, so this uses a meter of its own.
+        // Use a separate meter, so that a profile does not exceed its budget only because other profiles follow it.
         let meter = std::mem::replace(&mut self.meter, Meter::of(Meter::PROFILE));
         let is_in_front = match self.insert_position(Some(position)) {
             Ok(InsertPosition::First) => true,
@@ -250,8 +250,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// The number of elements at the start of a list that the platform put in front, and that the profile must leave
-    /// there. The first `list_pointer` bytes of the pointer name the list.
+    /// Returns the number of elements at the start of a list before which the profile must not insert anything, because
+    /// cluster profiles put them there. The first `list_pointer` bytes of the pointer are the pointer to the list.
     pub(super) fn front(
         &mut self,
         list: SlotId,
@@ -272,9 +272,9 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Returns the record's entry for the move of `item`: its position among the elements that remain when the profile's
-/// additions are undone. `earlier` has the pointers of additions in an earlier pass, and `is_own` returns whether this
-/// pass added an element.
+/// Returns the record entry for the move of `item`: its position among the elements that remain when the profile's
+/// additions are undone. `earlier` contains the pointers that an earlier pass added. `is_own` returns whether this pass
+/// added an element.
 pub(super) fn move_of(
     document: &Document<'_>,
     list: SlotId,
@@ -311,7 +311,7 @@ fn is_at_or_below(place: &str, other: &str) -> bool {
     place.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns the length of the part of a pointer that names a container; `None` if the pointer is shorter.
+/// Returns the length of the part of a pointer that identifies a container. `None` if the pointer is shorter than that.
 fn container_length(pointer: &str) -> Option<usize> {
     let mut slashes = pointer.match_indices('/').map(|(place, _)| place).skip(3);
     (pointer.matches('/').count() >= 3).then(|| slashes.next().unwrap_or(pointer.len()))

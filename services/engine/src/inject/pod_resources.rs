@@ -1,5 +1,5 @@
-//! Raises pod-level resources (`spec.resources`) by the use of injected containers. The API server rejects a pod if its
-//! containers request more than the pod, or if one of them has a higher limit than the pod.
+//! Adapts pod-level resources (`spec.resources`) to the injected containers. The API server rejects a pod if its
+//! containers request more than the pod does, or if one of them has a higher limit than the pod.
 
 use crate::expression::Quantity;
 use crate::json::{Document, Malformed, OwnedTape, Value};
@@ -9,8 +9,9 @@ use super::keys::text_of;
 /// The spec of a pod with pod-level resources, before profiles are applied.
 pub(super) struct PodResources(OwnedTape);
 
-/// The containers' use of one resource. The scheduler counts a container without requests by its limits. A container
-/// without limits is counted here by its requests, so that the pod's limits stay above its requests.
+/// The total of one resource over the containers of a pod. For a container without requests, the scheduler uses its
+/// limits. For a container without limits, its requests are used here, so that the pod's limits are not below its
+/// requests.
 #[derive(Clone, Copy, Default)]
 struct Use {
     requests: Quantity,
@@ -20,7 +21,7 @@ struct Use {
 }
 
 impl PodResources {
-    /// Reads a pod; `None` if it has no pod-level resources.
+    /// Reads a pod. `None` if it has no pod-level resources.
     pub(super) fn of(document: &mut Document<'_>) -> Result<Option<Self>, Malformed> {
         let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(None) };
         if document.member(spec, "resources")?.is_none() {
@@ -31,8 +32,8 @@ impl PodResources {
         Ok(OwnedTape::parse(text).ok().map(Self))
     }
 
-    /// Raises the pod's requests and limits by the additional use of its containers. The use in `self` already includes
-    /// additions of an earlier pass, so nothing is raised twice.
+    /// Raises the pod's requests and limits by the increase of its containers' use. The use in `self` already includes
+    /// the additions of an earlier pass, so nothing is added twice.
     pub(super) fn grow(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = now.above(before);
@@ -45,7 +46,7 @@ impl PodResources {
         })
     }
 
-    /// Lowers the pod's requests and limits by the amount that its containers no longer use.
+    /// Lowers the pod's requests and limits by the decrease of its containers' use.
     pub(super) fn shrink(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = before.above(now);
@@ -53,8 +54,8 @@ impl PodResources {
         })
     }
 
-    /// Replaces each of the pod's requests and limits with the result of `new`. Its arguments are `requests` or
-    /// `limits`, the old amount, and the containers' use before and now.
+    /// Replaces each of the pod's requests and limits with the result of `new`. The arguments are `requests` or
+    /// `limits`, the old quantity, and the containers' use before and now.
     fn change(
         self,
         document: &mut Document<'_>,
@@ -83,8 +84,8 @@ impl PodResources {
 }
 
 impl Use {
-    /// Returns the peak use of a pod's containers. Containers and restarted init containers run at the same time. Other
-    /// init containers run one after the other, beside the restarted ones that started before.
+    /// Returns the peak use of a pod's containers. Containers and native sidecars run at the same time. Other init
+    /// containers run one after the other, together with the sidecars that started before them.
     fn of(spec: Value<'_>, resource: &str) -> Self {
         let containers = |list: &str| spec.get(list).into_iter().flat_map(Value::items);
         let sum = |left: Self, right: Self| left.with(right, Quantity::plus);
@@ -112,7 +113,7 @@ impl Use {
         }
     }
 
-    /// Returns the amounts by which the requests and limits exceed those of `other`.
+    /// Returns the differences by which the requests and limits exceed those of `other`.
     fn above(self, other: Self) -> (Quantity, Quantity) {
         (self.requests.above(other.requests), self.limits.above(other.limits))
     }
@@ -126,7 +127,7 @@ impl Use {
     }
 }
 
-/// Reads a quantity in JSON: a string or a number. `None` if it is invalid.
+/// Parses a quantity in JSON: a string or a number. `None` if it is invalid.
 fn quantity(raw: &str) -> Option<Quantity> {
     match text_of(raw) {
         Some(text) => Quantity::read(&text),

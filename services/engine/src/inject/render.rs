@@ -1,4 +1,4 @@
-//! Evaluates the parts of a template: expressions to values, directives to decisions.
+//! Evaluates the parts of a template: expressions and directives.
 
 use std::borrow::Cow;
 
@@ -19,14 +19,14 @@ use super::merge::{
     ProfileOrigin,
 };
 
-/// The charge for reading one member or element, in bytes.
+/// The budget charged for reading one member or element, in bytes.
 const LOOK_COST: usize = 4;
 
 /// The initial capacity of buffers for values, in bytes.
 const SCRATCH: usize = 256;
 
 impl<'a> Merge<'_, 'a> {
-    /// Resolves a part of a template for merging; `None` if it is left out.
+    /// Resolves a part of a template for merging. `None` if the part is left out.
     pub(super) fn resolve(&mut self, node: &'a Node, type_: &'static Type) -> Result<Option<Part<'a>>, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => Ok(Some(Part::Plain(tape.root()))),
@@ -36,7 +36,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Resolves a part of a template to one value; `None` if it is left out.
+    /// Resolves a part of a template to one value. `None` if the part is left out.
     pub(super) fn value_of(&mut self, part: Part<'a>) -> Result<Option<Value<'a>>, MergeError> {
         let node = match part {
             Part::Plain(value) => return Ok(Some(value)),
@@ -49,8 +49,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// Evaluates a string with expressions, and checks the value against the type that the API server accepts. `None`
-    /// if the string is one expression without a value.
+    /// Evaluates a string with expressions, and checks that the result has the type that the API server expects. `None`
+    /// if the whole string is one expression whose result is null or absent.
     pub(super) fn text(&mut self, text: &'a Text, expected: Expected) -> Result<Option<Value<'a>>, MergeError> {
         let value = self.any_text(text)?;
         if let Some(value) = value
@@ -66,8 +66,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// Evaluates a string with expressions, without checking the value's type. `None` if the string is one expression
-    /// without a value.
+    /// Evaluates a string with expressions without checking the type of the result. `None` if the whole string is one
+    /// expression whose result is null or absent.
     fn any_text(&mut self, text: &'a Text) -> Result<Option<Value<'a>>, MergeError> {
         match text {
             Text::Whole(expression) => {
@@ -99,7 +99,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Evaluates the pieces of a string with expressions, and calls `put` with each result in order.
+    /// Evaluates the pieces of a string with expressions, and calls `put` with each result.
     fn each_piece(&mut self, pieces: &'a [Piece], put: &mut dyn FnMut(&str)) -> Result<(), MergeError> {
         let mut length = 0;
         for piece in pieces {
@@ -119,8 +119,8 @@ impl<'a> Merge<'_, 'a> {
         self.charge(length)
     }
 
-    /// Writes the value of a string with expressions as JSON. Returns false if the string is one expression without a
-    /// value.
+    /// Writes the result of a string with expressions as JSON. Returns false if the whole string is one expression
+    /// whose result is null or absent.
     fn write_text(&mut self, text: &'a Text, expected: Expected, out: &mut String) -> Result<bool, MergeError> {
         match text {
             Text::Mixed(pieces) if !expected.has_rule() => {
@@ -137,7 +137,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns a field of a part as one value; `None` if the part is not an object, or the field is absent or left out.
+    /// Returns a field of a part as one value. `None` if the part is not an object, or if the field is absent or left
+    /// out.
     pub(super) fn field_of(&mut self, part: Part<'a>, name: &str) -> Result<Option<Value<'a>>, MergeError> {
         let fields = match part {
             Part::Plain(value) => return Ok(value.get(name)),
@@ -156,7 +157,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Resolves `$value`, and merges the fields beside `$value` into the result; `None` if `$value` is left out.
+    /// Resolves `$value`, and merges the fields beside it into the result. `None` if `$value` is left out.
     fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
@@ -167,7 +168,7 @@ impl<'a> Merge<'_, 'a> {
         .map(Some)
     }
 
-    /// Returns a copy of a value that `work` has changed. The changes are not in the profile's record.
+    /// Returns a copy of a value after `work` has changed it. These changes are not recorded.
     pub(super) fn change_copy(
         &mut self,
         value: Value<'a>,
@@ -203,8 +204,8 @@ impl<'a> Merge<'_, 'a> {
         self.keep(&out)
     }
 
-    /// Writes a part as one JSON value, ignoring the directives of the part itself. Returns false if the part has no
-    /// value.
+    /// Writes a part as one JSON value, without applying the directives of the part itself. Returns false if the part
+    /// has no value.
     fn write_kind(&mut self, node: &'a Node, out: &mut String) -> Result<bool, MergeError> {
         match &node.kind {
             Kind::Plain(tape) => out.push_str(tape.root().raw()),
@@ -232,7 +233,7 @@ impl<'a> Merge<'_, 'a> {
                         out.truncate(before);
                     }
                 }
-                // A map is left out if all its fields are left out.
+                // A map is left out if all its fields are.
                 if out.len() == start + 1 {
                     out.truncate(start);
                     return Ok(false);
@@ -265,7 +266,7 @@ impl<'a> Merge<'_, 'a> {
                     }
                     Ok(())
                 })?;
-                // A list is left out if all its elements are left out.
+                // A list is left out if all its elements are.
                 if out.len() == start + 1 {
                     out.truncate(start);
                     return Ok(false);
@@ -276,7 +277,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(true)
     }
 
-    /// Evaluates the node's `$when`. True if it has none.
+    /// Evaluates the node's `$when`. True if it has no `$when`.
     pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, MergeError> {
         match node.rules.as_ref().and_then(|rules| rules.when.as_ref()) {
             Some(when) => self.truth(when),
@@ -284,7 +285,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the directives of a part that decide how it merges into an existing value.
+    /// Returns the directives of a part that determine how it merges into an existing value.
     pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, MergeError> {
         match &node.rules {
             Some(rules) => self.directives_of(rules),
@@ -301,7 +302,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(Directives { conflict, join: rules.join.as_ref() })
     }
 
-    /// Evaluates the position of a new element. Last if no position is set, or its name has no value.
+    /// Evaluates the position of a new element. The position is last if none is set, or if the name in it is null or
+    /// absent.
     pub(super) fn insert_position(&mut self, position: Option<&'a Position>) -> Result<InsertPosition, MergeError> {
         let end = |end: End| match end {
             End::First => InsertPosition::First,
@@ -316,7 +318,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns a constant or computed string; `None` if the expression returns no string.
+    /// Returns a constant or computed string. `None` if the result of the expression is null or absent.
     pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, MergeError> {
         match choice {
             Choice::Constant(text) => Ok(Some(text.clone())),
@@ -344,7 +346,7 @@ impl<'a> Merge<'_, 'a> {
         expression.evaluate(self.bindings, &mut self.meter).map_err(|error| self.failed(&error))
     }
 
-    /// Converts a computed value to JSON; `None` if it is absent.
+    /// Converts a computed value to JSON. `None` if it is null or absent.
     pub(super) fn json_of(&mut self, value: &Computed<'a>) -> Result<Option<Value<'a>>, MergeError> {
         if let Computed::Tape(value) = value {
             return Ok((!value.is_null()).then_some(*value));
@@ -359,12 +361,12 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Binds the variable `existing` to the object's value at the current place, if the part reads the variable.
+    /// Binds the variable `existing` to the object's value at the current place, if the node uses the variable.
     pub(super) fn bind_existing(&mut self, node: &Node, existing: Option<SlotId>) -> Result<(), MergeError> {
         if !node.uses_existing {
             return Ok(());
         }
-        // A second pass reads the same value as the first one.
+        // A second pass sees the same value as the first one.
         let value = match (self.original(), existing) {
             (OriginalValue::Was(value), _) => Some(value),
             (OriginalValue::Unchanged, Some(slot)) => Some(self.seen(slot)?),
@@ -377,7 +379,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Binds the variable `existing` to no value, for parts of a value that is written as a whole.
+    /// Binds the variable `existing` to an empty optional, for parts of a value that is written as a whole.
     pub(super) fn bind_existing_to_none(&self, node: &Node) {
         if node.uses_existing {
             self.bindings.know(EXISTING, Computed::none());
@@ -396,7 +398,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(value)
     }
 
-    /// Takes the buffer for values. The caller returns it; otherwise the next call allocates one.
+    /// Takes the buffer for building values. The caller puts it back, so that the next call does not allocate.
     pub(super) fn take_scratch(&mut self) -> String {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
@@ -405,10 +407,10 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Parses JSON, and stores the value until the request ends. Charges its length, because a loop may store values
-    /// that it never uses.
+    /// that are never used.
     pub(super) fn keep(&mut self, text: &str) -> Result<Value<'a>, MergeError> {
         self.charge(text.len())?;
-        // The text was written from valid JSON, so only the limits on depth and size can fail.
+        // The text is valid JSON, so parsing fails only if it exceeds the limits on depth or size.
         match OwnedTape::parse(text) {
             Ok(tape) => Ok(self.arena.keep(tape)),
             Err(_) => Err(self.failed(&EvaluationError::new("the value is nested too deeply or too large"))),
@@ -419,8 +421,8 @@ impl<'a> Merge<'_, 'a> {
         self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
-    /// Charges a search over `looks` members or elements. Fails early if the record is full, so that long lists do not
-    /// take quadratic time.
+    /// Charges a search over `looks` members or elements. Fails if the record is full already, so that long lists do
+    /// not take quadratic time.
     pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
             return Err(MergeError::conflict(Reason::RecordTooLarge, INJECTED_ANNOTATION));
@@ -428,7 +430,7 @@ impl<'a> Merge<'_, 'a> {
         self.charge(looks.saturating_mul(LOOK_COST))
     }
 
-    /// Charges content each time it is inserted, even if it was created earlier, because a loop may insert it many
+    /// Charges content each time it is inserted, even if it was created before, because a loop may insert it many
     /// times.
     pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), MergeError> {
         match content {
@@ -437,7 +439,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the error of an expression that failed at the current place.
+    /// Returns the error for an expression that failed at the current place.
     pub(super) fn failed(&self, error: &EvaluationError) -> MergeError {
         let place = format!("{}: {}", self.pointer, error.message());
         MergeError::conflict(lookup::reason_of(error), &place)

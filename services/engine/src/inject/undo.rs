@@ -1,4 +1,4 @@
-//! Undoes an injection: resolves the pointers of a record, and reverts the changes that it lists.
+//! Undoes an injection: resolves the pointers of a record, and reverts the changes at these places.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crate::schema::{self, Field, KeyedList, Type};
 use super::keys::push_keys;
 use super::pod_resources::PodResources;
 
-/// Up to this length, a list is searched without an index.
+/// The maximum length of a list that is searched without an index.
 const FEW: usize = 16;
 
 /// A place below the root of the object.
@@ -24,7 +24,7 @@ struct Place {
     field: Option<Field>,
 }
 
-/// Returns the original object: removes the additions in the record, and restores the originals. Also removes lists and
+/// Returns the original object: removes the additions in the record and restores the originals. Also removes lists and
 /// maps that become empty, because they were created for the additions. `None` if the result is not valid JSON.
 pub(crate) fn without_record(
     object: Value<'_>,
@@ -34,8 +34,8 @@ pub(crate) fn without_record(
     undo_record(object, record, type_, &mut |_| {})
 }
 
-/// Like [`without_record`]. Calls `missing` with the pointer of each change that cannot be undone, because its place no
-/// longer exists.
+/// Undoes the changes like [`without_record`]. Calls `missing` with the pointer of each change that cannot be undone
+/// because its place no longer exists.
 pub(super) fn undo_record(
     object: Value<'_>,
     record: &Record,
@@ -51,7 +51,8 @@ pub(super) fn undo_record(
     Ok(OwnedTape::parse(text).ok())
 }
 
-/// Undoes changes of an object, and returns the value at a pointer as JSON; `None` if there is no value then.
+/// Undoes changes of an object, and returns the value that a pointer then has, as JSON. `None` if there is no such
+/// value.
 pub(super) fn before<'v>(
     object: Value<'v>,
     changes: Vec<Change<'v>>,
@@ -67,8 +68,8 @@ pub(super) fn before<'v>(
     Ok(Some(text))
 }
 
-/// Undoes changes below a part of an object, and returns the part as JSON. The pointers of `changes` start at the part,
-/// and `type_` is its schema.
+/// Undoes changes in a part of an object, and returns the part as JSON. The pointers of `changes` are relative to the
+/// part, and `type_` is its schema.
 pub(super) fn part_before<'v>(
     part: Value<'v>,
     changes: Vec<Change<'v>>,
@@ -82,7 +83,7 @@ pub(super) fn part_before<'v>(
     Ok(text)
 }
 
-/// The changes that namespaced profiles made in an earlier pass, except profiles that stand in for cluster profiles.
+/// The changes that namespaced profiles made in an earlier pass, except those of stand-ins for cluster profiles.
 pub(crate) struct NamespaceChanges<'r> {
     changes: Vec<Undoable<'r>>,
     /// The record without these changes.
@@ -90,8 +91,8 @@ pub(crate) struct NamespaceChanges<'r> {
 }
 
 impl<'r> NamespaceChanges<'r> {
-    /// Reads the changes from the record; `None` if it has none. `stands_in` returns whether the profile with this name
-    /// stands in for a cluster profile now.
+    /// Reads the changes from the record. `None` if it contains none. `stands_in` returns whether the profile with this
+    /// name is now a stand-in for a cluster profile.
     pub(crate) fn of(record: &'r Record, stands_in: impl Fn(&str) -> bool) -> Option<Self> {
         let (changes, others) = record.split(stands_in)?;
         Some(Self { changes: undoable(changes), others })
@@ -105,19 +106,20 @@ impl<'r> NamespaceChanges<'r> {
     }
 }
 
-/// A change with everything that is needed to undo it.
+/// A change, prepared for undoing it.
 enum Undoable<'v> {
     Added(Cow<'v, str>),
     Replaced(Replaced<'v>),
     Moved(Move<'v>),
 }
 
-/// A replaced value: its pointer, the pointer's last token as an escaped key, and the original.
+/// A replaced value: its pointer, the last token of the pointer as an escaped key, and the original value.
 struct Replaced<'v> {
     pointer: Cow<'v, str>,
     key: String,
     original: Value<'v>,
-    /// For a removed element, the pointer of the element before it; empty if it was the first. `None` for other values.
+    /// For a removed element, the pointer of the preceding element, or an empty string if it was the first. `None` for
+    /// other values.
     behind: Option<String>,
 }
 
@@ -137,18 +139,18 @@ fn undoable<'v>(changes: impl IntoIterator<Item = Change<'v>>) -> Vec<Undoable<'
     changes.into_iter().map(read).collect()
 }
 
-/// An object whose changes are undone.
+/// An object during the undoing of changes.
 struct Undoing<'v> {
     document: Document<'v>,
     type_: &'static Type,
     elements: Elements,
-    /// The minimum depth of lists and maps that may have been created for additions: `metadata` and `spec` are the
-    /// author's.
+    /// The minimum depth of lists and maps that may have been created for additions. `metadata` and `spec` always
+    /// belong to the author.
     depth: usize,
 }
 
-/// An index of the elements of long lists by token. Elements with the same token keep their order. Each list is read
-/// only once for all places in the record. Removed elements stay in the index.
+/// An index of the elements of long lists by token, so that each list is read only once. Elements with the same token
+/// keep their order. Removed elements remain in the index.
 #[derive(Default)]
 struct Elements(HashMap<SlotId, HashMap<String, Vec<SlotId>>>);
 
@@ -157,7 +159,7 @@ impl<'v> Undoing<'v> {
         Self { document: Document::new(object), type_, elements: Elements::default(), depth: 2 }
     }
 
-    /// Undoes changes of a whole object, including the growth of pod-level resources.
+    /// Undoes changes of a whole object. Also lowers pod-level resources that were raised.
     fn undo_whole(&mut self, changes: &'v [Undoable<'v>], missing: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
         let resources = if self.type_.is_pod() { PodResources::of(&mut self.document)? } else { None };
         self.undo(changes, missing)?;
@@ -185,10 +187,10 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// Removes an addition. Returns false if the object no longer has it.
+    /// Removes an addition. Returns false if the object no longer contains it.
     fn remove_addition(&mut self, pointer: &str) -> Result<bool, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(pointer)? else { return Ok(false) };
-        // An added slot is unlinked instead of marked as removed, so the index of its list would still contain it.
+        // An added slot is unlinked instead of marked as removed, so its list's index would still contain it.
         if self.document.state(slot) == State::Added {
             self.elements.forget(parent);
         }
@@ -197,15 +199,14 @@ impl<'v> Undoing<'v> {
         Ok(true)
     }
 
-    /// Restores an original. Returns false if there is no place for it.
+    /// Restores an original value. Returns false if its parent no longer exists.
     fn restore(&mut self, replaced: &'v Replaced<'v>) -> Result<bool, Malformed> {
         let Replaced { pointer, key, original, behind } = replaced;
         let original = Content::Value(*original);
         self.create_parent(pointer)?;
         let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
         match (self.document.kind(parent), slot, behind.as_deref()) {
-            // Insert a removed element even if an element with the same keys exists: the author wrote the existing
-            // element.
+            // Insert a removed element even if there is an element with the same keys. The author wrote that one.
             (Kind::Array, _, Some(behind)) => {
                 let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
                 let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
@@ -229,7 +230,7 @@ impl<'v> Undoing<'v> {
         Ok(true)
     }
 
-    /// Moves an element of a list after the element that it followed, if both exist.
+    /// Moves an element of a list back after the element that it followed, if both exist.
     fn move_back(&mut self, Move { pointer, behind, same }: &Move<'_>) -> Result<(), Malformed> {
         let Some((list, token)) = pointer.rsplit_once('/') else { return Ok(()) };
         let Some(Place { slot: Some(list), field: Some(Field::Keyed(keyed)), .. }) = self.locate(list)? else {
@@ -250,14 +251,14 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// Returns the index after an element of a list; `None` if the element is gone.
+    /// Returns the index after an element of a list. `None` if the element no longer exists.
     fn index_behind(&mut self, list: SlotId, behind: &str) -> Result<Option<usize>, Malformed> {
         let Some(Place { parent, slot: Some(slot), .. }) = self.locate(behind)? else { return Ok(None) };
         let index = || self.document.children(list).position(|child| child == slot);
         Ok((parent == list).then(index).flatten().map(|index| index + 1))
     }
 
-    /// Creates the list or map around a place if it is missing: the API server drops empty lists and maps.
+    /// Creates the missing list or map that contains a place, because the API server drops empty lists and maps.
     fn create_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if let Some(Place { parent, slot: None, field: Some(field) }) = self.locate(around)?
@@ -268,15 +269,15 @@ impl<'v> Undoing<'v> {
                 Field::Object(type_) if type_.spread => Content::Map,
                 Field::Object(_) => return Ok(()),
             };
-            // The field names of schemas need no escapes.
+            // Field names in schemas contain no characters that need an escape.
             let Some(field) = field_of(around, self.type_) else { return Ok(()) };
             self.document.add_member(parent, Key::new(field), content);
         }
         Ok(())
     }
 
-    /// Removes the list or map around a place if it is empty and was created for an addition. The record would list a
-    /// map such as `securityContext` as one addition, so an empty one is the author's and stays.
+    /// Removes the list or map that contains a place, if it is empty and was created for an addition. An empty map such
+    /// as `securityContext` is the author's and remains, because its creation would be one addition in the record.
     fn remove_empty_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if around.matches('/').count() < self.depth {
@@ -296,7 +297,7 @@ impl<'v> Undoing<'v> {
         Ok(())
     }
 
-    /// Resolves a pointer; `None` if its parent does not exist.
+    /// Resolves a pointer. `None` if the parent of the place does not exist.
     fn locate(&mut self, pointer: &str) -> Result<Option<Place>, Malformed> {
         let mut tokens = pointer.split('/').skip(1).peekable();
         let mut parent = Document::ROOT;
@@ -325,8 +326,8 @@ impl<'v> Undoing<'v> {
         Ok(None)
     }
 
-    /// Finds an element of a list by its token. `same` is the number of later elements with the same token: 0 finds the
-    /// last element, like the merge.
+    /// Finds an element of a list by its token. `same` is the number of later elements with the same token. 0 finds the
+    /// last element, like the merge does.
     fn element(
         &mut self,
         list: SlotId,
@@ -346,7 +347,8 @@ impl<'v> Undoing<'v> {
 }
 
 impl Elements {
-    /// Returns the existing elements with a token, in the order of the list. Reads the list if it has no index.
+    /// Returns the existing elements with a token, in the order of the list. Builds the index of the list if there is
+    /// none.
     fn of(
         &mut self,
         document: &Document<'_>,
@@ -372,8 +374,8 @@ impl Elements {
         named.iter().copied().filter(|slot| document.state(*slot) != State::Removed)
     }
 
-    /// Adds an inserted element to the index. If other elements have the same token, drops the index, because their
-    /// order is unknown.
+    /// Adds an inserted element to the index. Drops the index if other elements have the same token, because their
+    /// order is then unknown.
     fn put(&mut self, document: &Document<'_>, list: SlotId, token: &str, added: SlotId) {
         let Some(by_token) = self.0.get_mut(&list) else { return };
         let named = by_token.entry(token.to_owned()).or_default();
@@ -399,8 +401,7 @@ impl Elements {
     }
 }
 
-/// Returns the name of the field at the end of a pointer; `None` if the pointer ends at an element or at an unknown
-/// field.
+/// Returns the name of the field at the end of a pointer. `None` if the pointer ends at an element or an unknown field.
 fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
     let mut tokens = pointer.split('/').skip(1);
     let mut around = type_;
@@ -421,7 +422,8 @@ fn field_of(pointer: &str, type_: &'static Type) -> Option<&'static str> {
     name
 }
 
-/// Returns the part of `value` at a pointer, if it exists. The first `length` bytes of the pointer name `value` itself.
+/// Returns the part of `value` at a pointer, if it exists. The first `length` bytes of the pointer refer to `value`
+/// itself.
 pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_: &'static Type) -> Option<Value<'v>> {
     let mut field = Some(Field::Object(type_));
     let mut found = value;
@@ -454,7 +456,7 @@ pub(super) fn value_at<'v>(value: Value<'v>, pointer: &str, length: usize, type_
     Some(found)
 }
 
-/// Returns the token of an element. `name` is the buffer for it.
+/// Returns the token of an element, written to the buffer `name`.
 fn token_of<'n>(document: &Document<'_>, element: SlotId, keyed: &KeyedList, name: &'n mut String) -> Option<&'n str> {
     name.clear();
     push_keys(name, keyed, |key| document.value_of(element, key));
@@ -476,31 +478,31 @@ pub struct Undone {
     pub object: Arc<OwnedTape>,
     /// The display names of the undone profiles, each with its revision.
     pub profiles: Vec<(Box<str>, Box<str>)>,
-    /// Places of the record that no longer exist, so that nothing was removed or restored there. Values that changed
-    /// after injection are not listed. The record does not hold injected values, so these are removed or replaced by
-    /// the original.
+    /// Places in the record that no longer exist, so nothing was removed or restored there. Values that were changed
+    /// after injection are not listed, because the record does not contain the injected values. They are removed or
+    /// replaced by the original.
     pub gone: Vec<Box<str>>,
 }
 
-/// Why an injection cannot be undone.
+/// The reason why an injection cannot be undone.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UndoError {
-    /// There is no record.
-    #[error("it has no record of an injection: the annotation {INJECTED_ANNOTATION} is not there")]
+    /// The object has no record.
+    #[error("the object has no injection record: the annotation {INJECTED_ANNOTATION} is missing")]
     NoRecord,
-    /// The record is not in a format that this build understands.
-    #[error("its record {INJECTED_ANNOTATION} is not in a form that this build understands")]
+    /// The format of the record is unknown to this version.
+    #[error("the format of the injection record {INJECTED_ANNOTATION} is unknown to this version of pillion")]
     UnknownRecord,
     /// The object cannot be parsed.
-    #[error("it cannot be read: {0}")]
+    #[error("the object cannot be parsed: {0}")]
     Malformed(Box<str>),
 }
 
-/// Undoes everything in the record of a pod or of a pod template. The record is trusted as it is: for manifests it does
-/// not matter who wrote it.
+/// Undoes all changes in the record of a pod or pod template. The record is not verified, because it does not matter
+/// who wrote the record of a manifest.
 ///
-/// The result is the original except for empty lists and maps: those that injection created are removed, and the record
-/// does not list those that were empty before.
+/// The result is the original object except for empty lists and maps. Those that injection created are removed, and so
+/// are those that were empty before, because the record does not contain them.
 ///
 /// # Errors
 /// There is no record, or the record or the object cannot be parsed.
@@ -514,9 +516,9 @@ pub fn undo(pod: &str) -> Result<Undone, UndoError> {
     let undone = undo_record(object, &record, schema::of("", "pods"), &mut |place| {
         gone.push(Box::from(place));
     });
-    let object = undone.map_err(|error| malformed(&format!("the key {:?} stands twice", error.key)))?;
-    let object = object.ok_or_else(|| malformed(&"what is left is no JSON"))?;
-    // Parts of an addition, such as those of a moved container, are removed with the addition, so they are not missing.
+    let object = undone.map_err(|error| malformed(&format!("the key {:?} occurs twice", error.key)))?;
+    let object = object.ok_or_else(|| malformed(&"the original object is not valid JSON"))?;
+    // Parts of an addition, such as those of a moved container, are removed together with it, so they are not missing.
     let added: Vec<_> = record.all_added().collect();
     let goes_with = |place: &str| {
         let mut around = place.rmatch_indices('/').filter_map(|(at, _)| place.get(..at));

@@ -1,9 +1,9 @@
-//! Guardrails: the limits that the platform configures for tenants' profiles, besides the fixed ones.
+//! Guardrails: the configurable limits for tenants' profiles.
 //!
-//! An image is allowed if it is below one of the configured prefixes. Short names are completed first, as a container
-//! runtime does (`nginx` is `docker.io/library/nginx`). Then a prefix is compared part by part: the prefix `ghcr.io/team`
-//! matches `ghcr.io/team/tool` but not `ghcr.io/teammate/tool`. A string that runtimes reject is never a reference, so
-//! unusual spellings cannot bypass the check.
+//! An image is allowed if one of the configured prefixes matches it. Short names are completed first, as container
+//! runtimes do (`nginx` is `docker.io/library/nginx`). Prefixes match whole path components: `ghcr.io/team` matches
+//! `ghcr.io/team/tool` but not `ghcr.io/teammate/tool`. Strings that runtimes reject never match, so unusual spellings
+//! cannot bypass the check.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::pod_security::PodSecurityLevel;
 
-/// Domains of labels and annotations that Kubernetes or Pillion interprets. Their subdomains are included.
+/// Domains of labels and annotations that Kubernetes or Pillion uses. Their subdomains are included.
 const RESERVED_DOMAINS: [&str; 3] = ["pillion.dev", "kubernetes.io", "k8s.io"];
 
 /// Kinds of volumes that do not come from the host.
@@ -47,8 +47,8 @@ const VOLUME_KINDS: [&str; 28] = [
     "vsphereVolume",
 ];
 
-/// Kinds of volumes that tenants may add by default. A `projected` volume is not among them, and may still be added if
-/// all its sources are of these kinds: see [`Guardrails::volume_kinds`].
+/// Kinds of volumes that tenants may add by default. `projected` is not one of them, but a `projected` volume is
+/// allowed if all its sources are of these kinds: see [`Guardrails::volume_kinds`].
 const DEFAULT_VOLUME_KINDS: [&str; 6] =
     ["configMap", "secret", "emptyDir", "downwardAPI", "ephemeral", "persistentVolumeClaim"];
 
@@ -108,13 +108,13 @@ pub struct Guardrails {
     pub record_decisions: bool,
 }
 
-/// The registry of image names that name no registry.
+/// The registry for image names without a registry.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// The other name of the default registry.
 const DEFAULT_REGISTRY_ALIAS: &str = "index.docker.io";
 
-/// The folder of image names in the default registry that name no folder.
+/// The folder for image names without a folder in the default registry.
 const DEFAULT_FOLDER: &str = "library";
 
 impl Default for Guardrails {
@@ -180,11 +180,11 @@ impl TryFrom<String> for VolumeKind {
 
     fn try_from(kind: String) -> Result<Self, String> {
         if kind == "hostPath" {
-            let why = "the Pod Security Standards forbid it at every level that a tenant's profile is held to";
-            return Err(format!("hostPath cannot be allowed to tenants: {why}; let a cluster profile add the volume"));
+            let why = "the Pod Security Standards forbid it at every level that applies to tenants' profiles";
+            return Err(format!("hostPath cannot be allowed for tenants: {why}; let a cluster profile add the volume"));
         }
         if !VOLUME_KINDS.contains(&&*kind) {
-            return Err(format!("{kind:?} is no kind of volume: expected one of {}", VOLUME_KINDS.join(", ")));
+            return Err(format!("{kind:?} is not a kind of volume: expected one of {}", VOLUME_KINDS.join(", ")));
         }
         Ok(Self(kind.into()))
     }
@@ -206,27 +206,27 @@ impl TryFrom<String> for Domain {
         };
         if !domain.split('.').all(is_part) {
             return Err(format!(
-                "{text:?} is no domain: expected small letters, digits, - and dots, as in example.com"
+                "{text:?} is not a domain: expected lower-case letters, digits, - and dots, as in example.com"
             ));
         }
         Ok(Self(domain.into()))
     }
 }
 
-/// The completed name of an image, without tag and digest: its registry, and the parts of its path.
+/// The completed name of an image without tag and digest: its registry, and the components of its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Name {
     registry: String,
     path: Vec<String>,
 }
 
-/// A registry with an optional path: `ghcr.io`, `registry.example.com:5000/team`.
+/// A registry with an optional path, such as `ghcr.io` or `registry.example.com:5000/team`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ImagePrefix(Name);
 
 impl ImagePrefix {
-    /// Whether an image has this prefix. An invalid reference never has it.
+    /// Whether the prefix matches an image. False for an invalid reference.
     #[must_use]
     pub fn holds(&self, image: &str) -> bool {
         let Self(Name { registry, path }) = self;
@@ -239,7 +239,7 @@ impl TryFrom<String> for ImagePrefix {
 
     fn try_from(text: String) -> Result<Self, String> {
         let expected =
-            || format!("{text:?} is no registry: expected HOST or HOST/PATH without a tag, as in ghcr.io/team");
+            || format!("{text:?} is not a registry: expected HOST or HOST/PATH without a tag, as in ghcr.io/team");
         let (registry, path) = match text.split_once('/') {
             Some((registry, path)) => (registry, path.strip_suffix('/').unwrap_or(path)),
             None => (text.as_str(), ""),
@@ -268,13 +268,13 @@ impl fmt::Display for ImagePrefix {
 }
 
 impl Name {
-    /// Parses and completes an image reference; `None` if it is invalid.
+    /// Parses and completes an image reference. `None` if it is invalid.
     fn of_image(image: &str) -> Option<Self> {
         let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
         if digest.is_some_and(|digest| !is_digest(digest)) {
             return None;
         }
-        // A colon before the last slash precedes a port.
+        // Only a colon after the last slash precedes a tag; earlier ones precede a port.
         let last = name.rfind('/').map_or(0, |slash| slash + 1);
         let (name, tag) = match name.get(last..)?.split_once(':') {
             Some((base, tag)) => (name.get(..last + base.len())?, Some(tag)),
@@ -295,13 +295,13 @@ impl Name {
     }
 }
 
-/// Whether the first part of a name is a registry: it has a dot, a port or a capital letter, or is `localhost`.
-/// Otherwise it is the first path component of a repository in the default registry.
+/// Whether the first part of a name is a registry: it contains a dot, a colon or a capital letter, or is `localhost`.
+/// Otherwise, it is the first path component of a repository in the default registry.
 fn is_registry(part: &str) -> bool {
     part.contains(['.', ':']) || part == "localhost" || part.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
-/// Returns a registry in lower case, with aliases resolved; `None` if it is not a valid host name.
+/// Returns a registry in lower case, with aliases resolved. `None` if it is not a valid host name.
 fn canonical(registry: &str) -> Option<String> {
     let lower = registry.to_ascii_lowercase();
     let (host, port) = lower.split_once(':').map_or((lower.as_str(), None), |(host, port)| (host, Some(port)));
@@ -316,7 +316,7 @@ fn canonical(registry: &str) -> Option<String> {
     Some(if lower == DEFAULT_REGISTRY_ALIAS { DEFAULT_REGISTRY.to_owned() } else { lower })
 }
 
-/// Whether a part of a path is valid: lower-case letters and digits, with separators only between them.
+/// Whether a path component is valid: lower-case letters and digits, with separators only between them.
 fn is_part(part: &str) -> bool {
     let is_separator = |byte: u8| matches!(byte, b'.' | b'_' | b'-');
     let is_word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -383,11 +383,11 @@ mod tests {
         for (text, expected) in [
             (json!({"registry": []}), "unknown field `registry`"),
             (json!({"registries": ["nginx"]}), "expected HOST or HOST/PATH"),
-            (json!({"volumeKinds": ["hostPath"]}), "cannot be allowed to tenants"),
-            (json!({"volumeKinds": ["configmap"]}), "no kind of volume"),
+            (json!({"volumeKinds": ["hostPath"]}), "cannot be allowed for tenants"),
+            (json!({"volumeKinds": ["configmap"]}), "not a kind of volume"),
             (json!({"minimumPodSecurity": "privileged"}), "unknown variant `privileged`"),
-            (json!({"reservedDomains": ["Example.com"]}), "no domain"),
-            (json!({"reservedDomains": ["*.example.com"]}), "no domain"),
+            (json!({"reservedDomains": ["Example.com"]}), "not a domain"),
+            (json!({"reservedDomains": ["*.example.com"]}), "not a domain"),
             (json!({"maxContainers": -1}), "invalid value"),
         ] {
             let error = serde_json::from_value::<Guardrails>(text.clone()).unwrap_err().to_string();

@@ -1,15 +1,15 @@
 //! Limits of namespaced profiles, checked on the result of every injection.
 //!
-//! A tenant's profile acts on all pods of the namespace. Values may come from expressions, so the profile's spec does
-//! not show its effect. The pod after the profile is therefore compared with the pod before it:
+//! A tenant's profile applies to all pods of the namespace. Expressions compute some of its values, so its spec does
+//! not show its effect. Therefore the pod after the profile is compared with the pod before it:
 //!
-//! * `protected`: changes of the platform's profiles keep their values and positions.
-//! * `scope`: which fields may change at all, and how much may be added.
-//! * `pod_security`: no new violations of the Pod Security Standards ([`Control`]).
+//! * `protected`: changes by cluster profiles keep their values and positions.
+//! * `scope`: only some fields may change, and only a limited amount may be added.
+//! * `pod_security`: there are no new violations of the Pod Security Standards ([`Control`]).
 //!
-//! [`Guardrails`] are the limits that the platform configures: registries, kinds of volumes, numbers. The first
-//! violation is returned as an `Excess`, and the profile is not applied. Cluster profiles belong to the platform and
-//! have no limits.
+//! [`Guardrails`] are the limits that the platform configures: registries, kinds of volumes, and numbers. The first
+//! violation is returned as an `Excess`, and the profile is not applied. Cluster profiles belong to the platform, so
+//! they have no limits.
 
 mod guardrails;
 mod pod_security;
@@ -33,13 +33,13 @@ pub(crate) enum Limit {
     PodSecurity(Control),
     /// The registries of images.
     Registry,
-    /// The kinds of volumes.
+    /// The kinds of volumes that may be added or changed.
     VolumeKind,
-    /// Tokens of the pod's service account.
+    /// Use of the service account tokens of the pod.
     ServiceAccountToken,
-    /// Volumes to mount, and their mount paths.
+    /// The volumes that may be mounted, and the mount paths.
     Mount,
-    /// Volumes as raw devices.
+    /// Volumes used as raw block devices (`volumeDevices`).
     RawDevice,
     /// Labels and annotations that other components rely on.
     ReservedKey,
@@ -47,9 +47,9 @@ pub(crate) enum Limit {
     Field,
     /// Removal of existing containers and volumes.
     Removal,
-    /// Changes of fields that the platform's profiles added or set.
+    /// Changes to values that cluster profiles added or set.
     Protected,
-    /// The position in lists of elements that the platform's profiles added or moved.
+    /// The position of list elements that cluster profiles added or moved.
     Order,
     /// The number of added containers.
     Containers,
@@ -63,11 +63,11 @@ pub(crate) enum Limit {
     Keys,
     /// The growth of the pod in bytes.
     Bytes,
-    /// The size of the joint patch of all profiles, or of the patched pod.
+    /// The size of the patch of all profiles together with the object.
     Patch,
-    /// The work of checking the results of a namespace's profiles on a large pod.
+    /// The budget for checking the results of a namespace's profiles on a large pod.
     Work,
-    /// A pod or record that cannot be read, and so cannot be checked.
+    /// The pod or its record cannot be read, so the limits cannot be checked.
     Unreadable,
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Limit {
 pub(crate) struct Excess {
     /// The exceeded limit.
     pub(crate) limit: Limit,
-    /// The path in the pod, with elements of lists by their keys: `/spec/containers/app/image`.
+    /// The path in the pod, such as `/spec/containers/app/image`. List elements are identified by their keys.
     pub(crate) place: String,
     /// The found value, the expected value, and the remedy.
     pub(crate) message: String,
@@ -87,14 +87,14 @@ impl Excess {
         Self { limit, place: place.into(), message: message.into() }
     }
 
-    /// Creates the violation for a namespace whose budget does not suffice to check the result of one more profile.
+    /// Creates the violation for a namespace whose budget is too small to check the result of one more profile.
     pub(crate) fn too_much_work() -> Self {
-        let message = "the profiles of the namespace take more work on a pod of this size than a namespace gets for one \
-                       request; combine profiles, or make the pod smaller";
+        let message = "with a pod of this size, the profiles of the namespace exceed the namespace's evaluation budget \
+                       for one request; combine profiles, or make the pod smaller";
         Self::new(Limit::Work, "/", message)
     }
 
-    /// Creates the violation for an unreadable pod or record, for which no limit can be checked.
+    /// Creates the violation for a pod or record that cannot be read, so that no limit can be checked.
     pub(crate) fn unreadable() -> Self {
         Self::new(Limit::Unreadable, "/", "the pod or its record cannot be read, so no limit can be checked")
     }
@@ -114,8 +114,8 @@ pub(crate) struct TenantLimits<'b> {
 }
 
 impl TenantLimits<'_> {
-    /// Checks the result of a namespaced profile. `limits` selects the checks. `before` is the object after the
-    /// preceding profiles.
+    /// Checks the result of a namespaced profile. `limits` determines which checks are made. `before` is the object
+    /// after the preceding profiles.
     ///
     /// # Errors
     /// The first violation.
@@ -133,7 +133,8 @@ impl TenantLimits<'_> {
     }
 }
 
-/// Checks that the result of all profiles keeps the protected changes in the result of the platform's profiles alone.
+/// Checks that the protected changes in the result of the cluster profiles alone are also in the result of all
+/// profiles.
 ///
 /// # Errors
 /// The first violation.
@@ -145,7 +146,7 @@ pub(crate) fn check_interference(
     protected.check(render(alone)?.root(), render(together)?.root())
 }
 
-/// Renders a document, so that it can be compared with another one.
+/// Renders a document for comparison with another one.
 ///
 /// # Errors
 /// Fails if the document has too many values.

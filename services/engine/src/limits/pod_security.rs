@@ -1,11 +1,11 @@
-//! The Pod Security Standards: their levels and controls, and the violations of a pod with their paths and values.
+//! The Pod Security Standards: their levels and controls, and the violations in a pod.
 //!
-//! The controls are those of Kubernetes 1.36, with two exceptions that follow the oldest versions, because the enforced
-//! version is not known here. Pods with their own user namespace (`hostUsers: false`) may not run as root or unmask
-//! `/proc`, and a namespace's `enforce-version` label is ignored. So the API server never rejects a changed pod for a
-//! control that it fulfilled before.
+//! The controls are those of Kubernetes 1.36, with two exceptions that follow older versions, because the enforced
+//! version is unknown here: pods with their own user namespace (`hostUsers: false`) may not run as root and may not
+//! unmask `/proc`. The namespace's `enforce-version` label is ignored. So the API server never rejects a changed pod
+//! for a control that the pod satisfied before.
 //!
-//! A boolean field with a value of another type counts as `true`: the API server rejects it anyway.
+//! A boolean field with a value of another type is treated as `true`. The API server rejects it anyway.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -64,7 +64,7 @@ const RESTRICTED_VOLUMES: [&str; 8] =
 /// The prefix of the annotations that `appArmorProfile` replaced, one for each container.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The probes and hooks of a container: their paths, and the fields that violations name.
+/// The probes and hooks of a container: their paths, and the field names for violations.
 const HANDLERS: [(&[&str], &str); 5] = [
     (&["livenessProbe"], "livenessProbe.host"),
     (&["readinessProbe"], "readinessProbe.host"),
@@ -88,9 +88,9 @@ impl PodSecurityLevel {
     /// The label that sets the enforced level of a namespace.
     pub const LABEL: &str = "pod-security.kubernetes.io/enforce";
 
-    /// Returns the level that tenants' additions must meet. Without a label, and for `privileged`, it is `baseline`: a
-    /// tenant who may create privileged pods can do so directly, but must not do it through other authors' pods. An
-    /// unknown value means `restricted`, as in the API server.
+    /// Returns the level that tenants' additions must satisfy. Without a label, and for `privileged`, it is `baseline`:
+    /// a tenant may be allowed to create privileged pods, but not to make other authors' pods privileged. Unknown
+    /// values mean `restricted`, as in the API server.
     pub(crate) fn from_label(value: Option<&str>) -> Self {
         match value {
             None | Some("privileged" | "baseline") => Self::Baseline,
@@ -98,7 +98,7 @@ impl PodSecurityLevel {
         }
     }
 
-    /// Returns the level as written in labels and messages.
+    /// Returns the level as it is written in labels and messages.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -123,7 +123,7 @@ macro_rules! controls {
         }
 
         impl Control {
-            /// All controls, in the order of Kubernetes' own list.
+            /// All controls, in the order of the Kubernetes documentation.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
             /// Returns the lowest level that includes the control.
@@ -132,13 +132,13 @@ macro_rules! controls {
                 match self { $(Self::$name => PodSecurityLevel::$level,)+ }
             }
 
-            /// Returns Kubernetes' name of the control.
+            /// Returns the name of the control in the Kubernetes documentation.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$name => $title,)+ }
             }
 
-            /// Describes the allowed values, for messages.
+            /// Returns the allowed values, for messages.
             #[must_use]
             pub const fn expected(self) -> &'static str {
                 match self { $(Self::$name => $expected,)+ }
@@ -157,13 +157,13 @@ controls! {
     /// Capabilities beyond a container's default ones.
     Capabilities => Baseline, "Capabilities",
         "none beyond AUDIT_WRITE, CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, MKNOD, NET_BIND_SERVICE, SETFCAP, SETGID, SETPCAP, SETUID and SYS_CHROOT";
-    /// Volumes of host folders.
+    /// Volumes that mount host folders.
     HostPathVolumes => Baseline, "HostPath Volumes", "no hostPath";
     /// Ports on the host.
     HostPorts => Baseline, "Host Ports", "hostPort absent or 0";
-    /// Probes and hooks that make the kubelet call another host.
+    /// Probes and hooks that make the kubelet connect to another host.
     HostProbes => Baseline, "Host Probes / Lifecycle Hooks", "no host in probes and hooks";
-    /// An `AppArmor` profile other than the runtime's default or one of the node's.
+    /// An `AppArmor` profile other than the runtime's default or a profile on the node.
     AppArmor => Baseline, "AppArmor", "RuntimeDefault or Localhost, or nothing";
     /// An `SELinux` user, role or type other than those for containers.
     SeLinux => Baseline, "SELinux",
@@ -173,7 +173,7 @@ controls! {
     /// An explicitly disabled seccomp profile.
     Seccomp => Baseline, "Seccomp", "RuntimeDefault or Localhost, or nothing";
     /// Sysctls that are not safe.
-    Sysctls => Baseline, "Sysctls", "only sysctls that Kubernetes calls safe";
+    Sysctls => Baseline, "Sysctls", "only sysctls that Kubernetes considers safe";
     /// Volume types outside of the allowed list.
     VolumeTypes => Restricted, "Volume Types",
         "configMap, csi, downwardAPI, emptyDir, ephemeral, persistentVolumeClaim, projected or secret";
@@ -183,10 +183,10 @@ controls! {
     RunningAsNonRoot => Restricted, "Running as Non-root", "runAsNonRoot: true on the container or the pod";
     /// Containers that are set to run as root.
     RunningAsNonRootUser => Restricted, "Running as Non-root user", "runAsUser absent or other than 0";
-    /// A seccomp profile that is not set.
+    /// A missing seccomp profile.
     SeccompRestricted => Restricted, "Seccomp (restricted)",
         "seccompProfile.type RuntimeDefault or Localhost on the container or the pod";
-    /// Capabilities that are not dropped, or are added.
+    /// Added capabilities, or capabilities that are not dropped.
     CapabilitiesRestricted => Restricted, "Capabilities (restricted)", "drop: [ALL], and nothing added but NET_BIND_SERVICE";
 }
 
@@ -204,20 +204,20 @@ enum Subject<'v> {
     Volume(Cow<'v, str>),
 }
 
-/// A violation of a control. Two pods have the same violation if all fields are equal: another capability on the same
-/// container is another violation.
+/// A violation of a control. Violations of two pods are the same if all fields are equal. Another capability on the
+/// same container is another violation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Violation<'v> {
     control: Control,
     subject: Subject<'v>,
     /// The path of the field below the subject.
     field: &'static str,
-    /// The found value; empty if a required field is absent.
+    /// The value that violates the control. Empty if a required field is absent.
     found: Cow<'v, str>,
 }
 
-/// Checks that the pod has no new violation of a control. The controls of `level` and lower levels apply to all
-/// elements. Existing elements must also keep fulfilling controls of higher levels that they fulfilled before.
+/// Checks that the pod has no new violation of a control. All elements must satisfy the controls of `level` and lower
+/// levels. Existing elements must also satisfy all controls of higher levels that they satisfied before.
 pub(super) fn check(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
     let before_all = violations(before);
     let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
@@ -237,7 +237,7 @@ pub(super) fn check(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel
     }
 }
 
-/// Returns the containers and volumes of a pod, as list and name.
+/// Returns the containers and volumes of a pod as pairs of list and name.
 fn elements(pod: Value<'_>) -> impl Iterator<Item = (&'static str, Cow<'_, str>)> {
     CONTAINER_LISTS.into_iter().chain(["volumes"]).flat_map(move |list| {
         let items = pod.at(&["spec", list]).into_iter().flat_map(Value::items);
@@ -257,8 +257,8 @@ fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) ->
         }
         Subject::Volume(name) => format!("/spec/volumes/{name}/{path}"),
     };
-    let violation = if found.is_empty() { "what should be there is missing".to_owned() } else { format!("{found:?}") };
-    let scope = if control.level() <= level { "of the namespace's pods" } else { "that was fulfilled before" };
+    let violation = if found.is_empty() { "the missing field".to_owned() } else { format!("{found:?}") };
+    let scope = if control.level() <= level { "of the namespace's pods" } else { "that the pod satisfied before" };
     let message = format!(
         "{violation} violates the Pod Security control {control} ({}) {scope}; expected {}; change it in the profile, or let a \
          cluster profile do it",
@@ -268,7 +268,7 @@ fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) ->
     Excess::new(Limit::PodSecurity(*control), place, message)
 }
 
-/// Returns all violations of a pod, of both levels, in document order.
+/// Returns all violations of both levels in a pod, in document order.
 fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
     let spec = pod.get("spec");
     let mut evaluation = Evaluation {
@@ -288,18 +288,18 @@ fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
     evaluation.found
 }
 
-/// Returns the name of an element of a list. Empty if the element has none.
+/// Returns the name of a list element. Empty if it has none.
 pub(super) fn name_of(element: Value<'_>) -> Cow<'_, str> {
     element.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
 struct Evaluation<'v> {
     found: IndexSet<Violation<'v>>,
-    /// Whether the pod is for Windows, where controls that exist only on Linux do not apply.
+    /// Whether the pod is for Windows, where Linux-only controls do not apply.
     is_windows: bool,
-    /// Whether the pod sets a seccomp profile, which containers without their own inherit.
+    /// Whether the pod sets a seccomp profile. Containers without their own profile inherit it.
     seccomp_from_pod: bool,
-    /// Whether the pod sets `runAsNonRoot`, which containers without their own value inherit.
+    /// Whether the pod sets `runAsNonRoot`. Containers without their own value inherit it.
     non_root_from_pod: bool,
 }
 
@@ -419,7 +419,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// Checks fields that a container must set, or inherit from the pod.
+    /// Checks fields that a container must either set or inherit from the pod.
     fn hardening(&mut self, context: Option<Value<'v>>, subject: &Subject<'v>) {
         let field = |name| context.and_then(|context| present(context.get(name)));
         let escalation = field("allowPrivilegeEscalation");
@@ -435,7 +435,7 @@ impl<'v> Evaluation<'v> {
             let found = field("runAsNonRoot").map(shown).unwrap_or_default();
             self.add(Control::RunningAsNonRoot, subject, "securityContext.runAsNonRoot", found);
         }
-        // An invalid profile already violates the baseline.
+        // If the profile is set but invalid, it already violates the baseline control.
         if !self.is_windows && field("seccompProfile").is_none() && !self.seccomp_from_pod {
             self.add(Control::SeccompRestricted, subject, "securityContext.seccompProfile.type", "");
         }
@@ -460,12 +460,12 @@ fn present(value: Option<Value<'_>>) -> Option<Value<'_>> {
     value.filter(|value| !value.is_null())
 }
 
-/// Whether a boolean field is set, and not `false`.
+/// Whether a boolean field has a value other than `false`.
 fn is_on(value: Option<Value<'_>>) -> bool {
     present(value).is_some_and(|value| value.kind() != Kind::False)
 }
 
-/// Whether a boolean field is set, and not `true`.
+/// Whether a boolean field has a value other than `true`.
 fn is_off(value: Option<Value<'_>>) -> bool {
     present(value).is_some_and(|value| value.kind() != Kind::True)
 }
@@ -480,7 +480,7 @@ fn is_confined(profile: Value<'_>) -> bool {
     profile.get("type").is_some_and(|kind| kind.is("RuntimeDefault") || kind.is("Localhost"))
 }
 
-/// Formats a value for messages: the content of a string, or the JSON of any other value.
+/// Formats a value for messages: the content of a string, or any other value as JSON.
 fn shown(value: Value<'_>) -> Cow<'_, str> {
     value.as_str().unwrap_or_else(|| Cow::Borrowed(value.raw()))
 }

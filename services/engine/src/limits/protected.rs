@@ -1,9 +1,9 @@
-//! Protects the changes of the platform's profiles. Namespaced profiles must not change, remove or move them, or insert
-//! elements in front of them.
+//! Protects the changes of cluster profiles. Namespaced profiles must not change, remove or move them, or insert
+//! elements before them.
 //!
-//! The check lists the differences between two states of a pod, path by path. Elements of keyed lists are matched by their
-//! keys, as in the merge, so paths equal those in the injection record. If only one state has a list or map, its elements
-//! are listed one by one. The work is linear in the size of both states, and parts that are equal byte for byte are
+//! The check lists the differences between two states of a pod by path. Elements of keyed lists are matched by their
+//! keys, as in the merge, so the paths equal those in the injection record. If only one state has a list or map, all
+//! its elements are listed. The time is linear in the size of both states. Parts that are equal byte for byte are
 //! skipped.
 
 use std::borrow::Cow;
@@ -21,23 +21,23 @@ static POD: Field = Field::Object(&schema::POD);
 
 static CONTAINER: Field = Field::Object(&schema::CONTAINER);
 
-/// One path at which two states of a pod differ. At least one state has a value at the path.
+/// A difference between two states of a pod at one path. At least one state has a value there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change<'c, 'v> {
     /// The tokens of the path from the root of the pod.
     pub(super) path: &'c [String],
     pub(super) before: Option<Value<'v>>,
     pub(super) after: Option<Value<'v>>,
-    /// The innermost element of a keyed list on the path, in its later state.
+    /// The innermost element of a keyed list on the path, in the later state.
     pub(super) element: Option<Value<'v>>,
-    /// Whether this is a new element with the key of an existing one, so that it is uncertain which of them counts.
+    /// Whether this is a new element with the same key as an existing one, so that either of them may be used.
     pub(super) is_duplicate: bool,
 }
 
 /// The key of an element of a list, and the number of earlier elements with the same key.
 pub(super) type ElementKey = (String, usize);
 
-/// A changed order of a keyed list: elements were added, removed or moved.
+/// A change in the order of a keyed list, because elements were added, removed or moved.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order<'c> {
     /// The tokens of the path of the list.
@@ -60,11 +60,11 @@ pub(super) struct Differences<'v, 's, E> {
     see: &'s mut dyn FnMut(Difference<'_, 'v>) -> Result<(), E>,
 }
 
-/// The values at a path in the two states; `None` if a state has no value.
+/// The values at a path in the two states. `None` if the state has no value.
 type Pair<'v> = (Option<Value<'v>>, Option<Value<'v>>);
 
 impl<'v, 's, E> Differences<'v, 's, E> {
-    /// Calls `see` with each difference between two states of a pod, up to its first error.
+    /// Calls `see` with each difference between two states of a pod. Stops at the first error of `see`.
     pub(super) fn of_pods(
         before: Value<'v>,
         after: Value<'v>,
@@ -74,8 +74,8 @@ impl<'v, 's, E> Differences<'v, 's, E> {
         walk.value((Some(before), Some(after)), Some(&POD))
     }
 
-    /// Calls `see` with each difference between two states of a container, up to its first error. `path` is the path of
-    /// `after`.
+    /// Calls `see` with each difference between two states of a container. Stops at the first error of `see`. `path` is
+    /// the path of `after`.
     pub(super) fn of_containers(
         before: Value<'v>,
         after: Value<'v>,
@@ -87,7 +87,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
     }
 
     fn value(&mut self, (before, after): Pair<'v>, field: Option<&'static Field>) -> Result<(), E> {
-        // A null field equals an absent one.
+        // A null field is treated as absent.
         let (before, after) = (before.filter(|value| !value.is_null()), after.filter(|value| !value.is_null()));
         let is_or_absent = |kind| [before, after].into_iter().flatten().all(|value| value.kind() == kind);
         let both = match (before, after) {
@@ -123,7 +123,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
     }
 
     fn list(&mut self, (before, after): Pair<'v>, keyed: &'static KeyedList) -> Result<(), E> {
-        // Elements with the same key are paired by their order.
+        // Elements with the same key are paired in their order.
         let mut pairs: IndexMap<ElementKey, Pair<'v>> = IndexMap::new();
         let mut orders = [Vec::new(), Vec::new()];
         for (order, (is_after, list)) in orders.iter_mut().zip([(false, before), (true, after)]) {
@@ -161,7 +161,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
     }
 }
 
-/// Pairs the members of two objects by key. The last of several members with one key counts.
+/// Pairs the members of two objects by key. If a key is repeated, its last value is used.
 fn members<'v>((before, after): Pair<'v>) -> IndexMap<Cow<'v, str>, Pair<'v>> {
     let mut pairs: IndexMap<Cow<'v, str>, Pair<'v>> = IndexMap::new();
     for (key, value) in before.into_iter().flat_map(Value::members) {
@@ -226,11 +226,11 @@ pub(super) fn pointer(path: &[String]) -> String {
     pointer
 }
 
-/// Paths that the platform's profiles added or set, as pointers in the notation of the record.
+/// Paths that cluster profiles added or set, as pointers in the format of the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Protected {
     pointers: BTreeMap<Box<str>, ChangeKind>,
-    /// Elements whose position is protected, even if their value is not: [`ChangeKind::Moved`] or
+    /// Elements with a protected position, even if their value is not protected: [`ChangeKind::Moved`] or
     /// [`ChangeKind::PutInFront`].
     placed: BTreeMap<Box<str>, ChangeKind>,
 }
@@ -238,17 +238,17 @@ pub(crate) struct Protected {
 /// The role of an element in the order of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// The element does not belong to the platform.
+    /// No cluster profile added or moved the element.
     Other,
-    /// The element keeps its position among the existing elements.
+    /// The element keeps its position relative to the existing elements.
     Kept,
-    /// The element also stays before all new elements.
+    /// Like [`Self::Kept`], and all new elements must come after it.
     InFront,
 }
 
 impl Protected {
-    /// Creates the set from pointers. Of two entries with the same pointer, the last one counts, except that `Moved`
-    /// does not replace `PutInFront`.
+    /// Creates the set from pointers. If a pointer is repeated, its last entry is used, except that `Moved` does not
+    /// replace `PutInFront`.
     pub(crate) fn new<P: Into<Box<str>>>(pointers: impl IntoIterator<Item = (P, ChangeKind)>) -> Self {
         let mut protected = Self::default();
         for (pointer, done) in pointers {
@@ -261,7 +261,7 @@ impl Protected {
         protected
     }
 
-    /// Checks that the protected values and positions of `before` are unchanged in `after`.
+    /// Checks that the protected values and positions of `before` have not changed in `after`.
     ///
     /// # Errors
     /// The first violation.
@@ -276,19 +276,19 @@ impl Protected {
         })
     }
 
-    /// Checks that no replaced place touches a protected path.
+    /// Checks that no replaced place contains, equals or is part of a protected path.
     ///
     /// # Errors
-    /// The first place that touches one.
+    /// The first place that violates this.
     pub(crate) fn check_replaced<'p>(&self, mut places: impl Iterator<Item = Cow<'p, str>>) -> Result<(), Excess> {
         places.try_for_each(|place| {
             self.touched(&place, true).map_or(Ok(()), |protected| Err(changed(&place, protected)))
         })
     }
 
-    /// Returns the protected path that a change touches: a parent of the changed path, the path itself, or a path below
-    /// it. If `was_there` is false, the change only adds a value. Then paths below do not count, and the path itself
-    /// counts only as [`ChangeKind::Set`].
+    /// Returns the protected path that a change affects: a parent of the changed path, the path itself, or a path below
+    /// it. If `was_there` is false, the change only adds a value. Then paths below it are ignored, and the path itself
+    /// is affected only if it is a [`ChangeKind::Set`].
     fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
@@ -304,15 +304,15 @@ impl Protected {
         from.take_while(move |found| found.starts_with(&*folder))
     }
 
-    /// Returns the number of elements at the start of a list among which nothing may be inserted: those up to the last
-    /// element that ranks as in front. `elements` are pointers, in order.
+    /// Returns the number of elements at the start of a list before which nothing may be inserted: those up to the last
+    /// element with the rank [`Rank::InFront`]. `elements` are pointers in the order of the list.
     pub(crate) fn front(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> usize {
         let ranks = self.ranks(elements);
         ranks.iter().rposition(|rank| *rank == Rank::InFront).map_or(0, |last| last + 1)
     }
 
-    /// Returns the rank of each element of a list. Platform elements at the start of the list rank as in front: without
-    /// namespaced profiles they would be first.
+    /// Returns the rank of each element of a list. Elements of cluster profiles at the start of the list are
+    /// [`Rank::InFront`], because they would be first without namespaced profiles.
     fn ranks(&self, elements: impl Iterator<Item = impl AsRef<str>>) -> Vec<Rank> {
         let mut is_beginning = true;
         let mut rank_of = |element: &str| {
@@ -339,7 +339,7 @@ impl Protected {
             self.ranks(before.iter().map(place))
         };
         let mut in_front = ranks.iter().filter(|rank| **rank == Rank::InFront).count();
-        // The number of the platform's elements before the current element.
+        // The number of protected elements before the current element.
         let mut passed = 0;
         let mut places = HashMap::with_capacity(before.len());
         for (key, rank) in before.iter().zip(ranks) {
@@ -356,15 +356,15 @@ impl Protected {
             match places.get(key) {
                 None if in_front > 0 => {
                     return Err(excess(
-                        "it would stand before what a cluster profile put first in this list; leave $position out, or \
-                         put it behind that",
+                        "it would precede an element that a cluster profile put first in this list; remove $position, \
+                         or place it after that element",
                     ));
                 }
                 None => {}
                 Some((_, stood_behind)) if *stood_behind != passed => {
                     return Err(excess(
-                        "it would stand on the other side of what a cluster profile put into this list; leave it in its \
-                         place",
+                        "its position relative to an element of a cluster profile in this list would change; keep its \
+                         position",
                     ));
                 }
                 Some((rank, _)) => {
@@ -379,7 +379,8 @@ impl Protected {
 
 fn changed(place: &str, protected: &str) -> Excess {
     let message = format!(
-        "a cluster profile has set {protected}, and a namespaced profile cannot change or remove it; leave it as it is"
+        "a cluster profile has set {protected}, and a namespaced profile cannot change or remove it; remove this \
+         change from the profile"
     );
     Excess::new(Limit::Protected, place, message)
 }
@@ -480,7 +481,7 @@ mod tests {
         let pod = |labels: &serde_json::Map<_, _>, other: &str| json!({"metadata": {"labels": labels}, "spec": {"containers": containers, "nodeSelector": [labels], "x": other}});
         let start = Instant::now();
         assert_eq!(places(&pod(&labels, "1"), &pod(&reversed, "2")), ["~/spec/x"]);
-        // Quadratic work would take minutes.
+        // Quadratic time would be minutes.
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     }
 

@@ -1,5 +1,5 @@
-//! Checks which fields a namespaced profile changes, and how much it adds: containers, volumes of allowed kinds, and
-//! labels and annotations that other components do not rely on.
+//! Checks which fields a namespaced profile changes, and how much it adds. It may add containers, volumes of allowed
+//! kinds, and labels and annotations that are not reserved.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -16,11 +16,10 @@ use super::{Excess, Limit};
 /// The lists of containers that a profile can change.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// The path at which the API server mounts the service account's token into every container, unless the pod disables
-/// it.
+/// The path at which the API server mounts the service account token into every container, unless the pod disables it.
 const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Containers by name, with the list that contains each.
+/// Containers by name, each with the list that contains it.
 type Containers<'v> = IndexMap<Cow<'v, str>, (&'static str, Value<'v>)>;
 
 /// Checks all differences that a profile made.
@@ -69,7 +68,7 @@ fn tokens<'v>(containers: &Containers<'v>) -> HashSet<Cow<'v, str>> {
     mounts.filter(|mount| mount.get("mountPath").is_some_and(|path| path.is(TOKEN_FOLDER))).map(name_of).collect()
 }
 
-/// The number of additions of the profile so far.
+/// The numbers of additions that the profile has made so far.
 #[derive(Default)]
 struct Counts {
     containers: usize,
@@ -86,7 +85,7 @@ struct Scope<'c, 'v> {
     volumes: HashMap<Cow<'v, str>, Value<'v>>,
     before: &'c Containers<'v>,
     after: &'c Containers<'v>,
-    /// Names of the volumes with the token that the API server mounts into every container.
+    /// Names of the volumes that contain the token which the API server mounts into every container.
     tokens: HashSet<Cow<'v, str>>,
     counts: Counts,
 }
@@ -124,7 +123,7 @@ impl<'v> Scope<'_, 'v> {
                 None => Ok(()),
             },
             _ => {
-                let message = "a namespaced profile cannot set or change this; it can add and change containers, \
+                let message = "a namespaced profile cannot change this field; it can add and change containers, \
                                initContainers, volumes, labels and annotations; a cluster profile can set the rest";
                 Err(Excess::new(Limit::Field, place, message))
             }
@@ -134,7 +133,7 @@ impl<'v> Scope<'_, 'v> {
     fn key(&mut self, place: &str, key: &str, is_added: bool) -> Result<(), Excess> {
         if self.guardrails.is_reserved(key) {
             let message = format!(
-                "{key} is reserved, because others rely on it; use a key of a domain of your own, as in \
+                "{key} is reserved, because other components use it; use a key with your own domain, as in \
                  team.example.com/x, or let a cluster profile set it"
             );
             return Err(Excess::new(Limit::ReservedKey, place, message));
@@ -151,7 +150,7 @@ impl<'v> Scope<'_, 'v> {
             _ => return Err(removed(place)),
         };
         if let Some((_, other)) = other {
-            // The container moved to the other list. Only a change to or from a native sidecar permits the move.
+            // The container moved to the other list. Only a change to or from a native sidecar may move it.
             let is_sidecar = [change.before, change.after, Some(*other)]
                 .into_iter()
                 .flatten()
@@ -174,8 +173,8 @@ impl<'v> Scope<'_, 'v> {
         Ok(())
     }
 
-    /// Checks a change to a field of an existing container. `is_element`: the field is a list, and the change is to one
-    /// of its elements.
+    /// Checks a change to a field of an existing container. `is_element` is set if the field is a list and one of its
+    /// elements changed.
     fn container_field(
         &mut self,
         place: &str,
@@ -206,14 +205,14 @@ impl<'v> Scope<'_, 'v> {
         let expected = if allowed.is_empty() { "nothing".to_owned() } else { allowed.join(", ") };
         let message = format!(
             "{image:?} is not from a registry that namespaced profiles may use; expected an image below {expected}; copy \
-             the image there, or have the registry allowed"
+             the image there, or ask an administrator to allow the registry"
         );
         Err(Excess::new(Limit::Registry, place, message))
     }
 
     fn env(&mut self, place: &str) -> Result<(), Excess> {
         self.counts.env += 1;
-        at_most(Limit::Env, place, self.counts.env, self.guardrails.max_env, "entries in environments")
+        at_most(Limit::Env, place, self.counts.env, self.guardrails.max_env, "environment variables")
     }
 
     fn mount(&mut self, place: &str, container: &str, mount: Value<'_>, is_added: bool) -> Result<(), Excess> {
@@ -229,13 +228,13 @@ impl<'v> Scope<'_, 'v> {
             folder_parts(&folder).starts_with(&folder_parts(&protected))
         };
         if let Some(hidden) = self.protected.below(&below).find(hides) {
-            let message = format!("{folder} would hide what a cluster profile mounts at {hidden}; mount it elsewhere");
+            let message = format!("{folder} would hide the mount of a cluster profile at {hidden}; mount it elsewhere");
             return Err(Excess::new(Limit::Mount, place, message));
         }
         let name = mount.get("name").and_then(Value::as_str).unwrap_or_default();
         let Some(volume) = self.volumes.get(&name) else { return Ok(()) };
-        // The token may be mounted at its usual path: a copied container has this mount, and the API server adds it to
-        // any other container.
+        // The token may be mounted at its usual path. A copied container contains this mount, and the API server adds
+        // it to any other container.
         let is_token = self.tokens.contains(&name) && folder_parts(&folder) == folder_parts(TOKEN_FOLDER);
         match self.volume(place, *volume) {
             Err(_) if is_token => Ok(()),
@@ -267,8 +266,8 @@ impl<'v> Scope<'_, 'v> {
         for (source, _) in sources.filter(|(_, value)| !value.is_null()) {
             let source = source.text();
             if source == "serviceAccountToken" {
-                let message = "a namespaced profile cannot use tokens of the pod's service account: they are the identity \
-                               of the pod's author; let a cluster profile add the volume";
+                let message = "a namespaced profile cannot use tokens of the pod's service account: they are the \
+                               identity of the pod; let a cluster profile add the volume";
                 return Err(Excess::new(Limit::ServiceAccountToken, place, message));
             }
             let is_plain = ["configMap", "secret", "downwardAPI"].contains(&&*source);
@@ -289,7 +288,7 @@ impl<'v> Scope<'_, 'v> {
     }
 }
 
-/// Returns the normalized parts of a folder's path.
+/// Returns the components of a normalized path.
 fn folder_parts(path: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     for part in path.split('/') {
@@ -305,7 +304,7 @@ fn folder_parts(path: &str) -> Vec<&str> {
 }
 
 fn removed(place: impl Into<String>) -> Excess {
-    let message = "a namespaced profile cannot take away containers or volumes that are there; leave it in its place";
+    let message = "a namespaced profile cannot remove existing containers or volumes; keep it";
     Excess::new(Limit::Removal, place, message)
 }
 
@@ -320,9 +319,10 @@ fn at_most(limit: Limit, place: &str, count: usize, most: usize, what: &str) -> 
         return Ok(());
     }
     let place = if place.is_empty() { "/" } else { place };
-    let message = format!("a namespaced profile may add at most {most} {what}, and this is the {count}th; add fewer");
+    let message =
+        format!("a namespaced profile may add at most {most} {what}, but this one adds at least {count}; add fewer");
     let message = if limit == Limit::Bytes {
-        format!("a namespaced profile may add at most {most} {what}, and it adds {count}; make it smaller")
+        format!("a namespaced profile may add at most {most} {what}, but this one adds {count}; make it smaller")
     } else {
         message
     };

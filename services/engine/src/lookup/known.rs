@@ -1,6 +1,6 @@
-//! Answers lookups from given objects: for manifests and test cases, without a cluster.
+//! Answers lookups from a given set of objects, for manifests and test cases without a cluster.
 //!
-//! An object that was not given counts as missing.
+//! Objects that are not in the set do not exist for lookups.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use serde_json::{Value, json};
 use super::{Answer, LookedUp, ObjectSelection, OwnerChain, Query, Wanted};
 use crate::json::OwnedTape;
 
-/// The maximum nesting of lists.
+/// The maximum nesting of `List` objects.
 const MAX_LISTS: usize = 8;
 
-/// A given object.
+/// An object of the set.
 #[derive(Debug)]
 struct KnownObject {
     group: String,
     resource: String,
-    /// `None` if the object sets no namespace: it is then in the default namespace, or cluster-scoped.
+    /// The namespace of the object. `None` if it sets none, so that it is in the default namespace or cluster-scoped.
     namespace: Option<String>,
     name: String,
     object: Value,
 }
 
-/// The objects that answer lookups.
+/// A set of objects that answers lookups.
 #[derive(Debug, Default)]
 pub struct KnownObjects {
     objects: Vec<KnownObject>,
@@ -31,8 +31,8 @@ pub struct KnownObjects {
 }
 
 impl KnownObjects {
-    /// Creates the set from objects and lists of objects. Objects without a namespace are in `default_namespace`, or
-    /// cluster-scoped.
+    /// Creates the set from objects and lists of objects. An object without a namespace is treated as both
+    /// cluster-scoped and as an object in `default_namespace`.
     #[must_use]
     pub fn new<'o>(objects: impl IntoIterator<Item = &'o Value>, default_namespace: &str) -> Self {
         let mut known = Self { objects: Vec::new(), default_namespace: default_namespace.to_owned() };
@@ -82,7 +82,7 @@ impl KnownObjects {
         metadata_tape(&known.object)
     }
 
-    /// Answers all lookups of a review. The result has no facts about the cluster.
+    /// Answers all lookups of a review. The result does not contain facts about the cluster.
     #[must_use]
     pub fn answer(&self, wanted: Wanted) -> LookedUp {
         let namespace = wanted.namespace.clone();
@@ -126,7 +126,7 @@ impl KnownObjects {
     }
 }
 
-/// Returns the part of an object that a lookup of its metadata returns. Absent labels and annotations become empty
+/// Returns the part of an object that a lookup of its metadata returns. Missing labels and annotations become empty
 /// maps.
 #[must_use]
 pub fn metadata_tape(object: &Value) -> Option<Arc<OwnedTape>> {
@@ -141,14 +141,14 @@ pub fn metadata_tape(object: &Value) -> Option<Arc<OwnedTape>> {
     OwnedTape::parse(json!({"metadata": metadata}).to_string()).ok().map(Arc::new)
 }
 
-/// Returns the group of an `apiVersion`; empty for the core group.
+/// Returns the group of an `apiVersion`. Empty for the core group.
 #[must_use]
 pub fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// Returns the resource of a kind, by the rules of Kubernetes: `Ingress` is `ingresses`, `NetworkPolicy`
-/// `networkpolicies`.
+/// Returns the resource name of a kind, by the conventions of Kubernetes: `ingresses` for `Ingress`, `networkpolicies`
+/// for `NetworkPolicy`.
 #[must_use]
 pub fn plural(kind: &str) -> String {
     let kind = kind.to_lowercase();

@@ -1,9 +1,9 @@
-//! Lookups: objects of the cluster that expressions and parameters read, besides the request and the namespace.
+//! Lookups: cluster objects that expressions and parameters read, in addition to the request and the namespace.
 //!
-//! The engine does no I/O. [`Needs`] lists the lookups that a profile may read, and follows from the profile's spec.
-//! [`Wanted`] lists the lookups that one review needs, and is known before the decision. The caller makes these lookups
-//! and passes the results as [`LookedUp`]. A missing object is a valid result. A failed lookup is an error only when an
-//! expression reads its result.
+//! The engine does no I/O. [`Needs`] lists the lookups that a profile may read; they follow from the profile's spec.
+//! [`Wanted`] lists the lookups that one review needs; they are known before the decision. The caller makes these
+//! lookups and passes the results as [`LookedUp`]. A missing object is a valid result. A failed lookup is an error only
+//! if an expression reads its result.
 
 mod known;
 mod owners;
@@ -24,7 +24,8 @@ pub use known::{KnownObjects, group_of, metadata_tape, plural};
 pub(crate) use owners::{Owner, workload};
 pub use owners::{OwnerChain, OwnerReference};
 
-/// The fields of an owner that are known from a reference or a name.
+/// The fields of an owner that are known without a lookup: from the owner reference, or derived from the ReplicaSet's
+/// name.
 const NAMED: [&str; 3] = ["apiVersion", "kind", "name"];
 
 /// The service account of a pod that sets none.
@@ -33,18 +34,18 @@ const DEFAULT_ACCOUNT: &str = "default";
 /// The result of a lookup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Answer<T> {
-    /// The lookup was not made.
+    /// The lookup was not requested.
     #[default]
     NotAsked,
     /// The object does not exist. This is not an error.
     Missing,
     /// The found object.
     Found(T),
-    /// The lookup failed, with this message for people.
+    /// The lookup failed, with a human-readable message.
     Failed(Box<str>),
 }
 
-/// A lookup of one object or of several.
+/// A lookup of one object or of several objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// API group; empty for the core group.
@@ -55,7 +56,7 @@ pub struct Query {
     pub resource: Box<str>,
     /// The namespace of the objects; empty for cluster-scoped objects.
     pub namespace: Box<str>,
-    /// Which objects of the resource to return.
+    /// The selection of the objects to return.
     pub which: ObjectSelection,
 }
 
@@ -73,25 +74,26 @@ pub enum ObjectSelection {
 pub struct Wanted {
     /// The namespace of the object, of its service account and of its owners.
     pub namespace: Box<str>,
-    /// The name of the object's service account; `None` if no profile reads the service account.
+    /// The name of the object's service account. `None` if no profile reads the service account.
     pub service_account: Option<Box<str>>,
-    /// The owners that are known without a lookup. The caller completes the chain.
+    /// The owners that are known without a lookup. The caller looks up the other owners of the chain.
     pub owners: Option<OwnerChain>,
     /// The declared `lookups` of profiles.
     pub objects: Vec<Query>,
 }
 
-/// The results of the lookups for one review. An object whose metadata alone is kept is `{"metadata": {...}}`.
+/// The results of the lookups for one review. If only the metadata of an object is kept, the value is `{"metadata":
+/// {...}}`.
 #[derive(Clone, Debug, Default)]
 pub struct LookedUp {
     /// The metadata of the service account.
     pub service_account: Answer<Arc<OwnedTape>>,
-    /// The owners, the nearest first, with the metadata that is known.
+    /// The owners, the nearest first, with the metadata that was looked up.
     pub owners: Answer<OwnerChain>,
     /// The results of declared `lookups`: an object, or a list of objects.
     pub objects: Vec<(Query, Answer<Arc<OwnedTape>>)>,
-    /// The platform's facts about the cluster: a map, which needs no lookup. `null` if the facts exist but are not
-    /// known here; see [`LookedUp::unknown_cluster`].
+    /// The platform's facts about the cluster, as a map. They need no lookup. `null` if the facts exist but are not
+    /// available here; see [`LookedUp::unknown_cluster`].
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
@@ -114,13 +116,12 @@ pub enum OwnerNeeds {
     Nothing,
     /// The API version, kind and name of owners.
     Names,
-    /// Also labels, annotations or UID, which need a lookup of each owner.
+    /// The same, and also labels, annotations or UID, which require a lookup of each owner.
     Metadata,
 }
 
 impl Needs {
-    /// Adds the lookups that an expression reads. All expressions of a profile count, even if they may not be
-    /// evaluated.
+    /// Adds the lookups that an expression reads, even if the expression may not be evaluated.
     pub(crate) fn add(&mut self, expression: &Expression) {
         self.service_account |= expression.uses("serviceAccount");
         for (name, is_list) in [("owner", false), ("owners", true)] {
@@ -135,7 +136,7 @@ impl Needs {
         self.lookups.extend(expression.members("lookups").map(Box::from));
     }
 
-    /// Whether the profile reads no lookup.
+    /// Whether the profile reads no lookup results.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -146,13 +147,14 @@ impl Needs {
 #[derive(Clone, Debug)]
 pub(crate) struct Declared {
     pub(crate) name: Box<str>,
-    /// The query. Its namespace is ignored if `in_objects_namespace` is set, because the profile sets none.
+    /// The query. If `in_objects_namespace` is set, the profile sets no namespace, and the query's namespace is
+    /// ignored.
     query: Query,
     in_objects_namespace: bool,
 }
 
 impl Declared {
-    /// Returns the query for a review of an object in this namespace.
+    /// Returns the query for the review of an object in this namespace.
     pub(crate) fn query(&self, namespace: &str) -> Query {
         let mut query = self.query.clone();
         if self.in_objects_namespace {
@@ -163,10 +165,10 @@ impl Declared {
 }
 
 impl<T> Answer<T> {
-    /// Returns the object; `None` if it does not exist. `what` names the lookup in errors.
+    /// Returns the object. `None` if it does not exist. `what` is the name of the lookup in error messages.
     ///
     /// # Errors
-    /// The lookup was not made or failed.
+    /// The lookup was not requested, or it failed.
     pub(crate) fn known(&self, what: &str) -> Result<Option<&T>, EvaluationError> {
         match self {
             Self::Found(found) => Ok(Some(found)),
@@ -178,14 +180,14 @@ impl<T> Answer<T> {
 }
 
 impl Wanted {
-    /// Adds the lookups that a profile needs for an object. `declared` are the profile's compiled `lookups`.
+    /// Adds the lookups that a profile needs for an object. `declared` contains the profile's compiled `lookups`.
     pub(crate) fn add(&mut self, needs: &Needs, declared: &[Declared], object: Value<'_>) {
         if needs.service_account && self.service_account.is_none() {
             self.service_account = Some(account_of(object));
         }
         if needs.owners > OwnerNeeds::Nothing {
             let chain = OwnerChain::of_pod(object, needs.owners == OwnerNeeds::Metadata);
-            // An existing chain is replaced only by one that needs metadata.
+            // Replace an existing chain only with one that includes metadata.
             if chain.next().is_some() && (self.owners.is_none() || needs.owners == OwnerNeeds::Metadata) {
                 self.owners = Some(chain);
             }
@@ -204,8 +206,8 @@ impl Wanted {
         self.service_account.is_none() && self.owners.is_none() && self.objects.is_empty()
     }
 
-    /// Gives all lookups the same result: [`Answer::Missing`] if there is no cluster to ask, or [`Answer::Failed`] with
-    /// the reason. Owners that are known by name stay known unless the lookups failed.
+    /// Sets the same result for all lookups: [`Answer::Missing`] if there is no cluster, or [`Answer::Failed`] with the
+    /// reason. The names of owners that are known without a lookup are kept unless the result is `Failed`.
     #[must_use]
     pub fn answered(self, answer: &Answer<Arc<OwnedTape>>) -> LookedUp {
         LookedUp {
@@ -222,20 +224,19 @@ impl Wanted {
 }
 
 impl LookedUp {
-    /// Returns the value of [`LookedUp::cluster`] if the facts are not known. Expressions that read the facts then
-    /// fail.
+    /// Returns the value of [`LookedUp::cluster`] for unknown facts. Expressions that read the facts then fail.
     #[must_use]
     pub fn unknown_cluster() -> Option<Arc<OwnedTape>> {
         OwnedTape::parse("null".to_owned()).ok().map(Arc::new)
     }
 
-    /// Returns the result of a declared lookup; [`Answer::NotAsked`] if it was not made.
+    /// Returns the result of a declared lookup. [`Answer::NotAsked`] if it was not requested.
     pub(crate) fn object(&self, query: &Query) -> Answer<Arc<OwnedTape>> {
         self.objects.iter().find(|(asked, _)| asked == query).map_or(Answer::NotAsked, |(_, answer)| answer.clone())
     }
 }
 
-/// Returns the reason for a profile whose expression could not be evaluated.
+/// Returns the decision reason for an expression that could not be evaluated.
 pub(crate) fn reason_of(error: &EvaluationError) -> Reason {
     if error.is_unavailable() { Reason::LookupFailed } else { Reason::ExpressionFailed }
 }
@@ -248,10 +249,10 @@ fn account_of(object: Value<'_>) -> Box<str> {
     name.map_or_else(|| DEFAULT_ACCOUNT.into(), Into::into)
 }
 
-/// Compiles the lookups that a profile declares. Adds mistakes to `diagnostics`, and leaves out lookups with mistakes.
+/// Compiles the lookups that a profile declares. Adds errors to `diagnostics`, and leaves out lookups with errors.
 ///
-/// Lookups run with Pillion's permissions, and profiles may write the results into any author's pods. So only cluster
-/// profiles may declare lookups, the spec alone determines the objects, and Secrets are excluded.
+/// Lookups use Pillion's permissions, and profiles may write the results into any author's pods. Therefore only cluster
+/// profiles may declare lookups, the objects depend only on the spec, and Secrets cannot be looked up.
 pub(crate) fn compile(lookups: &[Lookup], diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::new();
@@ -259,7 +260,7 @@ pub(crate) fn compile(lookups: &[Lookup], diagnostics: &mut Vec<Diagnostic>) -> 
         let path = format!("spec.lookups[{index}]");
         let before = diagnostics.len();
         if let Some(first) = names.insert(&lookup.name, index) {
-            let message = format!("the name {:?} stands at spec.lookups[{first}] too", lookup.name);
+            let message = format!("the name {:?} is also used at spec.lookups[{first}]", lookup.name);
             diagnostics.push(Diagnostic::new(format!("{path}.name"), message));
         }
         check_resource(&path, lookup, diagnostics);
@@ -299,7 +300,7 @@ fn check_resource(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>
             let diagnostic = Diagnostic::new(format!("{path}.{field}"), message);
             diagnostics.push(match field {
                 "resource" => {
-                    diagnostic.with_help("it is the plural in lower case, without a sub-resource: configmaps")
+                    diagnostic.with_help("use the lower-case plural without a subresource, such as configmaps")
                 }
                 _ => diagnostic,
             });
@@ -313,8 +314,7 @@ fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Opti
         (Some(name), None) => {
             let diagnostic =
                 Diagnostic::new(format!("{path}.objectName"), format!("{name:?} is not the name of an object"));
-            diagnostics
-                .push(diagnostic.with_help("the name stands here as it is; expressions are not evaluated in it"));
+            diagnostics.push(diagnostic.with_help("expressions are not evaluated in this name"));
             None
         }
         (None, Some(selector)) => match selector.fault() {
@@ -325,7 +325,7 @@ fn which(path: &str, lookup: &Lookup, diagnostics: &mut Vec<Diagnostic>) -> Opti
             }
         },
         (None, None) | (Some(_), Some(_)) => {
-            let diagnostic = Diagnostic::new(path, "a look-up has either an objectName or a selector");
+            let diagnostic = Diagnostic::new(path, "a lookup has either an objectName or a selector");
             diagnostics.push(diagnostic.with_help("objectName for one object, selector for a list"));
             None
         }

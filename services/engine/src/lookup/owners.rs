@@ -1,21 +1,21 @@
 //! The owners of a pod: its ReplicaSet and Deployment, or its Job and CronJob.
 //!
-//! The chain begins with the pod's owner reference. The name of a Deployment's ReplicaSet is the Deployment's name and
-//! the pod's template hash, so the Deployment is known without a lookup. The owners of other `ReplicaSet`s and of Jobs
-//! must be looked up. The chain ends at the first owner of another kind.
+//! The chain begins with the pod's owner reference. The name of a Deployment's ReplicaSet consists of the Deployment's
+//! name and the pod's template hash, so the Deployment is known without a lookup. The owners of other `ReplicaSet`s and
+//! of Jobs must be looked up. The chain ends at the first owner of any other kind.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::json::{OwnedTape, Value};
 
-/// The maximum length of a chain.
+/// The maximum number of owners in a chain.
 const MAX_OWNERS: usize = 4;
 
 /// The label that distinguishes the pods of a Deployment's `ReplicaSet`s.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// The kinds of workloads: group, kind, resource, and whether another workload may own them.
+/// The kinds of workloads: group, kind, resource, and whether another workload may own it.
 const KINDS: [(&str, &str, &str, bool); 7] = [
     ("apps", "ReplicaSet", "replicasets", true),
     ("apps", "Deployment", "deployments", false),
@@ -33,9 +33,9 @@ pub struct OwnerReference {
     pub api_version: Box<str>,
     /// The kind, such as `ReplicaSet`.
     pub kind: Box<str>,
-    /// The name of the owner, in the namespace of the pod.
+    /// The name of the owner. It is in the namespace of the pod.
     pub name: Box<str>,
-    /// The UID of the owner; `None` if only the name is known.
+    /// The UID of the owner. `None` if only the name is known.
     pub uid: Option<Box<str>>,
 }
 
@@ -43,7 +43,7 @@ pub struct OwnerReference {
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) reference: OwnerReference,
-    /// The found metadata, as `{"metadata": {...}}`.
+    /// The metadata that was found, as `{"metadata": {...}}`.
     pub(crate) object: Option<Arc<OwnedTape>>,
     asked: bool,
 }
@@ -56,7 +56,7 @@ pub struct OwnerChain {
 }
 
 impl OwnerReference {
-    /// Reads an entry of `metadata.ownerReferences`; `None` if a required field is absent.
+    /// Parses an entry of `metadata.ownerReferences`. `None` if a required field is missing.
     fn read(entry: Value<'_>) -> Option<Self> {
         let text = |field: &str| entry.get(field).and_then(Value::as_str).filter(|text| !text.is_empty());
         Some(Self {
@@ -67,19 +67,20 @@ impl OwnerReference {
         })
     }
 
-    /// The API group; empty for the core group.
+    /// Returns the API group. Empty for the core group.
     #[must_use]
     pub fn group(&self) -> &str {
         self.api_version.split_once('/').map_or("", |(group, _)| group)
     }
 
-    /// The version within the group.
+    /// Returns the version without the group.
     #[must_use]
     pub fn version(&self) -> &str {
         self.api_version.split_once('/').map_or(&*self.api_version, |(_, version)| version)
     }
 
-    /// The resource in the plural; `None` for a kind that does not belong to Kubernetes, which is never looked up.
+    /// Returns the plural resource name. `None` if the kind is not a Kubernetes workload; such an owner is never looked
+    /// up.
     #[must_use]
     pub fn resource(&self) -> Option<&'static str> {
         self.known().map(|(_, _, resource, _)| *resource)
@@ -95,8 +96,8 @@ impl OwnerReference {
 }
 
 impl OwnerChain {
-    /// Creates the chain that is known from the pod alone. If `with_metadata` is set, [`OwnerChain::next`] returns each
-    /// owner for a lookup. Otherwise it returns only the owners that are needed to complete the chain.
+    /// Creates the chain that is known from the pod alone. If `with_metadata` is set, [`OwnerChain::next`] returns
+    /// every owner. Otherwise, it returns only the owners that must be looked up to complete the chain.
     pub(crate) fn of_pod(pod: Value<'_>, with_metadata: bool) -> Self {
         let mut chain = Self { owners: Vec::new(), with_metadata };
         let Some(controller) = controller(pod) else { return chain };
@@ -108,7 +109,7 @@ impl OwnerChain {
         chain
     }
 
-    /// Creates a chain that begins with a given object: for manifests, in which a workload holds the template of its
+    /// Creates a chain that begins with a given object, for manifests of workloads that contain the template of their
     /// pods.
     #[must_use]
     pub fn from_owner(reference: OwnerReference, object: Arc<OwnedTape>) -> Self {
@@ -118,13 +119,13 @@ impl OwnerChain {
         chain
     }
 
-    /// Returns the next owner to look up; `None` if no further lookup is needed.
+    /// Returns the next owner to look up. `None` if no further lookup is needed.
     #[must_use]
     pub fn next(&self) -> Option<&OwnerReference> {
         self.next_owner_index().and_then(|place| self.owners.get(place)).map(|owner| &owner.reference)
     }
 
-    /// Adds the result of the lookup of [`OwnerChain::next`]: the object with its metadata, or `None` if it does not
+    /// Sets the result of the lookup of [`OwnerChain::next`]: the object with its metadata, or `None` if it does not
     /// exist.
     pub fn found(&mut self, object: Option<Arc<OwnedTape>>) {
         let Some(place) = self.next_owner_index() else { return };
@@ -132,7 +133,7 @@ impl OwnerChain {
         let Some(owner) = self.owners.get_mut(place) else { return };
         owner.asked = true;
         let uid = object.as_ref().and_then(|object| object.root().at(&["metadata", "uid"])?.as_str());
-        // An object with the same name and another UID was created later, and is not the owner.
+        // An object with the same name but another UID was created later, so it is not the owner.
         if owner.reference.uid.is_some() && uid.is_some() && owner.reference.uid.as_deref() != uid.as_deref() {
             return;
         }
@@ -151,7 +152,7 @@ impl OwnerChain {
         &self.owners
     }
 
-    /// Whether the last owner may have an owner itself, which was not looked up.
+    /// Whether the last owner was not looked up and may have an owner itself.
     pub(crate) fn is_open(&self) -> bool {
         self.owners.last().is_some_and(|last| !last.asked && last.reference.may_be_made_by_another())
     }
@@ -171,9 +172,8 @@ impl OwnerChain {
     }
 }
 
-/// Returns the name of the workload of a pod, as far as it is known without a lookup: the Deployment, which stays the
-/// same with its next ReplicaSet; the CronJob, which stays the same with its next Job; else the controlling owner, or
-/// the name of the object.
+/// Returns the name of a pod's workload, if known without a lookup: the Deployment or the CronJob, which stay the same
+/// for later `ReplicaSet`s and Jobs. Otherwise returns the controlling owner or the name of the object.
 pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     if let Some(controller) = controller(object) {
         let name = match deployment_of(object, &controller) {
@@ -187,7 +187,7 @@ pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     name("generateName").or_else(|| name("name")).unwrap_or_default()
 }
 
-/// Returns the name of a Job without the scheduled time in minutes that its CronJob appends.
+/// Returns the name of a Job without the scheduled time, in minutes, that its CronJob appends.
 fn without_schedule(job: &str) -> &str {
     match job.rsplit_once('-') {
         Some((name, minutes)) if minutes.len() >= 8 && minutes.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -202,7 +202,7 @@ fn controller(object: Value<'_>) -> Option<OwnerReference> {
     references.items().find(is_controller).and_then(OwnerReference::read)
 }
 
-/// Returns the Deployment of a pod's ReplicaSet, whose name ends with the pod's template hash; `None` for other owners.
+/// Returns the Deployment of a ReplicaSet whose name ends with the pod's template hash. `None` for other owners.
 fn deployment_of(pod: Value<'_>, replica_set: &OwnerReference) -> Option<OwnerReference> {
     if replica_set.group() != "apps" || &*replica_set.kind != "ReplicaSet" {
         return None;

@@ -37,7 +37,7 @@ fn condition(expression: &str) -> Json {
     json!({"preconditions": [{"name": "c", "expression": expression}]})
 }
 
-/// Replaces the preconditions in the spec of a profile with one precondition.
+/// Replaces the preconditions of a profile's spec with one precondition.
 fn with_condition(mut spec: Json, expression: &str) -> Json {
     spec["preconditions"] = condition(expression)["preconditions"].clone();
     spec
@@ -150,7 +150,7 @@ fn expressions_determine_needs() {
         let mut spec = condition(expression);
         spec["lookups"] = lookups.clone();
         assert_eq!(*compile(spec).needs(), expected, "{expression}");
-        // A condition also needs the lookups that its variables read.
+        // A condition also needs the lookups that its variables need.
         let variables = json!([{"name": "v", "expression": expression}]);
         let spec = json!({"lookups": lookups, "variables": variables});
         assert_eq!(*compile(with_condition(spec, "variables.v")).needs(), expected, "a variable: {expression}");
@@ -190,7 +190,7 @@ fn review_wants_what_profiles_read() {
     assert_eq!(labels.next().unwrap().resource(), Some("replicasets"));
 }
 
-/// Returns the kinds and names of an owner chain, and the names of the owners that were looked up until its end.
+/// Returns the kinds and names of an owner chain, and the names of the owners that were looked up to complete it.
 fn follow(object: &Json, with_metadata: bool, known: &[(&str, Json)]) -> (Vec<String>, Vec<String>) {
     let pod = tape(object);
     let mut chain = OwnerChain::of_pod(pod.root(), with_metadata);
@@ -234,7 +234,7 @@ fn owner_chain_ends_at_workload() {
         let text = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(found, (text(expected), text(asked)), "{object} {with_metadata}");
     }
-    // A chain of circular owners ends.
+    // A circular chain of owners ends at the maximum length.
     let circle = json!({"ownerReferences": [owner("batch/v1", "Job", "backup-1")]});
     assert_eq!(follow(&of("batch/v1", "Job", "backup-1"), true, &[("backup-1", circle)]).0.len(), 4);
     // An owner that is not the pod's controller is ignored.
@@ -341,7 +341,7 @@ fn compile_reports_invalid_lookups() {
         (with("objectName", json!("${object.metadata.name}")), "expressions are not evaluated"),
         (with("selector", json!({})), "either an objectName or a selector"),
         (with("objectName", Json::Null), "either an objectName or a selector"),
-        (json!({"lookups": [base, base]}), "stands at spec.lookups[0] too"),
+        (json!({"lookups": [base, base]}), "is also used at spec.lookups[0]"),
         (with_condition(with("group", json!("")), "lookups.y.a"), "did you mean `lookups.x`"),
     ] {
         let found = compile_errors(spec.clone());
@@ -382,7 +382,7 @@ fn most_specific_source_sets_parameter() {
             );
         }
     }
-    // The pod's value wins, even if the lookup of the service account failed.
+    // The pod's value has priority, even if the lookup of the service account failed.
     let unavailable = || LookedUp { service_account: Answer::Failed("away".into()), ..LookedUp::default() };
     let spec = |expression: &str| with_condition(json!({"parameters": [parameter(&all, "Replace")]}), expression);
     assert_eq!(decided(spec("params.p == 'pod'"), &with_pod, unavailable()).outcome, ProfileOutcome::Applied);
@@ -416,7 +416,7 @@ fn default_may_be_computed() {
         ("!has(params.absent)", Reason::Injected),
         ("params.clamped == 3", Reason::Injected),
         ("params.plain == '${x}'", Reason::Injected),
-        // An error in a default fails only the expressions that read the parameter.
+        // An error in a default only affects expressions that read the parameter.
         ("params.native", Reason::ExpressionFailed),
         ("params.wrong > 0", Reason::ExpressionFailed),
     ] {
@@ -425,8 +425,8 @@ fn default_may_be_computed() {
         assert_eq!(decision.reason, reason, "{expression}: {:?}", decision.detail);
     }
     for (parameter, expected) in [
-        (json!({"name": "a", "type": "string", "default": "${params.b}"}), "stand before it"),
-        (json!({"name": "a", "type": "string", "default": "${params.a}"}), "stand before it"),
+        (json!({"name": "a", "type": "string", "default": "${params.b}"}), "only the parameters before it"),
+        (json!({"name": "a", "type": "string", "default": "${params.a}"}), "only the parameters before it"),
         (json!({"name": "a", "type": "string", "default": "${variables.v}"}), "spec.parameters[0].default"),
         (json!({"name": "a", "type": "string", "default": "${objekt}"}), "did you mean `object`"),
         (json!({"name": "a", "type": "string", "default": "${"}), "is not closed"),
@@ -457,10 +457,10 @@ fn notices_report_invalid_and_clamped_values() {
     assert_eq!(notices(json!({"example.com/e": "700"}), account(json!({})), 700), [""; 0]);
     assert_eq!(
         notices(json!({"example.com/e": "10"}), account(json!({})), 600),
-        ["p: example.com/e: 10 is outside of what is allowed, 600 was taken"]
+        ["p: example.com/e: 10 is outside of the allowed range; 600 is used"]
     );
     let found = notices(json!({"example.com/e": "soon"}), account(json!({})), 86400);
-    assert_eq!(found, ["p: example.com/e: expected a whole number, found \"soon\"; the default is taken"]);
+    assert_eq!(found, ["p: example.com/e: expected a whole number, found \"soon\"; the default is used"]);
     let found = notices(json!({}), account(json!({"example.com/e": "1"})), 600);
-    assert_eq!(found, ["p: example.com/e of the service account: 1 is outside of what is allowed, 600 was taken"]);
+    assert_eq!(found, ["p: example.com/e of the service account: 1 is outside of the allowed range; 600 is used"]);
 }

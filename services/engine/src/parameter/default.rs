@@ -1,4 +1,4 @@
-//! The default of a parameter: a value, or expressions.
+//! The default of a parameter: a constant or a value that contains expressions.
 
 use serde_json::Value as Json;
 
@@ -9,17 +9,17 @@ use crate::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, P
 /// The default of a parameter.
 #[derive(Debug)]
 pub(crate) enum Default {
-    /// A constant that was checked.
+    /// A constant that was checked during compilation.
     Value(Json),
-    /// Computed and checked for each object.
+    /// A value that is computed and checked for each object.
     Computed(Node),
 }
 
-/// A value with expressions in it.
+/// A value that may contain expressions.
 #[derive(Debug)]
 pub(crate) enum Node {
     Literal(Json),
-    /// A string that is exactly one `${...}`: the value of the expression, with its type.
+    /// A string that consists of one `${...}`: the result of the expression, with its type.
     Whole(Expression),
     /// A string that contains expressions.
     Mixed(Box<[MixedPart]>),
@@ -35,7 +35,7 @@ pub(crate) enum MixedPart {
 }
 
 impl Default {
-    /// Compiles a default. `None` after a mistake, which is added to `diagnostics`.
+    /// Compiles a default. `None` if it has an error, which is added to `diagnostics`.
     pub(super) fn compile(
         path: &str,
         text: &Json,
@@ -80,7 +80,7 @@ impl Node {
             }
             Json::Null | Json::Bool(_) | Json::Number(_) => return Some(Self::Literal(value.clone())),
         };
-        // A value of literals is a literal itself.
+        // If all parts are literals, the whole value is a literal.
         Some(if literal { Self::Literal(node.literal()) } else { node })
     }
 
@@ -91,7 +91,7 @@ impl Node {
             Err(error) => {
                 let mut diagnostic = Diagnostic::of_expression(path, text, &error.clone().moved(source.offset));
                 if error.message.contains("`params.") {
-                    diagnostic.help = Some("a default may use the parameters that stand before it".to_owned());
+                    diagnostic.help = Some("a default may use only the parameters before it".to_owned());
                 }
                 diagnostics.push(diagnostic);
                 None
@@ -124,7 +124,7 @@ impl Node {
         }
     }
 
-    /// Evaluates the node. `None` if its expression returns an absent optional, so that the value is left out.
+    /// Evaluates the node. `None` if the value is left out, because its expression returns an empty optional.
     pub(super) fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,

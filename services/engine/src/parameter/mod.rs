@@ -1,8 +1,8 @@
-//! Parameters: values that a pod, a service account or a namespace sets in a profile, and the checks on them.
+//! Parameters of profiles. A pod, a service account or a namespace sets their values, which are then checked.
 //!
 //! A parameter is read from an annotation or a label that another author wrote. It is parsed into a typed value and
-//! checked. The value becomes a JSON node, and is never inserted into text that is parsed again. An error about a value
-//! names the key that holds it.
+//! checked. The value becomes a JSON node and is never inserted into text that is parsed again, so it cannot inject
+//! code. Errors contain the key that holds the value.
 
 mod default;
 mod value;
@@ -25,14 +25,14 @@ pub(crate) use resolve::{Invalid, Metadata, NO_VALUES, Resolved, Sources, Values
 /// The maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
-/// The message for a parameter whose `empty` has no effect.
-const EMPTY_OF_A_KEY: &str = "empty is about the value of one annotation or label, and here there is none";
+/// The message for a parameter with an `empty` that has no effect.
+const EMPTY_OF_A_KEY: &str = "empty applies to a single annotation or label, and none is set here";
 
 /// A compiled parameter.
 #[derive(Debug)]
 pub(crate) struct Parameter {
     pub(crate) name: Arc<str>,
-    /// Whether a namespaced profile set the default, so that the source of the value is `Namespace`.
+    /// Whether a namespaced profile set the default, so that `Namespace` is the source of the value.
     pub(crate) set_by_namespace: bool,
     pub(crate) default: Option<Default>,
     keys: Vec<Key>,
@@ -51,7 +51,7 @@ impl Parameter {
         self.sources.contains(&Source::ServiceAccount)
     }
 
-    /// Evaluates and checks the default. `None` if there is no default, or if it evaluates to an absent optional.
+    /// Evaluates and checks the default. `None` if there is no default, or if it evaluates to an empty optional.
     pub(crate) fn default_value<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -87,14 +87,14 @@ impl Parameter {
     }
 }
 
-/// A key that may hold the parameter's value.
+/// A key that may contain the parameter's value.
 #[derive(Debug)]
 enum Key {
     Annotation(Box<str>),
     Label(Box<str>),
 }
 
-/// A field of the records of a parameter of type `records`, read from the annotations with one prefix.
+/// A field of a parameter of type `records`. Its values come from the annotations with one prefix.
 #[derive(Debug)]
 struct RecordField {
     name: Box<str>,
@@ -102,7 +102,7 @@ struct RecordField {
     opens: bool,
 }
 
-/// The type and the constraints of a value.
+/// The type and the constraints of a parameter's value.
 #[derive(Debug)]
 struct Kind {
     type_: ParameterType,
@@ -116,7 +116,7 @@ struct Kind {
     items: Option<Box<Self>>,
 }
 
-/// An end of a range: the value as written, and its size in the base unit of the type.
+/// A limit of a range: the value as written, and its size in the base unit of the type.
 #[derive(Debug)]
 struct Bound {
     value: Json,
@@ -126,7 +126,7 @@ struct Bound {
 /// Compiles a parameter at a field path. Its default may use the names in `scope`.
 ///
 /// # Errors
-/// Returns all diagnostics of an invalid parameter.
+/// Returns all diagnostics if the parameter is invalid.
 pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Parameter, Vec<Diagnostic>> {
     let mut diagnostics = Vec::new();
     let kind = kind(path, text, &mut diagnostics);
@@ -135,22 +135,26 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
     if sources.is_empty() && (!keys.is_empty() || text.annotation_prefix.is_some() || !text.fields.is_empty()) {
         diagnostics.push(
             Diagnostic::new(format!("{path}.sources"), "a parameter with a key needs sources")
-                .with_help("say who may set it: Pod, ServiceAccount, Namespace"),
+                .with_help("set the objects that may set the value: Pod, ServiceAccount, Namespace"),
         );
     }
     if !sources.is_empty() && keys.is_empty() && text.annotation_prefix.is_none() && text.fields.is_empty() {
         diagnostics.push(
             Diagnostic::new(path, "a parameter with sources needs a key")
-                .with_help("say annotation, label or annotationPrefix, or leave sources out"),
+                .with_help("set annotation, label or annotationPrefix, or remove sources"),
         );
     }
     if text.annotation_prefix.is_some() && text.type_ != Some(ParameterType::Map) {
-        let diagnostic = Diagnostic::new(format!("{path}.annotationPrefix"), "annotationPrefix makes a map");
+        let diagnostic =
+            Diagnostic::new(format!("{path}.annotationPrefix"), "a parameter with annotationPrefix is a map");
         diagnostics.push(diagnostic.with_help("set type: map"));
     }
     if (text.type_ == Some(ParameterType::Records)) == text.fields.is_empty() {
-        let diagnostic = Diagnostic::new(format!("{path}.fields"), "type records and fields need one another");
-        diagnostics.push(diagnostic.with_help("records are joined from families of annotations, one for each field"));
+        let diagnostic = Diagnostic::new(
+            format!("{path}.fields"),
+            "type: records requires fields, and fields require type: records",
+        );
+        diagnostics.push(diagnostic.with_help("each field of the records is read from annotations with one prefix"));
     }
     check_empty(path, text, &mut diagnostics);
     check_fields(path, text, &mut diagnostics);
@@ -187,16 +191,16 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
     }
 }
 
-/// Checks that `empty` is set only beside a single annotation or label.
+/// Checks that `empty` is set only together with a single annotation or label.
 fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let is_gathered = text.annotation_prefix.is_some() || !text.fields.is_empty();
     if text.empty.is_none() || (!is_gathered && (text.annotation.is_some() || text.label.is_some())) {
         return;
     }
     let help = if is_gathered {
-        "leave it out: of annotations that begin alike each counts that is there"
+        "remove empty: each annotation with the prefix is part of the value"
     } else {
-        "say annotation or label, or leave it out"
+        "set annotation or label, or remove empty"
     };
     diagnostics.push(Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY).with_help(help));
 }
@@ -205,44 +209,50 @@ fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
 fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if text.items.is_some() && type_ != ParameterType::List {
         let diagnostic = Diagnostic::new(format!("{path}.items"), "only a list has items");
-        diagnostics.push(diagnostic.with_help("leave it out, or write type: list"));
+        diagnostics.push(diagnostic.with_help("remove items, or set type: list"));
     }
     let help = match type_ {
-        ParameterType::List => "write it under items, where it is about each of them",
+        ParameterType::List => "set it in items, where it applies to each item",
         ParameterType::Map | ParameterType::Object | ParameterType::Records => {
-            "leave it out, and say in matchConditions what has to be in the value"
+            "remove it, and check the value in matchConditions"
         }
         _ => return,
     };
     for (field, is_said) in [("pattern", text.pattern.is_some()), ("maxLength", text.max_length.is_some())] {
         if is_said {
-            let diagnostic =
-                Diagnostic::new(format!("{path}.{field}"), "a value of this type has no text that it could bound");
+            let diagnostic = Diagnostic::new(
+                format!("{path}.{field}"),
+                "values of this type are not strings, so they cannot be checked this way",
+            );
             diagnostics.push(diagnostic.with_help(help));
         }
     }
 }
 
-/// Checks the fields of records: their names are unique and not `key`, and at least one field opens records.
+/// Checks the fields of records: their names are unique and different from `key`, and at least one field opens records.
 fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     for (index, field) in text.fields.iter().enumerate() {
         let path = format!("{path}.fields[{index}]");
         if field.name == "key" {
-            let diagnostic = Diagnostic::new(format!("{path}.name"), "key is what follows the prefix, in every record");
+            let diagnostic = Diagnostic::new(
+                format!("{path}.name"),
+                "the name key is reserved for the part of the annotation after the prefix",
+            );
             diagnostics.push(diagnostic.with_help("choose another name"));
         }
         if let Some(first) = text.fields.iter().take(index).position(|other| other.name == field.name) {
-            let message = format!("the name {:?} stands at fields[{first}] too", field.name);
+            let message = format!("the name {:?} is also used at fields[{first}]", field.name);
             diagnostics.push(Diagnostic::new(format!("{path}.name"), message));
         }
     }
     if !text.fields.is_empty() && !text.fields.iter().any(|field| field.opens == Some(true)) {
-        let diagnostic = Diagnostic::new(format!("{path}.fields"), "no field opens a record, so there are never any");
-        diagnostics.push(diagnostic.with_help("set opens: true on the fields whose annotations make a record"));
+        let diagnostic =
+            Diagnostic::new(format!("{path}.fields"), "no field opens a record, so the list would always be empty");
+        diagnostics.push(diagnostic.with_help("set opens: true on the fields whose annotations create a record"));
     }
 }
 
-/// Checks that the format can hold the type.
+/// Checks that the format supports the type.
 fn check_format(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let Some(format) = text.format else { return };
     let (allowed, names): (&[_], _) = match text.type_ {
@@ -250,13 +260,13 @@ fn check_format(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
         Some(ParameterType::Map) => (&[TextFormat::Pairs, TextFormat::Json, TextFormat::Yaml], "Pairs, JSON, YAML"),
         Some(ParameterType::Object) => (&[TextFormat::Json, TextFormat::Yaml], "JSON, YAML"),
         _ => {
-            let diagnostic = Diagnostic::new(format!("{path}.format"), "a value of this type has one form only");
-            diagnostics.push(diagnostic.with_help("leave format out; it is for lists, maps and objects"));
+            let diagnostic = Diagnostic::new(format!("{path}.format"), "values of this type have only one format");
+            diagnostics.push(diagnostic.with_help("remove format; only lists, maps and objects can have one"));
             return;
         }
     };
     if !allowed.contains(&format) {
-        let diagnostic = Diagnostic::new(format!("{path}.format"), "this type is not written so");
+        let diagnostic = Diagnostic::new(format!("{path}.format"), "this type does not support the format");
         diagnostics.push(diagnostic.with_help(format!("use one of {names}")));
     }
 }
@@ -278,7 +288,7 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
     let Some(type_) = text.type_ else {
         let diagnostic = Diagnostic::new(format!("{path}.type"), "the type is missing");
         diagnostics
-            .push(diagnostic.with_help("only a parameter of the profile that this one extends has a type already"));
+            .push(diagnostic.with_help("the type may be omitted only if the extended profile has this parameter"));
         return None;
     };
     check_bounds(path, type_, text, diagnostics);
@@ -298,15 +308,14 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
             let path = format!("{path}.items");
             let mut items = items.clone();
             if let Some(fields) = items.as_object_mut() {
-                // Items have the same constraints as a parameter, without a name.
+                // Items have the same constraints as parameters, but no name.
                 fields.entry("name").or_insert_with(|| Json::from("item"));
             }
             match serde_json::from_value::<Text>(items) {
                 Ok(items) => {
                     if items.empty.is_some() {
                         let diagnostic = Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY);
-                        diagnostics
-                            .push(diagnostic.with_help("say it beside the annotation or label that holds the list"));
+                        diagnostics.push(diagnostic.with_help("set it on the list, beside its annotation or label"));
                     }
                     Some(Box::new(kind(&path, &items, diagnostics)?))
                 }
@@ -337,7 +346,7 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
     for (field, bound, is_minimum) in [("minimum", &text.minimum, true), ("maximum", &text.maximum, false)] {
         let Some(value) = bound else { continue };
         let Some(size) = kind.size(value) else {
-            let message = format!("{value} is no end of a range of this type");
+            let message = format!("{value} is not a valid range limit for this type");
             diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message));
             return None;
         };

@@ -1,4 +1,4 @@
-//! Resolves the value that sources set for a parameter, and holds the values that expressions read by name.
+//! Resolves the values of parameters from their sources, and stores the values that expressions read by name.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -12,7 +12,7 @@ use crate::expression::{EvaluationError, Meter, Value};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, Declared, LookedUp};
 
-/// The maximum number of annotations that are collected for one prefix.
+/// The maximum number of annotations collected for one prefix.
 const MAX_GATHERED: usize = 256;
 
 /// The labels and annotations of an object that may set parameters.
@@ -21,7 +21,7 @@ pub(crate) trait Metadata {
     fn label(&self, key: &str) -> Option<Cow<'_, str>>;
     /// Returns the value of an annotation, if the object has it.
     fn annotation(&self, key: &str) -> Option<Cow<'_, str>>;
-    /// Returns the rest of the key, and the value, of all annotations with this prefix.
+    /// Returns all annotations with this prefix: the key without the prefix, and the value.
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm>;
 }
 
@@ -29,45 +29,45 @@ pub(crate) trait Metadata {
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'s> {
     pub(crate) pod: &'s dyn Metadata,
-    /// `None` if the service account does not exist; an error if the lookup failed.
+    /// The service account. `None` if it does not exist, or an error if the lookup failed.
     pub(crate) service_account: Result<Option<&'s dyn Metadata>, &'s EvaluationError>,
     pub(crate) namespace: &'s dyn Metadata,
 }
 
-/// A value that a parameter does not allow.
+/// A value that the parameter's constraints do not allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Invalid {
-    /// The error, with the key that holds the value.
+    /// The error message, which contains the key of the value.
     pub(crate) message: Box<str>,
-    /// The parameter's `onInvalid`, if set.
+    /// The parameter's `onInvalid`, if it is set.
     pub(crate) consequence: Option<OnInvalid>,
 }
 
 /// The result of resolving a parameter.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Resolved {
-    /// The value that was set; `None` if none was set, and the default applies; an error if a source could not be
-    /// looked up.
+    /// The value. `None` if no source set one, so that the default applies. An error if a source could not be looked
+    /// up.
     pub(crate) value: Result<Option<Json>, EvaluationError>,
-    /// Messages about clamped values.
+    /// Messages about values that were clamped to the range.
     pub(crate) moved: Vec<Box<str>>,
 }
 
-/// A value as read, with a message if it was clamped.
+/// A parsed value, and a message if it was clamped.
 struct Read {
     value: Json,
     moved: Option<Box<str>>,
 }
 
-/// The metadata of a source, and the source's name in messages.
+/// The metadata of a source, and its name for messages.
 #[derive(Clone, Copy)]
 struct MetadataSource<'m> {
     metadata: &'m dyn Metadata,
-    /// The suffix after the key in messages; empty for the pod.
+    /// The name of the source, appended to the key in messages. Empty for the pod.
     place: &'static str,
 }
 
-/// Resolves the value that `sources` set for a parameter. Fails if a value is invalid.
+/// Resolves the value of a parameter from `sources`. Fails if a value is invalid.
 pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Resolved, Invalid> {
     let name = if parameter.fields.is_empty() { "name" } else { "key" };
     let mut found: Option<Json> = None;
@@ -95,7 +95,7 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
     Ok(Resolved { value: Ok(found), moved })
 }
 
-/// Merges the value so far with a more general one. The field `name` identifies the items of lists.
+/// Merges the value so far with the value of a more general source. The field `name` identifies the items of lists.
 fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
     match found {
         Some(specific) => unite(specific, general, name),
@@ -104,7 +104,7 @@ fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
 }
 
 impl<'s> Sources<'s> {
-    /// Returns the metadata of a source; `None` if the object does not exist, an error if the lookup failed.
+    /// Returns the metadata of a source. `None` if the object does not exist, or an error if the lookup failed.
     fn from(self, source: Source) -> Result<Option<MetadataSource<'s>>, &'s EvaluationError> {
         let (metadata, place) = match source {
             Source::Pod => (Some(self.pod), ""),
@@ -116,13 +116,13 @@ impl<'s> Sources<'s> {
 }
 
 impl Parameter {
-    /// Returns the allowed sources, the most specific first.
+    /// Returns the sources that may set the parameter, the most specific first.
     fn allowed(&self) -> impl Iterator<Item = Source> {
         let order = [Source::Pod, Source::ServiceAccount, Source::Namespace];
         order.into_iter().filter(|source| self.sources.contains(source))
     }
 
-    /// Returns the sources that set the parameter, with their keys, the most specific first. Does not check the values.
+    /// Returns the sources that set the parameter, and their keys, the most specific first. Does not check the values.
     pub(crate) fn found_in(&self, sources: Sources<'_>) -> Vec<(Source, Box<str>)> {
         let mut found = Vec::new();
         for source in self.allowed() {
@@ -136,8 +136,8 @@ impl Parameter {
         found
     }
 
-    /// Returns the key by which an object sets the parameter. For annotations with a prefix, returns the prefix and
-    /// `*`.
+    /// Returns the key with which an object sets the parameter. For annotations with a prefix, returns the prefix
+    /// followed by `*`.
     fn key_in(&self, metadata: &dyn Metadata) -> Option<Box<str>> {
         let family = |prefix: &str| Some(format!("{prefix}*").into());
         if !self.fields.is_empty() {
@@ -166,7 +166,7 @@ impl Parameter {
         self.checked(name, place, &written).map(Some)
     }
 
-    /// Returns the first of the parameter's keys that an object has, with its value. Skips empty values if `empty` is
+    /// Returns the first of the parameter's keys that the object has, and its value. Skips empty values if `empty` is
     /// `Absent`.
     fn written_in<'m>(&'m self, metadata: &'m dyn Metadata) -> Option<(&'m str, Cow<'m, str>)> {
         self.keys.iter().find_map(|key| {
@@ -178,7 +178,7 @@ impl Parameter {
         })
     }
 
-    /// Collects the records, sorted by suffix. There is one for each suffix of annotations whose field opens records.
+    /// Collects the records, sorted by key. An annotation of a field with `opens` creates the record for its suffix.
     fn records(&self, from: MetadataSource<'_>) -> Result<Option<Read>, Invalid> {
         let MetadataSource { metadata, place } = from;
         let mut records: BTreeMap<String, Map<String, Json>> = BTreeMap::new();
@@ -207,7 +207,7 @@ impl Parameter {
         let value = self.kind.check_read(written.clone()).map_err(|message| self.invalid(key, place, &message))?;
         let was_moved = self.kind.was_moved(written, &value);
         let moved = was_moved
-            .then(|| format!("{key}{place}: {written} is outside of what is allowed, {value} was taken").into());
+            .then(|| format!("{key}{place}: {written} is outside of the allowed range; {value} is used").into());
         Ok(Read { value, moved })
     }
 
@@ -217,7 +217,7 @@ impl Parameter {
 }
 
 impl Kind {
-    /// Whether clamping changed `written` or one of its items to `value`.
+    /// Whether clamping changed `written`, or one of its items.
     fn was_moved(&self, written: &Json, value: &Json) -> bool {
         if self.clamp && self.size(written) != self.size(value) {
             return true;
@@ -231,7 +231,7 @@ impl Kind {
     }
 }
 
-/// Merges two values, the more specific first: maps by key, lists by the field `name` of their items.
+/// Merges two values, the more specific first. Maps merge by key, and lists by the field `name` of their items.
 fn unite(specific: Json, general: Json, name: &str) -> Json {
     match (specific, general) {
         (Json::Object(mut specific), Json::Object(general)) => {
@@ -241,7 +241,7 @@ fn unite(specific: Json, general: Json, name: &str) -> Json {
             Json::Object(specific)
         }
         (Json::Array(mut specific), Json::Array(general)) => {
-            // Both lists may be long, so items are not compared one by one.
+            // Both lists may be long, so use sets instead of comparing all pairs.
             let names: HashSet<_> = specific.iter().filter_map(|item| item.get(name)).collect();
             let items: HashSet<_> = specific.iter().collect();
             let is_there =
@@ -254,19 +254,19 @@ fn unite(specific: Json, general: Json, name: &str) -> Json {
     }
 }
 
-/// The values of one profile for one object. Parameters without value and default are absent. A parameter with an error
-/// affects only the expressions that read it, which fail.
+/// The parameter values of one profile for one object. Parameters without a value and a default are absent. An error in
+/// a parameter only affects the expressions that read it; these fail.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     parameters: Vec<(Arc<str>, Result<Json, EvaluationError>)>,
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
-/// The values of profiles without parameters and lookups. Most profiles have neither.
+/// The values of profiles that have neither parameters nor lookups. Most profiles have neither.
 pub(crate) static NO_VALUES: Values = Values { parameters: Vec::new(), lookups: Vec::new() };
 
 impl Values {
-    /// Creates the values with the results of the declared lookups, without parameters.
+    /// Creates the values from the results of the declared lookups, without parameters.
     pub(crate) fn new(declared: &[Declared], looked_up: &LookedUp, namespace: &str) -> Self {
         let answer = |lookup: &Declared| (lookup.name.clone(), looked_up.object(&lookup.query(namespace)));
         Self { parameters: Vec::new(), lookups: declared.iter().map(answer).collect() }
@@ -277,16 +277,16 @@ impl Values {
         self.parameters.push((Arc::clone(name), value));
     }
 
-    /// Returns the value of a parameter; `None` if it was not set and has no default.
+    /// Returns the value of a parameter. `None` if it was not set and has no default.
     ///
     /// # Errors
-    /// Fails if the value is invalid, or could not be looked up or computed.
+    /// The value is invalid, or it could not be looked up or computed.
     pub(crate) fn parameter(&self, name: &str) -> Option<Result<&Json, Box<str>>> {
         let (_, value) = self.parameters.iter().find(|(known, _)| **known == *name)?;
         Some(value.as_ref().map_err(|error| error.message().into()))
     }
 
-    /// Returns a member of `params` or `lookups`; `None` if `name` is any other name.
+    /// Returns a member of `params` or `lookups`. `None` if `name` is neither of them.
     pub(crate) fn member(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Tests parameters, from their definition to their values.
+//! Tests parameters, from the definition to the resolved value.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -91,7 +91,7 @@ fn error_names_expected_type() {
         (json!({"type": "quantity"}), "1Q", "a quantity"),
         (json!({"type": "duration"}), "5", "a duration"),
         (json!({"type": "map"}), "novalue", "key=value"),
-        (json!({"type": "map", "format": "JSON"}), "{\"a\":1}", "a map from text to text"),
+        (json!({"type": "map", "format": "JSON"}), "{\"a\":1}", "a map with string values"),
         (json!({"type": "object"}), "[", "not JSON"),
         (json!({"type": "object"}), "[]", "an object"),
         (json!({"type": "list", "items": {"type": "string", "pattern": "^[a-z]+$"}}), "ok,N0", "does not match"),
@@ -125,7 +125,7 @@ fn error_names_expected_type() {
     }
 }
 
-/// Defaults, and the items of JSON and YAML lists, are typed values. They are checked by their JSON text.
+/// Defaults, and the items of JSON and YAML lists, are typed values. The pattern is checked against their JSON text.
 #[test]
 fn pattern_bounds_defaults_and_items() {
     let boolean = json!({"type": "boolean", "pattern": "^(yes|no)$"});
@@ -165,7 +165,7 @@ fn pattern_bounds_defaults_and_items() {
             assert!(message.contains(expected), "{message:?} do not contain {expected:?}");
         }
     }
-    // A parsed value is checked by its original text, including spaces.
+    // A parsed value is checked against its original text, including spaces.
     assert_eq!(value(boolean.clone(), "yes"), Ok(json!(true)));
     assert_eq!(value(json!({"type": "list", "items": boolean}), " yes , no"), Ok(json!([true, false])));
     assert_eq!(value(json!({"type": "boolean", "pattern": "^ true $"}), " true "), Ok(json!(true)));
@@ -216,7 +216,8 @@ fn empty_value_counts_or_is_skipped() {
     }
 }
 
-/// Labels precede annotations, and the service account comes between pod and namespace. Empty values are skipped.
+/// Labels have priority over annotations, and the service account is between the pod and the namespace. Empty values
+/// are skipped.
 #[test]
 fn skips_empty_value_of_every_source() {
     let text = |merge: &str| {
@@ -300,21 +301,21 @@ fn compile_reports_mistakes() {
         (json!({"type": "integer", "default": "x"}), "p.default: expected a whole number"),
         (json!({"type": "string", "annotation": "a"}), "p.sources"),
         (json!({"type": "string", "sources": ["Pod"]}), "needs a key"),
-        (json!({"type": "string", "annotationPrefix": "a", "sources": ["Pod"]}), "makes a map"),
+        (json!({"type": "string", "annotationPrefix": "a", "sources": ["Pod"]}), "annotationPrefix is a map"),
         (json!({"type": "records"}), "p.fields"),
         (json!({"type": "list", "items": {"type": "strng"}}), "p.items"),
         (
             json!({"type": "list", "pattern": "^a"}),
-            "p.pattern: a value of this type has no text that it could bound (help: write it under items",
+            "p.pattern: values of this type are not strings, so they cannot be checked this way (help: set it in items",
         ),
         (json!({"type": "map", "items": {"type": "string"}}), "p.items: only a list has items"),
-        (json!({"type": "list", "maxLength": 3}), "p.maxLength: a value of this type has no text"),
-        (json!({"type": "map", "pattern": "^a"}), "(help: leave it out, and say in matchConditions"),
+        (json!({"type": "list", "maxLength": 3}), "p.maxLength: values of this type are not strings"),
+        (json!({"type": "map", "pattern": "^a"}), "(help: remove it, and check the value in matchConditions"),
         (json!({"type": "object", "maxLength": 3}), "p.maxLength"),
         (json!({"type": "list", "items": {"type": "list", "pattern": "^a"}}), "p.items.pattern"),
         (
             json!({"type": "integer", "empty": "Absent", "default": 1}),
-            "p.empty: empty is about the value of one annotation or label",
+            "p.empty: empty applies to a single annotation or label",
         ),
         (json!({"type": "map", "annotationPrefix": "a", "sources": ["Pod"], "empty": "Counts"}), "p.empty"),
         (
@@ -326,7 +327,7 @@ fn compile_reports_mistakes() {
             json!({"type": "list", "annotation": "a", "sources": ["Pod"], "items": {"type": "string", "empty": "Absent"}}),
             "p.items.empty",
         ),
-        (json!({"type": "quantity", "minimum": "1e3Ki"}), "p.minimum: \"1e3Ki\" is no end of a range"),
+        (json!({"type": "quantity", "minimum": "1e3Ki"}), "p.minimum: \"1e3Ki\" is not a valid range limit"),
     ] {
         let diagnostics = diagnostics(text.clone());
         assert!(
@@ -350,7 +351,7 @@ fn reports_clamped_nested_items() {
     let sources = Sources { pod: &Object::default(), service_account: Ok(None), namespace: &namespace };
     let resolved = resolve(&parameter(clamped), sources).unwrap();
     assert_eq!(resolved.value, Ok(Some(json!([[1], [9]]))));
-    let expected = "a of the namespace: [[1],[10]] is outside of what is allowed, [[1],[9]] was taken";
+    let expected = "a of the namespace: [[1],[10]] is outside of the allowed range; [[1],[9]] is used";
     assert_eq!(resolved.moved, [expected.into()]);
 }
 
@@ -367,7 +368,7 @@ fn merges_records_by_key() {
     assert_eq!(resolve(&parameter(text), sources).unwrap().value, Ok(Some(expected)));
 }
 
-/// The author of two annotations must not be able to stall a replica with long lists.
+/// The author of two annotations must not be able to block a replica with long lists.
 #[test]
 fn merges_long_lists_quickly() {
     let list = |first: usize| -> &'static str {
@@ -403,10 +404,10 @@ fn compile_rejects_useless_records_and_formats() {
     for (text, expected) in [
         (records(json!([field("a", false)])), "no field opens a record"),
         (records(json!([field("key", true)])), "p.fields[0].name"),
-        (records(json!([field("a", true), field("a", true)])), "stands at fields[0] too"),
+        (records(json!([field("a", true), field("a", true)])), "is also used at fields[0]"),
         (json!({"type": "list", "format": "Pairs"}), "p.format"),
         (json!({"type": "object", "format": "CSV"}), "use one of JSON, YAML"),
-        (json!({"type": "integer", "format": "JSON"}), "leave format out"),
+        (json!({"type": "integer", "format": "JSON"}), "remove format"),
     ] {
         let diagnostics = diagnostics(text.clone());
         assert!(

@@ -6,11 +6,11 @@ use serde_json::{Map, Number, Value as Json};
 use super::{Bound, Kind};
 use crate::expression::Quantity;
 
-/// Units of durations, in seconds. Each unit precedes the units that it begins with, such as `ms` before `m`.
+/// Units of durations, in seconds. A unit comes before its own prefixes, such as `ms` before `m`.
 const UNITS: [(&str, f64); 7] =
     [("ns", 1e-9), ("us", 1e-6), ("\u{b5}s", 1e-6), ("ms", 1e-3), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
 
-/// Values for true and false in lower case: those of Go's `ParseBool`, and others.
+/// Lower-case values for true and false: those of Go's `ParseBool`, and some more.
 const TRUE: [&str; 7] = ["true", "t", "1", "yes", "y", "on", "enabled"];
 const FALSE: [&str; 7] = ["false", "f", "0", "no", "n", "off", "disabled"];
 
@@ -19,13 +19,13 @@ const FALSE: [&str; 7] = ["false", "f", "0", "no", "n", "off", "disabled"];
 enum Form {
     /// Parsed from a string.
     Text,
-    /// A typed value: in a default, or in a JSON or YAML list.
+    /// A typed value, from a default or from a JSON or YAML list.
     Value,
 }
 
 impl Kind {
-    /// Parses a string into a value of this type. Checks the string only if parsing changes it, and
-    /// [`Kind::check_read`] checks the rest.
+    /// Parses a string into a value of this type. Checks the string itself only if parsing changes it. Call
+    /// [`Kind::check_read`] to check the value.
     pub(super) fn parse(&self, text: &str) -> Result<Json, String> {
         let trimmed = text.trim();
         if self.is_read() {
@@ -55,7 +55,7 @@ impl Kind {
                 TextFormat::Pairs | TextFormat::Csv => pairs(trimmed),
             },
             ParameterType::Object => structured(trimmed, self.format),
-            ParameterType::Records => Err("records are read from families of annotations".to_owned()),
+            ParameterType::Records => Err("records are read only from annotations with a prefix".to_owned()),
         }
     }
 
@@ -71,12 +71,12 @@ impl Kind {
         items.collect::<Result<_, _>>().map(Json::Array)
     }
 
-    /// Whether parsing changes the value: `yes` becomes a boolean, whose JSON text is `true`.
+    /// Whether parsing changes the text of the value: `yes` becomes a boolean with the JSON text `true`.
     const fn is_read(&self) -> bool {
         matches!(self.type_, ParameterType::Boolean | ParameterType::Integer | ParameterType::Number)
     }
 
-    /// Checks a typed value, such as a default. Clamps it to its range if the parameter has `clamp`.
+    /// Checks a typed value, such as a default. If the parameter has `clamp`, clamps the value to its range.
     pub(super) fn check(&self, value: Json) -> Result<Json, String> {
         self.check_form(value, Form::Value)
     }
@@ -88,7 +88,7 @@ impl Kind {
 
     fn check_form(&self, value: Json, form: Form) -> Result<Json, String> {
         let value = self.fit_type(value, form)?;
-        // A string was checked before it was parsed. A typed value is checked by its JSON text.
+        // Strings were checked before they were parsed. Typed values are checked as JSON text.
         if self.is_read() && form == Form::Value {
             self.check_text(&value.to_string())?;
         }
@@ -131,7 +131,7 @@ impl Kind {
             ParameterType::Object if value.is_object() => return Ok(value),
             ParameterType::Records if value.is_array() => return Ok(value),
             ParameterType::Quantity | ParameterType::Duration => {
-                // A number is a quantity too, as everywhere in Kubernetes.
+                // A number is a valid quantity, as everywhere in Kubernetes.
                 let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                 match self.size(&Json::from(text.as_str())) {
                     Some(_) => return Ok(Json::from(text)),
@@ -156,7 +156,7 @@ impl Kind {
             ParameterType::Integer => "a whole number",
             ParameterType::Number => "a number",
             ParameterType::Boolean => "true or false",
-            ParameterType::Map => "a map from text to text",
+            ParameterType::Map => "a map with string values",
             ParameterType::Object => "an object",
             ParameterType::Records => "a list of records",
         };
@@ -177,7 +177,7 @@ impl Kind {
         }
     }
 
-    /// Returns the size of a value in the base unit of its type. `None` if the type has no sizes or the value is
+    /// Returns the size of a value in the base unit of its type. `None` if the type has no size or the value is
     /// invalid.
     pub(super) fn size(&self, value: &Json) -> Option<f64> {
         match self.type_ {
@@ -222,7 +222,7 @@ fn shown(text: &str) -> String {
     if short.len() < text.len() { format!("{short:?}...") } else { format!("{short:?}") }
 }
 
-/// Parses a duration and returns its length in seconds; `None` if the string is invalid.
+/// Parses a duration, and returns it in seconds. `None` if the string is invalid.
 fn duration(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),

@@ -1,7 +1,7 @@
-//! Checks templates. Every mistake is found when a profile is stored, not when an object is created.
+//! Checks templates, so that errors are reported when a profile is stored instead of when an object is created.
 //!
-//! The engine knows the fields of pods, but not those of other objects: the API server checks the result against its
-//! schema. All objects share the same metadata, and a template cannot set some of its fields.
+//! The engine knows the schema of pods, but not of other objects. The API server checks those results against its own
+//! schema. The metadata of all objects has the same fields, and templates cannot set some of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,17 +17,17 @@ use super::typed::{Root, called, check_types};
 use super::unmarked::warn_of_unmarked_expressions;
 use crate::expression::closest;
 
-/// The maximum size of a template as JSON, in bytes. The largest template in use, a service mesh proxy, needs a tenth
-/// of it.
+/// The maximum size of a template as JSON, in bytes. The largest known template, for a service mesh proxy, has a tenth
+/// of this size.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
 
 /// The maximum nesting of a template.
 const MAX_DEPTH: usize = 32;
 
-/// The lists of a pod's spec that hold containers.
+/// The lists of a pod's spec that contain containers.
 const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Returns whether the size of a template is within its limit. Mistakes go to `diagnostics`.
+/// Whether the size of a template is within the limit. Otherwise adds an error to `diagnostics`.
 pub(super) fn is_small(path: &str, template: &Json, diagnostics: &mut Vec<Diagnostic>) -> bool {
     let size = template.to_string().len();
     if size > MAX_TEMPLATE_BYTES {
@@ -44,7 +44,7 @@ pub(super) fn check_template(template: &Json, parameters: &[Parameter], diagnost
     }
     check_types("spec.template", template, Root::Pod, parameters, diagnostics);
     let Some(fields) = value_of(template).as_object() else {
-        diagnostics.push(Diagnostic::new("spec.template", "the template has to be an object"));
+        diagnostics.push(Diagnostic::new("spec.template", "the template must be an object"));
         return true;
     };
     for (name, value) in entries(fields) {
@@ -62,8 +62,8 @@ pub(super) fn check_template(template: &Json, parameters: &[Parameter], diagnost
     true
 }
 
-/// Checks the template of a container patch, a partial container. Returns false if it is nested too deeply for further
-/// checks.
+/// Checks the template of a container patch, which is a partial container. Returns false if it is nested too deeply for
+/// further checks.
 pub(super) fn check_container_template(
     path: &str,
     template: &Json,
@@ -74,20 +74,19 @@ pub(super) fn check_container_template(
         return false;
     }
     let Some(fields) = value_of(template).as_object() else {
-        diagnostics.push(Diagnostic::new(path, "the template has to be an object"));
+        diagnostics.push(Diagnostic::new(path, "the template must be an object"));
         return true;
     };
     check_types(path, template, Root::Container, parameters, diagnostics);
     if fields.contains_key("name") {
-        let diagnostic =
-            Diagnostic::new(format!("{path}.name"), "a container patch cannot give a container another name");
+        let diagnostic = Diagnostic::new(format!("{path}.name"), "a container patch cannot rename a container");
         diagnostics.push(diagnostic.with_help("select containers by match.names of the patch").of_name());
     }
     check_lists(path, fields, diagnostics);
     true
 }
 
-/// Returns the mistake in the key of a label or annotation; `None` if the key is valid.
+/// Returns the error in the key of a label or annotation. `None` if the key is valid.
 pub(super) fn check_key(key: &str) -> Option<String> {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     let edge = |text: &str| {
@@ -123,7 +122,7 @@ pub(super) fn check_values(path: &str, value: &Json, depth: usize, diagnostics: 
             return items.all(|(index, item)| check_values(&format!("{path}[{index}]"), item, depth + 1, diagnostics));
         }
         Json::Null => diagnostics.push(
-            Diagnostic::new(path, "a template has no null: kubectl apply would drop it")
+            Diagnostic::new(path, "a template cannot contain null, because kubectl apply would drop it")
                 .with_help("leave the field out"),
         ),
         Json::String(_) | Json::Bool(_) | Json::Number(_) => {}
@@ -148,7 +147,7 @@ fn check_metadata(path: &str, metadata: &Json, diagnostics: &mut Vec<Diagnostic>
                 diagnostics.push(Diagnostic::new(&path, sentence).of_name());
             }
             if key.starts_with("pillion.dev/") {
-                diagnostics.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own").of_name());
+                diagnostics.push(Diagnostic::new(&path, "keys below pillion.dev/ are reserved for Pillion").of_name());
             }
         }
     }
@@ -172,27 +171,28 @@ fn check_spec(path: &str, spec: &Json, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Checks that an added container has an image. A copy of a container (`$value`) may bring one.
+/// Checks that an added container has an image. If the container is a copy (`$value`), the image may be that of the
+/// original.
 fn check_image(container: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     if container.is_whole && !container.fields.contains_key("image") {
-        diagnostics.push(Diagnostic::new(&container.path, "a container that is added needs an image"));
+        diagnostics.push(Diagnostic::new(&container.path, "an added container needs an image"));
     }
 }
 
-/// Checks the restart policy, which only init containers may have.
+/// Checks the restart policy. Only init containers may have one.
 fn check_restart_policy(list: &str, container: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let Some(policy) = container.fields.get("restartPolicy").map(value_of) else { return };
     let path = format!("{}.restartPolicy", container.path);
     if list == "containers" {
-        let diagnostic = Diagnostic::new(path, "a container of the pod's main list has no restartPolicy of its own");
-        diagnostics.push(diagnostic.with_help("a native sidecar stands in initContainers").of_name());
+        let diagnostic = Diagnostic::new(path, "a container in spec.containers cannot have a restartPolicy");
+        diagnostics.push(diagnostic.with_help("a native sidecar belongs in initContainers").of_name());
     } else if let Some(other) = literal(policy).filter(|text| !is_one_of(RESTART_POLICIES, text)) {
         let message = format!("expected {}, found {other:?}", Kind::Word(RESTART_POLICIES).expected());
         diagnostics.push(Diagnostic::new(path, message).with_help("Always makes it a native sidecar"));
     }
 }
 
-/// Checks that a volume has exactly one source. Sources that may be left out are not counted, because one may remain.
+/// Checks that a volume has exactly one source. Sources that `$when` or an expression may leave out are not counted.
 fn check_source(volume: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let sources = || entries(volume.fields).filter(|(name, _)| *name != "name");
     let may_be_left_out = |source: &Json| is_computed(source) || source.get("$when").is_some();
@@ -230,7 +230,7 @@ fn check_lists(path: &str, container: &Map<String, Json>, diagnostics: &mut Vec<
     }
 }
 
-/// The names of elements. Each has the path of its latest use, and whether that element is conditional.
+/// The names of elements, each with the path of its last use, and whether that element is conditional.
 #[derive(Default)]
 struct Names {
     taken: HashMap<String, (String, bool)>,
@@ -246,34 +246,34 @@ impl Names {
         if let Some(rule) = Kind::Label.rule_broken_by(&name) {
             let path = format!("{}.name", element.path);
             diagnostics.push(
-                Diagnostic::new(path, format!("{name:?} is not a name that Kubernetes takes here")).with_help(rule),
+                Diagnostic::new(path, format!("{name:?} is not a name that Kubernetes accepts here")).with_help(rule),
             );
         }
         self.check_unique(element, "name", diagnostics);
     }
 
-    /// Checks that no other element has the same string in a field. Conditional elements may share it, because their
-    /// conditions decide which one remains.
+    /// Checks that no other element has the same string in this field. Conditional elements may share it, because their
+    /// conditions may exclude each other.
     fn check_unique(&mut self, element: &Element<'_>, key: &str, diagnostics: &mut Vec<Diagnostic>) {
         let Some(name) = element.fields.get(key).map(value_of).and_then(literal) else { return };
         let now = (element.path.clone(), element.is_conditional);
         let Some((first, was_conditional)) = self.taken.insert(name.clone(), now) else { return };
         if !element.is_conditional && !was_conditional {
-            let message = format!("the {key} {name:?} stands at {first} too");
+            let message = format!("the {key} {name:?} is also used at {first}");
             diagnostics
-                .push(Diagnostic::new(format!("{}.{key}", element.path), message).with_help("take one of them away"));
+                .push(Diagnostic::new(format!("{}.{key}", element.path), message).with_help("remove one of them"));
         }
     }
 }
 
-/// Top-level fields that a template for objects other than pods cannot set, and why.
+/// Top-level fields that templates for objects other than pods cannot set, with the reasons.
 const NOT_OURS: [(&str, &str); 3] = [
-    ("apiVersion", "the target says of which objects it is a part"),
-    ("kind", "the target says of which objects it is a part"),
-    ("status", "a status is what was observed"),
+    ("apiVersion", "the target of the profile determines it"),
+    ("kind", "the target of the profile determines it"),
+    ("status", "controllers set the status"),
 ];
 
-/// Fields of the metadata that a template for objects other than pods can set.
+/// Metadata fields that templates for objects other than pods can set.
 const METADATA: [&str; 4] = ["labels", "annotations", "finalizers", "ownerReferences"];
 
 /// Checks a template for an object other than a pod. Returns false if it is nested too deeply for further checks.
@@ -309,7 +309,7 @@ fn check_object_metadata(metadata: &Json, diagnostics: &mut Vec<Diagnostic>) {
                 diagnostics.push(Diagnostic::new(&path, sentence));
             }
             if key.starts_with("pillion.dev/") {
-                diagnostics.push(Diagnostic::new(&path, "keys below pillion.dev/ are Pillion's own"));
+                diagnostics.push(Diagnostic::new(&path, "keys below pillion.dev/ are reserved for Pillion"));
             }
             if !value.is_string() {
                 let message = format!("expected a string, found {}", called(value));
@@ -327,16 +327,16 @@ fn check_object_metadata(metadata: &Json, diagnostics: &mut Vec<Diagnostic>) {
 
 fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) -> Option<&'t Map<String, Json>> {
     let object = value.as_object();
-    // The type of an expression's result is not known here.
+    // The type of an expression's result is not known during compilation.
     if object.is_none() && !value.is_string() {
         diagnostics.push(Diagnostic::new(path, format!("expected an object, found {}", called(value))));
     }
     object
 }
 
-/// Returns warnings about a valid profile: mounts of volumes that the profile does not add, container patches that
-/// are named like a container of the template but do not select it, values that older versions of Kubernetes reject, and
-/// strings that look like expressions.
+/// Returns warnings about a valid profile: mounts of volumes that the profile does not add, container patches with the
+/// name of an added container that they do not select, values that older versions of Kubernetes reject, and strings
+/// that look like expressions.
 #[must_use]
 pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     let mut advice = Vec::new();
@@ -367,8 +367,8 @@ pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
     advice
 }
 
-/// Warns of container patches without `match` that have the name of an added container. The name selects nothing: such
-/// a patch changes the containers of the pod's author.
+/// Warns of container patches without `match` that have the name of an added container. The name of a patch does not
+/// select containers, so such a patch changes the containers of the pod's author.
 fn check_patch_names(spec: &ProfileSpec, pod: Option<&Map<String, Json>>, advice: &mut Vec<Diagnostic>) {
     let added =
         CONTAINER_LISTS.into_iter().flat_map(|list| pod.into_iter().flat_map(move |pod| elements("", pod, list)));
@@ -383,7 +383,7 @@ fn check_patch_names(spec: &ProfileSpec, pod: Option<&Map<String, Json>>, advice
     }
 }
 
-/// Returns the names of the volumes that a template adds; `None` if some names come from expressions.
+/// Returns the names of the volumes that a template adds. `None` if some names are computed.
 fn added_volumes(pod: Option<&Map<String, Json>>) -> Option<HashSet<String>> {
     let Some(field) = pod.and_then(|pod| pod.get("volumes")) else { return Some(HashSet::new()) };
     let known = value_of(field).as_array()?.iter().all(|item| !is_computed(item));
@@ -397,8 +397,7 @@ fn check_mounts(path: &str, container: &Map<String, Json>, volumes: &HashSet<Str
     for mount in elements(path, container, "volumeMounts") {
         let Some(name) = mount.fields.get("name").map(value_of).and_then(literal) else { continue };
         if !volumes.contains(&name) {
-            let message =
-                format!("no volume of this profile is called {name:?}: a pod without one of its own is left as it is");
+            let message = format!("this profile adds no volume {name:?}; pods without such a volume are not changed");
             let help = match closest(&name, volumes.iter().map(String::as_str)) {
                 Some(meant) => format!("did you mean {meant}?"),
                 None => "add it to spec.template.spec.volumes, unless the pods have it".to_owned(),
@@ -452,11 +451,11 @@ mod tests {
         for (wrong, expected) in [
             (
                 json!({"containers": [{"name": "a", "image": "i"}, {"$value": [{"name": "a", "image": "i"}]}]}),
-                "s.containers[1].$value[0].name: the name \"a\" stands at s.containers[0] too",
+                "s.containers[1].$value[0].name: the name \"a\" is also used at s.containers[0]",
             ),
             (
                 json!({"containers": [{"name": "a", "image": "i"}], "initContainers": [{"name": "a", "image": "i"}]}),
-                "s.containers[0].name: the name \"a\" stands at s.initContainers[0] too",
+                "s.containers[0].name: the name \"a\" is also used at s.initContainers[0]",
             ),
             (
                 json!({"containers": [{"$when": "x", "image": "i"}]}),
@@ -473,12 +472,12 @@ mod tests {
             ),
             (
                 json!({"containers": [{"name": "a", "image": "i", "env": [{"name": "A"}, {"name": "A"}]}]}),
-                "s.containers[0].env[1].name: the name \"A\" stands at s.containers[0].env[0] too",
+                "s.containers[0].env[1].name: the name \"A\" is also used at s.containers[0].env[0]",
             ),
             (
                 json!({"containers": [{"name": "a", "image": "i", "volumeMounts": [
                     {"name": "v", "mountPath": "/a"}, {"name": "w", "mountPath": "/a"}]}]}),
-                "s.containers[0].volumeMounts[1].mountPath: the mountPath \"/a\" stands at",
+                "s.containers[0].volumeMounts[1].mountPath: the mountPath \"/a\" is also used at",
             ),
             (
                 json!({"initContainers": [{"name": "a", "image": "i", "restartPolicy": "always"}]}),
@@ -502,11 +501,11 @@ mod tests {
         };
         assert_eq!(diagnostics(&json!({"env": [{"$when": "x", "name": "A", "value": "b"}]})), Vec::<String>::new());
         for (template, expected) in [
-            (json!({"name": "x"}), "t.name: a container patch cannot give a container another name"),
+            (json!({"name": "x"}), "t.name: a container patch cannot rename a container"),
             (json!({"env": [{"value": "b"}]}), "t.env[0]: an element of env needs name"),
             (json!({"volumeMounts": [{"name": "v"}]}), "t.volumeMounts[0]: an element of volumeMounts needs mountPath"),
             (json!({"imge": "x"}), "t.imge: Kubernetes has no field"),
-            (json!([]), "t: the template has to be an object"),
+            (json!([]), "t: the template must be an object"),
         ] {
             let diagnostics = diagnostics(&template);
             assert!(

@@ -1,7 +1,7 @@
-//! Compiles a flattened profile into a [`CompiledProfile`], or into diagnostics.
+//! Compiles a flattened profile into a [`CompiledProfile`], or returns diagnostics.
 //!
-//! All mistakes are reported, not only the first. A field that this build does not support is a mistake too: a profile
-//! must never take effect in part.
+//! All errors are reported, not only the first. A field that this version does not support is an error, because a
+//! profile must never take effect only in part.
 
 use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
@@ -20,13 +20,13 @@ use crate::context;
 use crate::expression::{Expression, Scope};
 use crate::lookup::{self, Declared, Needs};
 
-/// The memory of the smallest compiled profile, in bytes.
+/// The memory of the smallest possible compiled profile, in bytes.
 const PROFILE_BYTES: usize = 4 << 10;
 
-/// An upper bound of the number of copies of a string in a compiled profile.
+/// An upper bound for the number of copies of a string in a compiled profile.
 const TEXT_COPIES: usize = 2;
 
-/// An upper bound of the memory of a value in a compiled profile, in bytes, without its string.
+/// An upper bound for the memory of a value in a compiled profile, in bytes, excluding strings.
 const VALUE_BYTES: usize = 256;
 
 /// The default of `order`.
@@ -36,14 +36,14 @@ impl FlattenedProfile {
     /// Compiles the profile.
     ///
     /// # Errors
-    /// Returns all diagnostics, each for the profile in which the part was written.
+    /// Returns all diagnostics, each located in the profile that contains the part.
     pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let relocate = |diagnostics: Vec<_>| diagnostics.into_iter().map(|diagnostic| self.relocate(diagnostic));
         compile(name, self).map_err(|diagnostics| relocate(diagnostics).collect())
     }
 }
 
-/// Compiles a flattened profile. The paths of diagnostics are those of the flattened spec.
+/// Compiles a flattened profile. The paths in diagnostics refer to the flattened spec.
 fn compile(name: &ProfileName, flattened: &FlattenedProfile) -> Result<CompiledProfile, Vec<Diagnostic>> {
     let FlattenedProfile { spec, limits, ancestors, set_by_namespace, .. } = flattened;
     let mut diagnostics = Vec::new();
@@ -143,13 +143,13 @@ fn needs(profile: &CompiledProfile) -> Needs {
     needs
 }
 
-/// Returns an upper bound of the memory of a compiled profile without its expressions, in bytes.
+/// Returns an upper bound for the memory of a compiled profile without its expressions, in bytes.
 fn memory(spec: &ProfileSpec) -> usize {
     let json = serde_json::to_value(spec).unwrap_or_default();
     PROFILE_BYTES + json.to_string().len() * TEXT_COPIES + count_values(&json) * VALUE_BYTES
 }
 
-/// Counts the values in a document, nested ones included.
+/// Counts the values in a document, including nested ones.
 fn count_values(json: &Json) -> usize {
     1 + match json {
         Json::Array(items) => items.iter().map(count_values).sum(),
@@ -172,11 +172,11 @@ fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mu
     }
 }
 
-/// Compiles the declared lookups. A profile with the limits for tenants may declare none.
+/// Compiles the declared lookups. A profile with the limits for tenants must not declare any.
 fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     if limits == Limits::Tenant && !spec.lookups.is_empty() {
         let diagnostic = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
-        diagnostics.push(diagnostic.with_help("they are read with Pillion's rights, not with those of the namespace"));
+        diagnostics.push(diagnostic.with_help("lookups use Pillion's permissions, not those of the namespace"));
         return Box::default();
     }
     lookup::compile(&spec.lookups, diagnostics)
@@ -185,19 +185,22 @@ fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Dia
 /// Checks that a profile with container patches targets pods.
 fn check_patches_target(spec: &ProfileSpec, target: &Target, diagnostics: &mut Vec<Diagnostic>) {
     if !target.is_pods() && !spec.container_patches.is_empty() {
-        let message = "container patches are for pods, and the target is not pods";
-        diagnostics.push(Diagnostic::new("spec.containerPatches", message).with_help("leave them out, or the target"));
+        let message = "container patches apply only to pods, and the target is not pods";
+        diagnostics.push(
+            Diagnostic::new("spec.containerPatches", message)
+                .with_help("remove containerPatches, or remove the target"),
+        );
     }
 }
 
-/// Checks that a profile does something, or exists to be extended.
+/// Checks that a profile changes or validates objects, or exists only to be extended.
 fn check_has_effect(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
     let says_nothing = spec.template.is_none() && spec.container_patches.is_empty() && spec.validations.is_empty();
     let does_nothing = says_nothing && spec.activation != Some(Activation::Never);
     if does_nothing || spec.template.as_ref().is_some_and(is_empty) {
         let diagnostic = Diagnostic::new("spec.template", "the template is empty: the profile does nothing");
-        diagnostics.push(diagnostic.with_help("say what is added, for instance spec.containers"));
+        diagnostics.push(diagnostic.with_help("add fields, such as spec.containers"));
     }
 }
 
@@ -219,20 +222,20 @@ fn compile_template(spec: &ProfileSpec, limits: Limits, target: &Target, compile
     compiler.template(path, template, kind)
 }
 
-/// Returns the literal names of the containers that a template adds.
+/// Returns the names of the containers that a template adds, except computed names.
 fn own_containers(template: &Json) -> Box<[Box<str>]> {
     let containers = items(template, "initContainers").chain(items(template, "containers"));
     containers.filter_map(|container| literal(container.get("name")?)).map(Box::from).collect()
 }
 
-/// Whether a template adds containers, and its `spec.os.name` is neither `windows` nor an expression.
+/// Whether a template adds containers that are not for Windows: its `spec.os.name` is neither `windows` nor computed.
 fn adds_linux_containers(template: &Json) -> bool {
     let adds = |list: &str| items(template, list).next().is_some();
     let os = template.pointer("/spec/os/name").and_then(Json::as_str);
     (adds("containers") || adds("initContainers")) && !os.is_some_and(|os| os == "windows" || os.contains("${"))
 }
 
-/// Returns the volumes that a template's containers mount but the template does not add. The pod must have them.
+/// Returns the volumes that the template's containers mount but the template does not add. The pod must have them.
 fn foreign_volumes(template: &Json) -> Box<[Box<str>]> {
     let own: Vec<_> = items(template, "volumes").filter_map(|volume| volume.get("name")?.as_str()).collect();
     let containers = items(template, "containers").chain(items(template, "initContainers"));

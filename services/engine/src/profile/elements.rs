@@ -1,5 +1,6 @@
-//! The elements of a template's lists, as far as they are known without evaluating expressions. Nested lists are
-//! spliced, and `$value` replaces its map. Each element records whether it is certainly present as written.
+//! The elements of a template's lists, if known without evaluating expressions. Nested lists are flattened, and a
+//! `$value` without other fields replaces its map. For each element, it is known whether it is certainly present as
+//! written.
 
 use serde_json::{Map, Value as Json};
 
@@ -15,12 +16,12 @@ pub(super) struct Element<'t> {
     pub(super) fields: &'t Map<String, Json>,
     /// Whether the element may be absent or repeated because of `$when` or `$forEach`.
     pub(super) is_conditional: bool,
-    /// Whether the template defines the whole element, without merging it into an existing element or into a copy of
+    /// Whether the template defines the whole element. False if it is merged into an existing element or into a copy of
     /// one.
     pub(super) is_whole: bool,
 }
 
-/// Returns the elements of a field that is a list of objects. The type check reports other types.
+/// Returns the elements of a field that is a list of objects. Ignores other types, which the type check reports.
 pub(super) fn elements<'t>(path: &str, fields: &'t Map<String, Json>, list: &str) -> Vec<Element<'t>> {
     let mut found = Vec::new();
     if let Some(field) = fields.get(list) {
@@ -35,7 +36,7 @@ pub(super) fn entries(fields: &Map<String, Json>) -> impl Iterator<Item = (&Stri
     fields.iter().filter(|(name, _)| !name.starts_with('$'))
 }
 
-/// Returns a value, or its `$value` if no other fields change it.
+/// Returns a value, or the value of its `$value` if no other fields change it.
 pub(super) fn value_of(value: &Json) -> &Json {
     // The caller has checked the depth of the template, so the recursion is bounded.
     match value {
@@ -44,7 +45,7 @@ pub(super) fn value_of(value: &Json) -> &Json {
     }
 }
 
-/// Returns the string without escapes, if `value` is a string without expressions.
+/// Returns the string with escapes resolved, if `value` is a string without expressions.
 pub(super) fn literal(value: &Json) -> Option<String> {
     match Text::parse(value.as_str()?) {
         Ok(Text::Literal(text)) => Some(text),
@@ -83,7 +84,7 @@ fn is_conditional(value: &Json) -> bool {
     value.get("$when").is_some() || (value.get("$forEach").is_some() && !changes_existing(value))
 }
 
-/// Whether an element changes existing elements, and adds none.
+/// Whether a list element only changes existing elements, and adds none.
 fn changes_existing(value: &Json) -> bool {
     value.get("$forEach").is_some_and(|list| list == EXISTING)
 }

@@ -1,15 +1,16 @@
 //! Profiles that extend others: merges a chain of profiles into one.
 //!
-//! * `merge` merges a child into its parent. Parameters, variables, lookups, conditions,
-//!   preconditions, container patches and validations merge by `name`, and templates by the keys of server-side apply. Everything else is replaced.
-//!   Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the range of the
-//!   parent's parameter, and `sources: []` removes the keys. `description`, `activation` and `rollout` are never
-//!   inherited.
-//! * A namespaced profile that only extends and sets values is bounded by its parent alone. Any other namespaced
+//! * `merge` merges a child into its parent. Parameters, variables, lookups, conditions, preconditions, container
+//!   patches and validations merge by `name`, and templates by the keys of server-side apply. Everything else is
+//!   replaced. Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the
+//!   range of the parent's parameter, and `sources: []` removes the keys. `description`, `activation` and `rollout` are
+//!   never inherited.
+//! * A namespaced profile that only extends a profile and sets values has no limits of its own. Any other namespaced
 //!   profile has the limits for tenants.
-//! * Each merged part keeps its origin, so that a mistake in an inherited part is reported for the parent.
+//! * Each merged part keeps its origin, so that an error in an inherited part is reported for the parent.
 //!
-//! A revision is a hash of the flattened profile and its limits, so changing a parent gives its children new revisions.
+//! A revision is a hash of the flattened profile and its limits. So a change to a parent gives its children new
+//! revisions.
 
 mod merge;
 
@@ -24,14 +25,14 @@ use super::flattened::{EXTENDS, FlattenedProfile, Origin};
 use super::{Diagnostic, Limits, ProfileName, tenant};
 use crate::expression::closest;
 
-/// The maximum length of a chain: the profile, and four that it extends. A shipped language profile already extends two
-/// others, and the platform's and the namespace's profiles may extend it.
+/// The maximum length of a chain: the profile and four ancestors. A shipped language profile already extends two
+/// others, and a profile of the platform and one of the namespace may extend it.
 pub const MAX_CHAIN: usize = 5;
 
-/// The maximum number of parts of one kind in a flattened profile. The CRDs allow the same number in one profile.
+/// The maximum number of parts of one kind in a flattened profile. The CRDs have the same limit for one profile.
 const MAX_PARTS: usize = 64;
 
-/// The maximum number of parameters, and of variables. Profiles that replace other tools need many.
+/// The maximum number of parameters, and also of variables. Profiles that replace other tools need many.
 const MAX_NAMES: usize = 128;
 
 /// The maximum number of lookups.
@@ -42,7 +43,8 @@ const MAX_LOOKUPS: usize = 16;
 pub enum Parent<'p> {
     /// A profile that compiles by itself.
     Accepted(Cow<'p, ProfileSpec>),
-    /// An invalid profile. Its spec, if it can be parsed, names the profile that it extends.
+    /// An invalid profile, with its spec if it can be parsed. The spec contains the name of the profile that it
+    /// extends.
     Broken(Option<Cow<'p, ProfileSpec>>),
     /// The profile does not exist.
     Unknown,
@@ -56,7 +58,7 @@ pub trait Parents {
     fn names(&self) -> Vec<&str>;
 }
 
-/// An empty set of profiles to extend.
+/// No profiles that can be extended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoParents;
 
@@ -79,7 +81,7 @@ struct Ancestor<'p> {
 /// Merges a profile with all profiles that it extends.
 ///
 /// # Errors
-/// Mistakes in the chain, and changes that a namespaced profile must not make to inherited fields.
+/// The chain is invalid, or a namespaced profile changes inherited fields that it must not change.
 pub(super) fn flatten(
     name: &ProfileName,
     spec: &ProfileSpec,
@@ -127,7 +129,7 @@ pub(super) fn flatten(
     Ok(FlattenedProfile { spec: flat, limits, ancestors, set_by_namespace, stored_revision: None, origin })
 }
 
-/// Returns the profiles that a profile extends, the nearest first.
+/// Returns the ancestors of a profile, the nearest first.
 fn ancestors<'p>(
     name: &ProfileName,
     spec: &ProfileSpec,
@@ -136,7 +138,7 @@ fn ancestors<'p>(
     let mut chain: Vec<Ancestor<'p>> = Vec::new();
     let mut broken: Option<Box<str>> = None;
     let mut next = spec.extends.as_ref().map(|extends| Box::from(extends.name.as_str()));
-    // A repeated name is an error, and a chain is short, so the loop ends.
+    // A repeated name is an error, and the length is limited, so the loop ends.
     while let Some(parent) = next.take() {
         let at_extends = |sentence: &str| Diagnostic::new(EXTENDS, sentence);
         let by = chain.last().map(|ancestor| &ancestor.name);
@@ -147,11 +149,11 @@ fn ancestors<'p>(
         let is_itself = name.namespace.is_none() && *name.name == *parent;
         if is_itself || chain.iter().any(|ancestor| ancestor.name == parent) {
             return Err(at_extends(&format!("a profile cannot extend itself: {}", so_far()))
-                .with_help("leave extends out of one of them"));
+                .with_help("remove extends from one of them"));
         }
         if chain.len() + 1 >= MAX_CHAIN {
             return Err(at_extends(&format!("a chain has at most {MAX_CHAIN} profiles: {}", so_far()))
-                .with_help("extend one of the later ones"));
+                .with_help("extend a later profile of the chain"));
         }
         let spec = match parents.parent(&parent) {
             Parent::Accepted(spec) => Some(spec),
@@ -164,9 +166,7 @@ fn ancestors<'p>(
                 let diagnostic = at_extends(&format!("there is no cluster profile {parent:?}{by}"));
                 return Err(match closest(&parent, parents.names()) {
                     Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
-                    None => diagnostic.with_help(
-                        "what is extended is a ClusterInjectionProfile; a profile of a namespace cannot be extended",
-                    ),
+                    None => diagnostic.with_help("only cluster profiles (ClusterInjectionProfile) can be extended"),
                 });
             }
         };
@@ -176,8 +176,8 @@ fn ancestors<'p>(
     }
     match broken {
         Some(broken) => {
-            let diagnostic = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is broken itself"));
-            Err(diagnostic.with_help("mend it first; this one follows by itself"))
+            let diagnostic = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is invalid itself"));
+            Err(diagnostic.with_help("correct it first; this profile needs no change"))
         }
         None => Ok(chain),
     }
@@ -193,13 +193,13 @@ fn read(json: &Json) -> Result<ProfileSpec, Vec<Diagnostic>> {
     ProfileSpec::deserialize(json).map_err(|error| vec![unusable(&error)])
 }
 
-/// Returns the diagnostic for a spec that cannot be parsed after the merge. That is a bug, because it was parsed
-/// before.
+/// Returns the diagnostic for a spec that cannot be parsed after merging. This is a bug in Pillion, because the specs
+/// were valid before.
 fn unusable(error: &serde_json::Error) -> Diagnostic {
     Diagnostic::new(EXTENDS, format!("the profile cannot be merged with its parent: {error}"))
 }
 
-/// Checks that the merged spec has no more parts than a stored profile may have.
+/// Checks that the merged spec does not have more parts than a stored profile may have.
 fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     for (field, found, most) in [
         ("parameters", spec.parameters.len(), MAX_NAMES),
@@ -211,7 +211,7 @@ fn check_sizes(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
         ("lookups", spec.lookups.len(), MAX_LOOKUPS),
     ] {
         if found > most {
-            let message = format!("with those that are inherited there are {found} {field}; {most} are allowed");
+            let message = format!("there are {found} {field}, including inherited ones; {most} are allowed");
             diagnostics.push(Diagnostic::new(format!("spec.{field}"), message));
         }
     }

@@ -1,7 +1,7 @@
-//! Flattened profiles: a profile merged with everything that it inherits, as a revision stores it.
+//! Flattened profiles: profiles merged with all inherited parts, as they are stored in revisions.
 //!
-//! The webhook compiles the profiles that it serves from revisions alone. It reads neither current profiles nor their
-//! parents, so every replica compiles the same result at any time.
+//! The webhook compiles its profiles only from revisions, and not from current profiles and their parents. So every
+//! replica compiles the same result at any time.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use sha2::{Digest, Sha256};
 
 use super::{Diagnostic, Limits, ProfileName};
 
-/// The field for which mistakes in a parent are reported.
+/// The field that is reported for errors in a parent.
 pub(super) const EXTENDS: &str = "spec.extends.name";
 
-/// The number of hexadecimal digits of a revision. Forty bits distinguish the few revisions of one profile.
+/// The number of hexadecimal digits of a revision. 40 bits are enough to distinguish the few revisions of one profile.
 const REVISION_LENGTH: usize = 10;
 
-/// A profile merged with everything that it inherits, and its limits.
+/// A profile merged with all inherited parts, and its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlattenedProfile {
-    /// The spec. It extends nothing.
+    /// The merged spec, without `extends`.
     pub spec: ProfileSpec,
     /// The limits of the profile.
     pub limits: Limits,
@@ -29,9 +29,9 @@ pub struct FlattenedProfile {
     pub ancestors: Vec<Box<str>>,
     /// The inherited parameters whose values a namespaced profile sets.
     pub set_by_namespace: Vec<String>,
-    /// The revision that the profile was read from; `None` if it was not read from one.
+    /// The revision from which the profile was read. `None` if it was not read from a revision.
     pub(super) stored_revision: Option<Box<str>>,
-    /// Where the parts of the merged spec were written; `None` if the spec was not merged.
+    /// The places where the parts of the merged spec were written. `None` if the spec was not merged.
     pub(super) origin: Option<Origin>,
 }
 
@@ -41,14 +41,14 @@ impl FlattenedProfile {
         Self { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new(), stored_revision: None, origin: None }
     }
 
-    /// Returns the revision: a hash of everything but `rollout`, which does not change the result for a pod. `None` if
+    /// Returns the revision: a hash of everything except `rollout`, which does not affect the injected pod. `None` if
     /// the spec cannot be serialized.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
     }
 
-    /// Returns the revision object to store. `source` is the author's own spec, if it extends another profile.
+    /// Returns the revision object to store. `source` is the author's own spec, if it extends a profile.
     ///
     /// # Errors
     /// Fails if the flattened spec or `source` is too large.
@@ -63,7 +63,7 @@ impl FlattenedProfile {
         let revision = self.revision().unwrap_or_default().into();
         let source = source.filter(|_| !self.ancestors.is_empty());
         if let Some(size) = [text.len(), source.map_or(0, str::len)].into_iter().find(|size| *size > MAX_TEXT_BYTES) {
-            let message = format!("with what it inherits the profile is {size} bytes; {MAX_TEXT_BYTES} are allowed");
+            let message = format!("with inherited parts, the profile has {size} bytes; {MAX_TEXT_BYTES} are allowed");
             return Err(Diagnostic::new("spec", message));
         }
         Ok(RevisionSpec {
@@ -85,11 +85,10 @@ impl FlattenedProfile {
     /// Reads a stored revision.
     ///
     /// # Errors
-    /// Fails if this build cannot parse the revision, the revision belongs to another profile, or its hash does not
-    /// match.
+    /// This version cannot parse the revision, the revision belongs to another profile, or its hash does not match.
     pub(super) fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
         if *revision.profile != *name.name {
-            return Err(Diagnostic::new("spec.profile", format!("the revision is of {:?}", revision.profile)));
+            return Err(Diagnostic::new("spec.profile", format!("the revision belongs to {:?}", revision.profile)));
         }
         let limits = match (revision.bounds, &name.namespace) {
             (RevisionBounds::Platform, None) => Limits::Platform,
@@ -99,16 +98,15 @@ impl FlattenedProfile {
         };
         let spec: ProfileSpec = serde_json::from_str(&revision.text).map_err(|error| {
             Diagnostic::new("spec.text", error.to_string())
-                .with_help("it may be written for a newer version of Pillion: upgrade this one")
+                .with_help("a newer version of Pillion may have written it; upgrade this one")
         })?;
         let ancestors: Vec<_> = revision.ancestors.iter().map(|name| name.as_str().into()).collect();
-        // The stored `text` is hashed, because another build may serialize the same profile differently.
+        // Hash the stored `text`, because another version may serialize the same profile differently.
         let hash = hash(&revision.text, limits, &ancestors, &revision.set_by_namespace);
         if hash.as_deref() != Some(&*revision.revision) {
             let hash = hash.as_deref().unwrap_or("none");
-            let message =
-                format!("the revision is called {}, and the hash of its content is {hash}", revision.revision);
-            let help = "only the controller writes revisions: delete this one, and it is made again";
+            let message = format!("the revision is named {}, but the hash of its content is {hash}", revision.revision);
+            let help = "only the controller writes revisions; delete this one, and the controller recreates it";
             return Err(Diagnostic::new("spec.revision", message).with_help(help));
         }
         Ok(Self {
@@ -121,13 +119,13 @@ impl FlattenedProfile {
         })
     }
 
-    /// Returns the revision of the compiled profile. A stored revision is kept, because this build may serialize the
+    /// Returns the revision of the compiled profile. A stored revision is kept, because this version may serialize the
     /// profile differently.
     pub(super) fn compiled_revision(&self) -> Box<str> {
         self.stored_revision.clone().or_else(|| self.revision()).unwrap_or_default()
     }
 
-    /// Moves a mistake in the flattened spec to the profile and path where the part was written.
+    /// Moves a diagnostic from the flattened spec to the profile and path where the part was written.
     pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
         let Some(origin) = &self.origin else { return diagnostic };
         let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
@@ -144,10 +142,10 @@ impl FlattenedProfile {
     }
 }
 
-/// Hashes a spec without `rollout`, with sorted object keys. If the profile extends others, its limits are hashed too.
+/// Hashes a spec without `rollout` and with sorted object keys. If the profile extends others, its limits are included.
 /// `None` if `text` is not a JSON object.
 fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    // The spec is parsed like a stored revision, because parsing can change numbers.
+    // The spec is parsed like a stored revision, because parsing may change numbers.
     let mut json: Json = serde_json::from_str(text).ok()?;
     json.as_object_mut()?.remove("rollout");
     if !ancestors.is_empty() {
@@ -161,7 +159,7 @@ fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> O
     Some(hex.into())
 }
 
-/// Where a part and its nested parts were written.
+/// The places where a part and its nested parts were written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Origin {
     /// The index of the profile in the chain: 0 is the profile that extends nothing.
@@ -173,25 +171,25 @@ pub(super) struct Origin {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Below {
-    /// All nested parts are at the same path in the same profile.
+    /// All nested parts were written in the same profile, at the corresponding paths.
     Same,
     Fields(BTreeMap<String, Origin>),
     Items(Vec<Origin>),
 }
 
 impl Origin {
-    /// Creates the origin of a part that was written entirely in one profile. `text` is the index of the profile in the
-    /// chain.
+    /// Creates the origin of a part that was completely written in one profile. `text` is the index of the profile in
+    /// the chain.
     pub(super) fn of(text: usize, path: impl Into<String>) -> Self {
         Self { text, path: path.into(), below: Below::Same }
     }
 
-    /// Returns the same origin, but with `fields` as the origins of its fields.
+    /// Returns this origin with `fields` as the origins of its fields.
     pub(super) fn with_fields(&self, fields: BTreeMap<String, Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Fields(fields) }
     }
 
-    /// Returns the same origin, but with `items` as the origins of its items.
+    /// Returns this origin with `items` as the origins of its items.
     pub(super) fn with_items(&self, items: Vec<Self>) -> Self {
         Self { text: self.text, path: self.path.clone(), below: Below::Items(items) }
     }
@@ -215,10 +213,10 @@ impl Origin {
     }
 
     /// Returns the index of the profile in which a path below this part was written, and the path in that profile. A
-    /// path that was not written belongs to the nearest written part above it.
+    /// path that no profile wrote has the origin of the nearest enclosing part.
     pub(super) fn locate(&self, path: &str) -> (usize, String) {
         let (mut here, mut rest) = (self, path);
-        // Every step goes one level down, and the tree is no deeper than the profile.
+        // Each step descends one level, and the tree is not deeper than the profile.
         loop {
             let next = match &here.below {
                 Below::Same => None,
@@ -233,8 +231,8 @@ impl Origin {
     }
 }
 
-/// Finds the field that a path begins with, and returns the rest of the path. Chooses the longest matching key, because
-/// keys may contain dots. If no key matches, returns `$value`, which paths may omit.
+/// Finds the field at the start of a path, and returns it with the rest of the path. Keys may contain dots, so the
+/// longest matching key is used. If no key matches, returns `$value`, which paths may omit.
 fn step_into_field<'o, 'p>(fields: &'o BTreeMap<String, Origin>, rest: &'p str) -> Option<(&'o Origin, &'p str)> {
     let ends = |remaining: &str| remaining.is_empty() || remaining.starts_with(['.', '[']);
     let fitting = fields.iter().filter_map(|(key, origin)| {
@@ -300,7 +298,8 @@ mod tests {
         }
     }
 
-    /// Tenants can read their revisions. So docs/tenancy.md states that they can read the profiles that they extend.
+    /// Tenants can read their revisions. docs/tenancy.md therefore states that they can read the profiles that they
+    /// extend.
     #[test]
     fn tenant_revision_contains_parent_text() {
         let name = ProfileName::namespaced("shop", "child");
@@ -318,7 +317,7 @@ mod tests {
         assert_eq!(revision(&text(1)), revision(&text(100)));
         assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
 
-        // If the tenant writes the same spec without `extends`, it has the limits for tenants and another revision.
+        // A tenant who writes the same spec without `extends` gets the limits for tenants and another revision.
         let name = ProfileName::namespaced("shop", "child");
         let inherited = ProfileSource::Author(&child("debug"), &library()).flatten(&name).unwrap();
         let own = ProfileSource::Author(&inherited.spec, &library()).flatten(&name).unwrap();
@@ -341,7 +340,7 @@ mod tests {
             let [diagnostic] = ProfileSource::Revision(&forged).compile(&name).unwrap_err().try_into().unwrap();
             assert!(diagnostic.message.contains("the hash of its content is"), "{diagnostic}");
         }
-        // A newer build may serialize the fields in another order. The revision stays the same.
+        // A newer version may serialize the fields in another order. This does not change the revision.
         let Json::Object(fields) = serde_json::from_str(&kept.text).unwrap() else { panic!() };
         let text = Json::Object(fields.into_iter().rev().collect()).to_string();
         assert_ne!(text, kept.text);

@@ -1,12 +1,12 @@
 //! Profiles: from the author's spec to the compiled profile.
 //!
-//! All profiles pass through the same steps, in [`ProfileSource::compile`]. Their source decides the first step:
+//! All profiles are processed in these steps by [`ProfileSource::compile`]. The source determines the first step:
 //!
-//! 1. A spec of an author is checked by itself: a namespaced profile must not set the fields of cluster profiles.
-//! 2. It is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader publishes
-//!    the flattened profile as a revision. Replicas begin here, with a revision.
-//! 3. The flattened profile is compiled ([`CompiledProfile`]). All mistakes are reported before a profile takes
-//!    effect, so that requests only read prepared data.
+//! 1. The spec of an author is checked: a namespaced profile must not set the fields of cluster profiles.
+//! 2. The spec is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader
+//!    publishes the flattened profile as a revision. Replicas start here, from a revision.
+//! 3. The flattened profile is compiled ([`CompiledProfile`]). All errors are reported before a profile takes effect,
+//!    and requests only use compiled profiles.
 
 mod elements;
 mod flattened;
@@ -50,17 +50,17 @@ pub use review::{KnownParents, ProfileReview};
 /// The source from which a profile is compiled.
 #[derive(Clone, Copy)]
 pub enum ProfileSource<'s> {
-    /// The spec of an author, from the API server or a file, and the cluster profiles that it may extend.
+    /// The spec of an author, from the API server or a file, with the cluster profiles that it may extend.
     Author(&'s ProfileSpec, &'s dyn Parents),
-    /// A published revision, which is already flattened.
+    /// A published revision. It is already flattened.
     Revision(&'s RevisionSpec),
 }
 
 impl ProfileSource<'_> {
-    /// Merges the profile with those that it extends, or reads the revision.
+    /// Merges the profile with the profiles that it extends, or reads the revision.
     ///
     /// # Errors
-    /// Returns mistakes in the chain or in the revision. Success does not mean that the flattened profile compiles.
+    /// The chain or the revision is invalid. The flattened profile may still have errors that only compilation finds.
     pub fn flatten(self, name: &ProfileName) -> Result<FlattenedProfile, Vec<Diagnostic>> {
         let diagnostics = self.check(name);
         if diagnostics.is_empty() { self.merge(name) } else { Err(diagnostics) }
@@ -69,7 +69,7 @@ impl ProfileSource<'_> {
     /// Compiles the profile.
     ///
     /// # Errors
-    /// Returns all diagnostics, including those of inherited parts.
+    /// Returns all diagnostics, including those for inherited parts.
     pub fn compile(self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let mut diagnostics = self.check(name);
         match self.merge(name).and_then(|flattened| flattened.compile(name)) {
@@ -80,7 +80,7 @@ impl ProfileSource<'_> {
         Err(diagnostics)
     }
 
-    /// Returns mistakes in the author's own spec: fields that a namespaced profile must not set.
+    /// Returns the errors in the author's own spec: fields that a namespaced profile must not set.
     fn check(self, name: &ProfileName) -> Vec<Diagnostic> {
         let mut diagnostics = Vec::new();
         if let (Self::Author(spec, _), Some(_)) = (self, &name.namespace) {
@@ -99,10 +99,10 @@ impl ProfileSource<'_> {
     }
 }
 
-/// Compiles the spec of a profile that extends nothing.
+/// Compiles the spec of a profile that does not extend another one.
 ///
 /// # Errors
-/// Returns all diagnostics.
+/// Returns all diagnostics if the profile is invalid.
 pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile, Vec<Diagnostic>> {
     ProfileSource::Author(spec, &NoParents).compile(name)
 }
@@ -110,7 +110,7 @@ pub fn compile(name: &ProfileName, spec: &ProfileSpec) -> Result<CompiledProfile
 /// The name of a profile. Cluster profiles sort before namespaced ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProfileName {
-    /// The namespace of a namespaced profile; `None` for a cluster profile.
+    /// The namespace of a namespaced profile. `None` for a cluster profile.
     pub namespace: Option<Box<str>>,
     /// The name of the object.
     pub name: Box<str>,
@@ -139,19 +139,19 @@ impl fmt::Display for ProfileName {
     }
 }
 
-/// The limits of a profile.
+/// The limits that apply to a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limits {
     /// No limits: the profile is a cluster profile.
     Platform,
-    /// The limits of the extended cluster profile: the profile is namespaced, and only sets permitted values.
+    /// The limits of the extended cluster profile. For namespaced profiles that only set permitted values.
     Parent,
     /// The limits for namespaced profiles.
     Tenant,
 }
 
 impl Limits {
-    /// Returns the limits of a profile that extends nothing.
+    /// Returns the limits of a profile that does not extend another one.
     const fn of(name: &ProfileName) -> Self {
         match name.namespace {
             Some(_) => Self::Tenant,
@@ -160,7 +160,7 @@ impl Limits {
     }
 }
 
-/// A valid profile in the form that the engine runs.
+/// A valid profile in compiled form.
 #[derive(Debug)]
 pub struct CompiledProfile {
     name: ProfileName,
@@ -185,7 +185,7 @@ pub struct CompiledProfile {
     pub(crate) preconditions: Box<[parts::Precondition]>,
     pub(crate) template: Option<template::Node>,
     pub(crate) container_patches: Box<[parts::ContainerPatch]>,
-    /// The literal names of the containers that the profile adds.
+    /// The names of the containers that the profile adds, except computed names.
     pub(crate) own_containers: Box<[Box<str>]>,
     pub(crate) lookups: Box<[Declared]>,
     pub(crate) needs: Needs,
@@ -193,9 +193,9 @@ pub struct CompiledProfile {
     pub(crate) target: target::Target,
     /// Whether the profile has a template or container patches, and not only validations.
     pub(crate) has_template: bool,
-    /// Whether the profile adds containers that are not declared for Windows.
+    /// Whether the profile adds containers that are not for Windows.
     pub(crate) adds_linux_containers: bool,
-    /// Volumes that the profile's containers mount and that the profile does not add.
+    /// Volumes that the profile's containers mount, but that the profile does not add.
     pub(crate) foreign_volumes: Box<[Box<str>]>,
 }
 
@@ -206,19 +206,20 @@ impl CompiledProfile {
         &self.name
     }
 
-    /// Returns the name in records and messages: `nginx`, `team-a/logger`.
+    /// Returns the name in records and messages, such as `nginx` or `team-a/logger`.
     #[must_use]
     pub fn display_name(&self) -> &str {
         &self.display_name
     }
 
-    /// Returns the revision: a hash of the flattened profile, the same wherever it is compiled.
+    /// Returns the revision: a hash of the flattened profile. It does not depend on the replica that compiles the
+    /// profile.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
-    /// Returns an upper bound of the profile's memory in bytes, estimated from the sizes of the profile's parts.
+    /// Returns an upper bound for the memory of the profile, in bytes. It is estimated from the size of its parts.
     #[must_use]
     pub const fn memory(&self) -> usize {
         self.memory
@@ -246,19 +247,19 @@ impl CompiledProfile {
         self.target.to_text()
     }
 
-    /// Whether the profile may change objects.
+    /// Whether the profile can change objects.
     #[must_use]
     pub fn injects(&self) -> bool {
         self.has_template && self.activation != Activation::Never
     }
 
-    /// Whether the profile may deny objects.
+    /// Whether the profile can deny objects.
     #[must_use]
     pub fn validates(&self) -> bool {
         !self.validations.is_empty() && self.activation != Activation::Never
     }
 
-    /// Returns the label and the annotation by which a pod or its namespace requests the profile.
+    /// Returns the label and the annotation with which a pod or its namespace requests the profile.
     pub fn request_keys(&self) -> impl Iterator<Item = &str> {
         [self.request_label(), self.request_annotation()].into_iter().flatten()
     }
@@ -276,20 +277,20 @@ impl CompiledProfile {
     }
 
     /// Whether `values` of the profile's request keys request this profile or another one with the same keys. The
-    /// values are in order of precedence, the object's before the namespace's.
+    /// values are in order of precedence: those of the object before those of the namespace.
     #[must_use]
     pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
         let set = values.into_iter().filter(|value| request.empty.says(value));
         let mut asks = set.map(|value| !request.declines(value));
         match self.opt_out {
-            // A request for a profile that cannot be dropped always counts.
+            // Any request is sufficient for a profile that does not allow opting out.
             OptOut::Forbidden => asks.any(|asks| asks),
             OptOut::Allowed => asks.next().unwrap_or(false),
         }
     }
 
-    /// Returns a value of the request key that requests the profile; `None` if the profile has no request key.
+    /// Returns a value for the request key that requests the profile. `None` if the profile has no request key.
     #[must_use]
     pub fn request_word(&self) -> Option<&str> {
         self.request.as_ref().map(|request| request.truthy.first().map_or(&*self.name.name, |word| &**word))
@@ -301,31 +302,32 @@ impl CompiledProfile {
         &self.needs
     }
 
-    /// Returns which objects get the profile.
+    /// Returns the activation of the profile.
     #[must_use]
     pub const fn activation(&self) -> Activation {
         self.activation
     }
 
-    /// Returns the selector of namespaces; `None` selects all that are opted in.
+    /// Returns the selector for namespaces. `None` selects all namespaces that are opted in.
     #[must_use]
     pub const fn namespace_selector(&self) -> Option<&LabelSelector> {
         self.namespace_selector.as_ref()
     }
 
-    /// Returns the selector of objects by their labels; `None` selects all.
+    /// Returns the selector for the labels of objects. `None` selects all objects.
     #[must_use]
     pub const fn object_selector(&self) -> Option<&LabelSelector> {
         self.object_selector.as_ref()
     }
 
-    /// Returns the rollout of the spec. Revisions contain none: the publisher of a revision decides the rollout.
+    /// Returns the rollout in the spec. The specs of revisions contain no rollout, because the publisher of a revision
+    /// decides it.
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()
     }
 
-    /// Makes the profile namespaced without checking a tenant's spec, as if its values came from expressions.
+    /// Makes the profile namespaced without checking its spec, as if its values came from expressions.
     #[cfg(test)]
     pub(crate) fn into_namespaced(mut self, namespace: &str) -> Self {
         self.name.namespace = Some(namespace.into());
@@ -334,13 +336,13 @@ impl CompiledProfile {
         self
     }
 
-    /// Returns the definitions that the profile's expressions can read.
+    /// Returns the definitions that are available to the profile's expressions.
     pub(crate) fn definitions(&self) -> Definitions<'_> {
         let owner = if self.name.namespace.is_none() { Owner::Platform } else { Owner::Namespace };
         Definitions { owner, variables: &self.variables, own_containers: &self.own_containers }
     }
 
-    /// Whether the profile acts on the object of a request.
+    /// Whether the profile applies to the action of a request.
     pub(crate) fn acts_on(&self, action: Action<'_>) -> bool {
         match action.phase {
             Phase::Mutate => self.has_template && self.target.takes_template(action),
@@ -348,7 +350,7 @@ impl CompiledProfile {
         }
     }
 
-    /// Returns the merge schema of the profile's target resource.
+    /// Returns the merge schema of the profile's target.
     pub(crate) fn object_type(&self) -> &'static Type {
         schema::of(&self.target.group, self.target.resources.first().map_or("", |resource| resource))
     }

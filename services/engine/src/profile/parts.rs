@@ -15,16 +15,16 @@ use crate::context::{self, ProfileBindings, Variable};
 use crate::expression::{Expression, Meter, Scope};
 use crate::parameter::{self, Parameter};
 
-/// The maximum length of a computed message in characters.
+/// The maximum length of a computed message, in characters.
 const MAX_COMPUTED_MESSAGE: usize = 1024;
 
-/// The maximum length of a message in bytes, as written.
+/// The maximum length of a message in the spec, in bytes.
 const MAX_MESSAGE: usize = 1024;
 
-/// The default status code of a denial, the same as in Kubernetes' admission policies.
+/// The default status code of a denial, as in the admission policies of Kubernetes.
 const DEFAULT_CODE: u16 = 422;
 
-/// Kubernetes' status reasons by status code.
+/// The status reasons of Kubernetes, by status code.
 const STATUS_REASONS: [(u16, &str); 6] = [
     (DEFAULT_CODE, "Invalid"),
     (403, "Forbidden"),
@@ -34,7 +34,7 @@ const STATUS_REASONS: [(u16, &str); 6] = [
     (409, "Conflict"),
 ];
 
-/// The name under which the expressions of a container patch read the container.
+/// The name of the container in expressions of a container patch.
 const CONTAINER: &str = "container";
 
 /// A compiled condition that selects objects or containers.
@@ -50,17 +50,17 @@ pub(crate) struct Precondition {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
     pub(crate) action: PreconditionAction,
-    /// The message; if it is `None`, the name of the precondition is shown.
+    /// The message. If it is `None`, the name of the precondition is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
 }
 
-/// A compiled validation: a condition on the final object, and the response to objects that violate it.
+/// A compiled validation: a condition for the final object, and the response for objects that violate it.
 #[derive(Debug)]
 pub(crate) struct Validation {
     pub(crate) expression: Expression,
-    /// The message; if it is `None`, the expression is shown.
+    /// The message. If it is `None`, the expression is shown.
     pub(crate) message: Option<Choice<Box<str>>>,
-    /// The status reason; empty if it is not set and the status code implies none.
+    /// The status reason. Empty if the validation sets none and the status code has no default reason.
     pub(crate) reason: Box<str>,
     /// The HTTP status code of the denial.
     pub(crate) code: u16,
@@ -69,7 +69,7 @@ pub(crate) struct Validation {
     pub(crate) action: ValidationAction,
 }
 
-/// A compiled container patch: which existing containers it selects, and the template that it merges into them.
+/// A compiled container patch: matchers for existing containers, and the template to merge into them.
 #[derive(Debug)]
 pub(crate) struct ContainerPatch {
     pub(crate) name: Box<str>,
@@ -85,8 +85,8 @@ pub(crate) struct ContainerPatch {
 }
 
 impl Precondition {
-    /// Returns the message for a failed precondition. If the message is missing, blank or cannot be evaluated, returns the
-    /// name.
+    /// Returns the message for a failed precondition. If there is no message, or it is blank or cannot be evaluated,
+    /// returns the name.
     pub(crate) fn failure_message<'v>(&'v self, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> Box<str> {
         match &self.message {
             None => self.name.clone(),
@@ -129,13 +129,13 @@ impl ContainerPatch {
     }
 }
 
-/// Replaces control characters by spaces, and truncates a string to a length that fits into messages.
+/// Replaces control characters with spaces, and truncates a string to the maximum length in messages.
 pub(crate) fn one_line(text: &str) -> String {
     let shown = text.chars().map(|character| if character.is_control() { ' ' } else { character });
     shown.take(MAX_COMPUTED_MESSAGE).collect()
 }
 
-/// Compiles the parameters. `profile` is the scope of the profile, whose limits the scopes of the defaults share.
+/// Compiles the parameters. The scopes of their defaults have the same limits as `profile`, the scope of the profile.
 pub(super) fn compile_parameters(
     spec: &ProfileSpec,
     profile: &Scope,
@@ -146,7 +146,7 @@ pub(super) fn compile_parameters(
     for (index, text) in spec.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         check_name(&path, &text.name, &mut names, diagnostics);
-        // A default may read earlier parameters, but no variables: variables may read parameters.
+        // A default may read earlier parameters, but not variables, because variables may read parameters.
         let earlier = spec.parameters.iter().take(index).map(|parameter| parameter.name.as_str());
         let lookups = spec.lookups.iter().map(|lookup| lookup.name.as_str());
         let scope = context::scope(earlier, []).of_the_profile_of(profile).with_members("lookups", lookups);
@@ -158,7 +158,7 @@ pub(super) fn compile_parameters(
     parameters.into()
 }
 
-/// Compiles the variables. Afterwards the compiler knows which local names each of them reads.
+/// Compiles the variables. Also sets which local names each variable reads, in the compiler.
 pub(super) fn compile_variables(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[Variable]> {
     let mut names = HashMap::new();
     let mut variables = Vec::new();
@@ -183,7 +183,7 @@ pub(super) fn compile_variables(spec: &ProfileSpec, compiler: &mut Compiler<'_>)
 /// Returns the local names that each variable reads, directly or through other variables.
 fn local_names(variables: &[Variable]) -> LocalNames {
     let mut locals = LocalNames::new();
-    // A chain is at most as long as the number of variables, and each round resolves one more step.
+    // The number of variables limits the length of a chain, and each round resolves at least one more step.
     for _ in 0..=variables.len() {
         let mut changed = false;
         for variable in variables {
@@ -201,7 +201,7 @@ fn local_names(variables: &[Variable]) -> LocalNames {
     locals
 }
 
-/// Reports variables that read themselves, directly or through others.
+/// Reports variables that depend on themselves, directly or through others.
 fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
     for (index, start) in variables.iter().enumerate() {
         let mut seen = vec![false; variables.len()];
@@ -211,7 +211,7 @@ fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
             for used in variable.expression.members("variables") {
                 let Some(next) = variables.iter().position(|variable| *variable.name == *used) else { continue };
                 if next == index {
-                    let message = format!("the variable {:?} is needed for its own value", start.name);
+                    let message = format!("the variable {:?} depends on its own value", start.name);
                     diagnostics.push(Diagnostic::new(format!("spec.variables[{index}].expression"), message));
                     return;
                 }
@@ -264,7 +264,7 @@ pub(super) fn compile_preconditions(
     result.into()
 }
 
-/// Compiles the validations of a profile. Omits invalid ones, whose mistakes are reported.
+/// Compiles the validations of a profile. Reports errors, and leaves out invalid validations.
 pub(super) fn compile_validations(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[Validation]> {
     let validations = spec.validations.iter().enumerate();
     validations
@@ -278,19 +278,19 @@ fn compile_validation(path: &str, text: &ValidationText, compiler: &mut Compiler
     let field_path = compile_field_path(&format!("{path}.fieldPath"), text.field_path.as_deref(), diagnostics);
     let reason = text.reason.as_deref();
     if reason.is_some_and(|reason| !is_reason(reason)) {
-        let diagnostic = Diagnostic::new(format!("{path}.reason"), "a reason is one word in CamelCase, for programs");
+        let diagnostic = Diagnostic::new(format!("{path}.reason"), "a reason is a single CamelCase word");
         diagnostics
-            .push(diagnostic.with_help("Invalid, Forbidden, Unauthorized; the sentence for people is the message"));
+            .push(diagnostic.with_help("use a word such as Invalid or Forbidden, and message for the description"));
     }
     if text.code.is_some_and(|code| !(400..=599).contains(&code)) {
-        diagnostics.push(Diagnostic::new(format!("{path}.code"), "the status of a refusal is from 400 to 599"));
+        diagnostics.push(Diagnostic::new(format!("{path}.code"), "the status code of a denial is from 400 to 599"));
     }
     let action = text.action.unwrap_or(ValidationAction::Deny);
     if action != ValidationAction::Deny {
         for (field, is_set) in [("code", text.code.is_some()), ("reason", reason.is_some())] {
             if is_set {
-                let message = format!("a {field} is a refusal's, and this validation refuses nothing");
-                diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message).with_help("leave it out"));
+                let message = format!("{field} applies only to denials, and this validation denies nothing");
+                diagnostics.push(Diagnostic::new(format!("{path}.{field}"), message).with_help("remove it"));
             }
         }
     }
@@ -307,10 +307,10 @@ fn compile_validation(path: &str, text: &ValidationText, compiler: &mut Compiler
     })
 }
 
-/// The message has a mistake, which was reported.
+/// An error in a message. It was already added to the diagnostics.
 struct InvalidMessage;
 
-/// Compiles a message; `None` if it is missing or blank.
+/// Compiles a message. `None` if it is missing or blank.
 fn compile_message(
     path: &str,
     text: Option<&str>,
@@ -318,15 +318,15 @@ fn compile_message(
 ) -> Result<Option<Choice<Box<str>>>, InvalidMessage> {
     let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
     if text.len() > MAX_MESSAGE {
-        let message = format!("a message has at most {MAX_MESSAGE} bytes, this one {}", text.len());
+        let message = format!("a message can have at most {MAX_MESSAGE} bytes, and this one has {}", text.len());
         compiler.diagnostics.push(Diagnostic::new(path, message));
         return Err(InvalidMessage);
     }
     compiler.text_at(path, text).map(Some).ok_or(InvalidMessage)
 }
 
-/// Compiles a field path, and removes its leading dot. Admission policies write the dot, but the causes of a status do
-/// not.
+/// Compiles a field path, and removes its leading dot. Admission policies write the dot, but the causes in a status do
+/// not contain it.
 fn compile_field_path(path: &str, text: Option<&str>, diagnostics: &mut Vec<Diagnostic>) -> Option<Box<str>> {
     let text = text?;
     let field = text.strip_prefix('.').filter(|field| {
@@ -392,10 +392,10 @@ fn compile_container_patch(
     })
 }
 
-/// Reports a name that another part of the same list has. `names` are the names so far, with their paths.
+/// Reports a name that is already used in the same list. `names` contains the names so far, with their paths.
 fn check_name(path: &str, name: &str, names: &mut HashMap<String, String>, diagnostics: &mut Vec<Diagnostic>) {
     if let Some(first) = names.insert(name.to_owned(), path.to_owned()) {
-        diagnostics.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} stands at {first} too")));
+        diagnostics.push(Diagnostic::new(format!("{path}.name"), format!("the name {name:?} is also used at {first}")));
     }
 }
 
@@ -406,7 +406,7 @@ fn glob(pattern: &str, text: &str) -> bool {
     let Some(last) = pattern.contains('*').then(|| parts.next_back().unwrap_or_default()) else {
         return rest.is_empty();
     };
-    // The earliest match of each part leaves the longest rest, so no backtracking is needed.
+    // The earliest match of each part leaves the longest rest, so backtracking is not needed.
     for part in parts {
         match rest.split_once(part) {
             Some((_, behind)) => rest = behind,
@@ -458,7 +458,7 @@ mod tests {
             (json!({"reason": "not allowed"}), "reason", "CamelCase"),
             (json!({"code": 200}), "code", "400 to 599"),
             (json!({"fieldPath": "spec.ports"}), "fieldPath", "path of a field"),
-            (json!({"action": "Warn", "code": 403}), "code", "refuses nothing"),
+            (json!({"action": "Warn", "code": 403}), "code", "denies nothing"),
         ] {
             let mut validation = json!({"expression": "true"});
             validation.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -483,7 +483,7 @@ mod tests {
         };
         for name in ["containers", "primary"] {
             let diagnostic = diagnostics(&format!("{name} != null")).unwrap_err();
-            assert!(diagnostic.contains(name) && diagnostic.contains("only a pod"), "{diagnostic}");
+            assert!(diagnostic.contains(name) && diagnostic.contains("only pods"), "{diagnostic}");
         }
         assert!(diagnostics("object.spec.replicas < 9 && oldObject == null").is_ok());
     }

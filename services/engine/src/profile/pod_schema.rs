@@ -1,10 +1,10 @@
 //! The fields of a pod and their types, as a small table.
 //!
-//! The table is text with a line for each type. It is parsed only while a profile is checked, so that replicas do not
-//! keep it in memory. `just generate` writes it from the API server's OpenAPI document.
+//! The table is a text file with one line for each type. It is parsed only while a profile is checked, so that replicas
+//! do not keep it in memory. `just generate` creates the file from the API server's OpenAPI document.
 //!
-//! The API server also has rules about several fields of a container together. It rejects a pod that violates such a
-//! rule.
+//! The API server also rejects pods that violate rules about several fields of a container. This module checks these
+//! rules too.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const TABLE: &str = include_str!("pod_schema.txt");
 /// API servers before 1.35 accept no other value.
 pub(super) const RESTART_POLICIES: &str = "Always|Never|OnFailure";
 
-/// The parsed table, kept only while a profile is checked.
+/// The parsed table. It exists only while a profile is checked.
 #[derive(Debug)]
 pub(super) struct PodSchema {
     types: BTreeMap<&'static str, &'static str>,
@@ -36,7 +36,8 @@ pub(crate) enum Kind {
     EnvName,
     /// An image reference.
     Image,
-    /// One of the given words, separated by `|`. A word that ends with `*` matches all strings with that prefix.
+    /// One of the given words, which are separated by `|`. A word that ends with `*` matches all strings with that
+    /// prefix.
     Word(&'static str),
     /// True or false.
     Boolean,
@@ -44,9 +45,9 @@ pub(crate) enum Kind {
     Int32,
     /// A 64-bit integer.
     Int64,
-    /// A quantity: `100m`, `1Gi`, 2.
+    /// A quantity, such as `100m`, `1Gi` or 2.
     Quantity,
-    /// An integer or a string: a port by number or name, or a number or a percentage.
+    /// An integer or a string, such as a port number or name, or a number or percentage.
     IntOrString,
     /// Any value.
     Any,
@@ -71,7 +72,7 @@ impl PodSchema {
         fields.split(' ').filter_map(|field| field.split_once(':')).map(|(name, kind)| (name, Kind::of(kind)))
     }
 
-    /// Returns the kind of a type's field; `None` if the type has no such field.
+    /// Returns the kind of a field of a type. `None` if the type has no such field.
     pub(super) fn field(&self, of: &str, name: &str) -> Option<Kind> {
         match (of, name) {
             ("Pod", "metadata") => Some(Kind::Object("ObjectMeta")),
@@ -83,7 +84,8 @@ impl PodSchema {
         }
     }
 
-    /// Returns the paths below a type at which a field of this name exists: the nearest ones within `steps` levels.
+    /// Returns the paths below a type that lead to a field with this name. Returns only the nearest ones, within
+    /// `steps` levels.
     pub(super) fn below(&self, of: &'static str, name: &str, steps: usize) -> Vec<String> {
         let mut level = vec![(String::new(), of)];
         for _ in 0..steps {
@@ -110,7 +112,7 @@ impl PodSchema {
 }
 
 impl Kind {
-    /// Parses a kind in the table's notation.
+    /// Parses a kind in the notation of the table.
     pub(super) fn of(text: &'static str) -> Self {
         let inner = |open, close| text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
         match text {
@@ -130,7 +132,7 @@ impl Kind {
         }
     }
 
-    /// For an object or a list of objects, returns the suffix for paths and the type of the object.
+    /// Returns the path suffix and the object type, for an object or a list of objects.
     fn object(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Object(of) => Some(("", of)),
@@ -142,7 +144,7 @@ impl Kind {
         }
     }
 
-    /// Returns the kind of a list's elements. A nested list is spliced, so it keeps the kind.
+    /// Returns the kind of a list's elements. A nested list is spliced into the outer list, so it keeps its kind.
     pub(super) fn element(self) -> Self {
         match self {
             Self::List(item) => Self::of(item),
@@ -150,7 +152,7 @@ impl Kind {
         }
     }
 
-    /// Returns the Kubernetes rule that the string breaks; `None` if the string is valid.
+    /// Returns the Kubernetes rule that the string violates. `None` if the string is valid.
     pub(super) fn rule_broken_by(self, text: &str) -> Option<&'static str> {
         match self {
             Self::Label if !is_label(text) => {
@@ -159,19 +161,19 @@ impl Kind {
             Self::EnvName
                 if text.is_empty() || text.bytes().any(|byte| byte == b'=' || !(b' '..=b'~').contains(&byte)) =>
             {
-                Some("at least one letter of ASCII, and no '='")
+                Some("at least one printable ASCII character, and no '='")
             }
             Self::Image if text.is_empty() || text.trim() != text => {
-                Some("the name of an image, without space before or behind it")
+                Some("the name of an image, without leading or trailing spaces")
             }
-            Self::Word(words) if !is_one_of(words, text) => Some("one of the words that Kubernetes knows here"),
+            Self::Word(words) if !is_one_of(words, text) => Some("one of the values that Kubernetes accepts here"),
             Self::Quantity if !Quantity::is_written(text) => Some("a quantity, for instance 100m, 0.5, 1Gi"),
             _ => None,
         }
     }
 
-    /// Returns the first mistake in a computed value of this kind. Below an object, only the rules about several fields are
-    /// checked.
+    /// Returns the first error in a computed value of this kind. For an object, checks only the rules about several
+    /// fields.
     fn mistake_in(self, value: json::Value<'_>) -> Option<InvalidValue> {
         let wrong = || Some(InvalidValue::Type(format!("expected {}, found {}", self.expected(), called(value))));
         match self {
@@ -208,7 +210,7 @@ impl Kind {
         }
     }
 
-    /// Describes the expected value for messages.
+    /// Returns a description of the expected value for messages.
     pub(super) fn expected(self) -> String {
         match self {
             Self::Text | Self::Label | Self::EnvName | Self::Image => "a string".to_owned(),
@@ -230,31 +232,31 @@ impl Kind {
     }
 }
 
-/// The kind of value that an expression must return.
+/// The kind of value that an expression must compute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
     pub(super) kind: Kind,
-    /// Whether the expression is an element of a list. It may then also return a list of elements.
+    /// Whether the expression is an element of a list. Its result may then also be a list of elements.
     pub(super) is_element: bool,
 }
 
-/// A mistake in a computed value, which the API server rejects. Holds a description of the mistake.
+/// An error in a computed value, with a description. The API server would reject the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InvalidValue {
-    /// The type of the value, or the string, is not one that the field allows.
+    /// The field does not allow values of this type, or not this string.
     Type(String),
-    /// The fields of the value violate a rule about several fields together.
+    /// The fields of the value violate a rule about several fields.
     Combination(String),
 }
 
 impl Expected {
-    /// The computed `restartPolicy` of an init container.
+    /// The expected value of a computed `restartPolicy` of an init container.
     pub(crate) const RESTART_POLICY: Self = Self { kind: Kind::Word(RESTART_POLICIES), is_element: false };
 
-    /// Checks a computed value: the API server rejects every pod whose patch has a value of the wrong type.
+    /// Checks a computed value. The API server would reject the pod if the patch contained a value of the wrong type.
     ///
     /// # Errors
-    /// Returns the first mistake.
+    /// Returns the first error.
     pub(crate) fn check(self, value: json::Value<'_>) -> Result<(), InvalidValue> {
         let mistake = match value.kind() {
             json::Kind::Array if self.is_element => value.items().find_map(|item| self.kind.mistake_in(item)),
@@ -310,16 +312,16 @@ pub(crate) fn ruled_type(field: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether a value has all its fields.
+/// Whether a value contains all its fields.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completeness {
     Complete,
-    /// The value is merged into another one, so a missing handler is not a violation.
+    /// The value is merged into another one, so the other one may contain the handler.
     Partial,
 }
 
-/// Returns a description of the rule that a value of a type violates; `None` if it violates none. A null field counts as
-/// absent.
+/// Returns a description of the rule that a value of this type violates. `None` if it violates none. Null fields are
+/// treated as absent.
 pub(crate) fn violation(type_name: &str, value: json::Value<'_>, completeness: Completeness) -> Option<String> {
     let below = |type_of: fn(&str) -> Option<&'static str>| {
         present(value).find_map(|(name, field)| {
@@ -379,7 +381,7 @@ pub(super) fn wrong_number_of_handlers(known: &[&str], found: &[&str]) -> String
     format!("expected exactly one of {}; found {found}", known.join(", "))
 }
 
-/// Describes a resource request that exceeds its limit; `None` if it does not exceed the limit.
+/// Returns a description of a resource request that exceeds its limit. `None` if it does not.
 pub(super) fn above_limit(name: &str, requests: Quantity, limit: Quantity) -> Option<String> {
     requests
         .is_more_than(limit)

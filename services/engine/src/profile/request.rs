@@ -1,7 +1,7 @@
-//! The request key of a profile: a label or annotation by which a pod or its namespace requests the profile.
+//! The request key of a profile: a label or annotation with which a pod or its namespace requests the profile.
 //!
-//! The value of a key is a comma-separated list of words, compared without case. A truthy word requests the key's
-//! default profile, a falsy word requests none. Any other word names a profile or one of its values.
+//! The value of a key is a comma-separated list of case-insensitive words. A truthy word requests the default profile
+//! of the key, and a falsy word requests none. Any other word is the name of a profile or one of its values.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use pillion_api::profile::{Activation, EmptyValue, OnUnknown, OptOut, RequestKey
 use super::check::check_key;
 use super::{CompiledProfile, Diagnostic};
 
-/// The maximum number of words that are read from one value. Further words are ignored.
+/// The maximum number of words in one value. Further words are ignored.
 const MAX_WORDS: usize = 64;
 
 /// The default truthy words.
@@ -19,7 +19,7 @@ const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 /// The default falsy words.
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
-/// A compiled request key. All words are in lower case.
+/// A compiled request key. All its words are in lower case.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) label: Option<Box<str>>,
@@ -32,13 +32,13 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether a value requests no profile: it is empty, or has only falsy words.
+    /// Whether a value requests no profile: it is empty or contains only falsy words.
     pub(crate) fn declines(&self, value: &str) -> bool {
         words(value).all(|word| self.falsy.iter().any(|falsy| **falsy == *word))
     }
 }
 
-/// Compiles a request key. Mistakes go to `diagnostics`.
+/// Compiles a request key. Adds errors to `diagnostics`.
 pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -> Request {
     if request.annotation.is_none() && request.label.is_none() {
         diagnostics.push(Diagnostic::new("spec.requestedBy", "requestedBy needs an annotation or a label"));
@@ -65,8 +65,11 @@ pub(super) fn compile(request: &RequestKey, diagnostics: &mut Vec<Diagnostic>) -
     for (field, words) in [("values", &compiled.values), ("truthy", &compiled.truthy), ("falsy", &compiled.falsy)] {
         for (index, _) in words.iter().enumerate().filter(|(_, word)| word.is_empty() || word.contains(',')) {
             diagnostics.push(
-                Diagnostic::new(format!("spec.requestedBy.{field}[{index}]"), "a word is not empty and has no comma")
-                    .with_help("a comma separates the words of a request"),
+                Diagnostic::new(
+                    format!("spec.requestedBy.{field}[{index}]"),
+                    "a word cannot be empty or contain a comma",
+                )
+                .with_help("a comma separates the words of a request"),
             );
         }
     }
@@ -90,9 +93,9 @@ pub(crate) fn names(value: &str) -> impl Iterator<Item = &str> {
 }
 
 impl CompiledProfile {
-    /// Returns the key whose truthy values could request either of two profiles of one scope, so that a pod gets
-    /// neither. `None` if there is no such key, or if the namespace selectors differ, because maybe no namespace
-    /// matches both.
+    /// Returns the key whose truthy values could request either of two profiles with the same scope. A pod with such a
+    /// value gets neither. `None` if there is no such key. Also `None` if the namespace selectors differ, because then
+    /// possibly no namespace matches both.
     #[must_use]
     pub fn contends_with(&self, other: &Self) -> Option<&str> {
         let is_default =

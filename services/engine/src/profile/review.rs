@@ -1,7 +1,7 @@
-//! Reviews profiles when they are stored, and returns all diagnostics as warnings.
+//! Reviews profiles when they are stored, and returns the diagnostics as warnings.
 //!
-//! A profile that does not compile is still stored, and its last accepted revision stays active. A denial would prevent
-//! restoring a backup, or applying a child before its parent.
+//! A profile that does not compile is stored anyway, and its last accepted revision remains active. Denying it would
+//! prevent restoring a backup, or applying a child before its parent.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,12 +18,12 @@ use super::{Diagnostic, MAX_CHAIN, Parent, Parents, ProfileName, ProfileSource};
 use crate::json::OwnedTape;
 use crate::lookup::{Answer, ObjectSelection, Query};
 
-/// The maximum number of reported mistakes. The API server accepts 4,096 characters of warnings in total.
+/// The maximum number of reported errors. The API server limits all warnings together to 4,096 characters.
 const MAX_WARNINGS: usize = 8;
 
-/// The maximum length of a warning in characters. Kubernetes recommends 120, and truncates at 256.
+/// The maximum length of a warning, in characters. Kubernetes recommends 120, and truncates warnings at 256.
 const MAX_WARNING: usize = 240;
-/// The maximum length of a warning that includes its help. Above it, the help is a warning of its own.
+/// The maximum length of a warning with its help. If it would be longer, the help becomes a separate warning.
 const LINE: usize = 120;
 
 /// A review of one profile.
@@ -32,12 +32,12 @@ pub struct ProfileReview {
     uid: String,
     api_version: String,
     name: ProfileName,
-    /// Whether the profile is new, so that it has no accepted revision.
+    /// Whether the profile is new, so that it has no accepted revision yet.
     is_new: bool,
     spec: Result<ProfileSpec, String>,
 }
 
-/// The parents of a profile, as far as they were looked up.
+/// The parents of a profile that have been looked up.
 #[derive(Debug, Default)]
 pub struct KnownParents {
     texts: BTreeMap<String, Option<ProfileSpec>>,
@@ -67,8 +67,8 @@ struct Request<'b> {
     object: Option<Object<'b>>,
 }
 
-/// An unparsed object. Its size is checked before its spec is parsed, because the parsed spec can take forty times the
-/// memory of its JSON.
+/// An unparsed object. Its size is checked before its spec is parsed, because the parsed spec may need forty times as
+/// much memory as its JSON.
 #[derive(Default, Deserialize)]
 struct Object<'b> {
     #[serde(default)]
@@ -87,7 +87,7 @@ impl ProfileReview {
     /// Parses the body of a request.
     ///
     /// # Errors
-    /// Fails if the body is not a review of version v1 or v1beta1 with a valid uid. The message may be as long as the
+    /// The body is not a review of version v1 or v1beta1 with a valid uid. The error message may be as long as the
     /// body.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let Envelope { api_version, request } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
@@ -119,7 +119,7 @@ impl ProfileReview {
         &self.name
     }
 
-    /// Returns the lookup of the next parent that `known` does not contain, if there is one.
+    /// Returns the lookup of the next parent that is missing in `known`, if there is one.
     #[must_use]
     pub fn wanted(&self, known: &KnownParents) -> Option<Query> {
         let mut next = self.spec.as_ref().ok()?.extends.as_ref();
@@ -139,8 +139,7 @@ impl ProfileReview {
         None
     }
 
-    /// Returns the warnings for the author. There are none if the profile is valid, or if the lookup of a parent
-    /// failed.
+    /// Returns the warnings for the author. There are none if the profile is valid or the lookup of a parent failed.
     #[must_use]
     pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
         let diagnostics = match &self.spec {
@@ -153,7 +152,7 @@ impl ProfileReview {
         };
         let without = "the profile does not take effect";
         let mut warnings = vec![if self.is_new {
-            format!("{without} before it is corrected")
+            format!("{without} until it is corrected")
         } else {
             format!("{without}: pods still get its last accepted revision")
         }];
@@ -173,7 +172,7 @@ impl ProfileReview {
         warnings
     }
 
-    /// Writes the response body, which always allows.
+    /// Returns the response body. The response always allows the request.
     #[must_use]
     pub fn respond(&self, warnings: &[String]) -> Vec<u8> {
         let mut response = json!({"uid": self.uid, "allowed": true});
@@ -187,7 +186,7 @@ impl ProfileReview {
 }
 
 impl KnownParents {
-    /// Creates an empty set with the names of all cluster profiles, which are used for suggestions.
+    /// Creates a set without parents, with the names of all cluster profiles for suggestions.
     #[must_use]
     pub fn with_names(names: impl IntoIterator<Item = String>) -> Self {
         Self { names: names.into_iter().collect(), ..Self::default() }
@@ -201,7 +200,7 @@ impl KnownParents {
         }
         let ObjectSelection::Named(name) = &query.which else { return };
         let text = match answer {
-            // A parent that this build cannot parse may still be valid.
+            // Another version may be able to parse a parent that this version cannot parse.
             Answer::Found(object) => serde_json::from_str(object.root().raw()).ok().map(|Object { spec }| spec),
             Answer::Missing => None,
             Answer::NotAsked | Answer::Failed(_) => {
@@ -227,7 +226,7 @@ impl Parents for KnownParents {
     }
 }
 
-/// Reduces a string to one line of at most [`MAX_WARNING`] characters.
+/// Shortens a string to one line of at most [`MAX_WARNING`] characters.
 fn cut(text: &str) -> String {
     let line = text.chars().map(|char| if char.is_control() { ' ' } else { char });
     if text.chars().count() <= MAX_WARNING {
@@ -272,7 +271,7 @@ mod tests {
         let review = review(&json!({"template": {"spec": {"containers": containers}}}), "shop");
         let warnings = review.warnings(&KnownParents::default());
         assert!(warnings[1].starts_with("spec.template.spec.containers[0]: "), "{warnings:?}");
-        assert_eq!(warnings[0], "the profile does not take effect before it is corrected");
+        assert_eq!(warnings[0], "the profile does not take effect until it is corrected");
         let edited = ProfileReview { is_new: false, ..review };
         assert!(edited.warnings(&KnownParents::default())[0].ends_with("pods still get its last accepted revision"));
         let review = edited;

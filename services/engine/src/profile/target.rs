@@ -1,7 +1,7 @@
 //! The target of a profile: resources and operations.
 //!
-//! A profile may target any namespaced resource except those that a cluster needs to run. A faulty profile must not
-//! stop nodes from reporting, leader elections, or repairs of Pillion.
+//! A profile may target any namespaced resource except those that the cluster needs to work. So a faulty profile cannot
+//! prevent node heartbeats, leader elections, or repairs of Pillion itself.
 
 use pillion_api::profile::{Operation, ProfileSpec, Target as Text};
 
@@ -22,13 +22,13 @@ pub(crate) struct Action<'a> {
     pub(crate) phase: Phase,
     pub(crate) group: &'a str,
     pub(crate) version: &'a str,
-    /// The plural resource name, followed by a slash and the subresource if there is one.
+    /// The plural resource name. If there is a subresource, a slash and its name follow.
     pub(crate) resource: &'a str,
     pub(crate) operation: Operation,
 }
 
 impl Action<'_> {
-    /// The creation of a pod on the mutating path: the action of most requests.
+    /// The creation of a pod on the mutating path, which is the action of most requests.
     pub(crate) const CREATE_POD: Self =
         Self { phase: Phase::Mutate, group: "", version: "v1", resource: PODS, operation: Operation::Create };
 
@@ -36,12 +36,12 @@ impl Action<'_> {
         self.phase == Phase::Mutate && self.operation == Operation::Create && self.is_pod()
     }
 
-    /// Whether the action is on a whole pod.
+    /// Whether the resource of the action is pods, without a subresource.
     pub(crate) fn is_pod(self) -> bool {
         self.resource == PODS && self.group.is_empty() && self.version == "v1"
     }
 
-    /// Whether the action is on a subresource.
+    /// Whether the resource of the action is a subresource.
     fn is_part(self) -> bool {
         self.resource.contains('/')
     }
@@ -58,24 +58,24 @@ pub(crate) struct Target {
 
 const PODS: &str = "pods";
 
-/// The subresources whose requests contain a whole pod.
+/// The subresources of pods whose requests contain the whole pod.
 const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 
-/// API groups that no profile may target.
+/// API groups that profiles cannot target, with the reasons.
 const REFUSED_GROUPS: [(&str, &str); 6] = [
     ("pillion.dev", "a profile cannot act on profiles"),
-    ("authentication.k8s.io", "profiles cannot decide on tokens and identities"),
-    ("authorization.k8s.io", "access reviews are not a profile's to judge"),
-    ("admissionregistration.k8s.io", "what admits objects is not itself admitted by a profile"),
-    ("apiregistration.k8s.io", "the API server's own registrations are not a profile's to judge"),
-    ("events.k8s.io", "events are many, and say what happened already"),
+    ("authentication.k8s.io", "profiles cannot decide authentication"),
+    ("authorization.k8s.io", "profiles cannot decide access reviews"),
+    ("admissionregistration.k8s.io", "profiles cannot decide the configuration of admission"),
+    ("apiregistration.k8s.io", "profiles cannot decide the registration of API servers"),
+    ("events.k8s.io", "events are frequent, and report what has already happened"),
 ];
 
-/// Resources that no profile may target, by group and name without subresource.
+/// Resources that profiles cannot target: group, name without subresource, and the reason.
 const REFUSED: [(&str, &str, &str); 4] = [
-    ("coordination.k8s.io", "leases", "nodes and leaders live by their leases"),
-    ("", "events", "events are many, and say what happened already"),
-    ("", "bindings", "the scheduler's word is not a profile's to judge"),
+    ("coordination.k8s.io", "leases", "nodes and leader election depend on leases"),
+    ("", "events", "events are frequent, and report what has already happened"),
+    ("", "bindings", "profiles cannot decide the bindings of the scheduler"),
     ("", "nodes", "nodes are not in a namespace"),
 ];
 
@@ -93,7 +93,7 @@ impl Target {
         }
     }
 
-    /// Returns the target as an API object.
+    /// Returns the target in its API form.
     pub(crate) fn to_text(&self) -> Text {
         Text {
             group: self.group.to_string(),
@@ -116,7 +116,7 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is applied for an action. Templates apply only to whole objects that remain afterwards. They
+    /// Whether a template is applied for an action. Templates apply only to whole objects that continue to exist. They
     /// apply to pods only on creation, because most fields of a pod are immutable.
     pub(crate) fn takes_template(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {
@@ -133,7 +133,7 @@ fn is_pods(group: &str, resource: &str) -> bool {
     group.is_empty() && main == PODS
 }
 
-/// Compiles a profile's target. Mistakes go to `diagnostics`.
+/// Compiles the target of a profile. Adds errors to `diagnostics`.
 pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Target {
     let Some(text) = &spec.target else { return Target::pods() };
     let before = diagnostics.len();
@@ -150,17 +150,17 @@ pub(super) fn compile(name: &ProfileName, spec: &ProfileSpec, diagnostics: &mut 
         && !can_take_template(&target)
     {
         let message = if target.is_pods() {
-            "a template is laid over pods when they are created, and this target has no pods or no CREATE"
+            "a template applies only to pods on CREATE, and this target does not include both"
         } else {
-            "a template is laid over whole objects that are created or updated, and this target has none"
+            "a template applies only to whole objects on CREATE or UPDATE, and this target includes none"
         };
-        let help = "let resources and operations name them, or take the template away and keep the validations";
+        let help = "add them to resources and operations, or remove the template and keep the validations";
         diagnostics.push(Diagnostic::new("spec.target", message).with_help(help));
     }
     target
 }
 
-/// Whether a template of this target is ever applied.
+/// Whether this target includes an action for which a template is applied.
 fn can_take_template(target: &Target) -> bool {
     target.resources.iter().any(|resource| {
         target.operations.iter().any(|operation| {
@@ -172,8 +172,8 @@ fn can_take_template(target: &Target) -> bool {
 
 fn check_resources(name: &ProfileName, target: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if target.resources.is_empty() {
-        let diagnostic = Diagnostic::new("spec.target.resources", "a target names at least one resource");
-        diagnostics.push(diagnostic.with_help("in the plural: pods, deployments"));
+        let diagnostic = Diagnostic::new("spec.target.resources", "a target needs at least one resource");
+        diagnostics.push(diagnostic.with_help("use the plural, such as pods or deployments"));
     }
     for (field, value) in [("group", &target.group), ("version", &target.version)] {
         let may_be_empty = field == "group";
@@ -192,34 +192,33 @@ fn check_resources(name: &ProfileName, target: &Text, diagnostics: &mut Vec<Diag
             let diagnostic = Diagnostic::new(path, message);
             diagnostics.push(if help.is_empty() { diagnostic } else { diagnostic.with_help(help) });
         } else if name.namespace.is_some() && !is_pods(&target.group, resource) {
-            let diagnostic = Diagnostic::new(path, format!("a namespaced profile is for pods, not for {resource}"));
-            diagnostics.push(diagnostic.with_help("a cluster profile can be for other resources"));
+            let diagnostic =
+                Diagnostic::new(path, format!("a namespaced profile can only target pods, not {resource}"));
+            diagnostics.push(diagnostic.with_help("a cluster profile can target other resources"));
         }
     }
     let pods = target.resources.iter().filter(|resource| is_pods(&target.group, resource)).count();
     if pods > 0 && pods < target.resources.len() {
-        let diagnostic = Diagnostic::new("spec.target.resources", "pods and other resources are not for one profile");
+        let diagnostic =
+            Diagnostic::new("spec.target.resources", "pods and other resources cannot be targets of one profile");
         diagnostics
-            .push(diagnostic.with_help("make two profiles: what an expression can name is not the same for both"));
+            .push(diagnostic.with_help("use two profiles, because different names are available to their expressions"));
     }
     if pods > 0 && target.version != "v1" && is_word(&target.version) {
-        diagnostics.push(Diagnostic::new("spec.target.version", "the version of pods is v1").with_help("write v1"));
+        diagnostics.push(Diagnostic::new("spec.target.version", "the version of pods is v1").with_help("set v1"));
     }
 }
 
 fn wildcard(path: String) -> Diagnostic {
-    Diagnostic::new(path, "a target has no wildcards").with_help("name each: what is not known yet cannot be meant")
+    Diagnostic::new(path, "a target cannot contain wildcards").with_help("name each resource and operation")
 }
 
-/// Returns why no profile may target a resource, and what to do instead. `None` if a profile may target it.
+/// Returns the reason why profiles cannot target a resource, and a suggestion. `None` if they can target it.
 fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     let (main, part) = resource.split_once('/').map_or((resource, None), |(main, part)| (main, Some(part)));
     if !is_word(main) || main != main.to_lowercase() || part.is_some_and(|part| !is_word(part)) {
         let message = format!("{resource:?} is not the name of a resource");
-        return Some((
-            message,
-            "resources are named in the plural and in small letters: pods, pods/ephemeralcontainers",
-        ));
+        return Some((message, "use lower-case plural names, such as pods or pods/ephemeralcontainers"));
     }
     let by_group = REFUSED_GROUPS.iter().find(|(refused, _)| *refused == group).map(|(_, why)| *why);
     let by_name = REFUSED.iter().find(|(of, name, _)| *of == group && *name == main).map(|(_, _, why)| *why);
@@ -227,21 +226,22 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
         return Some((format!("{resource} cannot be a target: {why}"), ""));
     }
     if group.is_empty() && CLUSTER_SCOPED.contains(&main) {
-        return Some((format!("{resource} cannot be a target: they are not in a namespace"), ""));
+        return Some((format!("{resource} cannot be a target: it is cluster-scoped"), ""));
     }
     match part {
-        Some("token") => Some((format!("{resource} cannot be a target: tokens are not a profile's to judge"), "")),
+        Some("token") => Some((format!("{resource} cannot be a target: profiles cannot decide tokens"), "")),
         Some("status") => {
-            Some((format!("{resource} cannot be a target: a status is what was observed, and is written often"), ""))
+            Some((format!("{resource} cannot be a target: controllers write the status, and do so often"), ""))
         }
-        Some(part) if is_pods(group, main) && !POD_PARTS.contains(&part) => {
-            Some((format!("{resource} cannot be a target: its objects are no pods"), "pods/ephemeralcontainers can be"))
-        }
+        Some(part) if is_pods(group, main) && !POD_PARTS.contains(&part) => Some((
+            format!("{resource} cannot be a target: its objects are not pods"),
+            "pods/ephemeralcontainers can be a target",
+        )),
         _ => None,
     }
 }
 
-/// Whether a string has only characters that are valid in groups, versions and resources.
+/// Whether a string contains only characters that are valid in groups, versions and resources.
 fn is_word(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     (1..=253).contains(&text.len())
@@ -314,11 +314,11 @@ mod tests {
     fn tenant_targets_pods_only() {
         let own = ProfileName::namespaced("team-a", "p");
         let deployments = json!({"group": "apps", "version": "v1", "resources": ["deployments"]});
-        assert!(compile_errors(&own, &deployments, false)[0].contains("a namespaced profile is for pods"));
+        assert!(compile_errors(&own, &deployments, false)[0].contains("a namespaced profile can only target pods"));
         let pods = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"]});
         assert_eq!(compile_errors(&own, &pods, false), Vec::<String>::new());
         let mixed = json!({"version": "v1", "resources": ["pods", "configmaps"]});
-        assert!(diagnostics(&mixed)[0].contains("not for one profile"));
+        assert!(diagnostics(&mixed)[0].contains("cannot be targets of one profile"));
         assert!(diagnostics(&json!({"version": "v2", "resources": ["pods"]}))[0].contains("v1"));
     }
 

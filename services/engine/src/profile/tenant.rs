@@ -1,12 +1,12 @@
-//! Limits of namespaced profiles.
+//! Checks of namespaced profiles: what their specs may contain.
 //!
-//! The author of a namespaced profile may create pods in the namespace, but the profile also acts on pods of other
-//! authors there. So its template may only add to a pod, and grants nothing that pods of the namespace could not
-//! already have.
+//! The author of a namespaced profile may create pods in the namespace, but the profile also changes other authors'
+//! pods there. Therefore its template may only add to a pod, and must not grant privileges that pods of the namespace
+//! cannot already have.
 //!
 //! If a namespaced profile extends a cluster profile, the platform decides which parameters the namespace may set,
-//! which pods get the profile, and whether it can be dropped. The namespaced profile may set parameters whose `sources`
-//! include `Namespace`, within their range, and narrow which pods get the profile.
+//! which pods get the profile, and whether pods can opt out. The namespaced profile may set parameters whose `sources`
+//! include `Namespace`, within their constraints, and may select fewer pods.
 
 use pillion_api::parameter::{Parameter, Source};
 use pillion_api::profile::{OptOut, ProfileSpec};
@@ -23,11 +23,10 @@ const SPEC_FIELDS: [&str; 3] = ["containers", "initContainers", "volumes"];
 const VOLUME_SOURCES: [&str; 6] =
     ["configMap", "secret", "emptyDir", "downwardAPI", "ephemeral", "persistentVolumeClaim"];
 
-/// Domains of labels and annotations that Kubernetes interprets.
+/// Domains of labels and annotations that Kubernetes uses.
 const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
-/// Checks that a namespaced profile sets no field that only cluster profiles may set. Only the author's own spec is
-/// checked: it may inherit such fields.
+/// Checks that a namespaced profile sets no field that only cluster profiles may set. Inherited fields are not checked.
 pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
     if spec.namespace_selector.is_some() {
@@ -42,7 +41,7 @@ pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>
     }
 }
 
-/// Checks a tenant's template, from which the directives were removed.
+/// Checks the template of a tenant. The caller has removed its directives.
 pub(super) fn check_template(template: &Json, diagnostics: &mut Vec<Diagnostic>) {
     for (map, key) in ["labels", "annotations"].into_iter().flat_map(|map| {
         let entries = template.pointer(&format!("/metadata/{map}")).and_then(Json::as_object);
@@ -54,7 +53,7 @@ pub(super) fn check_template(template: &Json, diagnostics: &mut Vec<Diagnostic>)
             .any(|reserved| domain.strip_suffix(reserved).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')));
         if reserved || key == "app" {
             let path = format!("spec.template.metadata.{map}[{key:?}]");
-            diagnostics.push(Diagnostic::new(path, "a namespaced profile cannot set a key that others rely on"));
+            diagnostics.push(Diagnostic::new(path, "a namespaced profile cannot set a key that other components use"));
         }
     }
     let Some(spec) = template.get("spec").and_then(Json::as_object) else { return };
@@ -102,14 +101,14 @@ fn check_container(path: &str, container: &Map<String, Json>, diagnostics: &mut 
         refuse("securityContext.procMount", "unmask /proc");
     }
     if is("/seccompProfile/type", Json::from("Unconfined")) || is("/appArmorProfile/type", Json::from("Unconfined")) {
-        refuse("securityContext", "take a confinement away");
+        refuse("securityContext", "disable the confinement");
     }
     if at("/windowsOptions/hostProcess") == Some(&Json::Bool(true)) {
         refuse("securityContext.windowsOptions.hostProcess", "run on the host");
     }
     let ports = container.get("ports").and_then(Json::as_array);
     if ports.into_iter().flatten().any(|port| port.get("hostPort").is_some_and(|port| *port != 0)) {
-        refuse("ports", "use a port of the host");
+        refuse("ports", "use a host port");
     }
     if container.get("volumeDevices").is_some() {
         refuse("volumeDevices", "use raw devices");
@@ -121,10 +120,10 @@ fn elements<'s>(spec: &'s Map<String, Json>, list: &str) -> Vec<(String, &'s Map
     items.filter_map(|(index, item)| Some((format!("spec.template.spec.{list}[{index}]"), item.as_object()?))).collect()
 }
 
-/// Whether a namespaced profile only extends another one and sets permitted values. Such a profile is bounded by its
-/// parent. Any other field makes it subject to the limits for tenants.
+/// Whether a namespaced profile only extends another profile and sets permitted values. Such a profile has no limits
+/// other than those of its parent. With any other field, the limits for tenants apply.
 pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
-    // All fields are listed, so that adding a field to the spec fails to compile here.
+    // All fields are listed here, so that adding a field to the spec causes a compile error.
     let ProfileSpec {
         description: _,
         extends: _,
@@ -158,14 +157,14 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
         && validations.is_empty()
 }
 
-/// Checks a namespaced profile against its inherited spec.
+/// Checks a namespaced profile against the spec that it inherits.
 pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let only_extends = only_extends(own);
     for (index, parameter) in own.parameters.iter().enumerate() {
         let path = format!("spec.parameters[{index}]");
         match inherited.parameters.iter().find(|other| other.name == parameter.name) {
             Some(other) => check_parameter(&path, parameter, other, diagnostics),
-            // A new parameter is useful only if the profile has a template of its own.
+            // A profile without its own template cannot use a new parameter.
             None if only_extends => diagnostics.push(unknown_parameter(&path, &parameter.name, inherited)),
             None => {}
         }
@@ -175,18 +174,18 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
     let preconditions = |spec: &ProfileSpec| spec.preconditions.iter().map(|one| one.name.clone()).collect::<Vec<_>>();
     check_added("preconditions", preconditions(own), &preconditions(inherited), diagnostics);
     if own.opt_out == Some(OptOut::Allowed) && inherited.opt_out == Some(OptOut::Forbidden) {
-        let message = "the cluster profile cannot be dropped, and one that extends it neither";
-        diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("leave optOut out"));
+        let message = "the cluster profile forbids opting out, also of profiles that extend it";
+        diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("remove optOut"));
     }
     if !only_extends {
         let not_inheritable = |what: &str| {
             let message =
-                format!("a namespaced profile that says more than values cannot have the cluster profile's {what}");
-            let help = "leave out what is not extends, parameters, requestedBy, activation, objectSelector or order";
+                format!("a namespaced profile that sets more than values cannot inherit the cluster profile's {what}");
+            let help = "set only extends, parameters, requestedBy, activation, objectSelector and order";
             Diagnostic::new("spec.extends.name", message).with_help(help)
         };
         if !inherited.lookups.is_empty() {
-            diagnostics.push(not_inheritable("look-ups"));
+            diagnostics.push(not_inheritable("lookups"));
         }
         if inherited.target.is_some() && own.target.is_none() {
             diagnostics.push(not_inheritable("target"));
@@ -194,16 +193,18 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
     }
 }
 
-/// Checks that the conditions of a namespaced profile, given by name, replace none of the cluster profile's.
+/// Checks that the conditions of a namespaced profile do not replace those of the cluster profile. Both are given by
+/// name.
 fn check_added(field: &str, own: Vec<String>, inherited: &[String], diagnostics: &mut Vec<Diagnostic>) {
     for (index, name) in own.into_iter().enumerate().filter(|(_, name)| inherited.contains(name)) {
-        let message = format!("the condition {name:?} is the cluster profile's");
+        let message = format!("the cluster profile already has a condition {name:?}");
         let diagnostic = Diagnostic::new(format!("spec.{field}[{index}].name"), message);
-        diagnostics.push(diagnostic.with_help("a namespaced profile adds conditions; give it another name"));
+        diagnostics.push(diagnostic.with_help("a namespaced profile can only add conditions; use another name"));
     }
 }
 
-/// Checks that a namespaced profile sets only the value of an inherited parameter, and only if the platform permits it.
+/// Checks that a namespaced profile sets only the default of an inherited parameter, and only if the platform allows
+/// it.
 fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, diagnostics: &mut Vec<Diagnostic>) {
     let Parameter { name, type_, default, sources, .. } = own;
     let fields = serde_json::to_value(own).unwrap_or_default();
@@ -214,26 +215,28 @@ fn check_parameter(path: &str, own: &Parameter, inherited: &Parameter, diagnosti
             _ => true,
         };
         if is_theirs {
-            let message = format!("{field} of the parameter {name:?} is the cluster profile's to say");
+            let message = format!("only the cluster profile can set {field} of the parameter {name:?}");
             let diagnostic = Diagnostic::new(format!("{path}.{field}"), message);
-            diagnostics.push(diagnostic.with_help(format!("say {{name: {name}, default: ...}}")));
+            diagnostics.push(diagnostic.with_help(format!("set {{name: {name}, default: ...}}")));
         }
     }
     let Some(value) = default else {
         if sources.is_none() {
             let diagnostic = Diagnostic::new(path, format!("no value is set for the parameter {name:?}"));
-            diagnostics.push(diagnostic.with_help(format!("say {{name: {name}, default: ...}}")));
+            diagnostics.push(diagnostic.with_help(format!("set {{name: {name}, default: ...}}")));
         }
         return;
     };
     if !inherited.sources.as_deref().unwrap_or_default().contains(&Source::Namespace) {
         let message = format!("the cluster profile does not let a namespace set {name:?}");
         let diagnostic = Diagnostic::new(format!("{path}.default"), message);
-        diagnostics.push(diagnostic.with_help("its sources would need Namespace"));
+        diagnostics.push(diagnostic.with_help("add Namespace to its sources in the cluster profile"));
     }
     if has_expression(value) {
-        let message = "a namespace sets a value and not an expression: it has to be within its bounds";
-        diagnostics.push(Diagnostic::new(format!("{path}.default"), message).with_help("write the value itself"));
+        let message = "a namespace can only set a constant, so that the constraints can be checked";
+        diagnostics.push(
+            Diagnostic::new(format!("{path}.default"), message).with_help("replace the expression with a constant"),
+        );
     }
 }
 
@@ -245,7 +248,7 @@ fn unknown_parameter(path: &str, name: &str, inherited: &ProfileSpec) -> Diagnos
     let names: Vec<_> = inherited.parameters.iter().filter(settable).map(|parameter| &*parameter.name).collect();
     match closest(name, names.iter().copied()) {
         Some(meant) => diagnostic.with_help(format!("did you mean {meant:?}?")),
-        None if names.is_empty() => diagnostic.with_help("it lets namespaces set none"),
+        None if names.is_empty() => diagnostic.with_help("it does not allow namespaces to set parameters"),
         None => diagnostic.with_help(format!("a namespace can set {}", names.join(", "))),
     }
 }
@@ -260,7 +263,7 @@ fn has_expression(value: &Json) -> bool {
     }
 }
 
-/// Restricts a namespaced profile to objects that its own selectors and its parent's both match.
+/// Restricts a namespaced profile to objects that match both its own selectors and those of its parent.
 pub(super) fn narrow(merged: &mut Json, inherited: &ProfileSpec, own: &ProfileSpec) {
     let Some(fields) = merged.as_object_mut() else { return };
     let selectors = [
@@ -275,10 +278,10 @@ pub(super) fn narrow(merged: &mut Json, inherited: &ProfileSpec, own: &ProfileSp
     }
 }
 
-/// Returns a selector that matches what both selectors match. The namespace's requirements come first, as written.
+/// Returns a selector for objects that match both selectors. The namespace's own requirements come first.
 fn both(inherited: &LabelSelector, own: &LabelSelector) -> LabelSelector {
     let LabelSelector { match_labels, mut match_expressions } = own.clone();
-    // Expressions are used because two values for one label, which match nothing, do not fit into a map.
+    // A map cannot hold two values for one label (which match nothing), so use expressions.
     match_expressions.extend(match_labels.into_iter().map(|(key, value)| Requirement {
         key,
         operator: Operator::In,

@@ -1,4 +1,4 @@
-//! Tests profiles that compile, and the diagnostics of those that do not.
+//! Tests profiles that compile, and the diagnostics of invalid profiles.
 
 use serde_json::{Value as Json, json};
 
@@ -45,8 +45,8 @@ fn reports_every_mistake_with_field_path() {
         "spec.template.status: ",
         "spec.template.spec.containers[0].name: ",
         "spec.template.spec.containers[1]: an element of this list needs a name",
-        "spec.template.spec.containers[2]: a container that is added needs an image",
-        "spec.template.spec.containers[3].name: the name \"b\" stands at spec.template.spec.containers[2] too",
+        "spec.template.spec.containers[2]: an added container needs an image",
+        "spec.template.spec.containers[3].name: the name \"b\" is also used at spec.template.spec.containers[2]",
         "spec.template.spec.initContainers[0].restartPolicy: expected Always, Never or OnFailure",
         "spec.template.spec.volumes[0]: a volume has exactly one source, found none",
         "spec.template.spec.volumes[1]: a volume has exactly one source",
@@ -114,9 +114,9 @@ fn loop_directives_have_rules() {
         assert_eq!(element(&right), Vec::<String>::new(), "{right}");
     }
     for (wrong, expected) in [
-        (json!({"$forEach": "existing.orValue([])"}), "`existing` is not known here"),
-        (json!({"$forEach": " existing"}), "`existing` is not known here"),
-        (json!({"$forEach": "existing", "$prune": "true"}), "$forEach: existing and $prune exclude one another"),
+        (json!({"$forEach": "existing.orValue([])"}), "`existing` is not available here"),
+        (json!({"$forEach": " existing"}), "`existing` is not available here"),
+        (json!({"$forEach": "existing", "$prune": "true"}), "$forEach: existing and $prune are mutually exclusive"),
         (json!({"$forEach": "['a']", "$as": "x"}), "there is no directive $as"),
         (json!({"$each": "true"}), "there is no directive $each"),
     ] {
@@ -136,10 +136,10 @@ fn computed_restart_policy_is_one_expression() {
         assert_eq!(container(&right), Vec::<String>::new(), "{right}");
     }
     for (wrong, expected) in [
-        (json!("Al${'ways'}"), "is one expression"),
-        (json!({"$value": "Always", "$when": "true"}), "is one expression"),
-        (json!({"$value": "${'Always'}", "$conflict": "Replace"}), "is one expression"),
-        (json!("${existing.orValue('Always')}"), "`existing` is not known here"),
+        (json!("Al${'ways'}"), "must be one expression"),
+        (json!({"$value": "Always", "$when": "true"}), "must be one expression"),
+        (json!({"$value": "${'Always'}", "$conflict": "Replace"}), "must be one expression"),
+        (json!("${existing.orValue('Always')}"), "`existing` is not available here"),
         (json!("${nosuch}"), "nosuch"),
         (json!("Sometimes"), "expected Always, Never or OnFailure"),
     ] {
@@ -175,7 +175,7 @@ fn checks_expressions() {
     let mut circular = container(&json!({}));
     circular["variables"] =
         json!([{"name": "a", "expression": "variables.b"}, {"name": "b", "expression": "variables.a"}]);
-    assert!(diagnostics(&ProfileName::cluster("p"), &circular)[0].contains("needed for its own value"));
+    assert!(diagnostics(&ProfileName::cluster("p"), &circular)[0].contains("depends on its own value"));
 }
 
 #[test]
@@ -184,9 +184,9 @@ fn checks_directives() {
         (json!({"$conflict": "Sometimes"}), "expected Merge, Keep, Replace or Fail"),
         (json!({"$position": "Middle"}), "expected First, Last"),
         (json!({"$position": {"before": "a", "after": "b"}}), "expected First, Last"),
-        (json!({"args": {"$value": ["a"], "$join": {"seperator": ","}}}), "$join has no seperator"),
-        (json!({"args": {"$value": ["a"], "$position": "First"}}), "stands on an element"),
-        (json!({"args": {"$value": ["a"], "$join": {}, "$conflict": "Keep"}}), "exclude one another"),
+        (json!({"args": {"$value": ["a"], "$join": {"seperator": ","}}}), "$join cannot have seperator"),
+        (json!({"args": {"$value": ["a"], "$position": "First"}}), "is allowed only in an element"),
+        (json!({"args": {"$value": ["a"], "$join": {}, "$conflict": "Keep"}}), "are mutually exclusive"),
         (json!({"$forEech": "x"}), "there is no directive $forEech"),
     ] {
         let diagnostics = diagnostics(&ProfileName::cluster("p"), &container(&more));

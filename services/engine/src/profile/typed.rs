@@ -1,10 +1,10 @@
-//! Checks the types of a template against Kubernetes' schema.
+//! Checks the fields and types of a template against the schema of Kubernetes.
 //!
-//! The API server drops unknown fields, and rejects every pod whose patch has a value of the wrong type, even with
-//! `failurePolicy: Ignore`. Both mistakes must be found before a profile takes effect.
+//! The API server drops unknown fields, and rejects every pod whose patch contains a value of the wrong type, even with
+//! `failurePolicy: Ignore`. Both errors must be found before a profile takes effect.
 //!
-//! A string that is one `${...}` has the type of its expression. The type is checked only if the expression is a
-//! parameter, which declares its type. Directives are skipped, and `$value` is checked as the value.
+//! A string that consists of one `${...}` has the type of its expression. This type is only known, and checked, if the
+//! expression is a parameter. Directives are skipped, and `$value` is checked like the value itself.
 
 use pillion_api::parameter::{Parameter, ParameterType};
 use serde_json::{Map, Value as Json};
@@ -13,19 +13,19 @@ use super::Diagnostic;
 use super::pod_schema::{Kind, PodSchema, above_limit, handlers, is_one_of, wrong_number_of_handlers};
 use crate::expression::{Quantity, Source, Text, closest};
 
-/// Fields of a pod's spec that cannot be set when a pod is created.
+/// Fields of a pod's spec that cannot be set in a new pod.
 const NOT_ON_CREATE: [&str; 1] = ["ephemeralContainers"];
 
 /// The names of all directives.
 pub(super) const DIRECTIVES: [&str; 7] = ["$value", "$when", "$forEach", "$conflict", "$join", "$position", "$prune"];
 
-/// Fields of a container patch that are no fields of a container.
+/// Fields of a container patch that are not fields of a container.
 const PATCH_FIELDS: [&str; 4] = ["match", "matchConditions", "preconditions", "template"];
 
-/// The maximum number of fields to list when no field resembles the unknown one.
+/// The maximum number of fields to list if no field has a name similar to the unknown one.
 const LISTED_FIELDS: usize = 12;
 
-/// The type of object that a template is a part of.
+/// The type of the object that the template partially defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Root {
     /// A pod: the template has metadata and spec.
@@ -34,7 +34,7 @@ pub(super) enum Root {
     Container,
 }
 
-/// Checks the fields and types of a template at a path. The caller has checked the template's depth.
+/// Checks the fields and types of a template. The caller has already checked its depth.
 pub(super) fn check_types(
     path: &str,
     template: &Json,
@@ -60,7 +60,7 @@ pub(super) fn check_types(
 pub(super) fn unknown_directive(path: &str, name: &str) -> Diagnostic {
     let help = match closest(name, DIRECTIVES) {
         Some(meant) => format!("did you mean {meant}?"),
-        None => format!("there are {}", DIRECTIVES.join(", ")),
+        None => format!("the directives are {}", DIRECTIVES.join(", ")),
     };
     Diagnostic::new(path, format!("there is no directive {name}")).with_help(help).of_name()
 }
@@ -80,9 +80,9 @@ pub(super) const fn called(value: &Json) -> &'static str {
 struct Walk<'s, 'f> {
     schema: &'s PodSchema,
     path: String,
-    /// The types and paths of the objects around the current path, the outermost first.
+    /// The types and paths of the objects that contain the current path, the outermost first.
     above: Vec<(&'static str, String)>,
-    /// The parameters of the profile, for their types.
+    /// The parameters of the profile, with their types.
     parameters: &'f [Parameter],
     diagnostics: &'f mut Vec<Diagnostic>,
 }
@@ -109,7 +109,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks an element of a list. A list inside it, also as its `$value`, is spliced, so its items are elements too.
+    /// Checks an element of a list. A list in it, or in its `$value`, is spliced into the outer list, so its items are
+    /// elements too.
     fn element(&mut self, item: &Json, kind: Kind) {
         match item {
             Json::Array(items) => self.items(items, kind),
@@ -119,7 +120,7 @@ impl Walk<'_, '_> {
                     self.below(&format!(".$value[{index}]"), |walk| walk.element(item, kind));
                 }
             }
-            // An element that has only directives removes elements (`$prune`).
+            // An element with only directives removes elements (`$prune`).
             Json::Object(fields) if fields.keys().all(|field| field.starts_with('$') && field != "$value") => {}
             item => self.value(item, kind),
         }
@@ -160,7 +161,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks Kubernetes' rules about several fields: a single handler, and no request above its limit.
+    /// Checks the rules of Kubernetes about several fields: exactly one handler, and no request above its limit.
     fn check_combinations(&mut self, of: &str, fields: &Map<String, Json>) {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
         if let Some(known) = handlers(of) {
@@ -197,7 +198,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Returns help for an unknown field: the field that was probably meant.
+    /// Returns the help for an unknown field: the field that the author probably meant.
     fn meant(&self, of: &'static str, name: &str) -> String {
         if of == "Container" && PATCH_FIELDS.contains(&name) {
             let is_patch = self.path.starts_with("spec.containerPatches");
@@ -222,14 +223,14 @@ impl Walk<'_, '_> {
             let own = self.schema.fields(above).find(|(field, _)| field.eq_ignore_ascii_case(name));
             let own = own.map(|(field, _)| field.to_owned());
             if let Some(found) = own.or_else(|| self.schema.below(above, name, 1).into_iter().next()) {
-                return format!("it stands elsewhere: {path}.{found}");
+                return format!("it belongs at {path}.{found}");
             }
         }
         let known: Vec<_> = fields().take(LISTED_FIELDS + 1).collect();
         if known.len() > LISTED_FIELDS {
-            "the API server would drop it; is it misspelled, or does it stand elsewhere?".to_owned()
+            "the API server would drop it; is it misspelled, or does it belong elsewhere?".to_owned()
         } else {
-            format!("there is {}", known.join(", "))
+            format!("the fields are {}", known.join(", "))
         }
     }
 
@@ -266,14 +267,14 @@ impl Walk<'_, '_> {
                 }
             }
             (_, None) => {
-                let message = format!("expected {}, found text with an expression in it", kind.expected());
-                self.report(message, "a string that is one ${...} and nothing else keeps the type of its value");
+                let message = format!("expected {}, found a string that contains an expression", kind.expected());
+                self.report(message, "a string that consists of one ${...} keeps the type of its value");
             }
             (_, Some(text)) => self.mismatch(&Json::String(text), kind),
         }
     }
 
-    /// Checks an expression that consists of a parameter only. Other expressions are checked when they are evaluated.
+    /// Checks an expression that consists of one parameter. Other expressions are checked when they are evaluated.
     fn computed(&mut self, source: &Source, kind: Kind) {
         let Some(name) = source.text.trim().strip_prefix("params.") else { return };
         let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
@@ -326,7 +327,7 @@ impl Walk<'_, '_> {
                     Kind::Boolean => plain.is_boolean(),
                     _ => plain.is_i64(),
                 });
-                plain.then(|| format!("take the quotes away: {text}"))
+                plain.then(|| format!("remove the quotes: {text}"))
             }
             (Kind::List(_), Json::String(_) | Json::Bool(_) | Json::Number(_)) => {
                 Some(format!("write a list: [{value}]"))
@@ -395,7 +396,7 @@ mod tests {
             (json!({"command": "sh"}), "t.command: expected a list, found a string (help: write a list: [\"sh\"])"),
             (
                 json!({"ports": [{"containerPort": "80"}]}),
-                "t.ports[0].containerPort: expected an integer, found a string (help: take the quotes away: 80)",
+                "t.ports[0].containerPort: expected an integer, found a string (help: remove the quotes: 80)",
             ),
             (
                 json!({"ports": [{"containerPort": 1.5}]}),
@@ -405,7 +406,7 @@ mod tests {
                 json!({"ports": [{"containerPort": 5_000_000_000_i64}]}),
                 "t.ports[0].containerPort: 5000000000 does not fit",
             ),
-            (json!({"tty": "true"}), "t.tty: expected a boolean, found a string (help: take the quotes away: true)"),
+            (json!({"tty": "true"}), "t.tty: expected a boolean, found a string (help: remove the quotes: true)"),
             (json!({"tty": "perhaps"}), "t.tty: expected a boolean, found a string"),
             (
                 json!({"resources": {"limits": {"memory": "1gb"}}}),
@@ -425,15 +426,15 @@ mod tests {
             ),
             (
                 json!({"ports": [{"containerPort": "8${x}"}]}),
-                "t.ports[0].containerPort: expected an integer, found text with an expression",
+                "t.ports[0].containerPort: expected an integer, found a string that contains an expression",
             ),
             (
                 json!({"image": " a:1"}),
-                "t.image: expected the name of an image, without space before or behind it; found",
+                "t.image: expected the name of an image, without leading or trailing spaces; found",
             ),
             (
                 json!({"env": [{"name": "A=B"}]}),
-                "t.env[0].name: expected at least one letter of ASCII, and no '='; found",
+                "t.env[0].name: expected at least one printable ASCII character, and no '='; found",
             ),
             (
                 json!({"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}),
@@ -509,11 +510,11 @@ mod tests {
             ),
             (
                 json!({"securityContext": {"limits": {}}}),
-                "t.securityContext.limits: Kubernetes has no field \"limits\" in a SecurityContext (help: it stands elsewhere: t.resources.limits)",
+                "t.securityContext.limits: Kubernetes has no field \"limits\" in a SecurityContext (help: it belongs at t.resources.limits)",
             ),
             (
                 json!({"resources": {"image": "x"}}),
-                "t.resources.image: Kubernetes has no field \"image\" in a ResourceRequirements (help: it stands elsewhere: t.image)",
+                "t.resources.image: Kubernetes has no field \"image\" in a ResourceRequirements (help: it belongs at t.image)",
             ),
             (
                 json!({"conflict": "Keep"}),
@@ -521,7 +522,7 @@ mod tests {
             ),
             (
                 json!({"env": [{"name": "A", "colour": "x"}]}),
-                "t.env[0].colour: Kubernetes has no field \"colour\" in an EnvVar (help: there is name, value, valueFrom)",
+                "t.env[0].colour: Kubernetes has no field \"colour\" in an EnvVar (help: the fields are name, value, valueFrom)",
             ),
             (
                 json!({"colourfulness": 1}),
@@ -538,11 +539,11 @@ mod tests {
             (json!({"contaners": []}), "(help: did you mean containers?)"),
             (
                 json!({"containers": [{"name": "a", "hostNetwork": true}]}),
-                "(help: it stands elsewhere: spec.template.spec.hostNetwork)",
+                "(help: it belongs at spec.template.spec.hostNetwork)",
             ),
             (
                 json!({"containers": [{"name": "a", "securityContext": {"fsGroup": 1}}]}),
-                "(help: it stands elsewhere: spec.template.spec.securityContext.fsGroup)",
+                "(help: it belongs at spec.template.spec.securityContext.fsGroup)",
             ),
         ] {
             let diagnostics = pod(&spec);
@@ -612,7 +613,7 @@ mod tests {
         let message = |name| unknown_directive("a", name).to_string();
         assert_eq!(message("$conflcit"), "a: there is no directive $conflcit (help: did you mean $conflict?)");
         assert_eq!(message("$foreach"), "a: there is no directive $foreach (help: did you mean $forEach?)");
-        assert!(message("$zzz").contains("(help: there are $value, $when"));
+        assert!(message("$zzz").contains("(help: the directives are $value, $when"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Finds strings of a profile that look like expressions but are not marked as such by `${…}`.
+//! Finds strings in a profile that look like expressions but are not marked with `${…}`.
 //!
-//! Such a string is valid text, so only a warning is possible. It is given only if the string compiles as an expression
-//! and begins with a name that the profile defines, or with a part of the object that every pod has.
+//! Such a string is valid, so it only causes a warning. It causes one only if it compiles as an expression and begins
+//! with a name that the profile defines, or with a part of the object that every pod has.
 
 use pillion_api::profile::ProfileSpec;
 use serde_json::Value as Json;
@@ -10,10 +10,10 @@ use super::Diagnostic;
 use crate::context::{self, EXISTING, LOCALS};
 use crate::expression::{Expression, Scope};
 
-/// The beginnings of strings that are compiled.
+/// The prefixes of strings to compile.
 const BEGINNINGS: [&str; 5] = ["params.", "variables.", "lookups.", "object.metadata.", "object.spec."];
 
-/// Directives whose text is an expression, without `${…}`.
+/// Directives whose strings are expressions without `${…}`.
 const BARE_DIRECTIVES: [&str; 3] = ["$when", "$forEach", "$prune"];
 
 /// Adds a warning for each string that looks like an expression without `${…}`.
@@ -34,13 +34,13 @@ pub(super) fn warn_of_unmarked_expressions(spec: &ProfileSpec, advice: &mut Vec<
 
 struct Walk<'s, 'a> {
     spec: &'s ProfileSpec,
-    /// The names that the profile's expressions may use, once a string is compiled.
+    /// The names that the profile's expressions may use. Set when the first string is compiled.
     scope: Option<Scope>,
     advice: &'a mut Vec<Diagnostic>,
 }
 
 impl Walk<'_, '_> {
-    /// Checks the strings of a value. The profile compiles, so the depth of the value is bounded.
+    /// Checks the strings in a value. The profile compiles, so the depth of the value is limited.
     fn value(&mut self, path: &str, value: &Json) {
         match value {
             Json::String(text) => self.text(path, text),
@@ -70,7 +70,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Returns the names that some expression of a profile may use.
+/// Returns all names that are available anywhere in the profile.
 fn scope(spec: &ProfileSpec) -> Scope {
     let parameters = spec.parameters.iter().map(|parameter| parameter.name.as_str());
     let variables = spec.variables.iter().map(|variable| variable.name.as_str());

@@ -1,39 +1,41 @@
-//! Writes the record of a pass, with the entries that earlier passes left.
+//! Writes the record of a pass, including the entries of earlier passes.
 
 use crate::json::{OwnedTape, Value, is_plain, write_escaped, write_string};
 
 use super::{EXTENDS, MAX_MOVE_BYTES, MAX_RECORD_BYTES, Move, Record, VERSION};
 
-/// Writes the record of this pass, profile by profile. It writes the JSON string of the annotation's value directly, so
-/// that nothing is escaped twice.
+/// Writes the record of this pass, one profile after the other. It directly writes the JSON string for the annotation's
+/// value, so that nothing is escaped twice.
 #[derive(Debug)]
 pub(crate) struct RecordWriter {
-    /// The JSON string, from its first quote on.
+    /// The JSON string, without its end.
     out: String,
-    /// The number of bytes of `out` that only escape JSON.
+    /// The number of bytes in `out` that are only there because of JSON escapes.
     escapes: usize,
     /// Whether any profile has an entry.
     has_entries: bool,
-    /// Whether the record has entries of profiles that this pass does not apply.
+    /// Whether the record contains entries of profiles that this pass does not apply.
     has_kept: bool,
-    /// Whether the current entry has an addition.
+    /// Whether the current entry contains an addition.
     has_elements: bool,
-    /// The cluster profile that the current namespaced profile only extends, if it does.
+    /// The cluster profile that the current profile extends, if the current profile is namespaced and does nothing
+    /// else.
     extends: Option<Box<str>>,
-    /// The replacements of the current profile, as lists of a pointer and the original, and the number of bytes of
-    /// escapes in them.
+    /// The replacements of the current profile, as lists of a pointer and the original. `replaced_escapes` is the
+    /// number of bytes in it that are only there because of escapes.
     replaced: String,
     replaced_escapes: usize,
     /// The number of replacements of the current profile.
     replaced_places: usize,
-    /// The moves of the current profile, and the number of bytes of escapes in them.
+    /// The moves of the current profile. `moves_escapes` is the number of bytes in it that are only there because of
+    /// escapes.
     moves: String,
     moves_escapes: usize,
-    /// The size of all moves so far in bytes, without escapes.
+    /// The size of all moves so far, in bytes, without escapes.
     move_bytes: usize,
 }
 
-/// A mark to which the record can return.
+/// A position in the record to which the writer can return.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
     length: usize,
@@ -43,12 +45,12 @@ pub(crate) struct Mark {
 }
 
 impl RecordWriter {
-    /// The start of the record, around the version, and its end.
+    /// The text before, at and after the version, and the text at the end of the record.
     const OPEN: [&str; 3] = ["\"{\\\"version\\\":", VERSION, ",\\\"profiles\\\":["];
     const CLOSE: &str = "]}\"";
-    /// The escapes in the start, and the first quote.
+    /// The number of bytes for escapes in the opening text, including the first quote.
     const OPEN_ESCAPES: usize = 5;
-    /// The key of moves in an entry, and the bytes around them without escapes.
+    /// The text before the moves of an entry, and the number of bytes around them without escapes.
     const MOVES: &str = "],\\\"order\\\":[";
     const MOVES_AROUND: usize = 11;
 
@@ -76,7 +78,7 @@ impl RecordWriter {
         }
     }
 
-    /// Begins the entry of a profile with its changes of an earlier pass. Returns a mark at the start of the entry.
+    /// Begins the entry of a profile with its changes from an earlier pass. Returns a mark at the start of the entry.
     pub(crate) fn begin(&mut self, profile: &str, revision: &str, earlier: Option<&Record>) -> Mark {
         let mark = self.mark();
         self.separate();
@@ -102,14 +104,14 @@ impl RecordWriter {
         mark
     }
 
-    /// Notes that the current namespaced profile only extends a cluster profile. If an earlier pass applied changes of
-    /// the profile's own, the entry remains that of a namespaced profile.
+    /// Marks the current profile as one that only extends a cluster profile. If its entry from an earlier pass has
+    /// changes of its own, the entry remains that of a namespaced profile.
     pub(crate) fn extends(&mut self, profile: &str, parent: &str, earlier: Option<&Record>) {
         let entry = earlier.and_then(|record| record.entry(profile));
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());
     }
 
-    /// Returns the size of the record so far in bytes, as JSON.
+    /// Returns the size of the record so far as a JSON string, in bytes.
     pub(crate) const fn len(&self) -> usize {
         self.out.len() + Self::CLOSE.len()
     }
@@ -123,7 +125,8 @@ impl RecordWriter {
         self.escapes += push_text(&mut self.out, pointer);
     }
 
-    /// Adds a replaced value with its original as JSON. `behind` is the key of the element before a removed element.
+    /// Adds a replaced value and its original as JSON. For a removed element, `behind` is the key of the preceding
+    /// element.
     pub(crate) fn replace(&mut self, pointer: &str, original: &str, behind: Option<&str>) {
         self.replaced.reserve(pointer.len() + original.len() + 32);
         self.replaced.push_str(if self.replaced.is_empty() { "[" } else { ",[" });
@@ -138,19 +141,19 @@ impl RecordWriter {
         self.replaced_places += 1;
     }
 
-    /// Adds the position of an element that is about to be moved within its list.
+    /// Adds the current position of an element that is about to be moved within its list.
     pub(crate) fn moves(&mut self, moved: &Move<'_>) {
         self.push_move(moved, self.replaced_places);
     }
 
-    /// Whether there may be room for another move, so that computing it is worthwhile.
+    /// Whether there may be room for another move. If not, the caller need not compute it.
     pub(crate) fn has_room_for_moves(&self) -> bool {
         /// The size of the smallest move.
         const LEAST: usize = 16;
         self.move_bytes + Self::MOVES_AROUND + self.moves.len() + LEAST <= MAX_MOVE_BYTES + self.moves_escapes
     }
 
-    /// Adds a move that follows `at` replacements, if there is room for it.
+    /// Adds a move that was made after `at` replacements, if there is room for it.
     fn push_move(&mut self, Move { pointer, behind, same }: &Move<'_>, at: usize) {
         let (length, escapes) = (self.moves.len(), self.moves_escapes);
         self.moves.push_str(if length == 0 { "[" } else { ",[" });
@@ -170,7 +173,7 @@ impl RecordWriter {
         }
     }
 
-    /// Whether the record exceeds its limit.
+    /// Whether the record exceeds its maximum size.
     pub(crate) fn is_full(&self) -> bool {
         let most = MAX_RECORD_BYTES + self.escapes + self.replaced_escapes + self.move_bytes;
         self.out.len() + self.replaced.len() > most
@@ -200,33 +203,33 @@ impl RecordWriter {
         self.out.len() + 2 <= MAX_RECORD_BYTES + self.escapes + self.move_bytes
     }
 
-    /// Returns the record of the finished entries.
+    /// Returns the record with the entries that are complete.
     pub(crate) fn finished_entries(&self) -> Option<Record> {
         self.at(self.mark())
     }
 
-    /// Returns the record at a mark.
+    /// Returns the record up to a mark.
     fn at(&self, mark: Mark) -> Option<Record> {
         let quoted = format!("{}{}", self.out.get(..mark.length)?, Self::CLOSE);
         Record::read(&OwnedTape::parse(quoted).ok()?.root().as_str()?)
     }
 
-    /// Drops everything since the mark.
+    /// Drops everything after the mark.
     pub(crate) fn take_back(&mut self, mark: Mark) {
         self.out.truncate(mark.length);
         (self.escapes, self.move_bytes, self.has_entries) = (mark.escapes, mark.move_bytes, mark.has_entries);
         self.forget_replaced();
     }
 
-    /// Drops everything since the mark, and keeps the earlier entry of the profile with its revision: this pass changed
-    /// nothing.
+    /// Drops everything after the mark, because this pass changed nothing for the profile. Keeps its entry from an
+    /// earlier pass, with the revision of that time.
     pub(crate) fn keep(&mut self, mark: Mark, earlier: Option<&Record>, profile: &str) {
         self.take_back(mark);
         self.keep_of(earlier, profile);
     }
 
-    /// Keeps the entries of profiles that this pass does not apply, because their additions still exist. These entries
-    /// come first until the record ends, so that a new profile is omitted if there is no room.
+    /// Keeps the entries of profiles that this pass does not apply, because their additions still exist. They are
+    /// written first, so that a new profile is left out if there is no room.
     pub(crate) fn keep_others<'p>(&mut self, earlier: &Record, mut is_applied: impl FnMut(&str) -> bool + 'p) {
         for entry in earlier.profiles() {
             if entry.get("profile").and_then(Value::as_str).is_some_and(|name| !is_applied(&name)) {
@@ -236,8 +239,8 @@ impl RecordWriter {
         }
     }
 
-    /// Returns the record as a JSON string; `None` if it has no entries. Kept entries return to their position in the
-    /// earlier record, because changes are undone from the last.
+    /// Returns the record as a JSON string. `None` if it has no entries. Kept entries return to their positions in the
+    /// earlier record, because changes are undone in reverse order.
     pub(crate) fn finish(mut self, earlier: Option<&Record>) -> Option<String> {
         if !self.has_entries {
             return None;
@@ -247,7 +250,7 @@ impl RecordWriter {
         Some(ordered.unwrap_or(self.out))
     }
 
-    /// Orders the entries as in an earlier record. New entries follow the kept ones.
+    /// Sorts the entries by their order in an earlier record. New entries follow the kept ones.
     fn in_order(quoted: &str, earlier: &Record) -> Option<String> {
         let tape = OwnedTape::parse(quoted.to_owned()).ok()?;
         let record = Record::read(&tape.root().as_str()?)?;
@@ -270,13 +273,13 @@ impl RecordWriter {
         Some(ordered.out)
     }
 
-    /// Returns a mark at the current end.
+    /// Returns a mark at the current position.
     fn mark(&self) -> Mark {
         let Self { escapes, move_bytes, has_entries, .. } = *self;
         Mark { length: self.out.len(), escapes, move_bytes, has_entries }
     }
 
-    /// Keeps the earlier entry of a profile, if there is one.
+    /// Keeps the entry of a profile from an earlier pass, if there is one.
     pub(crate) fn keep_of(&mut self, earlier: Option<&Record>, profile: &str) {
         if let Some(entry) = earlier.and_then(|record| record.entry(profile)) {
             self.keep_entry(entry);
@@ -304,7 +307,8 @@ impl RecordWriter {
     }
 }
 
-/// Writes a string as a JSON string within a JSON string. Returns the number of bytes that the outer string adds.
+/// Writes a string as a JSON string within a JSON string. Returns the number of bytes that escaping for the outer
+/// string adds.
 fn push_text(out: &mut String, text: &str) -> usize {
     // Names and most pointers need no escapes.
     if is_plain(text) {
@@ -318,7 +322,7 @@ fn push_text(out: &mut String, text: &str) -> usize {
     push_json(out, &quoted)
 }
 
-/// Writes JSON within a JSON string. Returns the number of bytes that escaping adds.
+/// Writes JSON within a JSON string. Returns the number of bytes that escaping for the outer string adds.
 fn push_json(out: &mut String, json: &str) -> usize {
     let before = out.len();
     write_escaped(out, json);

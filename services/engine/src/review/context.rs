@@ -1,4 +1,4 @@
-//! The parts of a review that all its uses share: decisions on both paths, lookups, and explanations.
+//! The context of a review, shared by the decisions on both paths, the lookups, and the explanations.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::select::revisions::{self, TargetObject};
 use crate::select::wanted;
 use crate::snapshot::{Namespace, Snapshot};
 
-/// A review with its object and its namespace.
+/// A review with its object, its namespace and the snapshot.
 pub(super) struct ReviewContext<'r> {
     review: &'r Review<'r>,
     snapshot: &'r Snapshot,
@@ -31,20 +31,20 @@ pub(super) struct ReviewContext<'r> {
     pub(super) action: Action<'r>,
     pub(super) level: InjectionLevel,
     pub(super) namespace: Arc<Namespace>,
-    /// The object of the request; for the validations of a deletion, the old object.
+    /// The object of the request. For validations of a deletion, the old object.
     pub(super) object: Value<'r>,
     allowances: Allowances,
 }
 
-/// The object of a review as its author wrote it, and the injection record in the object.
+/// The original object of a review, without injection, and the injection record in the object.
 pub(super) struct OriginalObject {
     pub(super) record: FoundRecord,
-    /// The object without the changes in the record; `None` if the object has no genuine record.
+    /// The object without the changes in the record. `None` if there is no genuine record.
     restored: Option<OwnedTape>,
 }
 
 impl<'r> ReviewContext<'r> {
-    /// Returns the context of a decision, or the reason why nothing is decided.
+    /// Returns the context for a decision. Otherwise returns the decision to skip the object, with the reason.
     pub(super) fn for_decision(
         review: &'r Review<'r>,
         endpoint: Endpoint,
@@ -81,7 +81,7 @@ impl<'r> ReviewContext<'r> {
         Ok(context)
     }
 
-    /// Returns the context; `None` if no profile can target the operation, the review has no object, or the namespace
+    /// Returns the context. `None` if profiles cannot target the operation, the review has no object, or the namespace
     /// is not opted in.
     fn new(review: &'r Review<'r>, endpoint: Endpoint, snapshot: &'r Snapshot, facts: &'r Facts) -> Option<Self> {
         let action = review.envelope.action(endpoint.phase())?;
@@ -97,7 +97,7 @@ impl<'r> ReviewContext<'r> {
         (action, object): (Action<'r>, Value<'r>),
     ) -> Option<Self> {
         let level = facts.level(endpoint)?;
-        // A namespace that was not found has only the failure mode of the endpoint.
+        // If the namespace was not found, only the failure mode of the endpoint is known.
         let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
         let allowances = Allowances::until(facts.deadline);
         Some(Self { review, snapshot, facts, action, level, namespace, object, allowances })
@@ -112,7 +112,7 @@ impl<'r> ReviewContext<'r> {
         schema::of(self.action.group, self.action.resource)
     }
 
-    /// Restores the object as its author wrote it.
+    /// Restores the original object.
     pub(super) fn original(&self) -> Result<OriginalObject, Malformed> {
         let record = if self.changes_stored_record() {
             FoundRecord::None
@@ -126,8 +126,8 @@ impl<'r> ReviewContext<'r> {
         Ok(OriginalObject { record, restored })
     }
 
-    /// Whether the update of a stored object changes its record. Everyone who may update a stored object may change its
-    /// annotations, so such a record is ignored.
+    /// Whether the update of a stored object changes its record. Such a record is ignored, because everyone who may
+    /// update a stored object may also change its annotations.
     fn changes_stored_record(&self) -> bool {
         if self.action.phase != Phase::Validate || self.action.operation != Operation::Update {
             return false;
@@ -139,12 +139,12 @@ impl<'r> ReviewContext<'r> {
         self.review.old_object().and_then(text) != text(self.object)
     }
 
-    /// Returns the context of expressions, with the original object.
+    /// Returns the context for expressions, with the original object.
     pub(super) fn eval_context<'e>(&'e self, original: &'e OriginalObject) -> EvalContext<'e> {
         let envelope = &self.review.envelope;
         let request = self.review.request();
         let object = if self.action.operation == Operation::Delete {
-            // A deletion has no final object: `object` is null, as in Kubernetes' own policies.
+            // A deletion has no final object, so `object` is null, as in the admission policies of Kubernetes.
             request.get("object").unwrap_or(self.object)
         } else {
             original.restored.as_ref().map_or(self.object, OwnedTape::root)
@@ -160,17 +160,18 @@ impl<'r> ReviewContext<'r> {
         }
     }
 
-    /// Returns the candidate profiles of the namespace, each at the revision that applies to the object.
+    /// Returns the profiles for the namespace, each at the revision that applies to the object.
     pub(super) fn candidates(&self, original: &OriginalObject) -> Arc<Candidates> {
         // The revisions in the record apply only to the request that creates the object. Later requests use the active
-        // ones.
+        // revisions.
         let is_recorded = self.action.phase == Phase::Mutate || self.action.operation == Operation::Create;
         let record = original.record.genuine().filter(|_| is_recorded);
         let target = self.target(original, record);
         self.snapshot.choose_revisions(self.namespace_candidates(), target, &self.facts.looked_up)
     }
 
-    /// Returns the lookups that a decision needs. The result is an upper bound, because conditions are not evaluated.
+    /// Returns the lookups that a decision may need. Conditions are not evaluated, so some of them may turn out to be
+    /// unnecessary.
     fn needs(&self) -> Wanted {
         if self.action.operation == Operation::Delete {
             return Wanted::default();
@@ -183,7 +184,7 @@ impl<'r> ReviewContext<'r> {
         {
             return Wanted::default();
         }
-        // A malformed object is denied when the review is decided.
+        // Deciding the review will deny a malformed object.
         let Ok(original) = self.original() else { return Wanted::default() };
         let target = self.target(&original, original.record.genuine().filter(|_| is_new));
         let (candidates, revisions) = self.snapshot.missing_revisions(candidates, target);
@@ -210,7 +211,7 @@ impl Review<'_> {
         self.tape.root().get("request").unwrap_or_else(|| self.tape.root())
     }
 
-    /// Returns the object that the decision is about, if there is one. For a deletion, it is the old object.
+    /// Returns the object to decide, if there is one. For a deletion, it is the old object.
     fn object(&self, action: Action<'_>) -> Option<Value<'_>> {
         match (action.phase, action.operation) {
             (Phase::Validate, Operation::Delete) => self.old_object(),
@@ -218,8 +219,8 @@ impl Review<'_> {
         }
     }
 
-    /// Returns the lookups that a decision needs. Reads only the namespace of `facts`. Most results are empty and cheap
-    /// to compute.
+    /// Returns the lookups that a decision may need. Of `facts`, only the namespace is read. Usually there are none,
+    /// which is cheap to find out.
     #[must_use]
     pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
         if SYSTEM_NAMESPACES.contains(&self.namespace()) {
@@ -228,9 +229,8 @@ impl Review<'_> {
         ReviewContext::new(self, endpoint, snapshot, facts).map(|context| context.needs()).unwrap_or_default()
     }
 
-    /// Returns the cluster profiles and the namespace's profiles, with the values of their parameters and the sources
-    /// of these values. For `pillion explain`; [`Review::decide`] does not use the result. Empty if the namespace is
-    /// not opted in.
+    /// Returns the cluster profiles and the namespace's profiles, with the values and sources of their parameters. Used
+    /// by `pillion explain`, but not by [`Review::decide`]. Empty if the namespace is not opted in.
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let Some(context) = ReviewContext::new(self, endpoint, snapshot, facts) else { return Vec::new() };
@@ -241,11 +241,11 @@ impl Review<'_> {
     }
 }
 
-/// The record in the annotations of an object.
+/// The injection record in the annotations of an object.
 pub(super) enum FoundRecord {
     None,
     Genuine(Record),
-    /// A record that Pillion did not write, or in a format that this build does not understand.
+    /// A record that Pillion did not write, or whose format is unknown to this version.
     Foreign,
 }
 
@@ -262,7 +262,7 @@ impl FoundRecord {
         }
     }
 
-    /// Returns the record, if it is trusted.
+    /// Returns the record, if it is genuine.
     pub(super) const fn genuine(&self) -> Option<&Record> {
         match self {
             Self::Genuine(record) => Some(record),
@@ -271,7 +271,7 @@ impl FoundRecord {
     }
 }
 
-/// Denies an object in which a key appears twice.
+/// Denies an object with a duplicate key.
 pub(super) fn malformed_object(malformed: &Malformed) -> Decision {
     Decision::denied(Reason::DuplicateKey, format!("{:?}", malformed.key))
 }

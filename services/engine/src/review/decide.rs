@@ -1,12 +1,13 @@
 //! Decides a review on the mutating path.
 //!
-//! A policy of the API server adds a scheduling gate to every pod that is created in a `held` namespace. The gate marks
-//! pods without a decision. So every decision removes the gate in its patch, even if nothing is injected, or a profile
-//! is left out because of its `failurePolicy`. The gate stays if there is no response, and on denied pods. Other gates keep
-//! their place and order.
+//! An admission policy adds a scheduling gate to every pod that is created in a `held` namespace. The gate marks pods
+//! without a decision. Therefore the patch of every decision removes the gate, even if nothing is injected or a profile
+//! is left out because of its `failurePolicy`. The gate remains if there is no response, and on denied pods. Other
+//! gates keep their order.
 //!
-//! Another policy rejects pods of `required` namespaces that have no injection record. If the guardrails set
-//! `recordDecisions`, every decision that allows such a pod writes a record, which is empty if nothing is injected.
+//! Another admission policy rejects pods in `required` namespaces that have no injection record. If the guardrails set
+//! `recordDecisions`, every decision that allows such a pod writes a record. The record is empty if nothing is
+//! injected.
 
 use pillion_api::names::{INJECTION_GATE, InjectionLevel};
 use pillion_api::profile::FailurePolicy;
@@ -24,19 +25,19 @@ use crate::record::RecordWriter;
 use crate::select::{Selected, Selection, select};
 use crate::snapshot::Snapshot;
 
-/// The changes of namespaced profiles in an earlier pass.
+/// The changes that namespaced profiles made in an earlier pass.
 #[derive(Clone, Copy)]
 struct EarlierPass<'v> {
     /// The changes of profiles that do not stand in for cluster profiles, if there are any.
     changes: Option<&'v NamespaceChanges<'v>>,
-    /// Whether the pass applied a profile that stands in for a cluster profile. The changes of such a profile are kept:
-    /// they come from its parent's template, and the parent might not make them again.
+    /// Whether the pass applied a stand-in for a cluster profile. Its changes are kept, because they come from the
+    /// template of the cluster profile, which might not make them again.
     had_stand_in: bool,
 }
 
-/// Why an object cannot be injected.
+/// The reason why an object cannot be injected.
 enum MutateError {
-    /// The author wrote a key twice. The API server never sends such an object, because it decodes objects first.
+    /// The object has a duplicate key. API servers never send such an object, because they decode objects first.
     Malformed(Malformed),
     /// The patch failed its self-check.
     SelfCheck(InternalError),
@@ -57,7 +58,7 @@ impl From<CheckFault> for MutateError {
     }
 }
 
-/// Decides a review. Returns an error if the patch fails its self-check.
+/// Decides a review. Fails if the patch does not pass its self-check.
 pub(super) fn decide(
     review: &Review<'_>,
     endpoint: Endpoint,
@@ -90,7 +91,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     let candidates = context.candidates(&original);
     let selection = select(&candidates, context.action, level, eval_context, &arena);
 
-    // The record of an earlier pass. A cluster profile takes over the entry of a profile that stood in for it.
+    // The record of an earlier pass. A cluster profile takes over the entries of its former stand-ins.
     let record = original.record.genuine();
     let taken_over =
         record.and_then(|record| record.taken_over(|name, parent| selection.successor_revision(name, parent)));
@@ -153,7 +154,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
 }
 
 /// Applies the profiles. Leaves out namespaced profiles that make the result too large, prevent a cluster profile from
-/// being applied, or interfere with its changes. `finish` completes each result before its size is measured.
+/// being applied, or interfere with its changes. `finish` completes each result before its size is checked.
 fn apply_profiles<'v>(
     profiles: &[Selected<'v>],
     target: InjectTarget<'v>,
@@ -167,8 +168,8 @@ fn apply_profiles<'v>(
     };
     let mut applied = apply(Exclusions::default())?;
 
-    // Stand-ins are applied before other cluster profiles, so only the complete patch shows whether the stand-ins make
-    // the patch too large.
+    // Other cluster profiles are applied after the stand-ins, so only the complete patch shows whether the stand-ins
+    // make the patch too large.
     let mut has_stand_ins = profiles.iter().any(|selected| selected.stands_in);
     let excess = if has_stand_ins { too_large(target.object, patch::length(&applied.document)) } else { None };
     let stand_ins = excess.as_deref();
@@ -196,18 +197,18 @@ fn apply_profiles<'v>(
     Ok(applied)
 }
 
-/// Returns [`Exclusions::others`] after interference: why the other namespaced profiles are left out, and their changes
-/// in an earlier pass.
+/// Returns [`Exclusions::others`] for interfering profiles: the reason to leave out the namespaced profiles, and their
+/// changes from an earlier pass.
 fn others<'p, 'v>(
     interfering: Option<&'p (String, &'v NamespaceChanges<'v>)>,
 ) -> Option<(&'p str, &'v NamespaceChanges<'v>)> {
     interfering.map(|(why, changes)| (why.as_str(), *changes))
 }
 
-/// Returns why stand-ins for cluster profiles must be left out: a cluster profile is left out of `with`, the result
-/// with stand-ins, but not of `without`.
+/// Returns the reason to leave out stand-ins for cluster profiles: a cluster profile is left out in `with`, the result
+/// with stand-ins, but not in `without`.
 ///
-/// Returns `None` if there is no such profile, or if another cluster profile is left out only of `without`.
+/// `None` if there is no such profile, or if another cluster profile is left out only in `without`.
 fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_>) -> Option<String> {
     let mut message = None;
     for (place, selected) in profiles.iter().enumerate() {
@@ -223,7 +224,8 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
             (Some(verdict), None) if message.is_none() => {
                 let (name, reason) = (selected.profile.display_name(), verdict.reason.sentence());
                 let detail = verdict.detail.unwrap_or_default();
-                message = Some(format!("with it the cluster profile {name} would not be applied: {reason}: {detail}"));
+                message =
+                    Some(format!("it would prevent the cluster profile {name} from being applied: {reason}: {detail}"));
             }
             _ => {}
         }
@@ -231,9 +233,9 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
     message
 }
 
-/// Checks that `together`, the result of all profiles, keeps the protected changes in `alone`, the result of the
-/// platform's profiles. An earlier pass may have applied namespaced profiles before changes that the platform's
-/// profiles make only now.
+/// Checks that the result of all profiles contains the protected changes in `alone`, the result of the cluster
+/// profiles. In an earlier pass, a namespaced profile may have been applied before a change that a cluster profile
+/// makes only in this pass.
 fn interference(together: &Applied<'_>, alone: &Applied<'_>) -> Result<(), Excess> {
     let protected = alone.protected.as_ref().ok_or_else(Excess::unreadable)?;
     limits::check_interference(&alone.document, &together.document, protected)
@@ -250,7 +252,8 @@ fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     (!patch::fits(patch, object)).then(message)
 }
 
-/// Derives the decision from the results of all profiles. `nothing_requested` is the reason if no profile was selected.
+/// Derives the decision from the results of all profiles. `nothing_requested` is the reason if no profile was
+/// requested.
 fn conclude(
     object: Value<'_>,
     profiles: Vec<ProfileDecision>,
@@ -278,13 +281,14 @@ fn conclude(
         let reason = profiles.first().map_or(nothing_requested, |decision| decision.reason);
         (Outcome::Skipped, reason, None)
     };
-    // There may be a patch without any applied profile: for instance, one that drops a record that is not genuine.
+    // There may be a patch even if no profile was applied, such as one that drops a record that is not genuine.
     let sends_patch = refusing.is_none() && is_sent;
     let patch = if sends_patch { patch } else { None };
     Decided { decision: Decision { outcome, reason, detail, profiles, validations: Vec::new(), notices }, patch }
 }
 
-/// Removes the gate from a document if the namespace is `held`. Also removes the list of gates if it becomes empty.
+/// Removes the scheduling gate from a document if the namespace is `held`. Also removes the list of gates if it is then
+/// empty.
 fn remove_gate(document: &mut Document<'_>, level: InjectionLevel) -> Result<(), Malformed> {
     if level != InjectionLevel::Held {
         return Ok(());
@@ -314,12 +318,13 @@ fn remove_gate(document: &mut Document<'_>, level: InjectionLevel) -> Result<(),
     Ok(())
 }
 
-/// Whether a JSON string is the name of the gate. The name needs no escapes, but a client may write some.
+/// Whether a JSON string is the name of the gate. The name contains no characters to escape, but a client may escape
+/// some.
 fn is_the_gate(raw: &str) -> bool {
     serde_json::from_str::<String>(raw).is_ok_and(|name| name == INJECTION_GATE)
 }
 
-/// Removes the gate of a `held` namespace if a decision allows the object without a patch.
+/// Removes the scheduling gate of a `held` namespace if the decision allows the object without a patch.
 pub(super) fn without_gate(
     object: Value<'_>,
     level: InjectionLevel,

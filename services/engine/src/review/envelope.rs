@@ -1,4 +1,4 @@
-//! The envelope of an AdmissionReview: everything in a request but the object.
+//! The envelope of an AdmissionReview: all its fields except the object.
 
 use std::borrow::Cow;
 
@@ -9,11 +9,11 @@ use super::ReviewError;
 use crate::json::{BorrowedTape, Kind, Value, key_that_stands_twice};
 use crate::profile::target::{Action, Phase};
 
-/// The maximum number of keys in an object of the envelope. The API server sends at most sixteen. Comparing each key
-/// with all before it is the cheapest way to find duplicates among so few keys.
+/// The maximum number of keys in an object of the envelope. The API server sends at most sixteen. With so few keys, the
+/// fastest way to find duplicates is to compare each key with all those before it.
 const MAX_KEYS: usize = 64;
 
-/// The length to which an invalid value is shortened in messages.
+/// The maximum length of invalid values in messages, in characters.
 const SHOWN: usize = 60;
 
 /// The supported versions. The response has the version of the review.
@@ -26,14 +26,14 @@ pub(super) struct Envelope<'b> {
     pub(super) api_version: &'static str,
     pub(super) uid: Cow<'b, str>,
     pub(super) namespace: Cow<'b, str>,
-    /// The operation; `None` if no profile can target it, such as `CONNECT`.
+    /// The operation. `None` if profiles cannot target it, such as `CONNECT`.
     pub(super) operation: Option<Operation>,
     pub(super) group: Cow<'b, str>,
     pub(super) version: Cow<'b, str>,
-    /// The resource in the plural, with the subresource after a slash if there is one.
+    /// The plural resource name. If there is a subresource, a slash and its name follow.
     pub(super) resource: Cow<'b, str>,
     pub(super) dry_run: bool,
-    /// Whether the user is a node, such as a kubelet that creates mirror pods.
+    /// Whether the user is a node, such as one whose kubelet creates a mirror pod.
     pub(super) by_node: bool,
 }
 
@@ -83,18 +83,18 @@ impl<'b> Envelope<'b> {
         })
     }
 
-    /// Returns the action of the request; `None` if no profile can target the operation, such as `CONNECT`.
+    /// Returns the action of the request. `None` if profiles cannot target the operation, such as `CONNECT`.
     pub(super) fn action(&self, phase: Phase) -> Option<Action<'_>> {
         let (group, version, resource) = (&*self.group, &*self.version, &*self.resource);
         Some(Action { phase, group, version, resource, operation: self.operation? })
     }
 }
 
-/// Returns the object in a field. Fails if the value is not an object, or if its keys are too many or not unique.
+/// Returns the object in a field. Fails if the value is not an object, or if it has too many keys or duplicate keys.
 fn object<'t>(field: &'static str, value: Option<Value<'t>>, expected: &'static str) -> Result<Value<'t>, ReviewError> {
     let object = value.filter(|value| value.kind() == Kind::Object);
     let object = object.ok_or_else(|| unexpected(field, value, expected))?;
-    // The object of the request may have any number of keys, which the merge checks.
+    // The object of the request may have any number of keys. The merge finds duplicates in it.
     if field != "request.object" {
         if object.members().nth(MAX_KEYS).is_some() {
             return Err(ReviewError::TooManyKeys { field, most: MAX_KEYS });

@@ -1,8 +1,8 @@
-//! Admission reviews: parses a review, decides it, and writes the response.
+//! Admission reviews: parses and decides a review, and writes the response.
 //!
-//! A [`Review`] borrows the body of the request. A body that is not a valid review is a [`ReviewError`], which is a
-//! client error. A failed self-check while deciding is an [`InternalError`], which is a server error, so that the API
-//! server applies the failure policy. Any decision about the object, denials included, is a regular response.
+//! A [`Review`] borrows the request body. An invalid body is a [`ReviewError`], which is a client error. If a patch
+//! fails its self-check, this is an [`InternalError`], which is a server error, so that the API server applies the
+//! failure policy. All decisions, including denials, are successful responses.
 
 mod envelope;
 mod context;
@@ -29,11 +29,11 @@ use crate::snapshot::{Namespace, Snapshot};
 /// The path to which the API server sends a review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// `/mutate`: the engine reads the failure mode of the namespace from its labels.
+    /// `/mutate`: the failure mode comes from the labels of the namespace.
     Any,
-    /// A path of a mutating webhook configuration: the API server has matched the namespace by this failure mode.
+    /// A path in a mutating webhook configuration. The API server has selected the namespace by this failure mode.
     Level(InjectionLevel),
-    /// `/validate`: like [`Endpoint::Any`], for validations.
+    /// `/validate`, for validations. The failure mode comes from the labels of the namespace.
     Validate,
     /// Like [`Endpoint::Level`], for validations.
     ValidateLevel(InjectionLevel),
@@ -71,7 +71,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the value of the metric label, the log field and the span attribute.
+    /// Returns the name of the endpoint as the value of the metric label, the log field and the span attribute.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -85,26 +85,26 @@ impl Endpoint {
     }
 }
 
-/// The inputs of a decision besides the request and the snapshot.
+/// The inputs of a decision that are neither in the request nor in the snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// The namespace of the object; `None` if it was not found.
+    /// The namespace of the object. `None` if it was not found.
     pub namespace: Option<Arc<Namespace>>,
     /// The results of the lookups that [`Review::needs`] returned.
     pub looked_up: LookedUp,
-    /// Which records are trusted.
+    /// The records that are trusted.
     pub record_trust: RecordTrust,
-    /// Guardrails that apply instead of the snapshot's, because they can change while the snapshot stays. `None`: the
-    /// snapshot's apply.
+    /// The current guardrails. They may change while the snapshot remains the same. `None` if the guardrails of the
+    /// snapshot apply.
     pub guardrails: Option<Arc<Guardrails>>,
-    /// The deadline of the request, at which expressions fail even if they have steps left. `None`: only the steps are
-    /// limited.
+    /// The deadline of the request. Expressions fail after it, even if they have steps left. `None` if only the number
+    /// of steps is limited.
     pub deadline: Option<Instant>,
 }
 
 impl Facts {
-    /// Returns the failure mode of the object's namespace: that of the endpoint or, if the endpoint has none, that in
-    /// the namespace's labels. `None`: the namespace is not opted in.
+    /// Returns the failure mode for the object's namespace: that of the endpoint or, if it has none, that of the
+    /// namespace's labels. `None` if the namespace is not opted in.
     fn level(&self, endpoint: Endpoint) -> Option<InjectionLevel> {
         match endpoint {
             Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
@@ -113,17 +113,17 @@ impl Facts {
     }
 }
 
-/// Which records of an earlier injection are trusted.
+/// The injection records that are trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RecordTrust {
-    /// Records that, by `metadata.managedFields`, the author did not write.
+    /// Records that the author did not write, according to `metadata.managedFields`.
     #[default]
     ManagedFields,
-    /// All records. For the command line, whose files have no managedFields.
+    /// All records. For the command line, because files have no managedFields.
     AsFound,
 }
 
-/// Why a body is not a valid review. This is a client error.
+/// The reason why a body is not a valid review. This is a client error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReviewError {
     /// The body is empty.
@@ -133,14 +133,14 @@ pub enum ReviewError {
     #[error("the body is not UTF-8 at byte {0}; expected an AdmissionReview as JSON")]
     Encoding(usize),
     /// The body is not JSON.
-    #[error("the body is not JSON that can be read: {0}")]
+    #[error("the body is not valid JSON: {0}")]
     Syntax(#[from] SyntaxError),
     /// The body is JSON, but not an AdmissionReview of a supported version.
     #[error("{field} is {found}; expected {expected}")]
     Field {
         /// The path of the field.
         field: &'static str,
-        /// The found value, shortened.
+        /// The value that was found, shortened.
         found: String,
         /// The expected value.
         expected: &'static str,
@@ -153,17 +153,17 @@ pub enum ReviewError {
         /// The maximum number of keys.
         most: usize,
     },
-    /// A key of the envelope appears twice.
-    #[error("{0:?} stands twice in one object; which one counts is not certain")]
+    /// An object of the envelope contains a key twice.
+    #[error("the key {0:?} occurs twice in one object")]
     Twice(Box<str>),
 }
 
-/// The patch failed its self-check. The failure policy decides about the object.
+/// The patch failed its self-check. The failure policy of the webhook determines what happens to the object.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the patch did not pass its check before it was sent: {0}")]
+#[error("the patch failed its self-check: {0}")]
 pub struct InternalError(#[from] CheckFault);
 
-/// The stage at which the check of a patch failed. A closed set, because each stage is a label value of a metric.
+/// The stage of the self-check that failed. It is a closed set, because stages are label values of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CheckStage {
     /// The patch could not be parsed as a JSON patch.
@@ -178,7 +178,7 @@ impl CheckStage {
     /// All stages.
     pub const ALL: [Self; 3] = [Self::Read, Self::Apply, Self::Compare];
 
-    /// Returns the value of the metric label.
+    /// Returns the stage as the value of the metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -190,7 +190,7 @@ impl CheckStage {
 }
 
 impl InternalError {
-    /// Returns the stage at which the check failed.
+    /// Returns the stage that failed.
     #[must_use]
     pub const fn stage(&self) -> CheckStage {
         match self.0 {
@@ -201,12 +201,12 @@ impl InternalError {
     }
 }
 
-/// A decision, and the patch that implements it.
+/// A decision, and the patch that it requires.
 #[derive(Clone, Debug)]
 pub struct Decided {
     /// The decision.
     pub decision: Decision,
-    /// The JSON patch; `None` if nothing changes.
+    /// The JSON patch. `None` if the object does not change.
     pub patch: Option<Vec<u8>>,
 }
 
@@ -216,16 +216,16 @@ impl Decided {
     }
 }
 
-/// A step of a decision.
+/// A step in the process of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Selects the profiles for the object.
+    /// The profiles for the object are selected.
     Match,
-    /// Merges the templates of the selected profiles, and writes the patch.
+    /// The templates of the selected profiles are merged, and the patch is written.
     Merge,
-    /// Applies the patch to the original object, and compares the result.
+    /// The patch is applied to the original object, and the result is compared with the intended object.
     SelfCheck,
-    /// Evaluates validations, on the validating path.
+    /// Validations are evaluated, on the validating path.
     Validate,
 }
 
@@ -242,14 +242,14 @@ impl Step {
     }
 }
 
-/// Observes the steps of a decision. Each step begins at most once, in the order of [`Step`]. A decision that ends
-/// before the first step begins none.
+/// Observes the steps of a decision. Each step begins at most once, in the order of [`Step`]. Some decisions end before
+/// the first step.
 pub trait Observer {
     /// Called when a step begins.
     fn begins(&mut self, step: Step);
 }
 
-/// An observer that does nothing and is optimized away.
+/// An observer that does nothing, so that the compiler removes the calls.
 struct Unobserved;
 
 impl Observer for Unobserved {
@@ -257,7 +257,7 @@ impl Observer for Unobserved {
     fn begins(&mut self, _step: Step) {}
 }
 
-/// A parsed review, which borrows its body.
+/// A parsed review. It borrows the request body.
 #[derive(Debug)]
 pub struct Review<'b> {
     tape: BorrowedTape<'b>,
@@ -268,7 +268,7 @@ impl<'b> Review<'b> {
     /// Parses the body of a request.
     ///
     /// # Errors
-    /// The body is not an AdmissionReview of version v1 or v1beta1 with a request. This is a client error.
+    /// The body is not an AdmissionReview of version v1 or v1beta1 with a valid request. This is a client error.
     pub fn parse(body: &'b [u8]) -> Result<Self, ReviewError> {
         if body.is_empty() {
             return Err(ReviewError::Empty);
@@ -289,25 +289,25 @@ impl<'b> Review<'b> {
         self.tape.root().at(&["request", "oldObject"]).filter(|object| object.kind() == Kind::Object)
     }
 
-    /// The UID of the request, which the response repeats.
+    /// Returns the UID of the request. The response must repeat it.
     #[must_use]
     pub fn uid(&self) -> &str {
         &self.envelope.uid
     }
 
-    /// The namespace of the object; empty if it has none.
+    /// Returns the namespace of the object. Empty if it has none.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.envelope.namespace
     }
 
-    /// The operation of the request; `None` if no profile can target it.
+    /// Returns the operation of the request. `None` if profiles cannot target it.
     #[must_use]
     pub const fn operation(&self) -> Option<Operation> {
         self.envelope.operation
     }
 
-    /// The name of the object, or the prefix of its generated name. For logs.
+    /// Returns the name of the object, or the prefix of its generated name, for logs.
     #[must_use]
     pub fn object_name(&self) -> Option<Cow<'_, str>> {
         let metadata = self.new_object()?.get("metadata")?;
@@ -324,12 +324,12 @@ impl<'b> Review<'b> {
     /// Decides the review.
     ///
     /// # Errors
-    /// The patch did not pass its self-check, which is a bug of this build.
+    /// The patch did not pass its self-check. This is a bug in Pillion.
     pub fn decide(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Result<Decided, InternalError> {
         self.decide_observed(endpoint, snapshot, facts, &mut Unobserved)
     }
 
-    /// Like [`Self::decide`], and calls the observer at the start of each step.
+    /// Decides the review like [`Self::decide`], but also calls the observer at the start of each step.
     ///
     /// # Errors
     /// Like [`Self::decide`].
@@ -343,9 +343,9 @@ impl<'b> Review<'b> {
         decide::decide(self, endpoint, snapshot, facts, observer)
     }
 
-    /// Completes a decision that was made without [`Self::decide`], for instance while injection is switched off: adds
+    /// Completes a decision that was not made by [`Self::decide`], such as a decision while injection is disabled. Adds
     /// a patch that removes the scheduling gate of a pod in a `held` namespace. Decisions of [`Self::decide`] already
-    /// remove the gate.
+    /// remove it.
     ///
     /// # Errors
     /// Like [`Self::decide`].
@@ -357,7 +357,7 @@ impl<'b> Review<'b> {
         }
     }
 
-    /// Writes the response body.
+    /// Returns the response body.
     #[must_use]
     pub fn respond(&self, decided: &Decided) -> Vec<u8> {
         response::write(&self.envelope, decided)

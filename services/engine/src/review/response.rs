@@ -1,5 +1,5 @@
-//! Writes the response to a review without serde: the response has only seven fields, and the patch takes most of the
-//! bytes.
+//! Writes the response to a review. It does not use serde, because the response has only seven fields, and most of its
+//! bytes are the patch.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -13,31 +13,31 @@ use super::envelope::Envelope;
 use crate::decision::{Decision, Notice, Outcome, ProfileOutcome, ValidationDecision, ValidationOutcome};
 use crate::json::write_string;
 
-/// The maximum number of warnings. The API server truncates all of them if they are too long together.
+/// The maximum number of warnings. If warnings are too long in total, the API server truncates all of them.
 const MAX_WARNINGS: usize = 2;
 
-/// The maximum length of a warning in characters.
+/// The maximum length of a warning, in characters.
 const MAX_WARNING: usize = 200;
 
-/// The maximum number of warnings if validations warn.
+/// The maximum number of warnings if they include failed validations.
 const MAX_VALIDATION_WARNINGS: usize = 8;
 
-/// The maximum length of the denial message of validations in characters.
+/// The maximum length of the message for validations that deny the object, in characters.
 const MAX_REFUSAL: usize = 2048;
 
-/// The maximum number of validations among the causes of a denial.
+/// The maximum number of failed validations that are listed as causes of a denial.
 const MAX_CAUSES: usize = 16;
 
-/// The maximum length of the audit annotation in bytes.
+/// The maximum length of the audit annotation, in bytes.
 const MAX_AUDIT: usize = 8 * 1024;
 
 /// The key of the audit annotation.
 const AUDIT_KEY: &str = "validations";
 
-/// The status code of a denial that no validation causes.
+/// The status code of denials without a failed validation.
 const DENIED: u16 = 403;
 
-/// The base64 encoder. Uses the SIMD instructions of the CPU, which are detected once.
+/// The base64 encoder. It detects the SIMD instructions of the CPU once.
 static BASE64: LazyLock<Simd> = LazyLock::new(|| Simd::standard(PAD));
 
 /// Writes the response to a review.
@@ -63,8 +63,8 @@ pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
     out
 }
 
-/// Writes the status of a denial. The code and the reason are those of the first denying validation. The causes are the
-/// denying validations, up to [`MAX_CAUSES`].
+/// Writes the status of a denial. The code and the reason are those of the first validation that denies the object. The
+/// causes are all such validations, up to [`MAX_CAUSES`].
 fn write_status(out: &mut Vec<u8>, decision: &Decision) {
     let first = decision.refusals().next();
     out.extend_from_slice(b",\"status\":{\"code\":");
@@ -89,8 +89,8 @@ fn write_status(out: &mut Vec<u8>, decision: &Decision) {
     out.extend_from_slice(if first.is_some() { b"]}}" } else { b"}" });
 }
 
-/// Writes the audit annotation, a JSON list of the audited validations. The API server prefixes its key with the
-/// webhook's name.
+/// Writes the audit annotation: a JSON list of the failed validations with the action `Audit`. The API server adds the
+/// name of the webhook as a prefix to the key.
 fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
     let mut list = String::new();
     for audited in decision.validations.iter().filter(|failed| failed.outcome == ValidationOutcome::Audited) {
@@ -124,11 +124,11 @@ fn write_audit(out: &mut Vec<u8>, decision: &Decision) {
 }
 
 fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
-    /// A multiple of three, so that only the last piece is padded.
+    /// A multiple of three, so that only the last piece has padding.
     const PIECE: usize = 1536;
     let mut encoded = [0; PIECE / 3 * 4];
     for piece in bytes.chunks(PIECE) {
-        // The buffer is large enough for a piece, so writing cannot fail.
+        // The buffer is large enough for one piece, so encoding cannot fail.
         let written = BASE64.encode_slice(piece, &mut encoded);
         debug_assert!(written.is_ok());
         out.extend_from_slice(encoded.get(..written.unwrap_or(0)).unwrap_or_default());
@@ -166,14 +166,14 @@ fn warnings(decided: &Decided) -> impl Iterator<Item = String> {
     all.map(|warning| one_line(&format!("pillion: {warning}"), MAX_WARNING))
 }
 
-/// Replaces control characters with spaces, and cuts a message that is too long between two words.
+/// Replaces control characters with spaces. Shortens a message that is too long, preferably between two words.
 fn one_line(message: &str, longest: usize) -> String {
     let clean = |character: char| if character.is_control() { ' ' } else { character };
     let mut line: String = message.chars().map(clean).take(longest).collect();
     if message.chars().nth(longest).is_none() {
         return line;
     }
-    // The ellipsis takes one character, and a word that fills half of the line is cut.
+    // The ellipsis needs one character. A word that fills half of the line is split.
     line.pop();
     let end = line.rfind(' ').filter(|end| *end > line.len() / 2).unwrap_or(line.len());
     line.truncate(end);
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(one_line("one\ntwo", 7), "one two");
         assert_eq!(one_line("violates PodSecurity restricted", 24), "violates PodSecurity…");
         assert_eq!(one_line("violates PodSecurity restricted", 30), "violates PodSecurity…");
-        // Without a space in the second half, the word is cut.
+        // Without a space in the second half, the word is split.
         assert_eq!(one_line("ééééééé", 4), "ééé…");
         let long = one_line(&"word ".repeat(100), MAX_WARNING);
         assert!(long.chars().count() <= MAX_WARNING && long.ends_with("word…"), "{long}");

@@ -1,4 +1,4 @@
-//! Tests reviews from the request's body to the response's body.
+//! Tests reviews from the request body to the response body.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn review_of(object: &Json) -> Json {
     })
 }
 
-/// The decision about a review, the response, and the patched object.
+/// The decision for a review, the response, and the patched object.
 struct Result {
     decided: Decided,
     answer: Json,
@@ -83,7 +83,7 @@ fn inject(object: &Json, profiles: &[(&str, Json)]) -> Result {
     answer(&review_of(object), ENABLED, &snapshot(profiles), &Facts::default())
 }
 
-/// Returns the object as the API server stores it: `managedFields` name the fields that the author wrote.
+/// Returns the object as the API server stores it: `managedFields` list the fields that the author wrote.
 fn as_stored(mut object: Json) -> Json {
     object["metadata"]["managedFields"] = json!([{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]);
     object
@@ -204,8 +204,8 @@ fn parse_rejects_invalid_bodies_with_reason() {
         (with("\"the-uid\"", "\"\""), "request.uid"),
         (with("\"the-uid\"", &format!("{:?}", "u".repeat(10_240))), "request.uid"),
         (with("\"uid\":\"the-uid\",", ""), "request.uid is absent"),
-        (with("\"uid\":", "\"uid\":\"other\",\"uid\":"), "\"uid\" stands twice"),
-        (with("\"request\":", "\"request\":{},\"request\":"), "\"request\" stands twice"),
+        (with("\"uid\":", "\"uid\":\"other\",\"uid\":"), "\"uid\" occurs twice"),
+        (with("\"request\":", "\"request\":{},\"request\":"), "\"request\" occurs twice"),
         (
             json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": null}).to_string(),
             "request is null",
@@ -298,7 +298,7 @@ fn differently_escaped_record_is_equal() {
     object["metadata"]["annotations"] = json!({"example.com/a": "x&y<z"});
     let object = inject(&object, &[("nginx", profile.clone())]).object;
     assert!(object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap().contains("x&y"));
-    // Go escapes `&` and `<` in JSON.
+    // Go escapes `&` and `<` in JSON strings.
     let body = review_of(&object).to_string().replace('&', r"\u0026").replace('<', r"\u003c");
     assert!(body.contains(r"x\u0026y"), "{body}");
     let snapshot = snapshot(&[("nginx", profile)]);
@@ -354,7 +354,7 @@ fn drops_foreign_record() {
     let again = inject(&copied, &[("nginx", sidecar())]);
     assert_eq!(again.decided.decision.notices, [Notice::RecordDropped]);
     let profile = &again.decided.decision.profiles[0];
-    // Container and volume equal the template's byte for byte. In a cluster, defaults would make them differ.
+    // Container and volume equal the template byte for byte. In a cluster, defaults would be added to them.
     assert_eq!(profile.outcome, ProfileOutcome::Unchanged);
     let mut other = copied;
     other["spec"]["containers"][1]["imagePullPolicy"] = json!("IfNotPresent");
@@ -379,7 +379,7 @@ fn changed_profile_keeps_recorded_revision() {
     let mut edited = sidecar();
     edited["template"]["spec"]["containers"][0]["image"] = json!("sidecar:2");
     let second = inject(&first.object, &[("nginx", edited)]);
-    // The injected fields are those of the earlier revision, which the record still names.
+    // The injected fields are those of the earlier revision, and the record still contains that revision.
     assert_eq!(second.decided.patch, None);
     assert_eq!(second.decided.decision.outcome, Outcome::Unchanged);
 }
@@ -390,7 +390,7 @@ fn gates(names: &[&str]) -> Json {
     names.iter().map(|name| json!({"name": name})).collect()
 }
 
-/// Returns the pod with these scheduling gates, as the API server sends it.
+/// Returns a pod with these scheduling gates, as the API server sends it.
 fn gated(names: &[&str]) -> Json {
     let mut pod = pod();
     pod["spec"]["schedulingGates"] = gates(names);
@@ -408,7 +408,7 @@ fn refusing(policy: &str) -> Json {
     spec
 }
 
-/// Returns a pod whose author has added a container with the sidecar's name.
+/// Returns a pod with an author's container that has the name of the sidecar.
 fn conflicting() -> Json {
     let mut pod = gated(&[INJECTION_GATE]);
     pod["spec"]["containers"][0] = json!({"name": "sidecar", "image": "mine:1"});
@@ -424,7 +424,7 @@ fn injection_removes_only_own_gate() {
         (&[INJECTION_GATE, "a"], Some(gates(&["a"]))),
         (&["a", INJECTION_GATE], Some(gates(&["a"]))),
         (&["a", INJECTION_GATE, "b"], Some(gates(&["a", "b"]))),
-        // The API server rejects duplicate gates. If a duplicate arrives anyway, both are removed.
+        // The API server rejects duplicate gates. If a request contains them anyway, both are removed.
         (&[INJECTION_GATE, "a", INJECTION_GATE], Some(gates(&["a"]))),
         (&["a"], Some(gates(&["a"]))),
     ] {
@@ -557,7 +557,7 @@ fn every_decision_marks_pod_of_required_namespace() {
             without["metadata"].as_object_mut().unwrap().remove("annotations");
         }
         assert_eq!(without, object);
-        // A reinvocation changes nothing.
+        // Another call of the webhook for the same pod changes nothing.
         let again = decided(REQUIRED, &result.object, &profiles);
         assert_eq!(again.decided.patch, None, "{:?}", again.decided);
     }
@@ -617,7 +617,7 @@ impl Observer for Steps {
     }
 }
 
-/// Returns the steps of the decision about a pod in a namespace, and the decision's reason.
+/// Returns the steps and the reason of the decision for a pod in a namespace.
 fn steps(endpoint: Endpoint, namespace: &str, profiles: &[(&str, Json)]) -> (Vec<Step>, Reason) {
     let mut review = review_of(&pod());
     review["request"]["namespace"] = json!(namespace);

@@ -1,7 +1,7 @@
 //! Decides a review on the validating path: evaluates the validations of the selected profiles.
 //!
-//! Both paths select and configure profiles by the object as its author wrote it, so they select the same profiles.
-//! Their validations then see the object as it will be stored, with everything that was injected. Each failed
+//! On both paths, profiles are selected and configured using the original object, so both paths select the same
+//! profiles. The validations then see the object as it will be stored, including all injected changes. Each failed
 //! validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit annotations are
 //! rendered.
 
@@ -43,20 +43,21 @@ pub(super) fn decide(context: &ReviewContext<'_>, observer: &mut impl Observer) 
     Decision { outcome, reason, detail, profiles, validations, notices }
 }
 
-/// Returns the names of the containers that, by the record, the platform's profiles added. Names are unique across the
-/// lists of containers. A container that was moved from another list belongs to the author, who wrote a part of it.
+/// Returns the names of the containers that cluster profiles added, according to the record. Names are unique across
+/// the lists of containers. A container that was moved from another list belongs to the author, because the author
+/// wrote a part of it.
 fn injected_containers(record: &Record) -> Vec<Box<str>> {
     let lists = ["/spec/containers/", "/spec/initContainers/"];
     let name = |pointer: &str| {
         let name = lists.iter().find_map(|list| pointer.strip_prefix(list))?;
-        // A deeper pointer is a part of an author's container.
+        // A longer pointer refers to a part of an author's container.
         (!name.contains('/')).then(|| Box::from(name))
     };
     let moved: Vec<_> = record.moved().filter_map(|pointer| name(&pointer)).collect();
     record.added_by_platform().filter_map(|pointer| name(&pointer)).filter(|name| !moved.contains(name)).collect()
 }
 
-/// Derives the outcome from the results of all profiles. `nothing_requested` is the reason if no profile was selected.
+/// Derives the outcome from the results of all profiles. `nothing_requested` is the reason if no profile was requested.
 fn conclude(profiles: &[ProfileDecision], nothing_requested: Reason) -> (Outcome, Reason, Option<Box<str>>) {
     let mut refusing = profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Denied).peekable();
     if let Some(first) = refusing.peek() {
@@ -67,7 +68,7 @@ fn conclude(profiles: &[ProfileDecision], nothing_requested: Reason) -> (Outcome
         });
         return (Outcome::Denied, reason, Some(messages.collect::<Vec<_>>().join("; ").into()));
     }
-    // The first profile with a failed validation gives the reason, so that profiles that passed do not hide it.
+    // The reason is that of the first profile with a failed validation, if there is one.
     let validated = || profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Validated);
     match validated().find(|decision| decision.reason != Reason::Valid).or_else(|| validated().next()) {
         Some(decision) => (Outcome::Validated, decision.reason, None),
@@ -76,7 +77,8 @@ fn conclude(profiles: &[ProfileDecision], nothing_requested: Reason) -> (Outcome
 }
 
 /// Evaluates the validations of each profile that selection left `Unchanged`, and updates its decision. Returns the
-/// failed validations. `stored` has the object as it will be stored, and `injected` the names of injected containers.
+/// failed validations. `stored` contains the object as it will be stored, and `injected` the names of injected
+/// containers.
 fn check_profiles(
     profiles: &mut [Selected<'_>],
     stored: EvalContext<'_>,
@@ -144,8 +146,8 @@ const fn outcome_of(action: ValidationAction) -> ValidationOutcome {
     }
 }
 
-/// Returns the outcome of a validation that cannot be evaluated. The object is denied only if the validation's action
-/// is `Deny` and the profile's `failurePolicy` is `Fail`.
+/// Returns the outcome of a validation that cannot be evaluated. It denies the object only if its action is `Deny` and
+/// the profile's `failurePolicy` is `Fail`.
 const fn failure(policy: FailurePolicy, action: ValidationAction) -> ValidationOutcome {
     match (policy, action) {
         (FailurePolicy::Fail, ValidationAction::Deny) => ValidationOutcome::Denied,
@@ -158,8 +160,8 @@ fn could_not_evaluate(index: usize, error: &EvaluationError) -> String {
     format!("validation {index} could not be evaluated: {}", error.message())
 }
 
-/// Returns the message for an object that fails a validation. If the message is absent, blank or cannot be evaluated,
-/// returns the failed expression instead.
+/// Returns the message for a failed validation. If the message is absent, blank or cannot be evaluated, returns the
+/// expression.
 fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {

@@ -1,9 +1,9 @@
-//! The profiles that may act in one namespace, arranged so that a review reads only those that are requested.
+//! The profiles that are available in one namespace, indexed so that a review only reads the requested ones.
 //!
-//! A cluster may have thousands of profiles, but a pod gets only a few. Profiles that apply to all objects are a list.
-//! All others are found by hashing the labels and annotations of the pod, and the values in them. There is one index of
-//! the cluster profiles, which all namespaces share, and one for each namespace that has profiles. The candidates of a
-//! namespace also hold the set of profiles whose selectors exclude the namespace.
+//! A cluster may have thousands of profiles, but a pod gets only a few. Profiles that apply to all objects are in a
+//! list. All others are found by hash lookups with the labels and annotations of the pod, and their values. There is
+//! one index of cluster profiles, which all namespaces share, and one index for each namespace that has profiles. The
+//! candidates of a namespace also include the set of profiles whose selectors exclude the namespace.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -18,7 +18,7 @@ use crate::namespace::{NamespaceMetadata, Pairs};
 use crate::profile::CompiledProfile;
 use crate::profile::target::{Action, Phase};
 
-/// The place of a profile among the candidates. Lower places are applied first: all cluster profiles before the
+/// The position of a profile among the candidates. Lower positions are applied first: all cluster profiles before the
 /// namespace's own profiles.
 pub(crate) type Place = usize;
 
@@ -48,7 +48,7 @@ pub(crate) enum KeyKind {
     Annotation,
 }
 
-/// The profiles that one request key can request, by the values of the key in lower case.
+/// The profiles that one request key can request. They are found by the lower-case value of the key.
 #[derive(Debug, Default)]
 pub(crate) struct KeyGroup {
     /// Values that request a profile: its name, its name with the namespace, and its `values`.
@@ -61,7 +61,7 @@ pub(crate) struct KeyGroup {
     pub(crate) deny_unknown: bool,
 }
 
-/// The profiles that act on resources with one name, in any API group.
+/// The profiles for resources with the same name, in any API group.
 #[derive(Debug, Default)]
 struct ActingProfiles {
     /// The API groups that the profiles target.
@@ -70,7 +70,7 @@ struct ActingProfiles {
     always: Vec<Place>,
 }
 
-/// The places of the two active revisions of a profile. A revision with `activation: Never` has no place.
+/// The positions of the two active revisions of a profile. A revision with `activation: Never` has no position.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StagePlaces {
     pub(crate) newest: Option<Place>,
@@ -88,18 +88,18 @@ impl Entry {
 }
 
 impl StagePlaces {
-    /// Returns the places, shifted by this number of preceding candidates.
+    /// Returns the positions, increased by the number of preceding candidates.
     pub(crate) fn behind(self, others: usize) -> Self {
         Self { newest: self.newest.map(|place| place + others), promoted: self.promoted.map(|place| place + others) }
     }
 }
 
-/// Indexes profiles by everything that can request them, in the order in which they apply. Omits profiles with
-/// `activation: Never`.
+/// Profiles in the order in which they apply, indexed by everything that can request them. Profiles with `activation:
+/// Never` are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
-    /// Profiles that act on new pods without a request.
+    /// Profiles that apply to new pods without a request.
     always: Vec<Place>,
     /// Profiles with templates, by resource.
     templates: HashMap<Box<str>, ActingProfiles>,
@@ -116,7 +116,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Creates an index of profiles, which are in the order in which they apply.
+    /// Creates an index. The profiles must be in the order in which they apply.
     pub(crate) fn new<'p>(entries: impl IntoIterator<Item = &'p Entry>) -> Self {
         let mut index = Self::default();
         for entry in entries.into_iter().filter(|entry| entry.profile.activation != Activation::Never) {
@@ -148,22 +148,22 @@ impl Index {
         !self.stages.is_empty()
     }
 
-    /// Returns the rollouts of the profiles with two active revisions, and the places of both.
+    /// Returns the rollouts of the profiles with two active revisions, and the positions of these revisions.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         self.stages.iter().map(|(staging, places)| (&**staging, *places))
     }
 
-    /// Returns the profiles that act on the object without a request.
+    /// Returns the profiles that apply to the object without a request.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let is_pod = action.creates_pod();
         let places =
             if is_pod { &*self.always } else { self.by_resource(action).map_or(&[][..], |acting| &acting.always) };
-        // The resource may belong to another group, or the operation may differ.
+        // The group of the resource or the operation may not match.
         let acts = move |place: &Place| self.profile(*place).is_some_and(|profile| profile.acts_on(action));
         places.iter().copied().filter(move |place| is_pod || acts(place))
     }
 
-    /// Whether any profile may act on the resource of a request.
+    /// Whether any profile may apply to the resource of a request.
     pub(crate) fn has_resource(&self, action: Action<'_>) -> bool {
         self.by_resource(action).is_some_and(|acting| acting.groups.iter().any(|group| **group == *action.group))
     }
@@ -180,8 +180,8 @@ impl Index {
         self.selective.iter().copied()
     }
 
-    /// Finds a profile by name, or by namespace and name: the newest active revision, and the promoted one if it
-    /// differs.
+    /// Finds a profile by its name, or by namespace and name. Returns the newest active revision, and the promoted one
+    /// if it is another revision.
     pub(crate) fn by_name(&self, name: &str) -> [Option<Place>; 2] {
         let promoted = if self.promoted.is_empty() { None } else { self.promoted.get(name) };
         [self.names.get(name).copied(), promoted.copied()]
@@ -262,15 +262,15 @@ impl Index {
     }
 }
 
-/// The profiles that may act in one namespace.
+/// The profiles that are available in one namespace.
 #[derive(Debug)]
 pub(crate) struct Candidates {
     cluster: Arc<Index>,
     own: Option<Arc<Index>>,
-    /// Places of the profiles whose selectors exclude the namespace. A namespaced profile has a selector if it extends
-    /// a cluster profile that has one.
+    /// Positions of the profiles whose selectors exclude the namespace. A namespaced profile has such a selector if it
+    /// extends a cluster profile with a selector.
     excluded: PlaceSet,
-    /// The labels and annotations of the namespace that are a request key of some profile: kind, key and value.
+    /// The labels and annotations of the namespace that are request keys of profiles: kind, key and value.
     pub(crate) namespace_values: Vec<(KeyKind, Box<str>, Box<str>)>,
     /// The value of the namespace's annotation `pillion.dev/profiles`.
     pub(crate) namespace_names: Box<str>,
@@ -281,23 +281,23 @@ pub(crate) struct Candidates {
 /// The revisions chosen for one object.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// Places of revisions that this object does not get.
+    /// Positions of active revisions that this object does not get.
     pub(crate) unchosen: Vec<Place>,
-    /// Pinned revisions that are not active, and the places that they take.
+    /// Pinned revisions that are not active, and the positions that they take.
     pub(crate) pinned: Vec<(Place, Arc<CompiledProfile>)>,
-    /// Values that pin a missing revision.
+    /// Values `name@digits` for which there is no such revision.
     pub(crate) unknown: Vec<Box<str>>,
     pub(crate) notices: Vec<Notice>,
 }
 
-/// A bit set of places. There may be thousands of profiles, most of which exclude the namespace.
+/// A bit set of positions. There may be thousands of profiles, and most of them may exclude the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct PlaceSet {
     bits: Vec<u64>,
     count: usize,
 }
 
-/// The profiles that one request key can request: the platform's, and the namespace's own.
+/// The profiles that one request key can request: cluster profiles, and the namespace's own profiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Groups<'c> {
     candidates: &'c Candidates,
@@ -307,7 +307,7 @@ pub(crate) struct Groups<'c> {
 }
 
 impl Candidates {
-    /// Finds the candidates for a namespace among the cluster profiles and the namespace's own.
+    /// Finds the candidates for a namespace among the cluster profiles and the namespace's own profiles.
     pub(crate) fn find(cluster: &Arc<Index>, own: Option<&Arc<Index>>, namespace: &NamespaceMetadata) -> Self {
         let (cluster, own) = (Arc::clone(cluster), own.cloned());
         let mut excluded = PlaceSet::default();
@@ -342,7 +342,7 @@ impl Candidates {
         candidates
     }
 
-    /// Whether the candidates were found in these indexes.
+    /// Whether the candidates were computed from these indexes.
     pub(crate) fn is_of(&self, cluster: &Arc<Index>, own: Option<&Arc<Index>>) -> bool {
         Arc::ptr_eq(&self.cluster, cluster) && self.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
     }
@@ -351,7 +351,7 @@ impl Candidates {
         self.cluster.len() + self.own.as_ref().map_or(0, |own| own.len()) == self.excluded.count
     }
 
-    /// Whether any candidate needs lookups. Most clusters have no such profile, and then no request pays for it.
+    /// Whether any candidate needs lookups. In most clusters none does, and then requests skip the whole check.
     pub(crate) fn wants_lookups(&self) -> bool {
         self.cluster.wants_lookups() || self.own.as_ref().is_some_and(|own| own.wants_lookups())
     }
@@ -371,7 +371,7 @@ impl Candidates {
         self.choice.pinned.iter().map(|(_, pinned)| pinned)
     }
 
-    /// Returns the candidates with a choice of revisions.
+    /// Returns the same candidates with another choice of revisions.
     pub(crate) fn with_choice(&self, choice: Choice) -> Self {
         Self {
             cluster: Arc::clone(&self.cluster),
@@ -383,7 +383,7 @@ impl Candidates {
         }
     }
 
-    /// Returns the cluster profiles alone; `None` if the namespace has no profiles of its own.
+    /// Returns only the cluster profiles. `None` if the namespace has no profiles of its own.
     pub(crate) fn of_platform(&self) -> Option<Self> {
         self.own.as_ref()?;
         Some(Self { own: None, ..self.with_choice(self.choice.clone()) })
@@ -394,14 +394,14 @@ impl Candidates {
         self.cluster.has_stages() || self.own.as_ref().is_some_and(|own| own.has_stages())
     }
 
-    /// Returns the rollouts of the profiles with two active revisions, and the places of both.
+    /// Returns the rollouts of the profiles with two active revisions, and the positions of these revisions.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         let offset = self.cluster.len();
         let own = self.own.iter().flat_map(|own| own.stages());
         self.cluster.stages().chain(own.map(move |(staging, places)| (staging, places.behind(offset))))
     }
 
-    /// Returns the active revisions of the profile with this name. A profile of the namespace hides a cluster profile.
+    /// Returns the active revisions of the profile with this name. The namespace's own profiles hide cluster profiles.
     pub(crate) fn places_of(&self, name: &str) -> impl Iterator<Item = Place> {
         let [cluster, own] = self.places_by_name(name);
         let own: Vec<_> = own.into_iter().flatten().collect();
@@ -409,7 +409,7 @@ impl Candidates {
         own.into_iter().chain(cluster)
     }
 
-    /// Returns the active revisions of the profile with this display name, as in records.
+    /// Returns the active revisions of the profile with this display name, which records contain.
     pub(crate) fn active_places_of(&self, display_name: &str) -> impl Iterator<Item = Place> {
         let is_own = display_name.contains('/');
         let [cluster, own] = self.places_by_name(display_name);
@@ -417,7 +417,7 @@ impl Candidates {
         places.into_iter().flatten()
     }
 
-    /// Returns the revisions of a profile: the one at `place`, and the stored ones.
+    /// Returns the revisions of a profile: the active one at `place`, and the stored ones.
     pub(crate) fn revisions_at(&self, place: Place) -> impl Iterator<Item = &str> {
         let kept = match place.checked_sub(self.cluster.len()) {
             None => self.cluster.kept(place),
@@ -426,8 +426,8 @@ impl Candidates {
         self.profile(place).map(|profile| profile.revision()).into_iter().chain(kept.iter().map(|kept| &**kept))
     }
 
-    /// Returns the places of the cluster profile and of the namespace's own profile with this name. Omits profiles that
-    /// exclude the namespace.
+    /// Returns the positions of the cluster profile and of the namespace's own profile with this name. Leaves out
+    /// profiles that exclude the namespace.
     fn places_by_name(&self, name: &str) -> [[Option<Place>; 2]; 2] {
         let here = |place: Option<Place>| place.filter(|place| !self.excluded.contains(*place));
         let own = self.own.as_ref().map_or([None, None], |own| own.by_name(name));
@@ -435,21 +435,21 @@ impl Candidates {
         [self.cluster.by_name(name).map(here), own]
     }
 
-    /// Returns the profiles that act on the object without a request, in the order in which they apply.
+    /// Returns the profiles that apply to the object without a request, in the order in which they apply.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let cluster = self.cluster.always(action).filter(|place| self.is_candidate(*place));
         let own = self.own.iter().flat_map(move |own| own.always(action)).map(|place| place + self.cluster.len());
         cluster.chain(own.filter(|place| self.is_candidate(*place)))
     }
 
-    /// Returns the profiles with this name that act on the object; `None` if no profile has this name. A profile of the
-    /// namespace hides a cluster profile, unless the pod's author cannot drop the cluster profile.
+    /// Returns the profiles with this name that apply to the object. `None` if no profile has this name. The
+    /// namespace's own profiles hide cluster profiles, except those with `optOut: Forbidden`.
     pub(crate) fn by_name(&self, name: &str, action: Action<'_>) -> Option<impl Iterator<Item = Place>> {
         let [cluster, own] = self.places_by_name(name);
         if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        // The name of a profile in a rollout is known even to workloads that do not get it yet.
+        // The name exists even for workloads that do not get the profile yet because of its rollout.
         let acts = |place: &Place| self.is_candidate(*place) && self.acts(*place, action);
         let own = own.map(|place| place.filter(acts));
         let is_free = own.iter().all(Option::is_none);
@@ -457,7 +457,7 @@ impl Candidates {
         Some(cluster.into_iter().chain(own).flatten())
     }
 
-    /// Returns the profiles that a request key can request; `None` if no profile has the key.
+    /// Returns the profiles that a request key can request. `None` if no profile has this key.
     pub(crate) fn groups<'c>(&'c self, kind: KeyKind, key: &str, action: Action<'c>) -> Option<Groups<'c>> {
         let cluster = self.cluster.group(kind, key);
         let own = self.own.as_ref().and_then(|own| own.group(kind, key));
@@ -472,7 +472,7 @@ impl Candidates {
         self.profile(place).is_some_and(|profile| profile.acts_on(action))
     }
 
-    /// Whether the pod's author cannot drop a profile.
+    /// Whether a profile forbids opting out.
     pub(crate) fn is_forced(&self, place: Place) -> bool {
         self.profile(place).is_some_and(|profile| profile.opt_out == OptOut::Forbidden)
     }
@@ -495,7 +495,7 @@ impl PartialEq for Choice {
     }
 }
 
-/// Two sets of candidates are equal if every request finds the same profiles in them.
+/// Two sets of candidates are equal if every request gets the same profiles from them.
 impl PartialEq for Candidates {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.cluster, &other.cluster)
@@ -538,21 +538,21 @@ impl PlaceSet {
     }
 }
 
-/// The meaning of a value in a request key.
+/// The meaning of a value of a request key.
 pub(crate) enum Meaning {
-    /// The value names these profiles.
+    /// The value is the name or another value of these profiles.
     Named(Vec<Place>),
-    /// The value requests the default profile, which is one of these. If several are optional, the request is
-    /// ambiguous.
+    /// The value requests the default profile, which is one of these. If several of them allow opting out, the request
+    /// is ambiguous.
     Truthy(Vec<Place>),
-    /// The value requests no profile, or only profiles that do not act on the object.
+    /// The value requests no profile, or only profiles that do not apply to the object.
     Falsy,
-    /// No profile knows the value.
+    /// No profile has this value.
     Unknown,
 }
 
 impl Groups<'_> {
-    /// Returns the meaning of a value, which is in lower case.
+    /// Returns the meaning of a value. The value must be in lower case.
     pub(crate) fn meaning(&self, word: &str) -> Meaning {
         let truthy = self.places(|group| group.truthy.get(word));
         if !truthy.is_empty() {
@@ -567,7 +567,7 @@ impl Groups<'_> {
         if self.both().any(|group| is_falsy(group) || means_others(group)) { Meaning::Falsy } else { Meaning::Unknown }
     }
 
-    /// Returns the profiles that a value names.
+    /// Returns the profiles that have this value.
     pub(crate) fn named(&self, word: &str) -> Vec<Place> {
         self.places(|group| group.words.get(word))
     }
@@ -577,8 +577,8 @@ impl Groups<'_> {
         self.both().any(|group| group.deny_unknown)
     }
 
-    /// Returns the profiles that act on the object: the namespace's profiles or, if there are none, the cluster
-    /// profiles. Always includes cluster profiles with `optOut: Forbidden`.
+    /// Returns the profiles that apply to the object: the namespace's own profiles or, if there are none, the cluster
+    /// profiles. Also returns all cluster profiles with `optOut: Forbidden`.
     fn places(&self, find: impl Fn(&KeyGroup) -> Option<&Vec<Place>>) -> Vec<Place> {
         let offset = self.candidates.cluster.len();
         let acts = |place: &Place| self.candidates.acts(*place, self.action);

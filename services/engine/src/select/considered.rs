@@ -1,11 +1,11 @@
-//! Selections that are not part of a decision: for `pillion explain`, and for the audit of running pods.
+//! Selections that are not part of a decision, for `pillion explain` and the audit of running pods.
 //!
-//! `considered` lists every profile that might act on an object, with its parameters. A decision lists only requested
-//! profiles, which is faster. The list of `considered` is made on demand and may be slow.
+//! `considered` lists every profile that could apply to an object, with its parameters. Decisions only list requested
+//! profiles, which is faster. This list is only made on demand, so it may be slow.
 //!
-//! `expected` selects by labels and annotations alone, without evaluating expressions. Requests, opt-outs and object
-//! selectors read only metadata. Conditions read more, and so do parameters that may be invalid. A profile that has
-//! either is *open*, and the caller supplies its result.
+//! `expected` selects by labels and annotations, without evaluating expressions. Requests, opt-outs and object
+//! selectors only depend on the metadata. Conditions may depend on more, and so may parameters with invalid values. A
+//! profile with conditions or such parameters is *open*, and the caller supplies its result.
 
 use std::sync::Arc;
 
@@ -28,9 +28,9 @@ use super::{Selected, drop_replaced, group_is_taken, is_stand_in, object_matches
 /// The state of a profile before its conditions are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestState {
-    /// The profile is requested and part of the decision.
+    /// The profile is requested. It is part of the decision.
     Requested,
-    /// The profile might act on the object, but neither the object nor its namespace requests it.
+    /// The profile could apply to the object, but neither the object nor its namespace requests it.
     NotRequested,
     /// The labels of the namespace do not match the profile's `namespaceSelector`.
     NamespaceSelector,
@@ -58,25 +58,25 @@ pub enum SetBy {
 pub struct ParameterValue {
     /// The parameter's name.
     pub name: Box<str>,
-    /// The parameter's value; `None` if it was not set and has no default. An error says why there is no value.
+    /// The value. `None` if it was not set and has no default. An error contains the reason why there is no value.
     pub value: Result<Option<Json>, Box<str>>,
-    /// The sources with their keys, the most specific first. Merged values may have several.
+    /// The sources and their keys, the most specific first. A merged value may have several.
     pub set_by: Vec<(SetBy, Box<str>)>,
 }
 
 /// A profile that was considered.
 #[derive(Clone, Debug)]
 pub struct Considered {
-    /// The profile, at the revision that the object gets.
+    /// The profile, with the revision that the object gets.
     pub profile: Arc<CompiledProfile>,
     /// The state of the profile.
     pub request_state: RequestState,
-    /// The values of the profile's parameters; empty unless the profile is requested.
+    /// The values of the profile's parameters. Empty if the profile is not requested.
     pub parameters: Vec<ParameterValue>,
 }
 
 impl SetBy {
-    /// Returns the source as the value in machine-readable output.
+    /// Returns the source for machine-readable output.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl SetBy {
     }
 }
 
-/// Lists the cluster profiles and the namespace's own profiles, requested ones first.
+/// Lists the cluster profiles and the namespace's own profiles. Requested profiles come first.
 pub(crate) fn considered<'p>(
     profiles: impl Iterator<Item = &'p Arc<CompiledProfile>>,
     candidates: &Candidates,
@@ -120,7 +120,7 @@ pub(crate) fn considered<'p>(
         } else {
             RequestState::NotRequested
         };
-        // A profile in a rollout has two revisions, and is listed once.
+        // A profile in a rollout has two revisions, but is listed only once.
         if !all.iter().any(|other| other.profile.name() == profile.name()) {
             all.push(Considered { profile: Arc::clone(profile), request_state, parameters: Vec::new() });
         }
@@ -167,13 +167,13 @@ fn set_by(parameter: &Parameter, sources: Sources<'_>) -> Vec<(SetBy, Box<str>)>
 
 /// A requested profile.
 pub(crate) struct Expected {
-    /// The decision about the profile. `None` if the profile is open and the caller does not know its result. A profile
-    /// that matches the object is `Unchanged`.
+    /// The decision for the profile. `Unchanged` if the profile matches the object. `None` if the profile is open and
+    /// the caller does not know its result.
     pub(crate) decision: Option<ProfileDecision>,
     pub(crate) profile: Arc<CompiledProfile>,
 }
 
-/// Whether a profile is open: metadata is not enough to decide whether it matches.
+/// Whether a profile is open: the metadata does not decide if it matches.
 pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
     let refuses = |on_invalid: Option<OnInvalid>| on_invalid != Some(OnInvalid::Default);
     !profile.match_conditions.is_empty()
@@ -181,8 +181,9 @@ pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
         || profile.parameters.iter().any(|parameter| refuses(parameter.on_invalid))
 }
 
-/// Selects like [`super::select`], as far as metadata allows. `known` returns whether an open profile matches the
-/// object. A profile for which `is_unread` is true replaces a revision whose spec is not available, and is always open.
+/// Selects profiles like [`super::select`], but only by metadata. `known` returns whether an open profile matches the
+/// object. If `is_unread` is true for a profile, the profile stands for a revision with an unavailable spec, and is
+/// always open.
 pub(crate) fn expected(
     candidates: &Candidates,
     level: InjectionLevel,
@@ -208,7 +209,7 @@ pub(crate) fn expected(
         } else {
             let is_for = if is_open(profile) || is_unread(profile) { known(profile) } else { Some(true) };
             match is_for {
-                // The profile is open as long as an earlier profile of its exclusive group is open.
+                // The profile is open while an earlier profile of its exclusive group is open.
                 Some(true) if waits_for_group(profile, &selected, &unknown) => {
                     unknown.push(selected.len());
                     Some(Reason::ExclusiveGroup)
@@ -230,7 +231,7 @@ pub(crate) fn expected(
         selected.push(Selected { decision, profile, bindings: None, stands_in: false });
     }
     drop_replaced(&mut selected);
-    // A cluster profile is open too if an open profile may stand in for it.
+    // A cluster profile is also open if an open profile may stand in for it.
     for child in unknown.clone() {
         let Some(child) = selected.get(child).map(|child| child.profile) else { continue };
         let parents = selected.iter().enumerate().filter(|(_, parent)| is_stand_in(child, parent.profile));

@@ -1,8 +1,8 @@
-//! Selects the profiles for an object, and returns why other requested profiles do not match.
+//! Selects the profiles for an object, and returns the reasons why other requested profiles do not match.
 //!
-//! The selector and the target of a profile make it a candidate in a namespace. A candidate is requested by its
-//! activation, by its name, or by its request key. An opt-out, the object selector or the exclusive group can drop it
-//! again. Only requested profiles are evaluated.
+//! The namespace selector and the target of a profile determine whether it is a candidate in a namespace. A candidate
+//! is requested by its activation, by its name, or by its request key. An opt-out, the object selector or the exclusive
+//! group may exclude it again. Only requested profiles are evaluated.
 
 pub(crate) mod candidates;
 mod request;
@@ -31,19 +31,19 @@ use request::{Pod, RequestedProfiles};
 
 /// A requested profile.
 pub(crate) struct Selected<'v> {
-    /// The decision about the profile. A profile that matches the object is `Unchanged` until it is applied.
+    /// The decision for the profile. `Unchanged` if the profile matches the object but has not been applied yet.
     pub(crate) decision: ProfileDecision,
     pub(crate) profile: &'v CompiledProfile,
     /// The bindings of the profile's expressions, if the profile matches the object.
     pub(crate) bindings: Option<ProfileBindings<'v>>,
-    /// Whether the profile is a namespaced one that is applied instead of the cluster profile that it extends. The
-    /// cluster profile follows it.
+    /// Whether the profile is a stand-in: a namespaced profile that is applied instead of the cluster profile that it
+    /// extends. The cluster profile is the next element.
     pub(crate) stands_in: bool,
 }
 
 impl Selected<'_> {
-    /// Whether the platform decides what the profile does: the profile is a cluster profile, or only sets permitted
-    /// values of one.
+    /// Whether the platform controls the profile: it is a cluster profile, or only sets permitted values of a cluster
+    /// profile.
     pub(crate) fn is_of_platform(&self) -> bool {
         self.profile.name().namespace.is_none() || self.stands_in
     }
@@ -54,14 +54,14 @@ pub(crate) struct Selection<'v> {
     /// The requested profiles, in their order.
     pub(crate) profiles: Vec<Selected<'v>>,
     pub(crate) notices: Vec<Notice>,
-    /// The reason and the detail, if a request denies the object.
+    /// The reason and the details, if a request denies the object.
     pub(crate) denied: Option<(Reason, Box<str>)>,
-    /// The reason of the decision if no profile was requested.
+    /// The reason for the decision if no profile was requested.
     pub(crate) reason: Reason,
 }
 
 impl<'v> Selection<'v> {
-    /// Returns the revision of the cluster profile `parent` if it takes over the record's entry of the namespaced
+    /// Returns the revision of the cluster profile `parent`, if it takes over the record entry of the namespaced
     /// profile `name`. `None` if `name` still stands in for it, or if `parent` does not match the object.
     pub(crate) fn successor_revision(&self, name: &str, parent: &str) -> Option<&'v str> {
         let is_successor = |selected: &&Selected<'v>| {
@@ -77,14 +77,14 @@ impl<'v> Selection<'v> {
     }
 }
 
-/// Why a profile does not match or is not applied.
+/// The reason why a profile does not match or is not applied.
 pub(crate) struct Refusal {
     pub(crate) outcome: ProfileOutcome,
     pub(crate) reason: Reason,
     pub(crate) detail: Option<Box<str>>,
 }
 
-/// Selects the profiles that act on an object.
+/// Selects the profiles for an object.
 pub(crate) fn select<'v>(
     candidates: &'v Candidates,
     action: Action<'_>,
@@ -134,7 +134,7 @@ pub(crate) fn select<'v>(
     }
     drop_replaced(&mut profiles);
     put_in_place(&mut profiles);
-    // A stand-in has the preconditions of its cluster profile, and warns in its stead.
+    // A stand-in inherits the preconditions of the cluster profile, so only the stand-in warns.
     let is_extended = |name: &str| {
         let mut extended = profiles.iter().filter(|selected| selected.decision.reason == Reason::Extended);
         extended.any(|selected| selected.profile.display_name() == name)
@@ -148,8 +148,8 @@ pub(crate) fn select<'v>(
     Selection { profiles, notices, denied, reason }
 }
 
-/// Returns the lookups that the requested profiles need for a pod. Conditions are not evaluated, because they may need
-/// lookups themselves.
+/// Returns the lookups that the requested profiles may need for an object. Conditions are not evaluated, because they
+/// may need lookups themselves.
 pub(crate) fn wanted(
     candidates: &Candidates,
     action: Action<'_>,
@@ -186,7 +186,8 @@ fn group_is_taken(profile: &CompiledProfile, earlier: &[Selected<'_>]) -> bool {
         })
 }
 
-/// Drops each cluster profile that has a stand-in: the first matching namespaced profile that only sets its values.
+/// Excludes each cluster profile that has a stand-in. The stand-in is the first matching namespaced profile that only
+/// sets values of the cluster profile.
 fn drop_replaced(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some((earlier, [child, ..])) = profiles.split_at_mut_checked(index) else { continue };
@@ -204,8 +205,8 @@ fn drop_replaced(profiles: &mut [Selected<'_>]) {
     }
 }
 
-/// Moves each stand-in in front of its cluster profile, so that later cluster profiles see the same object as without
-/// the stand-in.
+/// Moves each stand-in directly before its cluster profile, so that later cluster profiles get the same object as
+/// without the stand-in.
 fn put_in_place(profiles: &mut [Selected<'_>]) {
     for index in 0..profiles.len() {
         let Some(child) = profiles.get(index).filter(|child| child.stands_in).map(|child| child.profile) else {
@@ -218,9 +219,9 @@ fn put_in_place(profiles: &mut [Selected<'_>]) {
     }
 }
 
-/// Whether `profile` is namespaced and only sets values of the cluster profile `parent`, or of one that extends
-/// `parent`. A profile that extends `parent` may change it. So the second case requires that `parent` must be requested
-/// and can be dropped.
+/// Whether `profile` is namespaced and only sets values of the cluster profile `parent`, or of a profile that extends
+/// `parent`. In the second case, the intermediate profile may have changed the template, so `parent` must be a profile
+/// that is requested and that allows opting out.
 fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
     let is_optional = parent.opt_out == OptOut::Allowed && parent.activation == Activation::Requested;
     let mut ancestors = profile.ancestors().take(if is_optional { usize::MAX } else { 1 });
@@ -229,10 +230,11 @@ fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
         && ancestors.any(|ancestor| *ancestor == *parent.name().name)
 }
 
-/// Returns the bindings of a profile if its conditions hold, otherwise a refusal.
+/// Returns the bindings of a profile if its conditions hold, and otherwise a refusal.
 ///
-/// If any match condition is false, the profile does not match, and nothing else is reported. Otherwise the gravest of
-/// errors, invalid parameters and failed preconditions counts, with the details of all that are as grave.
+/// If a match condition is false, the profile does not match, and nothing else is reported. Otherwise, the refusal is
+/// the most severe of the errors, invalid parameters and failed preconditions, with the details of all that are equally
+/// severe.
 fn check_conditions<'v>(
     profile: &'v CompiledProfile,
     context: EvalContext<'v>,
@@ -259,7 +261,7 @@ fn check_conditions<'v>(
         match condition.expression.evaluate_bool(&bindings, &mut meter) {
             Ok(true) => {}
             Ok(false) => unmatched.push(&condition.name),
-            // The condition reads an invalid parameter, which is reported separately.
+            // The condition reads an invalid parameter. That parameter is reported separately.
             Err(_) if invalid.is_some() => {}
             Err(error) => refusals.push(failed(&condition.name, &error)),
         }
@@ -269,7 +271,7 @@ fn check_conditions<'v>(
         return Err(Refusal { outcome: ProfileOutcome::NotMatched, reason: Reason::MatchCondition, detail });
     }
     notices.append(&mut parameter_notices);
-    // Preconditions are for objects that match, which is unknown if a match condition failed.
+    // Preconditions apply only to objects that match. If a match condition failed with an error, this is unknown.
     let preconditions = if refusals.is_empty() { &*profile.preconditions } else { &[] };
     let mut warnings = Vec::new();
     for precondition in preconditions {
@@ -299,18 +301,18 @@ fn check_conditions<'v>(
     Ok(bindings)
 }
 
-/// Resolves the parameters of a profile. Adds warnings about replaced values to `notices`. Also returns a refusal that
-/// reports the invalid values, if there are any.
+/// Resolves the parameters of a profile. Adds warnings about replaced values to `notices`. If there are invalid values,
+/// also returns a refusal.
 ///
-/// Computed defaults are evaluated here, in the order of the parameters. A default that fails, and an invalid value,
-/// cause errors only in expressions that read the parameter.
+/// Computed defaults are evaluated here, in the order of the parameters. A failing default or an invalid value only
+/// affects expressions that read the parameter.
 fn resolve_parameters(
     profile: &CompiledProfile,
     context: EvalContext<'_>,
     notices: &mut Vec<Notice>,
 ) -> (Parameters, Option<Refusal>) {
     let pod = Pod::new(context.object);
-    // The service account is only read if a parameter may come from it.
+    // Use the service account only if a parameter may come from it.
     let reads_account = profile.parameters.iter().any(Parameter::asks_service_account);
     let account = if reads_account { context.looked_up.service_account.known("the service account") } else { Ok(None) };
     let account = account.map(|object| object.map(|object| Pod::new(object.root())));
@@ -330,7 +332,7 @@ fn resolve_parameters(
                 value
             }
             Err(Invalid { consequence: Some(OnInvalid::Default), message }) => {
-                warn(format!("{message}; the default is taken").into());
+                warn(format!("{message}; the default is used").into());
                 Ok(None)
             }
             Err(Invalid { message, consequence }) => {
@@ -360,7 +362,7 @@ fn resolve_parameters(
     (values, invalid)
 }
 
-/// Returns the graver of two refusals. If they are equally grave, returns one with both details.
+/// Returns the more severe of two refusals. If they are equally severe, returns one with both details.
 fn more_severe(first: Refusal, next: Refusal) -> Refusal {
     match (first.outcome == ProfileOutcome::Denied, next.outcome == ProfileOutcome::Denied) {
         (true, false) => first,

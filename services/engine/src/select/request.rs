@@ -1,8 +1,8 @@
-//! Finds the profiles that a pod and its namespace request: by name, or by a label or annotation of the profile.
+//! Finds the profiles that a pod and its namespace request, by name or by the request key of the profile.
 //!
-//! See [`crate::profile::request`] for the values of a key. Labels come before annotations, and the pod before its
-//! namespace: the first of the four that is present decides for a profile. A profile with `empty: Absent` ignores empty
-//! values.
+//! See [`crate::profile::request`] for the values of a key. Labels have priority over annotations, and the pod has
+//! priority over its namespace. The first of these four that is present decides whether a profile is requested.
+//! Profiles with `empty: Absent` ignore empty values.
 
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ impl<'p> Pod<'p> {
         Self { labels: part("labels"), annotations: part("annotations") }
     }
 
-    /// Returns the metadata of the request's object. A deletion has only the old object.
+    /// Returns the metadata of the object. For a deletion, that of the old object.
     pub(crate) fn of(context: EvalContext<'p>) -> Self {
         let old = || context.request.get("oldObject").unwrap_or(context.object);
         Self::new(if context.object.is_null() { old() } else { context.object })
@@ -55,15 +55,15 @@ impl<'p> Pod<'p> {
 
 /// The requested profiles.
 pub(super) struct RequestedProfiles {
-    /// The places of the profiles, in the order in which they are applied.
+    /// The positions of the profiles, in the order in which they are applied.
     pub(super) places: Vec<Place>,
-    /// The places of the requested profiles that the pod drops.
+    /// The positions of requested profiles that the pod opts out of.
     pub(super) dropped: Vec<Place>,
     pub(super) notices: Vec<Notice>,
     pub(super) denied: Option<(Reason, Box<str>)>,
 }
 
-/// The object that holds a request.
+/// The object with a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RequestSource {
     Pod,
@@ -72,8 +72,8 @@ enum RequestSource {
 
 /// Finds the profiles that a pod and its namespace request.
 ///
-/// A value that names a cluster profile and a namespaced one requests both: a namespace cannot hide a cluster profile
-/// behind a profile of its own with the same name.
+/// A value that is the name of both a cluster profile and a namespaced profile requests both. So a namespace cannot
+/// hide a cluster profile behind its own profile with the same name.
 pub(super) fn requested_profiles(
     candidates: &Candidates,
     action: Action<'_>,
@@ -86,7 +86,7 @@ pub(super) fn requested_profiles(
         requested.places.extend(alone.places);
         requested.dropped.extend(alone.dropped);
     }
-    // Profiles with a spec of the platform come before those with a spec of the namespace.
+    // Profiles whose specs come from the platform precede those whose specs come from the namespace.
     let is_limited = |place: Place| candidates.profile(place).is_some_and(|profile| profile.is_limited());
     requested.places.sort_unstable_by_key(|place| (is_limited(*place), *place));
     requested.places.dedup();
@@ -134,7 +134,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Requests the profiles that the value of one label or annotation names.
+    /// Requests the profiles for the value of one label or annotation.
     fn read_value(&mut self, source: RequestSource, kind: KeyKind, key: &str, value: &str) {
         let Some(groups) = self.candidates.groups(kind, key, self.action) else { return };
         for word in words(value) {
@@ -147,8 +147,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Handles a truthy value. If the pod sets it and the namespace names profiles under the same key, requests those
-    /// profiles. Otherwise requests the default profile.
+    /// Handles a truthy value. If the pod has it, and the namespace has names of profiles under the same key, requests
+    /// those profiles. Otherwise requests the default profile.
     fn request_default(
         &mut self,
         source: RequestSource,
@@ -166,7 +166,7 @@ impl Reader<'_, '_> {
                 return;
             }
         }
-        // Among optional profiles the meaning may be ambiguous. Profiles that cannot be dropped are all requested.
+        // If several profiles allow opting out, the value is ambiguous. Profiles that forbid it are all requested.
         let (forced, free): (Vec<_>, Vec<_>) =
             places.iter().copied().partition(|place| self.candidates.is_forced(*place));
         for place in forced {
@@ -185,8 +185,8 @@ impl Reader<'_, '_> {
         words.flat_map(|word| groups.named(&word)).collect()
     }
 
-    /// Requests a profile, unless an earlier key decides for the profile. The request of a profile that cannot be
-    /// dropped always counts.
+    /// Requests a profile unless another key has priority for this profile. Profiles that forbid opting out are always
+    /// requested.
     fn request(&mut self, source: RequestSource, kind: KeyKind, place: Place) {
         let decides =
             self.deciding_value(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (source, kind));
@@ -195,8 +195,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Returns the value that decides for a profile, with the object and the kind of key that hold it. `None` if no
-    /// value does.
+    /// Returns the value that decides whether a profile is requested, with its object and the kind of its key. `None`
+    /// if there is no such value.
     fn deciding_value(&self, place: Place) -> Option<(RequestSource, KeyKind, Cow<'_, str>)> {
         let request = self.candidates.profile(place)?.request.as_ref()?;
         let keys = [(KeyKind::Label, &request.label), (KeyKind::Annotation, &request.annotation)];
@@ -218,7 +218,8 @@ impl Reader<'_, '_> {
         })
     }
 
-    /// Reads the annotation `pillion.dev/profiles` on namespace and pod. On a pod, `-name` drops a profile.
+    /// Reads the annotation `pillion.dev/profiles` of the namespace and the pod. On a pod, `-name` opts out of a
+    /// profile.
     fn read_names(&mut self) {
         let candidates = self.candidates;
         for name in names(&candidates.namespace_names) {
@@ -236,7 +237,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Requests a profile by name. A name with a pin (`name@hash`) requests the profile only if the revision exists.
+    /// Requests a profile by name. A pin (`name@hash`) requests the profile only if the revision exists.
     fn request_by_name(&mut self, name: &str) {
         let is_known = !self.candidates.choice.unknown.iter().any(|word| **word == *name);
         match self.candidates.by_name(without_pin(name), self.action).filter(|_| is_known) {
@@ -247,14 +248,14 @@ impl Reader<'_, '_> {
 
     fn unknown(&mut self, key: &str, word: &str, deny: bool) {
         if deny || self.level == InjectionLevel::Required {
-            let detail = format!("{key} asks for {:?}", Shortened(word));
+            let detail = format!("{key} requests {:?}", Shortened(word));
             self.requested.denied.get_or_insert_with(|| (Reason::UnknownProfile, detail.into()));
         } else {
             self.requested.notices.push(Notice::UnknownWord { key: key.into(), word: Shortened(word).text().into() });
         }
     }
 
-    /// Drops profiles that apply to all objects if the value that decides for the profile is falsy or empty.
+    /// Excludes profiles with `activation: Always` if the deciding value of their key is falsy or empty.
     fn drop_declined(&mut self) {
         for place in self.candidates.always(self.action) {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
@@ -267,7 +268,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// An untrusted value, which is truncated in messages.
+/// An untrusted value that is truncated in messages.
 struct Shortened<'w>(&'w str);
 
 impl Shortened<'_> {

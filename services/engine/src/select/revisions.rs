@@ -1,15 +1,16 @@
-//! Chooses the revision of each profile that an object gets.
+//! Chooses the revisions of the profiles for an object.
 //!
-//! * A second pass over the same object applies the revisions of the first pass, even if another one was published in
-//!   between.
+//! * A second pass over the same object uses the revisions of the first pass, even if another one was published in the
+//!   meantime.
 //! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, pins a stored revision. A unique prefix of the
-//!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned. Nor can a namespaced profile that only sets
-//!   values of its parent, because its old revision contains an old spec of the parent.
-//! * Otherwise a rollout gives the newest revision to its share of the *workloads*, and the promoted one to all others,
-//!   so that all pods of a workload are alike. A hash of profile, namespace and workload decides. The hash is the same
-//!   on every replica, a larger share removes no workload, and each rollout selects other workloads.
+//!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned. A namespaced profile that only sets values of
+//!   its parent cannot be pinned either, because its old revisions contain an old spec of the parent.
+//! * Otherwise, a rollout gives the newest revision to a share of the *workloads*, and the promoted one to all others,
+//!   so that all pods of a workload are equal. A hash of profile, namespace and workload decides this. It is the same
+//!   on every replica. A larger share includes the workloads of a smaller one, and each profile selects other
+//!   workloads.
 //!
-//! In most cases there is nothing to choose, and then the cost is reading two annotations.
+//! Usually there is nothing to choose, and the only cost is reading two annotations.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use crate::record::Record;
 use super::candidates::{Candidates, Choice, Place};
 use super::request::Pod;
 
-/// The resolution of shares: hundredths of a percent.
+/// The resolution of shares, in hundredths of a percent.
 const SHARES: u64 = 10_000;
 
 /// The object for which revisions are chosen.
@@ -38,7 +39,7 @@ const SHARES: u64 = 10_000;
 pub(crate) struct TargetObject<'s> {
     pub(crate) namespace_name: &'s str,
     pub(crate) namespace: &'s NamespaceMetadata,
-    /// The object as its author wrote it.
+    /// The original object, without injected changes.
     pub(crate) object: Value<'s>,
     /// The record of an earlier pass over the same request.
     pub(crate) record: Option<&'s Record>,
@@ -57,12 +58,12 @@ pub(crate) fn choose(
     }
     let mut chooser = Chooser { candidates: &candidates, fetch, choice: Choice::default() };
     chooser.shares(subject);
-    // The namespace's pins come first, and the pod's own replace them.
+    // The pins of the namespace come first. Those of the pod replace them.
     let mut pins: Vec<Pin<'_>> = Vec::new();
     for list in [&*candidates.namespace_names, &*pods] {
         for (word, name, digits) in names(list).filter_map(pin) {
             if let Some(pin) = chooser.pinned(word, name, digits) {
-                // Only the last pin of a profile counts, and only that one is worth fetching and compiling.
+                // Only the last pin of a profile is used, so only its revision is fetched and compiled.
                 pins.retain(|other| other.places != pin.places);
                 pins.push(pin);
             }
@@ -80,7 +81,7 @@ pub(crate) fn choose(
     if choice == Choice::default() { candidates } else { Arc::new(candidates.with_choice(choice)) }
 }
 
-/// Whether a choice may need revisions that are not active.
+/// Whether the choice may need revisions that are not active.
 pub(crate) fn may_need_revisions(candidates: &Candidates, object: Value<'_>, has_record: bool) -> bool {
     let is_pin = |list: &str| list.contains('@');
     has_record
@@ -88,7 +89,7 @@ pub(crate) fn may_need_revisions(candidates: &Candidates, object: Value<'_>, has
         || Pod::new(object).annotation(PROFILES_ANNOTATION).is_some_and(|list| is_pin(&list))
 }
 
-/// Returns the lookup of the object that holds a revision.
+/// Returns the lookup of the object that contains a revision.
 pub(crate) fn query(profile: &ProfileName, revision: &str) -> Query {
     let resource = match profile.namespace {
         Some(_) => pillion_api::kinds::plural::NAMESPACED_REVISION,
@@ -103,13 +104,13 @@ pub(crate) fn query(profile: &ProfileName, revision: &str) -> Query {
     }
 }
 
-/// Splits a value of the form `name@digits`. A value that begins with `-` drops a profile and pins none.
+/// Splits a value of the form `name@digits`. A value that begins with `-` is an opt-out and not a pin.
 fn pin(word: &str) -> Option<(&str, &str, &str)> {
     let (name, digits) = word.split_once('@')?;
     (!name.starts_with('-')).then_some((word, name, digits))
 }
 
-/// Whether a workload is in the share of `percent` of all workloads. Each profile and namespace has another share.
+/// Whether a workload is in the share of `percent` of all workloads. The share depends on the profile and namespace.
 pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &str) -> bool {
     let mut hash = Sha256::new();
     for part in [profile, namespace, workload] {
@@ -121,7 +122,7 @@ pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &s
     number % SHARES < u64::from(percent) * (SHARES / 100)
 }
 
-/// A value that pins a revision.
+/// A `name@digits` entry of the annotation `pillion.dev/profiles`, resolved to a stored revision of a profile.
 struct Pin<'c> {
     word: &'c str,
     places: Vec<Place>,
@@ -136,7 +137,7 @@ struct Chooser<'c, 'f> {
 }
 
 impl<'c> Chooser<'c, '_> {
-    /// Chooses the newest or the promoted revision of each profile in a rollout.
+    /// Chooses the newest or the promoted revision for each profile in a rollout.
     fn shares(&mut self, subject: TargetObject<'_>) {
         let mut workload_name: Option<Cow<'_, str>> = None;
         for (staged, places) in self.candidates.stages() {
@@ -149,21 +150,21 @@ impl<'c> Chooser<'c, '_> {
         }
     }
 
-    /// Resolves a value `name@digits` of the author to a pin. `None` if the profile cannot be pinned or has no such
-    /// revision, which is reported.
+    /// Resolves an entry `name@digits` to a pin. `None` if the profile cannot be pinned or has no such revision. This
+    /// is reported to the author.
     fn pinned(&mut self, word: &'c str, name: &str, digits: &str) -> Option<Pin<'c>> {
         let mut places = self.candidates.places_of(name).peekable();
-        // An unknown name is reported like any other unknown value.
+        // Unknown names are reported like other unknown values.
         places.peek()?;
         let places: Vec<_> = places.collect();
         let chosen = places.iter().find(|place| !self.choice.unchosen.contains(place)).or_else(|| places.first());
         let profile = chosen.and_then(|place| self.candidates.profile(*place))?;
         let refused = match (profile.opt_out, profile.limits()) {
             (OptOut::Forbidden, _) => {
-                Some("it cannot be pinned, because it forbids to opt out; the active revision is used")
+                Some("it cannot be pinned, because it forbids opting out; the active revision is used")
             }
             (_, Limits::Parent) => {
-                Some("it cannot be pinned, because only its parent bounds it; the active revision is used")
+                Some("it cannot be pinned, because it only sets values of its parent; the active revision is used")
             }
             _ => None,
         };
@@ -197,14 +198,14 @@ impl<'c> Chooser<'c, '_> {
         }
     }
 
-    /// Chooses a revision of the profile at these places. Returns false if it is not available.
+    /// Chooses a revision of the profile at these positions. Returns false if the revision is not available.
     fn take(&mut self, name: &ProfileName, places: &[Place], revision: &str) -> bool {
         let is_it =
             |place: &&Place| self.candidates.profile(**place).is_some_and(|profile| profile.revision() == revision);
         let stands_for = match places.iter().find(is_it) {
             Some(place) => *place,
             None => match (self.fetch)(name, revision) {
-                // The revision was stored while the profile only set values of its parent. It would stand in for the
+                // The revision is from a time when the profile only set values of its parent. It would stand in for the
                 // parent's current spec.
                 Answer::Found(compiled) if compiled.limits() == Limits::Parent => return false,
                 Answer::Found(compiled) => {
@@ -222,7 +223,7 @@ impl<'c> Chooser<'c, '_> {
         true
     }
 
-    /// Chooses one of the places of a profile, and removes the others.
+    /// Chooses one of the positions of a profile, and excludes the others.
     fn choose(&mut self, places: &[Place], chosen: Place) {
         self.choice.unchosen.retain(|place| !places.contains(place));
         self.choice.unchosen.extend(places.iter().copied().filter(|place| *place != chosen));

@@ -19,7 +19,7 @@ use super::{Selection, select};
 
 const KEY: &str = "example.com/inject";
 
-/// Returns a profile's name, parsed from `name` or `namespace/name`, and its spec with a template added.
+/// Returns the name of a profile, parsed from `name` or `namespace/name`, and its spec with an added template.
 fn profile(name: &str, mut spec: Json) -> (ProfileName, Json) {
     spec["template"] = json!({"metadata": {"labels": {"x": "y"}}});
     let name = match name.split_once('/') {
@@ -29,7 +29,7 @@ fn profile(name: &str, mut spec: Json) -> (ProfileName, Json) {
     (name, spec)
 }
 
-/// The result of a selection, without its borrows.
+/// The result of a selection, with owned values.
 struct Found {
     profiles: Vec<ProfileDecision>,
     notices: Vec<Notice>,
@@ -78,7 +78,7 @@ impl Case {
         Found { profiles, notices, denied, reason }
     }
 
-    /// Returns the profiles that are applied to a pod, in their order.
+    /// Returns the profiles that are applied to a pod, in order.
     fn applied(&self, labels: &Json, annotations: &Json) -> Vec<String> {
         let selection = self.select(labels, annotations);
         let applied = selection.profiles.iter().filter(|decision| decision.outcome == ProfileOutcome::Unchanged);
@@ -133,7 +133,7 @@ fn empty_value_declines_or_counts_as_absent() {
     }
     let nobody = Case::new([profile("java", json!({"requestedBy": {"annotation": KEY, "empty": "Absent"}}))]);
     assert!(nobody.applied(&json!({}), &json!({KEY: ""})).is_empty());
-    // With `empty: Absent`, an empty label is skipped and the pod's annotation decides.
+    // With `empty: Absent`, an empty label is ignored, and the pod's annotation decides.
     for (empty, applied) in [("Absent", &["java"][..]), ("Counts", &[])] {
         let both = json!({"requestedBy": {"label": KEY, "annotation": KEY, "empty": empty}});
         let case = Case::new([profile("java", both)]);
@@ -236,12 +236,12 @@ fn names_request_profiles_and_pod_drops_them() {
 #[test]
 fn forbidden_opt_out_cannot_be_bypassed() {
     let forced = || profile("agent", json!({"optOut": "Forbidden", "requestedBy": {"annotation": KEY}}));
-    // The namespace requests the profile by its key. The pod's value of the key is irrelevant.
+    // The namespace requests the profile by its key. The pod's value for the key has no effect.
     let case = Case::new([forced()]).namespace(&[(KEY, "true")]);
     for value in ["true", "false", "", "bogus"] {
         assert_eq!(case.applied(&json!({}), &json!({KEY: value})), ["agent"], "{value:?}");
     }
-    // A tenant cannot replace the profile by one with the same name or the same key.
+    // A tenant cannot replace the profile with another one that has the same name or key.
     let shadow = || profile("team-a/agent", json!({"activation": "Requested", "requestedBy": {"annotation": KEY}}));
     for asks in [(KEY, "true"), (KEY, "agent"), ("pillion.dev/profiles", "agent")] {
         let case = Case::new([forced(), shadow()]).namespace(&[asks]);

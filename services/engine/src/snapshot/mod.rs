@@ -1,15 +1,15 @@
-//! The state that decisions depend on besides the request: compiled profiles, guardrails, and namespaces.
+//! The state that decisions depend on in addition to the request: compiled profiles, guardrails, and namespaces.
 //!
-//! A [`Snapshot`] is immutable. The watcher of the cluster derives a new snapshot from the last one and publishes it as
-//! a whole. So a request sees one state from beginning to end, and reads it without a lock. Deriving a snapshot costs
-//! only what changed: namespaces are kept in shards, and a change copies one shard. New profiles leave the namespaces
-//! as they are.
+//! A [`Snapshot`] is immutable. The watcher of the cluster derives a new snapshot from the previous one and publishes
+//! it as a whole. So a request uses one consistent state, and reads it without a lock. The cost of deriving a snapshot
+//! depends only on the change: namespaces are stored in shards, and a changed namespace copies one shard. New profiles
+//! do not copy namespaces.
 //!
-//! Derived snapshots share two caches. The first stores the candidates of namespaces, each distinct set once. With
-//! thousands of profiles for some namespaces only, a set takes hundreds of bytes, and ten thousand namespaces share a
-//! few hundred distinct sets. The second holds compiled revisions that are not active but were requested. They never
-//! become stale, because a revision never changes. Few are requested, so the cache is small, and the least recently
-//! used entry is replaced.
+//! Derived snapshots share two caches. The first stores each distinct set of candidates once. With thousands of
+//! profiles for a few namespaces each, a set needs hundreds of bytes, but ten thousand namespaces only have a few
+//! hundred distinct sets. The second cache stores requested revisions that are not active, in compiled form. They never
+//! become stale, because revisions are immutable. Few of them are requested, so the cache is small. If it is full, the
+//! least recently used entry is replaced.
 
 mod profile_set;
 
@@ -37,23 +37,23 @@ pub use profile_set::{ProfileSet, Served, Stage};
 /// The number of shards of the index of namespaces.
 const SHARDS: usize = 64;
 
-/// The size at which the pool begins to search for unused candidates.
+/// The number of sets at which the pool begins to remove unused ones.
 const FEW: usize = 64;
 
-/// The capacity of the cache of revisions.
+/// The capacity of the revision cache.
 const MAX_REVISIONS: usize = 64;
 
 type Shard = HashMap<Box<str>, Arc<Namespace>>;
 
-/// The profiles, guardrails and namespaces at one time.
+/// The profiles, guardrails and namespaces at one point in time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     profiles: Arc<ProfileSet>,
     guardrails: Arc<Guardrails>,
     shards: Arc<[Arc<Shard>]>,
-    /// The candidates of the namespaces, each distinct set once.
+    /// The candidates of the namespaces. Each distinct set is stored once.
     pool: Arc<CandidatesPool>,
-    /// Revisions that are not active and were requested.
+    /// Requested revisions that are not active.
     revision_cache: Arc<RevisionCache>,
 }
 
@@ -82,26 +82,26 @@ impl Snapshot {
         &self.profiles
     }
 
-    /// Returns the platform's limits for tenants' profiles.
+    /// Returns the guardrails: the platform's limits for tenants' profiles.
     #[must_use]
     pub fn guardrails(&self) -> &Guardrails {
         &self.guardrails
     }
 
-    /// Replaces the guardrails. Snapshots derived from the result have them too.
+    /// Replaces the guardrails. Snapshots derived from the result also have them.
     #[must_use]
     pub fn with_guardrails(self, guardrails: Guardrails) -> Self {
         Self { guardrails: Arc::new(guardrails), ..self }
     }
 
-    /// Derives a snapshot with the same namespaces and these profiles.
+    /// Derives a snapshot with the same namespaces and the given profiles.
     #[must_use]
     pub fn with_profiles(&self, profiles: ProfileSet) -> Self {
         let profiles = Arc::new(profiles);
         Self { profiles, pool: Arc::default(), ..self.clone() }
     }
 
-    /// Derives a snapshot in which one namespace was added, changed, or (`None`) removed.
+    /// Derives a snapshot in which one namespace is added, changed, or removed (`None`).
     #[must_use]
     pub fn with_namespace(&self, name: &str, namespace: Option<Namespace>) -> Self {
         let mut next = self.clone();
@@ -109,8 +109,8 @@ impl Snapshot {
         next
     }
 
-    /// Adds, changes, or (`None`) removes one namespace. Clones of this snapshot do not change: a shared shard is
-    /// copied before its first change.
+    /// Adds, changes, or removes (`None`) one namespace. Clones of this snapshot do not change, because a shared shard
+    /// is copied before its first change.
     pub fn set_namespace(&mut self, name: &str, namespace: Option<Arc<Namespace>>) {
         let Some(shard) = Arc::make_mut(&mut self.shards).get_mut(shard_of(name)) else { return };
         let shard = Arc::make_mut(shard);
@@ -123,13 +123,14 @@ impl Snapshot {
         }
     }
 
-    /// Derives a snapshot with the same profiles and these namespaces.
+    /// Derives a snapshot with the same profiles and the given namespaces.
     #[must_use]
     pub fn with_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Namespace)>) -> Self {
         self.with_shared_namespaces(namespaces.into_iter().map(|(name, namespace)| (name, Arc::new(namespace))))
     }
 
-    /// Like [`Snapshot::with_namespaces`], for namespaces that this snapshot may hold too, as after a relist.
+    /// Like [`Snapshot::with_namespaces`], but for shared namespaces. For example, after a relist this snapshot may
+    /// already contain some of them.
     #[must_use]
     pub fn with_shared_namespaces(&self, namespaces: impl IntoIterator<Item = (Box<str>, Arc<Namespace>)>) -> Self {
         let mut shards: Vec<Shard> = (0..SHARDS).map(|_| Shard::new()).collect();
@@ -147,7 +148,7 @@ impl Snapshot {
         self.shards.get(shard_of(name))?.get(name).cloned()
     }
 
-    /// Returns all namespaces, in no order.
+    /// Returns all namespaces in unspecified order.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, &Arc<Namespace>)> {
         self.shards.iter().flat_map(|shard| shard.iter()).map(|(name, namespace)| (&**name, namespace))
     }
@@ -158,8 +159,8 @@ impl Snapshot {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// Returns the profiles that may act in a namespace. The result is computed once per namespace and set of profiles.
-    /// Namespaces with the same result share it.
+    /// Returns the profiles that are available in a namespace. This is computed once per namespace and set of profiles.
+    /// Namespaces with equal results share them.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
         let (cluster, own) = self.profiles.indexes(name);
         if let Some(found) = namespace.cached_candidates()
@@ -172,8 +173,7 @@ impl Snapshot {
         found
     }
 
-    /// Chooses the revisions that an object gets. Revisions that are not active come from the cache or from
-    /// `looked_up`.
+    /// Chooses the revisions for an object. Revisions that are not active come from the cache or from `looked_up`.
     pub(crate) fn choose_revisions(
         &self,
         candidates: Arc<Candidates>,
@@ -196,8 +196,8 @@ impl Snapshot {
         })
     }
 
-    /// Chooses the revisions that an object gets, without lookups. Also returns the chosen revisions that are not
-    /// available. The active revision replaces each of them.
+    /// Chooses the revisions for an object without lookups. Also returns the chosen revisions that are not available;
+    /// the active revisions replace them.
     pub(crate) fn choose_available(
         &self,
         candidates: Arc<Candidates>,
@@ -220,8 +220,7 @@ impl Snapshot {
         (candidates, missing)
     }
 
-    /// Chooses the revisions that an object gets as far as they are available. Also returns the lookups for the missing
-    /// revisions.
+    /// Chooses the revisions for an object, where available. Also returns the lookups for missing revisions.
     pub(crate) fn missing_revisions(
         &self,
         candidates: Arc<Candidates>,
@@ -243,24 +242,25 @@ impl Snapshot {
     }
 }
 
-/// Returns the index of a namespace's shard. The hash is not keyed. Only people who may create namespaces choose the
-/// names, and a bad distribution only makes changes slower: lookups within a shard use a keyed hash.
+/// Returns the index of the shard for a namespace. The hash has no random key. This is safe: only users who may create
+/// namespaces can choose names, and a bad distribution only makes changes slower. Lookups within a shard use a keyed
+/// hash.
 fn shard_of(name: &str) -> usize {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     usize::try_from(hasher.finish() % SHARDS as u64).unwrap_or(0)
 }
 
-/// A namespace: its metadata, and a weak reference to the candidates that were last found for it.
+/// A namespace: its metadata, and a weak reference to its most recent candidates.
 pub struct Namespace {
     metadata: NamespaceMetadata,
-    /// The candidates may belong to an older set of profiles; see [`Candidates::is_of`].
+    /// The candidates may be from an older set of profiles; see [`Candidates::is_of`].
     candidates: ArcSwapWeak<Candidates>,
 }
 
 impl Namespace {
-    /// Creates a namespace from labels and annotations in any order. Of two with the same key, the last one counts.
-    /// Pillion's own label sets the failure mode, unless [`Namespace::opting_in_by`] sets it by other labels.
+    /// Creates a namespace from labels and annotations in any order. If a key is repeated, its last value is used.
+    /// Pillion's own label sets the failure mode, unless [`Namespace::opting_in_by`] sets it from other labels.
     #[must_use]
     pub fn new<K: Into<Box<str>>, V: Into<Box<str>>>(
         labels: impl IntoIterator<Item = (K, V)>,
@@ -269,7 +269,7 @@ impl Namespace {
         NamespaceMetadata::new(labels, annotations).into()
     }
 
-    /// Sets the failure mode by the opt-in labels of a release.
+    /// Sets the failure mode from the opt-in labels of a release.
     #[must_use]
     pub fn opting_in_by(self, opt_in: &OptIn) -> Self {
         Self { metadata: self.metadata.opting_in_by(opt_in), ..self }
@@ -281,13 +281,13 @@ impl Namespace {
         NamespaceMetadata::opted_in(level).into()
     }
 
-    /// Returns the approximate memory of the namespace in bytes.
+    /// Returns the approximate memory of the namespace, in bytes.
     #[must_use]
     pub const fn memory(&self) -> usize {
         size_of::<Self>() + self.metadata.text_bytes()
     }
 
-    /// Returns the cached candidates, if a snapshot still holds them.
+    /// Returns the cached candidates, if a snapshot still contains them.
     fn cached_candidates(&self) -> Option<Arc<Candidates>> {
         self.candidates.load().upgrade()
     }
@@ -338,22 +338,22 @@ impl fmt::Debug for Namespace {
     }
 }
 
-/// The candidates of one set of profiles. Namespaces hold weak references, so a set of profiles that is no longer
-/// served is freed with its pool.
+/// The candidates for one set of profiles. Namespaces only have weak references to them, so they are freed together
+/// with the pool when the set of profiles is no longer used.
 #[derive(Debug, Default)]
 struct CandidatesPool {
     stored: Mutex<HashSet<Arc<Candidates>>>,
 }
 
 impl CandidatesPool {
-    /// Returns the stored candidates that equal these, or stores these if there are none.
+    /// Returns stored candidates that equal the given ones. If there are none, stores the given ones and returns them.
     fn share(&self, candidates: Candidates) -> Arc<Candidates> {
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(equal) = stored.get(&candidates) {
             return Arc::clone(equal);
         }
-        // Before the table grows, removes entries that no namespace caches and no request uses. They belong to
-        // namespaces that changed.
+        // Before the table grows, remove entries that no namespace caches and no request uses. They are from namespaces
+        // that have changed.
         if stored.len() >= FEW && stored.len() == stored.capacity() {
             stored.retain(|candidates| Arc::weak_count(candidates) > 0 || Arc::strong_count(candidates) > 1);
         }
@@ -371,7 +371,7 @@ impl CandidatesPool {
 /// The name of a profile, and a revision.
 type Key = (ProfileName, Box<str>);
 
-/// Compiled revisions that are not active. Clones of a snapshot share the cache.
+/// Compiled revisions that are not active. All clones of a snapshot share this cache.
 #[derive(Debug, Default)]
 struct RevisionCache {
     entries: Mutex<Entries>,
@@ -380,11 +380,11 @@ struct RevisionCache {
 #[derive(Debug, Default)]
 struct Entries {
     compiled: HashMap<Key, (Arc<CompiledProfile>, u64)>,
-    /// Counts the requests, as the clock of the cache.
+    /// The number of requests, used as the clock of the cache.
     requests: u64,
 }
 
-/// The part of a revision object that the cache reads.
+/// The part of a revision object that is needed to compile it.
 #[derive(Deserialize)]
 struct RevisionObject {
     spec: RevisionSpec,
@@ -400,7 +400,7 @@ impl RevisionCache {
         Some(Arc::clone(compiled))
     }
 
-    /// Compiles a revision object and caches the result. `None` if the object holds another revision or does not
+    /// Compiles a revision object and caches the result. `None` if the object contains another revision or does not
     /// compile.
     fn compile(&self, profile: &ProfileName, revision: &str, object: &OwnedTape) -> Option<Arc<CompiledProfile>> {
         let RevisionObject { spec } = serde_json::from_str(object.root().raw()).ok()?;
@@ -521,9 +521,9 @@ mod tests {
         assert!(is_kept(0), "the entry was just used");
         add(MAX_REVISIONS);
         assert!(!is_kept(1));
-        // All other entries are kept.
+        // All other entries remain.
         assert!((2..=MAX_REVISIONS).chain([0]).all(is_kept));
-        // A cached revision evicts no other.
+        // Adding a revision that is already cached evicts no other entry.
         add(MAX_REVISIONS);
         assert!((2..=MAX_REVISIONS).chain([0]).all(is_kept));
     }

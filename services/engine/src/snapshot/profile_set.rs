@@ -10,30 +10,30 @@ use crate::profile::CompiledProfile;
 use crate::profile::target::Action;
 use crate::select::candidates::{Entry, Index, Staging};
 
-/// A profile with the revisions that are served.
+/// A profile with its active revisions.
 #[derive(Clone, Debug)]
 pub struct Served {
     /// The published revision.
     pub profile: Arc<CompiledProfile>,
-    /// The rollout, unless all workloads get the published revision.
+    /// The rollout. `None` if all workloads get the published revision.
     pub stage: Option<Stage>,
-    /// The stored revisions, which `name@hash` can request.
+    /// The stored revisions, which can be pinned with `name@hash`.
     pub kept: Arc<[Box<str>]>,
 }
 
 /// An incomplete rollout.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    /// The revision for workloads outside the rollout. If `None`, they do not get the profile.
+    /// The revision for workloads outside of the rollout. If it is `None`, they do not get the profile.
     pub promoted: Option<Arc<CompiledProfile>>,
-    /// Share of the workloads, in percent.
+    /// The share of the workloads in the rollout, in percent.
     pub percent: u8,
-    /// Selects the namespaces whose workloads take part. `None` means all.
+    /// Selects the namespaces that take part in the rollout. `None` selects all.
     pub namespaces: Option<LabelSelector>,
 }
 
 impl Served {
-    /// Returns the entries of the active revisions: the published one, then the promoted one.
+    /// Returns the entries for the active revisions: first the published one, then the promoted one.
     fn entries(self) -> impl Iterator<Item = Entry> {
         let Self { profile, stage, kept } = self;
         let staging = stage.as_ref().map(|stage| {
@@ -51,36 +51,36 @@ impl Served {
 }
 
 impl From<Arc<CompiledProfile>> for Served {
-    /// Serves the profile to all workloads, without other revisions.
+    /// Uses the profile for all workloads, without other revisions.
     fn from(profile: Arc<CompiledProfile>) -> Self {
         Self { profile, stage: None, kept: Arc::default() }
     }
 }
 
-/// All compiled profiles of a cluster: the platform's before the tenants', ordered by `order`, then by name.
+/// All compiled profiles of a cluster. Cluster profiles come first. Profiles are sorted by `order`, then by name.
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
     all: Vec<Entry>,
-    /// The number of entries that are promoted revisions. [`Self::len`] does not count them.
+    /// The number of entries for promoted revisions. [`Self::len`] does not include them.
     promoted: usize,
     cluster: Arc<Index>,
     namespaced: HashMap<Box<str>, Arc<Index>>,
 }
 
 impl ProfileSet {
-    /// Creates a set. Of two profiles with the same name, the last one counts.
+    /// Creates a set. If a name is repeated, its last profile is used.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::after(&Self::default(), profiles)
     }
 
-    /// Creates a set of these profiles. Shares the indexes of `before` whose profiles are unchanged.
+    /// Creates a set of these profiles. Reuses the indexes of `before` whose profiles have not changed.
     #[must_use]
     pub fn after(before: &Self, profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Self {
         Self::serving(before, profiles.into_iter().map(Served::from))
     }
 
-    /// Like [`Self::after`], for profiles that may have two active revisions.
+    /// Like [`Self::after`], but for profiles that may have two active revisions.
     #[must_use]
     pub fn serving(before: &Self, profiles: impl IntoIterator<Item = Served>) -> Self {
         let mut sorted: Vec<_> = profiles.into_iter().enumerate().collect();
@@ -88,7 +88,7 @@ impl ProfileSet {
         sorted.sort_by_cached_key(|(place, served)| (name(served), Reverse(*place)));
         sorted.dedup_by(|(_, later), (_, kept)| later.profile.name() == kept.profile.name());
         let mut all: Vec<_> = sorted.into_iter().flat_map(|(_, served)| served.entries()).collect();
-        // By namespace (cluster profiles first), then by order, then by name.
+        // Sort by namespace (cluster profiles first), then by order, then by name.
         all.sort_by(|a, b| {
             let (a, b, a_promoted, b_promoted) = (&a.profile, &b.profile, a.is_promoted, b.is_promoted);
             (&a.name().namespace, a.order, a.name(), a_promoted).cmp(&(
@@ -113,8 +113,8 @@ impl ProfileSet {
         set
     }
 
-    /// Returns the existing index of the group's namespace, or that of the cluster profiles. `None` if the index does
-    /// not hold exactly this group.
+    /// Returns the existing index for the namespace of the group, or for the cluster profiles. `None` if the index does
+    /// not contain exactly this group.
     fn index_of(&self, group: &[Entry]) -> Option<Arc<Index>> {
         let namespace = group.first()?.profile.name().namespace.as_deref();
         let begin = self.all.partition_point(|entry| entry.profile.name().namespace.as_deref() < namespace);
@@ -140,8 +140,8 @@ impl ProfileSet {
         self.all.is_empty()
     }
 
-    /// Returns all profiles: the platform's, then each namespace's, in the order in which they apply. A profile in a
-    /// rollout is returned at its newest revision.
+    /// Returns all profiles in the order in which they apply: cluster profiles, then those of each namespace. For a
+    /// profile in a rollout, returns the newest revision.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }
@@ -151,12 +151,12 @@ impl ProfileSet {
         self.all.iter().map(|entry| &entry.profile)
     }
 
-    /// Whether any profile may act on the resource of a request in a namespace.
+    /// Whether any profile in a namespace may apply to the resource of a request.
     pub(crate) fn has_resource(&self, namespace: &str, action: Action<'_>) -> bool {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }
 
-    /// Returns the index of the cluster profiles, and that of the namespace's own profiles, if it has any.
+    /// Returns the index of the cluster profiles. If the namespace has its own profiles, also returns their index.
     pub(crate) fn indexes(&self, namespace: &str) -> (&Arc<Index>, Option<&Arc<Index>>) {
         (&self.cluster, self.of_namespace(namespace))
     }

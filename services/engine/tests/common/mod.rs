@@ -1,4 +1,4 @@
-//! Helpers that the engine's tests share: captured reviews, and a realistic profile.
+//! Helpers for the engine's tests: captured reviews, and a realistic profile.
 #![allow(dead_code, reason = "no test file uses all of this module")]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
@@ -11,10 +11,10 @@ use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use serde_json::{Map, Value as Json, json};
 
-/// The file name of the captured review that the benchmark uses.
+/// The file name of the captured review for a pod of a Deployment.
 pub(crate) const DEPLOYMENT: &str = "create-deployment-pod.json";
 
-/// Returns the reviews that a real API server sent, with their file names.
+/// Returns the reviews captured from a real API server, with their file names.
 pub(crate) fn captured() -> Vec<(String, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reviews");
     let mut reviews: Vec<_> = std::fs::read_dir(folder)
@@ -31,8 +31,8 @@ pub(crate) fn captured_by_name(name: &str) -> Vec<u8> {
     captured().into_iter().find(|(file, _)| file == name).unwrap().1
 }
 
-/// Returns a captured review with `variables` more environment variables. With 1,000, it is as large as the largest in
-/// real clusters.
+/// Returns a captured review with `variables` additional environment variables. With 1,000 of them, it is as large as
+/// the largest reviews in real clusters.
 pub(crate) fn large_review(variables: usize) -> Vec<u8> {
     let mut review: Json = serde_json::from_slice(&captured_by_name(DEPLOYMENT)).unwrap();
     let env = review["request"]["object"]["spec"]["containers"][0]["env"].as_array_mut().unwrap();
@@ -71,7 +71,7 @@ pub(crate) fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
         .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
 }
 
-/// Decides about the review in `body`, and returns the decision and the response.
+/// Decides the review in `body`, and returns the decision and the response.
 pub(crate) fn respond(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
     let review = Review::parse(body).unwrap();
     let facts = Facts { namespace: snapshot.namespace(review.namespace()), ..Facts::default() };
@@ -87,14 +87,14 @@ pub(crate) fn apply(object: &mut Json, decided: &Decided) {
     }
 }
 
-/// Returns the object of the review in `body`, after the patch of a decision.
+/// Returns the object of the review in `body` with the patch of a decision applied.
 pub(crate) fn patched(body: &[u8], decided: &Decided) -> Json {
     let mut object = serde_json::from_slice::<Json>(body).unwrap()["request"]["object"].clone();
     apply(&mut object, decided);
     object
 }
 
-/// Returns the review of a pod's creation.
+/// Returns the review of the creation of a pod.
 pub(crate) fn review(object: &Json) -> Vec<u8> {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -106,8 +106,7 @@ pub(crate) fn review(object: &Json) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Sets `managedFields` of the object. They assign the fields of the object `author` to `kubectl-create`, and no other
-/// fields.
+/// Sets `managedFields` of the object. They list the fields of the object `author` as fields of `kubectl-create`.
 pub(crate) fn with_managed_fields(mut object: Json, author: &Json) -> Json {
     fn fields(value: &Json) -> Json {
         match value {

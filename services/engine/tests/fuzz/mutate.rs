@@ -1,11 +1,11 @@
-//! A small mutator for tests. It changes inputs as bytes or, if they are JSON, as JSON. The seed determines all
-//! changes, so runs are reproducible without a fuzzer.
+//! A simple mutator for tests. It changes inputs as bytes or, if they are JSON, as JSON. All changes depend on a seed,
+//! so runs are reproducible without a fuzzer.
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::fuzz::targets::SEPARATOR;
 
-/// Strings that have a meaning for the tested code.
+/// Strings that have a special meaning in the tested code.
 const WORDS: &[&str] = &[
     "$when",
     "$forEach",
@@ -134,7 +134,7 @@ const WORDS: &[&str] = &[
     "vault",
 ];
 
-/// A random number generator with a seed (splitmix64).
+/// A seeded random number generator (splitmix64).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -160,7 +160,7 @@ impl Random {
     }
 }
 
-/// Returns a random input of the corpus with one to four random changes.
+/// Returns a random input from the corpus with one to four random changes.
 pub(crate) fn mutated(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut input = random.of(corpus).clone();
     let other = random.of(corpus);
@@ -206,7 +206,8 @@ fn changed_bytes(mut input: Vec<u8>, other: &[u8], random: &mut Random) -> Vec<u
     input
 }
 
-/// Changes one of the JSON documents of an input; `None` if the input is not UTF-8, or if the chosen part is not JSON.
+/// Changes one of the JSON documents in an input. `None` if the input is not UTF-8, or if the selected part is not
+/// JSON.
 fn changed_json(input: &[u8], other: &[u8], random: &mut Random) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(input).ok()?;
     let mut parts: Vec<String> = text.split(SEPARATOR).map(str::to_owned).collect();
@@ -274,7 +275,7 @@ fn change_list(items: &mut Vec<Json>, value: Json, random: &mut Random) {
     }
 }
 
-/// Returns the number of values in a JSON value, including the JSON value itself.
+/// Returns the number of values in a JSON value, including itself.
 fn count(json: &Json) -> usize {
     match json {
         Json::Object(members) => 1 + members.values().map(count).sum::<usize>(),

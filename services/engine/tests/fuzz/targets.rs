@@ -1,6 +1,7 @@
-//! Fuzz targets: functions that take any bytes and panic if an invariant is violated.
+//! Fuzz targets: functions that accept any bytes, and panic if an invariant is violated.
 //!
-//! The binaries in `fuzz/` and the test that replays the corpus call these functions. So the tests detect regressions.
+//! Both the binaries in `fuzz/` and the test that replays the corpus call these functions, so the tests detect
+//! regressions.
 
 use std::sync::{Arc, LazyLock};
 
@@ -13,7 +14,7 @@ use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Scope, Text, Value};
 use serde_json::{Value as Json, json};
 
-/// The name of a target, which is also the folder of its corpus, and the target's function.
+/// The name of a target, which is also the name of its corpus folder, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
@@ -28,10 +29,10 @@ pub const TARGETS: [Target; 5] = [
 /// The separator between the two parts of an input.
 pub const SEPARATOR: &str = "\n---\n";
 
-/// Tests any bytes as the body of a review, with the profiles of [`realistic`].
+/// Tests arbitrary bytes as the body of a review, with the profiles of [`realistic`].
 ///
 /// # Panics
-/// Panics if the API server would reject the response, or if a second pass changes something.
+/// Panics if the API server would reject the response, or if a second pass changes the object.
 pub fn review_bytes(bytes: &[u8]) {
     static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
     let ways = [
@@ -51,10 +52,10 @@ pub fn review_bytes(bytes: &[u8]) {
     }
 }
 
-/// Tests any YAML as the spec of a profile.
+/// Tests arbitrary YAML as the spec of a profile.
 ///
 /// # Panics
-/// Panics if the profile is rejected without a reason, or if its patch does not apply.
+/// Panics if the profile is rejected without a diagnostic, or if its patch cannot be applied.
 pub fn profile_yaml(bytes: &[u8]) {
     static POD: LazyLock<Json> = LazyLock::new(sample_pod);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -69,11 +70,11 @@ pub fn profile_yaml(bytes: &[u8]) {
     }
 }
 
-/// Tests the spec of a profile and a pod, both as JSON.
+/// Tests the spec of a profile together with a pod, both as JSON.
 ///
 /// # Panics
-/// Panics if the patch does not apply. Also panics if a second pass changes something, unless the profile has
-/// expressions or directives with which it may contradict itself.
+/// Panics if the patch cannot be applied. Also panics if a second pass changes the object, unless the profile has
+/// expressions or directives that may contradict each other.
 pub fn profile_and_pod(bytes: &[u8]) {
     let Some((spec, pod)) = std::str::from_utf8(bytes).ok().and_then(|text| text.split_once(SEPARATOR)) else { return };
     let (Ok(mut spec), Ok(pod)) = (serde_json::from_str::<Json>(spec), serde_json::from_str::<Json>(pod)) else {
@@ -104,10 +105,10 @@ pub fn profile_and_pod(bytes: &[u8]) {
     }
 }
 
-/// Tests the source of an expression.
+/// Tests arbitrary text as the source of an expression.
 ///
 /// # Panics
-/// Panics if two evaluations of the expression have different results, or if the meter has more left than at the start.
+/// Panics if two evaluations of the expression differ, or if the remaining budget exceeds the initial one.
 pub fn expression(bytes: &[u8]) {
     static WORLD: LazyLock<Json> = LazyLock::new(world);
     static SCOPE: LazyLock<Scope> = LazyLock::new(|| {
@@ -129,10 +130,10 @@ pub fn expression(bytes: &[u8]) {
     let _ = expression.evaluate_bool(&Borrowed(&WORLD), &mut Meter::new());
 }
 
-/// Tests any string as an injection record. A second part is used as managedFields.
+/// Tests an arbitrary string as an injection record. A second part of the input is used as managedFields.
 ///
 /// # Panics
-/// Panics if a patch does not apply, or if an untrusted injection record changes the result.
+/// Panics if a patch cannot be applied, or if an untrusted injection record changes the result.
 pub fn record(bytes: &[u8]) {
     static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -158,11 +159,11 @@ pub fn record(bytes: &[u8]) {
                 annotations.remove(INJECTED_ANNOTATION);
             }
         }
-        assert_eq!(after, expected, "an untrusted record makes a difference");
+        assert_eq!(after, expected, "an untrusted record changes the result");
     }
 }
 
-/// Returns a snapshot with two profiles that resemble real ones: `mesh` and `vault`.
+/// Returns a snapshot with two realistic profiles: `mesh` and `vault`.
 #[must_use]
 pub fn realistic() -> Snapshot {
     let files = [include_str!("../cases/mesh.yaml"), include_str!("../cases/vault.yaml")];
@@ -194,7 +195,7 @@ fn compiled(name: &ProfileName, spec: &ProfileSpec) -> Option<Arc<CompiledProfil
     }
 }
 
-/// Returns the review of a pod's creation.
+/// Returns the review of the creation of a pod.
 #[must_use]
 pub fn review(pod: &Json) -> Vec<u8> {
     let review = json!({
@@ -209,7 +210,7 @@ pub fn review(pod: &Json) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Decides about the review in `body`, and returns the decision and the response. `None` if `body` is not a review.
+/// Decides the review in `body`, and returns the decision and the response. `None` if `body` is not a review.
 fn decide(
     body: &[u8],
     snapshot: &Snapshot,
@@ -234,7 +235,7 @@ fn patched(object: &Json, decided: &Decided) -> Json {
     object
 }
 
-/// Asserts that a second pass changes nothing. Removes the pod's injection record first, because it may be forged.
+/// Asserts that a second pass does not change the object. Removes the injection record first, because it may be forged.
 fn assert_settles(pod: &Json, snapshot: &Snapshot) {
     let mut pod = pod.clone();
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Json::as_object_mut) {
@@ -248,7 +249,7 @@ fn assert_settles(pod: &Json, snapshot: &Snapshot) {
     assert!(patch.is_none(), "the second pass changes something: {pod}\n-> {after}\n-> {patch:?}");
 }
 
-/// Returns a pod with fields of most kinds that profiles read.
+/// Returns a pod with most kinds of fields that profiles read.
 #[must_use]
 pub fn sample_pod() -> Json {
     json!({

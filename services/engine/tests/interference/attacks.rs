@@ -1,4 +1,4 @@
-//! Tests namespaced profiles that once undid the changes of cluster profiles.
+//! Tests namespaced profiles that once reverted the changes of cluster profiles.
 
 use std::sync::Arc;
 
@@ -105,7 +105,7 @@ fn child_is_applied_in_order_of_parent() {
     assert_eq!(own, [APPLIED]);
 }
 
-/// A parameter that a namespace may set can make the child fail. The parent is still applied.
+/// A parameter that a namespace may set can make the child fail. The parent is applied in this case.
 #[test]
 fn skipped_child_lets_parent_apply() {
     let mut named = guard();
@@ -118,7 +118,8 @@ fn skipped_child_lets_parent_apply() {
     assert_eq!(own, [(ProfileOutcome::Skipped, Reason::NameTaken)]);
 }
 
-/// The child of an unrequested profile is applied after all cluster profiles, and must not change their values.
+/// The child of a profile that is not requested is applied after all cluster profiles, and must not change their
+/// values.
 #[test]
 fn child_of_unrequested_profile_changes_nothing_of_others() {
     let idle = json!({"activation": "Never", "order": 1, "template": {
@@ -212,8 +213,8 @@ fn large_namespaced_profiles_displace_no_platform_profiles() {
     assert_guarded(&pass(&first.unwrap(), &all, &[]).1.unwrap());
 }
 
-/// A parameter that a namespace may set can make the cluster profile too large. Then the child is skipped, and the
-/// platform's value is used.
+/// A parameter that a namespace may set can make the result too large. Then the child is skipped, and the platform's
+/// value is used.
 #[test]
 fn child_with_large_value_is_skipped() {
     let mut sized = guard();
@@ -243,8 +244,8 @@ fn agent() -> Json {
     })
 }
 
-/// A parameter that a namespace sets for one cluster profile must not keep another cluster profile from being applied.
-/// If it would, the platform's value is used instead.
+/// A parameter that a namespace sets for one cluster profile must not prevent another cluster profile from being
+/// applied. If it would, the platform's value is used instead.
 #[test]
 fn child_displaces_no_later_cluster_profile() {
     let requests = json!([{"name": "requests", "match": {"types": ["App"]}, "template": {"resources": {"requests": {"cpu": "2"}}}}]);
@@ -266,7 +267,7 @@ fn child_displaces_no_later_cluster_profile() {
     }
 }
 
-/// Values of the author that equal the platform's values are also protected from namespaced profiles.
+/// If the author's values equal those of a cluster profile, they are also protected from namespaced profiles.
 #[test]
 fn confirmed_values_are_protected() {
     let mut copied = pod();
@@ -287,8 +288,8 @@ fn confirmed_values_are_protected() {
     }
 }
 
-/// After another webhook's change between two passes, a cluster profile may add a container that a namespaced profile
-/// added before.
+/// If another webhook changes the pod between two passes, a cluster profile may add a container that a namespaced
+/// profile added in the first pass.
 #[test]
 fn platform_takes_precedence_in_second_pass() {
     let late = json!({"activation": "Always", "template": {"spec": {"containers": [{
@@ -341,8 +342,8 @@ fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -
     }
 }
 
-/// In expressions, `ours` is true for containers of cluster profiles and of children without own templates, and false
-/// for containers of namespaced profiles.
+/// In expressions, `ours` is true for containers of cluster profiles and of stand-ins for them. It is false for
+/// containers of other namespaced profiles.
 #[test]
 fn only_platform_containers_are_ours() {
     let judge = json!({
@@ -377,8 +378,8 @@ fn only_platform_containers_are_ours() {
     }
 }
 
-/// If a namespaced profile could remove an element and add it again unchanged, the injection record would attribute the
-/// element to that profile.
+/// A namespaced profile must not remove an element and add it again. Even if the element stayed equal, the injection
+/// record would attribute it to that profile.
 #[test]
 fn elements_are_not_removed_and_added_again() {
     let mut again = guard()["template"]["spec"]["containers"][0].clone();

@@ -1,10 +1,10 @@
-//! Finds the changes of cluster profiles without the engine, by comparing the object before and after.
+//! Finds the changes of cluster profiles by comparing an object before and after them, independently of the engine.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-/// Lists with keyed elements, and the field of the elements that is the key.
+/// Lists with keyed elements, each with the field that is the key.
 const KEYED: [(&str, &str); 7] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -15,7 +15,7 @@ const KEYED: [(&str, &str); 7] = [
     ("imagePullSecrets", "name"),
 ];
 
-/// Maps that several writers may share.
+/// Maps that may contain values from several writers.
 const OPEN: [&str; 10] = [
     "metadata",
     "spec",
@@ -32,9 +32,9 @@ const OPEN: [&str; 10] = [
 /// The changes of cluster profiles to an object.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// The changed values by path; `None` for removed ones.
+    /// The changed values by path. `None` if the value was removed.
     values: BTreeMap<Vec<String>, Option<Json>>,
-    /// The elements that cluster profiles added: the path of the list, and the keys.
+    /// The elements that cluster profiles added: the path of the list, and the keys of the elements.
     added: BTreeMap<Vec<String>, Vec<String>>,
 }
 
@@ -48,7 +48,7 @@ fn keys(list: &Json, field: &str) -> Vec<String> {
 }
 
 impl Claims {
-    /// Returns the differences between an object before and after the cluster profiles.
+    /// Returns the changes between an object before and after the cluster profiles.
     pub(super) fn of(before: &Json, after: &Json) -> Self {
         let mut claims = Self::default();
         claims.compare(&mut Vec::new(), before, after);
@@ -110,8 +110,8 @@ impl Claims {
         self.values.insert(path, value.cloned());
     }
 
-    /// Also claims original values in `expected` that equal the platform's values. `bare` is a minimal object, and
-    /// `made` is the result of the cluster profiles for `bare`.
+    /// Also adds original values in `expected` that equal values of the cluster profiles. `bare` is a minimal object,
+    /// and `made` is the result of the cluster profiles for it.
     pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
         for (path, value) in Self::of(bare, made).values {
             let Some(value) = value else { continue };
@@ -125,21 +125,21 @@ impl Claims {
         }
     }
 
-    /// Returns a message about the first claim that the result `together` violates. `alone` is the result of the
-    /// cluster profiles without namespaced profiles. `None`: no claim is violated.
+    /// Returns a message about the first claim that the result `together` violates. `None` if it violates none. `alone`
+    /// is the result of the cluster profiles without namespaced profiles.
     pub(super) fn broken(&self, alone: &Json, together: &Json) -> Option<String> {
         for (path, value) in &self.values {
             let there = |object| at(object, path).filter(|found: &&Json| !found.is_null());
             let (found, expected) = (there(together), value.as_ref().filter(|value| !value.is_null()));
-            // If the platform itself added a second element with the same key, the claim is ambiguous and not
-            // checked.
+            // If the cluster profiles themselves added a second element with the same key, the claim is ambiguous, so
+            // skip it.
             if there(alone) != expected {
                 continue;
             }
             if found != expected {
                 return Some(format!("{} is {found:?}, but the platform set {expected:?}", path.join("/")));
             }
-            // Of two elements with the same key, Kubernetes uses the last.
+            // If several elements have the same key, Kubernetes uses the last one.
             for end in 1..path.len() {
                 let Some(field) = path.get(end - 1).and_then(|name| key_field(name)) else { continue };
                 let count = |object: &Json| {
@@ -155,7 +155,7 @@ impl Claims {
     }
 }
 
-/// Returns a message if elements that the platform added to a list have moved, or are no longer first. `None`: neither.
+/// Returns a message if elements that cluster profiles added to a list have moved or are no longer first.
 fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json) -> Option<String> {
     let field = key_field(list.last()?)?;
     let keys_in = |object: &Json| keys(at(object, list).unwrap_or(&Json::Null), field);
@@ -168,7 +168,7 @@ fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json
             before.sort();
             before
         };
-        // A namespaced profile may remove the author's elements.
+        // A namespaced profile may remove the author's elements, so ignore removed ones.
         let stays = |key: &String| together.contains(key);
         let expected: Vec<_> = before(&alone).into_iter().filter(stays).collect();
         if before(&together) != expected {
@@ -180,7 +180,7 @@ fn order_broken(list: &[String], added: &[String], alone: &Json, together: &Json
     (!begins_so).then(|| format!("an element precedes the first of {place}: {alone:?} -> {together:?}"))
 }
 
-/// Returns the value at a path. Of two elements with the same key, the last one counts.
+/// Returns the value at a path. If several elements have the same key, uses the last one.
 fn at<'j>(object: &'j Json, path: &[String]) -> Option<&'j Json> {
     let mut found = object;
     let mut list = None;
@@ -197,7 +197,7 @@ fn at<'j>(object: &'j Json, path: &[String]) -> Option<&'j Json> {
     Some(found)
 }
 
-/// Returns the innermost values in `value`, with their paths. Lists without keyed elements count as values.
+/// Returns the innermost values in `value`, with their paths. A list without keyed elements is one value.
 fn leaves(value: &Json) -> Vec<(Vec<String>, Json)> {
     let Json::Object(fields) = value else { return vec![(Vec::new(), value.clone())] };
     let mut all = Vec::new();

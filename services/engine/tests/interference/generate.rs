@@ -1,10 +1,10 @@
-//! Generates objects and profiles from a sequence of numbers. A sequence of zeros gives the simplest ones.
+//! Generates objects and profiles from a sequence of numbers. A sequence of zeros yields the simplest ones.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::parameter_key;
 
-/// A sequence of numbers, followed by zeros.
+/// A sequence of numbers. After its end, all numbers are zero.
 pub(super) struct Choices<'n> {
     numbers: std::slice::Iter<'n, u16>,
 }
@@ -18,7 +18,7 @@ impl<'n> Choices<'n> {
         usize::from(self.numbers.next().copied().unwrap_or(0)) % most
     }
 
-    /// Returns true with a probability of one in `times`; false for a zero in the sequence.
+    /// Returns true with a probability of one in `times`. A zero in the sequence yields false.
     fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }
@@ -28,7 +28,7 @@ impl<'n> Choices<'n> {
     }
 }
 
-/// Profiles, and objects that they match. Each object is a case.
+/// Profiles, and objects that match them. Each object is one case.
 #[derive(Debug)]
 pub(super) struct Profiles {
     pub(super) cluster: Vec<(String, Json)>,
@@ -36,27 +36,27 @@ pub(super) struct Profiles {
     pub(super) cases: Vec<Case>,
 }
 
-/// An object, and the conditions of its two passes.
+/// An object, and the conditions of the two passes over it.
 #[derive(Debug)]
 pub(super) struct Case {
     pub(super) object: Json,
-    /// Whether the author may have written values that the platform would add.
+    /// Whether the author may have written the same values that cluster profiles add.
     pub(super) copies: bool,
     pub(super) kind: Kind,
-    /// Whether the namespaced profiles exist in the first pass and in the second.
+    /// Whether the namespaced profiles exist in the first pass and in the second one.
     pub(super) is_there: [bool; 2],
-    /// The number of the change by another webhook between the two passes. [`Case::change`] applies it.
+    /// The number of another webhook's change between the two passes. [`Case::change`] makes the change.
     foreign: usize,
 }
 
-/// The kind of the object. A pod is created and reviewed again; a config map is created and updated.
+/// The kind of an object. A pod is created, and then reviewed again. A config map is created, and then updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Pod,
     ConfigMap,
 }
 
-/// The owner of a profile or object. Generated values contain its name.
+/// The owner of a profile or object. Generated values contain the owner's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Author,
@@ -72,7 +72,7 @@ const KEYS: [&str; 3] = ["x.example.com/on", "x.example.com/two", "y.example.com
 const FOLDERS: [&str; 3] = ["/certs", "/data", "/own"];
 
 impl Profiles {
-    /// The number of test cases (objects) generated for each set of profiles.
+    /// The number of cases (objects) that are generated for each set of profiles.
     pub(super) const CASES: usize = 16;
 
     pub(super) fn of(choices: &mut Choices<'_>) -> Self {
@@ -105,7 +105,7 @@ impl Case {
         bare
     }
 
-    /// Applies this case's change by another webhook to an object.
+    /// Makes this case's change by another webhook.
     pub(super) fn change(&self, object: &mut Json) {
         let containers = |object: &mut Json, list: &str, place: usize, name: &str| {
             let container = json!({"name": name, "image": "registry.example.com/foreign:1"});
@@ -128,13 +128,13 @@ struct Maker<'m, 'n> {
     choices: &'m mut Choices<'n>,
     copies: bool,
     kind: Kind,
-    /// Whether the expressions of the profile may read the parameter `value`.
+    /// Whether the profile has the parameter `value`, which its expressions may read.
     parameter: bool,
     whose: Whose,
 }
 
 impl Maker<'_, '_> {
-    /// Returns the name of the owner as a value. If `copies` is set, an author may use the platform's value.
+    /// Returns the name of the owner as a value. If `copies` is set, may return the platform's value for an author.
     fn value(&mut self) -> &'static str {
         match self.whose {
             Whose::Author if self.copies && self.choices.one_in(2) => "platform",
@@ -144,7 +144,7 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// Returns an expression that reads the parameter `value` or, without parameter, a constant.
+    /// Returns an expression that reads the parameter `value`. If there is no such parameter, returns a constant one.
     fn computed(&self) -> &'static str {
         if self.parameter { "${params.value}" } else { "${'own'}" }
     }
@@ -189,7 +189,7 @@ impl Maker<'_, '_> {
         metadata["annotations"] = json!({"author.example.com/a": "1"});
         metadata["managedFields"] = json!([{"manager": "m", "operation": "Update", "fieldsV1": {"f:metadata": {}}}]);
         if self.choices.one_in(2) {
-            // According to managedFields, the author owns these containers.
+            // According to managedFields, these containers belong to the author.
             let own = json!({"f:spec": {"f:containers": {"k:{\"name\":\"guard\"}": {}, "k:{\"name\":\"side\"}": {}, "k:{\"name\":\"app\"}": {}}}});
             metadata["managedFields"][0]["fieldsV1"] = own;
         }
@@ -343,8 +343,8 @@ impl Maker<'_, '_> {
     }
 
     fn conflict(&mut self) -> &'static str {
-        // `Keep` is left out if authors may copy values: a kept value is the author's, even if it equals the
-        // platform's.
+        // Without `Keep` if authors may copy values: a kept value belongs to the author, even if it equals the
+        // platform's value.
         let words: &[_] =
             if self.copies { &["Merge", "Replace", "Fail"] } else { &["Merge", "Replace", "Fail", "Keep"] };
         self.choices.pick(words)
@@ -361,8 +361,8 @@ impl Maker<'_, '_> {
         }
     }
 
-    /// Generates a list of up to `most` elements, possibly with directives around or beside them. `field` is a field of
-    /// the elements that a directive may change.
+    /// Generates a list of up to `most` elements, which may be combined with directives. `field` is a field of the
+    /// elements that a directive may change.
     fn list(&mut self, field: &str, mut one: impl FnMut(&mut Self) -> Json, most: usize) -> Json {
         let mut items = vec![one(self)];
         for _ in 0..self.choices.below(most) {
@@ -386,7 +386,7 @@ impl Maker<'_, '_> {
         Json::Array(items)
     }
 
-    /// Generates a directive that removes existing elements, or changes their `field` or name.
+    /// Generates a directive that removes existing elements, or changes their `field` or their name.
     fn change(&mut self, field: &str) -> Json {
         let value = match field {
             "image" => json!(self.image()),
@@ -438,8 +438,8 @@ impl Maker<'_, '_> {
                 "existing.hasValue()",
                 "!existing.hasValue()",
             ];
-            // If a condition is false, an equal container of the author is not the platform's. So only one condition is
-            // used if authors may copy values.
+            // If a condition is false, an equal container of the author does not belong to the platform. So there is
+            // only one condition if authors may copy values.
             let count = if self.copies { 1 } else { conditions.len() };
             container["$when"] = json!(self.choices.pick(&conditions[..count]));
         }
@@ -457,7 +457,7 @@ impl Maker<'_, '_> {
         container
     }
 
-    /// Adds generated fields to a container. Containers of a template also get directives.
+    /// Adds generated fields to a container. A container in a template also gets directives.
     fn fill(&mut self, container: &mut Json) {
         let is_template = self.whose != Whose::Author;
         if self.choices.one_in(2) {
@@ -550,7 +550,7 @@ impl Maker<'_, '_> {
     }
 }
 
-/// Returns the list of elements without those that repeat the value of `field`.
+/// Returns a list without elements that repeat a value of `field`.
 fn unique(mut elements: Vec<Json>, field: &str) -> Json {
     let mut seen = std::collections::HashSet::new();
     elements.retain(|element| seen.insert(element[field].to_string()));

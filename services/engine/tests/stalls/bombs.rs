@@ -1,5 +1,5 @@
-//! Profiles that do much work (long templates, loops, joins and regular expressions), and pods that cause much work
-//! for a profile: long values, references among values, large records.
+//! Profiles that do a lot of work (long templates, loops, joins and regular expressions), and pods that cause a lot of
+//! work for a profile: long values, references among values, and large records.
 
 use serde_json::{Value as Json, json};
 

@@ -1,5 +1,5 @@
-//! Functions on lists, maps and optionals. A merged map has the entries of the first map, followed by the entries of
-//! later maps with other keys.
+//! Functions on lists, maps and optionals. A merged map has the entries of the first map, followed by those entries of
+//! the later maps that have other keys.
 
 use std::cmp::Ordering;
 
@@ -73,7 +73,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("optional.hasValue()", |call| Ok(Value::Bool(inner(call)?.is_some()))).native(),
     member("optional.value()", |call| match inner(call)? {
         Some(value) => Ok(value.clone()),
-        None => Err(call.error("the optional is empty").with_help("use .orValue(...), or ask .hasValue() first")),
+        None => Err(call.error("the optional is empty").with_help("use .orValue(...), or check .hasValue() first")),
     })
     .native(),
     member("optional.or(optional)", |call| {
@@ -140,7 +140,7 @@ fn distinct<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Value::list(unique, call.meter)
 }
 
-/// Sorts items by their keys, which must be of one ordered type. Items with equal keys keep their order.
+/// Sorts items by their keys, which must have the same ordered type. Items with equal keys keep their order.
 pub(crate) fn sort<'v, T>(
     items: &mut [T],
     key: impl Fn(&T) -> &Value<'v>,
@@ -151,10 +151,11 @@ pub(crate) fn sort<'v, T>(
     if let Some(first) = items.first().map(&key) {
         for item in items.iter() {
             let item = key(item);
-            // Values of one type that compare with the first one also compare with one another.
+            // If all values have the type of the first one and can be compared with it, all can be compared with one
+            // another.
             if item.type_name() != first.type_name() || unmetered_order(first, item).is_none() {
                 return Err(EvaluationError::new(format!(
-                    "a list is sorted by values of one kind; there are {} and {}",
+                    "the sort keys of a list must have the same type, but there are {} and {}",
                     first.describe(),
                     item.describe()
                 )));
@@ -173,7 +174,7 @@ fn sum<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         matches!(value, Value::Int(_) | Value::UInt(_) | Value::Double(_) | Value::Duration(_) | Value::Quantity(_))
     };
     if !addable(first) {
-        return Err(call.error(format!("the list has {} in it, which cannot be summed", first.describe())));
+        return Err(call.error(format!("the list contains {}, which cannot be summed", first.describe())));
     }
     items.try_fold(first.clone(), |sum, item| arithmetic(Operator::Add, &sum, item, call.meter))
 }
@@ -184,8 +185,8 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
     let mut best = first;
     for item in items.iter() {
         let found = order(item, best, call.meter)?;
-        let found =
-            found.ok_or_else(|| call.error(format!("{} and {} do not compare", item.describe(), best.describe())))?;
+        let found = found
+            .ok_or_else(|| call.error(format!("{} and {} cannot be compared", item.describe(), best.describe())))?;
         if found == wanted {
             best = item;
         }
@@ -196,7 +197,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, wanted: Ordering) -> Evaluated<'v> {
 /// Implements `list.indexOf(value)` and `list.lastIndexOf(value)`.
 pub(super) fn index_of<'v>(call: &mut Call<'_, 'v>, last: bool) -> Evaluated<'v> {
     if call.has_argument(2) {
-        return Err(call.error("a list is searched as a whole: it takes one argument"));
+        return Err(call.error("on a list, this function takes one argument"));
     }
     let items = call.list(0)?;
     let mut found = None;
@@ -236,7 +237,7 @@ fn to_map<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     for item in items.iter() {
         let pair = item.items(call.meter)?;
         let [key, value] = pair.as_deref().unwrap_or_default() else {
-            return Err(call.error("each item is a list of a key and a value"));
+            return Err(call.error("each item must be a list of a key and a value"));
         };
         let Some(key) = key.to_key() else {
             return Err(call.error(format!("the key of a map cannot be {}", key.describe())));
@@ -311,6 +312,6 @@ fn parse_pairs<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 fn inner<'a, 'v>(call: &Call<'a, 'v>) -> Result<Option<&'a Value<'v>>, EvaluationError> {
     match call.value(0) {
         Value::Optional(present) => Ok(present.as_ref().map(|present| present.value())),
-        _ => Err(call.type_error(0, "an optional").with_help("what may be absent is read with a.?b or a[?b]")),
+        _ => Err(call.type_error(0, "an optional").with_help("read a value that may be absent with a.?b or a[?b]")),
     }
 }

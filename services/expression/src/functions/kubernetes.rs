@@ -1,4 +1,4 @@
-//! Functions on containers, image references and names, and JSON patches for changes that templates cannot express.
+//! Functions on containers, image references and names, and JSON patches for changes that templates cannot describe.
 
 use json_patch::{PatchOperation, patch};
 use sha2::{Digest, Sha256};
@@ -44,7 +44,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("short(text, length)", |call| {
         let (text, length) = (call.text(0)?, call.size(1)?);
         if length <= HASH {
-            return Err(call.error(format!("the length has to be more than {HASH}")));
+            return Err(call.error(format!("the length must be greater than {HASH}")));
         }
         call.meter.charge_memory(text.len())?;
         let text = short(text, length);
@@ -55,7 +55,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
         call.meter.charge_memory(2 * text.len())?;
         let text = dns_label(text);
         if text.is_empty() {
-            return Err(call.error("the text has no letter or digit"));
+            return Err(call.error("the string has no letter or digit"));
         }
         call.short_text(&text)
     }),
@@ -63,7 +63,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("jsonPatch(value, operations)", json_patch),
 ];
 
-/// Returns the items of the list `field` of a container, the argument `index`; no items if the list is absent.
+/// Returns the items of the list `field` in a container, which is the argument `index`. Empty if the list is absent.
 fn items_of<'v>(call: &mut Call<'_, 'v>, index: usize, field: &str) -> Result<Items<'v>, EvaluationError> {
     let container = call.value(index);
     if !container.is_map() {
@@ -74,8 +74,8 @@ fn items_of<'v>(call: &mut Call<'_, 'v>, index: usize, field: &str) -> Result<It
     Ok(items.unwrap_or(Items::Own(Vec::new())))
 }
 
-/// Returns the last entry whose `field` equals the argument with the index `argument`; `None` if none does. Of several
-/// environment variables with one name, the last one takes effect.
+/// Returns the last entry whose `field` equals the argument with the index `argument`. `None` if there is no such
+/// entry. If several environment variables have the same name, the last one takes effect.
 fn named<'e, 'v>(
     call: &mut Call<'_, 'v>,
     entries: &'e [Value<'v>],
@@ -96,8 +96,8 @@ fn is(entry: &Value<'_>, field: &str, text: &str, meter: &mut Meter) -> Result<b
     Ok(entry.member(field, meter)?.is_some_and(|value| value.as_str() == Some(text)))
 }
 
-/// Returns the number of a port that is given by number or by name; `None` if it is neither a number nor the name of a
-/// port of the container.
+/// Returns the port number for a number or a name. `None` if it is neither a number nor the name of a port of the
+/// container.
 fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Result<Option<i64>, EvaluationError> {
     Ok(match port {
         Value::Int(number) => Some(*number),
@@ -118,8 +118,8 @@ fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Res
     })
 }
 
-/// Replaces the port names in the handlers of a probe or lifecycle hook by numbers. Names that the container lacks are
-/// kept.
+/// Replaces port names in the handlers of a probe or lifecycle hook with numbers. Keeps names that the container does
+/// not have.
 fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut probe = MapBuilder::new();
     for (key, value) in call.map(0)? {
@@ -130,7 +130,7 @@ fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     probe.finish(call.meter)
 }
 
-/// Replaces the port of a handler by its number, if the container has a port with that name.
+/// Replaces the port of a handler with its number, if the container has a port with that name.
 fn numbered_handler<'v>(call: &mut Call<'_, 'v>, handler: Value<'v>) -> Evaluated<'v> {
     let Some(port) = handler.member("port", call.meter)? else { return Ok(handler) };
     let (Some(number), Some(entries)) = (number_of(call, 1, &port)?, handler.entries(call.meter)?) else {
@@ -144,7 +144,7 @@ fn numbered_handler<'v>(call: &mut Call<'_, 'v>, handler: Value<'v>) -> Evaluate
     numbered.finish(call.meter)
 }
 
-/// The length of a hash suffix: a dash and eight digits.
+/// The length of a hash suffix: a dash and eight hexadecimal digits.
 const HASH: usize = 9;
 
 /// The maximum length of a DNS label in characters.
@@ -154,7 +154,7 @@ const LABEL: usize = 63;
 fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let text = call.text(0)?;
     let (rest, digest) = text.split_once('@').unwrap_or((text, ""));
-    // A colon before a slash precedes a registry's port.
+    // Only a colon after the last slash precedes a tag. Other colons precede a port.
     let (rest, tag) = match rest.rsplit_once(':') {
         Some((name, tag)) if !tag.contains('/') => (name, tag),
         _ => (rest, ""),
@@ -172,8 +172,8 @@ fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     image.finish(call.meter)
 }
 
-/// Truncates a string to this number of characters. A truncated string ends in a hash of the whole string, so that it
-/// stays unique.
+/// Shortens a string to this number of characters. A shortened string ends with a hash of the whole string, so that it
+/// is still unique.
 fn short(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.to_owned();
@@ -189,8 +189,8 @@ fn dns_label(text: &str) -> String {
     short(text.trim_matches('-'), LABEL)
 }
 
-/// Returns a number in the range of the two arguments. The number is evenly distributed over requests, and constant for
-/// one request.
+/// Returns a number in the range of the two arguments. It is evenly distributed over requests, but constant within one
+/// request.
 fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (minimum, maximum) = (call.int(0)?, call.int(1)?);
     let span = i128::from(maximum) - i128::from(minimum) + 1;
@@ -204,26 +204,27 @@ fn jitter<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     i64::try_from(number).map(Value::Int).map_err(|_| call.error("the range is too large"))
 }
 
-/// The maximum number of operations of one patch.
+/// The maximum number of operations in a patch.
 const OPERATIONS: usize = 64;
 
-/// The bytes of memory to charge for each byte of copied JSON.
+/// The memory that is charged for each byte of copied JSON, in bytes.
 const MEMORY: usize = 16;
 
 fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut value = call.value(0).to_json(call.meter)?.unwrap_or_default();
     let memory = call.meter.memory_left();
     let operations = call.value(1).to_json(call.meter)?.unwrap_or_default();
-    // If an operation is invalid, the error message contains it, escaped.
+    // If an operation is invalid, the error message contains it in escaped form.
     call.meter.charge((memory - call.meter.memory_left()) / 2)?;
-    let operations: Vec<PatchOperation> = serde_json::from_value(operations)
-        .map_err(|error| call.error(format!("the operations are no JSON patch: {}", truncated(&error.to_string()))))?;
+    let operations: Vec<PatchOperation> = serde_json::from_value(operations).map_err(|error| {
+        call.error(format!("the operations are not a JSON patch: {}", truncated(&error.to_string())))
+    })?;
     if operations.len() > OPERATIONS {
-        return Err(call.error(format!("a patch has at most {OPERATIONS} operations")));
+        return Err(call.error(format!("a patch can have at most {OPERATIONS} operations")));
     }
     let mut size = value.to_string().len();
     for (index, operation) in operations.iter().enumerate() {
-        // An operation processes at most the whole value. The size is measured again after each operation.
+        // An operation processes at most the whole value. Its size is measured again after each operation.
         let copies = !matches!(operation, PatchOperation::Remove(_) | PatchOperation::Test(_));
         call.meter.charge(10 + size)?;
         call.meter.charge_memory(if copies { size.saturating_mul(MEMORY) } else { 0 })?;

@@ -1,4 +1,4 @@
-//! The table of functions, and the calling convention.
+//! The table of functions, and how they are called.
 
 pub(super) mod collections;
 mod kubernetes;
@@ -19,7 +19,7 @@ pub(super) struct Function {
     /// The minimum and the maximum number of arguments, including the receiver.
     minimum: usize,
     maximum: usize,
-    /// The notation of a call for messages and documents, such as `text.split(separator, limit)`.
+    /// The notation of a call, for messages and documentation, such as `text.split(separator, limit)`.
     pub(super) signature: &'static str,
     pub(super) run: Run,
     /// The index of the argument that is a regular expression, if there is one.
@@ -36,12 +36,12 @@ pub(super) enum Style {
     Member,
 }
 
-/// Whether Kubernetes' admission policies have the function too, with the same meaning.
+/// Whether Kubernetes' admission policies have the same function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Native {
     No,
     Yes,
-    /// The API server's function does not take quantities.
+    /// The API server's function does not support quantities.
     ExceptQuantities,
 }
 
@@ -52,17 +52,17 @@ type Run = for<'a, 'v> fn(&mut Call<'a, 'v>) -> Evaluated<'v>;
 
 type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 
-/// A call of a function: its arguments and its context.
+/// A function call: its arguments and its context.
 pub(super) struct Call<'a, 'v> {
     pub(super) function: &'static Function,
     pub(super) arguments: &'a [Value<'v>],
-    /// The compiled regular expression, if the argument for it is a literal.
+    /// The compiled regular expression, if that argument is a literal.
     pub(super) pattern: Option<&'a Pattern>,
     pub(super) seed: &'a str,
     pub(super) meter: &'a mut Meter,
 }
 
-/// The table of functions, by subject.
+/// The tables of functions, one for each subject.
 static FUNCTIONS: [&[Function]; 5] =
     [strings::FUNCTIONS, regex::FUNCTIONS, numbers::FUNCTIONS, collections::FUNCTIONS, kubernetes::FUNCTIONS];
 
@@ -76,12 +76,12 @@ pub(super) fn named(name: &str) -> impl Iterator<Item = &'static Function> {
     all().filter(move |function| function.name == name)
 }
 
-/// Whether a function's name begins with this name and a dot.
+/// Whether there is a function whose name begins with this name and a dot.
 pub(super) fn is_library(name: &str) -> bool {
     all().any(|function| function.name.split_once('.').is_some_and(|(library, _)| library == name))
 }
 
-/// Returns the signatures of all functions for documents and completion, such as `text.split(separator, limit)`.
+/// Returns the signatures of all functions, for documentation and completion, such as `text.split(separator, limit)`.
 pub fn signatures() -> impl Iterator<Item = &'static str> {
     all().map(|function| function.signature)
 }
@@ -91,7 +91,7 @@ impl Function {
         (self.minimum..=self.maximum).contains(&arguments)
     }
 
-    /// Creates a function from its signature. In the signature of a member function, a dot follows the receiver.
+    /// Creates a function from its signature. In signatures of member functions, a dot follows the receiver.
     const fn new(style: Style, signature: &'static str, run: Run) -> Self {
         let name = name_in(style, signature);
         let (named, is_open) = parameters_in(signature);
@@ -100,7 +100,7 @@ impl Function {
         Self { name, style, minimum, maximum, signature, run, pattern: None, native: Native::No }
     }
 
-    /// Permits calls without the last argument.
+    /// Allows calls without the last argument.
     const fn with_optional_last(mut self) -> Self {
         self.minimum -= 1;
         self
@@ -122,17 +122,17 @@ impl Function {
     }
 }
 
-/// Defines a function `f(x)`.
+/// Defines a function that is called as `f(x)`.
 const fn global(signature: &'static str, run: Run) -> Function {
     Function::new(Style::Global, signature, run)
 }
 
-/// Defines a function `x.f()`.
+/// Defines a function that is called as `x.f()`.
 const fn member(signature: &'static str, run: Run) -> Function {
     Function::new(Style::Member, signature, run)
 }
 
-/// Returns the name of the function in a signature. The name of a global function may contain a dot.
+/// Returns the function name in a signature. The names of global functions may contain dots.
 const fn name_in(style: Style, signature: &'static str) -> &'static str {
     let (mut start, mut end, mut rest) = (0, 0, signature.as_bytes());
     while let [byte, tail @ ..] = rest {
@@ -147,7 +147,7 @@ const fn name_in(style: Style, signature: &'static str) -> &'static str {
     signature.split_at(end).0.split_at(start).1
 }
 
-/// Returns the number of named parameters in a signature, and whether more may follow.
+/// Returns the number of named parameters in a signature, and whether further arguments are allowed.
 const fn parameters_in(signature: &str) -> (usize, bool) {
     let (mut count, mut rest) = (0, signature.as_bytes());
     let mut within = false;
@@ -158,7 +158,7 @@ const fn parameters_in(signature: &str) -> (usize, bool) {
                 count = if matches!(tail, [b')', ..]) { 0 } else { 1 };
             }
             b',' => count += 1,
-            // The dots mean any number of further arguments.
+            // The dots stand for any number of further arguments.
             b'.' if within => return (count - 1, true),
             _ => {}
         }
@@ -180,7 +180,7 @@ impl<'a, 'v> Call<'a, 'v> {
     fn text(&mut self, index: usize) -> Result<&'a Text<'v>, EvaluationError> {
         match self.value(index) {
             Value::String(text) => {
-                // The caller reads all of the string.
+                // The caller reads the whole string.
                 self.meter.charge(text.len() / 64)?;
                 Ok(text)
             }
@@ -196,13 +196,13 @@ impl<'a, 'v> Call<'a, 'v> {
         }
     }
 
-    /// Returns an argument as a number of items or characters.
+    /// Returns an argument that is a number of items or characters.
     fn size(&self, index: usize) -> Result<usize, EvaluationError> {
         let number = self.int(index)?;
         usize::try_from(number).map_err(|_| self.error(format!("{number} is negative")))
     }
 
-    /// Returns an optional argument as a maximum. An absent or negative argument means no maximum.
+    /// Returns an optional argument that is a maximum. If it is absent or negative, there is no maximum.
     fn limit(&self, index: usize) -> Result<usize, EvaluationError> {
         if !self.has_argument(index) {
             return Ok(usize::MAX);
@@ -220,7 +220,7 @@ impl<'a, 'v> Call<'a, 'v> {
         entries.ok_or_else(|| self.type_error(index, "a map"))
     }
 
-    /// Returns an argument as a list of strings.
+    /// Returns an argument that is a list of strings.
     fn texts(&mut self, index: usize) -> Result<Vec<Text<'v>>, EvaluationError> {
         let items = self.list(index)?;
         self.meter.charge_items(items.len())?;
@@ -228,7 +228,7 @@ impl<'a, 'v> Call<'a, 'v> {
             .iter()
             .map(|item| match item {
                 Value::String(text) => Ok(text.clone()),
-                _ => Err(self.error(format!("the list has {} in it where a string is wanted", item.describe()))),
+                _ => Err(self.error(format!("the list contains {} instead of a string", item.describe()))),
             })
             .collect()
     }
@@ -241,11 +241,11 @@ impl<'a, 'v> Call<'a, 'v> {
         let name = self.function.name;
         let error = EvaluationError::new(match (self.function.style, index) {
             (Style::Member, 0) => format!("`{name}` is called on {wanted}, not on {found}"),
-            (Style::Member, _) => format!("argument {index} of `{name}` has to be {wanted}, and is {found}"),
-            (Style::Global, _) => format!("argument {} of `{name}` has to be {wanted}, and is {found}", index + 1),
+            (Style::Member, _) => format!("argument {index} of `{name}` must be {wanted}, but is {found}"),
+            (Style::Global, _) => format!("argument {} of `{name}` must be {wanted}, but is {found}", index + 1),
         });
         let error = match value {
-            Value::Optional(_) => error.with_help("say what counts if it is absent: .orValue(...)"),
+            Value::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue(...)"),
             _ => error,
         };
         error.with_signature(self.function.signature)
@@ -256,10 +256,10 @@ impl<'a, 'v> Call<'a, 'v> {
         EvaluationError::new(format!("`{}`: {message}", self.function.name))
     }
 
-    /// Creates a string of at most this number of bytes, which `write` writes. Charges the meter before that.
+    /// Creates a string of at most this number of bytes. Charges the meter before `write` writes the string.
     fn build_text(&mut self, bytes: usize, write: impl FnOnce(&mut TextBuilder) -> std::fmt::Result) -> Evaluated<'v> {
         let mut text = TextBuilder::with_capacity(bytes, self.meter)?;
-        write(&mut text).map_err(|_| self.error("the text is longer than it was said to be"))?;
+        write(&mut text).map_err(|_| self.error("the string is longer than expected"))?;
         text.finish(self.meter)
     }
 
@@ -270,16 +270,16 @@ impl<'a, 'v> Call<'a, 'v> {
 }
 
 impl EvaluationError {
-    /// Adds the signature of the function as help, unless the error has help.
+    /// Adds the signature of the function as help, unless the error already has help.
     fn with_signature(self, signature: &str) -> Self {
-        if self.help().is_some() { self } else { self.with_help(format!("it is {signature}")) }
+        if self.help().is_some() { self } else { self.with_help(format!("use {signature}")) }
     }
 }
 
-/// Returns a part of a string. A part of a borrowed string is borrowed too.
+/// Returns a part of a string. If the string is borrowed, so is the part.
 ///
 /// # Errors
-/// Fails if the part must be copied, because the string is computed, and the meter does not grant the copy.
+/// The string is computed, so the part must be copied, and the meter's budget is too small for that.
 fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>, meter: &mut Meter) -> Result<Text<'v>, EvaluationError> {
     match text {
         Text::Borrowed(text) => Ok(Text::Borrowed(text.get(range).unwrap_or_default())),
@@ -287,7 +287,7 @@ fn part<'v>(text: &Text<'v>, range: std::ops::Range<usize>, meter: &mut Meter) -
     }
 }
 
-/// Returns the range of a substring in the string that it was taken from.
+/// Returns the range of a substring in the string that contains it.
 fn range_in(text: &str, inner: &str) -> std::ops::Range<usize> {
     let start = (inner.as_ptr() as usize).saturating_sub(text.as_ptr() as usize);
     start..start + inner.len()
@@ -296,7 +296,7 @@ fn range_in(text: &str, inner: &str) -> std::ops::Range<usize> {
 /// Returns `inner`, which must be a slice of `text`, as a value.
 ///
 /// # Errors
-/// Fails like [`part`].
+/// Like [`part`].
 fn part_of<'v>(text: &Text<'v>, inner: &str, meter: &mut Meter) -> Evaluated<'v> {
     Ok(Value::String(part(text, range_in(text, inner), meter)?))
 }

@@ -40,7 +40,8 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("duration(text)", |call| match call.value(0) {
         span @ Value::Duration(_) => Ok(span.clone()),
         Value::String(text) => parse_duration(text).map(Value::Duration).ok_or_else(|| {
-            call.error(format!("{:?} is no duration", truncated(text))).with_help("it is written 1h30m, 6s, 250ms")
+            call.error(format!("{:?} is not a duration", truncated(text)))
+                .with_help("examples of durations are 1h30m, 6s and 250ms")
         }),
         _ => Err(call.type_error(0, "a string")),
     })
@@ -54,10 +55,11 @@ pub(super) const FUNCTIONS: &[Function] = &[
         Value::Int(number) => Ok(Value::Quantity(Quantity::of(*number))),
         Value::Double(number) => {
             let quantity = quantity::of_double(*number).map(Value::Quantity);
-            quantity.ok_or_else(|| call.error(format!("{number} is no quantity, or one that is too large")))
+            quantity.ok_or_else(|| call.error(format!("{number} is not a quantity, or it is too large")))
         }
         Value::String(text) => Quantity::read(text).map(Value::Quantity).ok_or_else(|| {
-            call.error(format!("{:?} is no quantity", truncated(text))).with_help("it is written 500m, 1.5, 64Mi, 2G")
+            call.error(format!("{:?} is not a quantity", truncated(text)))
+                .with_help("examples of quantities are 500m, 1.5, 64Mi and 2G")
         }),
         _ => Err(call.type_error(0, "a string or a number")),
     })
@@ -81,7 +83,9 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("quantity.isInteger()", |call| Ok(Value::Bool(quantity_of(call, 0)?.whole().is_some()))).native(),
     member("quantity.asInteger()", |call| {
         let whole = quantity_of(call, 0)?.whole();
-        whole.map(Value::Int).ok_or_else(|| call.error("it is no whole number that fits into an int"))
+        whole
+            .map(Value::Int)
+            .ok_or_else(|| call.error("the quantity is not a whole number, or does not fit into an int"))
     })
     .native(),
     member("quantity.asApproximateFloat()", |call| Ok(Value::Double(quantity_of(call, 0)?.approximately()))).native(),
@@ -90,7 +94,8 @@ pub(super) const FUNCTIONS: &[Function] = &[
     }),
 ];
 
-/// Returns the string if it is short enough to be parsed as a number; otherwise an empty string, which is not a number.
+/// Returns the string if it is short enough to be parsed as a number. Otherwise returns an empty string, which is
+/// invalid.
 fn number_text(text: &str) -> &str {
     const LONGEST: usize = 1024;
     if text.len() <= LONGEST { text } else { "" }
@@ -106,7 +111,7 @@ fn int<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::Int)
-                .map_err(|_| call.error(format!("{:?} is no whole number", truncated(text))));
+                .map_err(|_| call.error(format!("{:?} is not a whole number", truncated(text))));
         }
         _ => return Err(call.type_error(0, "a number or a string")),
     };
@@ -122,7 +127,7 @@ fn uint<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::UInt)
-                .map_err(|_| call.error(format!("{:?} is no whole number", truncated(text))));
+                .map_err(|_| call.error(format!("{:?} is not a whole number", truncated(text))));
         }
         _ => return Err(call.type_error(0, "a number or a string")),
     };
@@ -140,13 +145,13 @@ fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             return number_text(text)
                 .parse()
                 .map(Value::Double)
-                .map_err(|_| call.error(format!("{:?} is no number", truncated(text))));
+                .map_err(|_| call.error(format!("{:?} is not a number", truncated(text))));
         }
         _ => return Err(call.type_error(0, "a number or a string")),
     }))
 }
 
-/// Converts a value to a string; `None` if it has no string form.
+/// Converts a value to a string. `None` if values of this type cannot be converted.
 pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     Some(match value {
         Value::Duration(nanoseconds) => duration_text(*nanoseconds),
@@ -159,7 +164,7 @@ pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     })
 }
 
-/// Steps for formatting a number.
+/// The steps for formatting a number.
 const NUMBER: usize = 8;
 
 fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -167,7 +172,7 @@ fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         text @ Value::String(_) => Ok(text.clone()),
         Value::Bytes(bytes) => {
             call.meter.charge_bytes(bytes.len())?;
-            let text = std::str::from_utf8(bytes).map_err(|_| call.error("the bytes are no UTF-8 text"))?;
+            let text = std::str::from_utf8(bytes).map_err(|_| call.error("the bytes are not valid UTF-8"))?;
             Value::owned(text, call.meter)
         }
         Value::Null | Value::Type(_) => Err(call.type_error(0, "a bool, number, string, duration or quantity")),
@@ -223,7 +228,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, expected_order: Ordering) -> Evaluated<'
         );
         let found = order(number, best, call.meter)?.filter(|_| is_number);
         let found =
-            found.ok_or_else(|| call.error(format!("{} does not compare with numbers here", number.describe())))?;
+            found.ok_or_else(|| call.error(format!("{} cannot be compared with numbers here", number.describe())))?;
         if found == expected_order {
             best = number;
         }
@@ -231,7 +236,7 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, expected_order: Ordering) -> Evaluated<'
     Ok(best.clone())
 }
 
-/// The maximum length of a duration in bytes. A duration with each unit once and all digits is shorter.
+/// The maximum length of a duration, in bytes. It is enough for every unit once with all its digits.
 const LONGEST_DURATION: usize = 256;
 
 const UNITS: [(&str, i64); 8] = [
@@ -291,7 +296,7 @@ fn parse_duration(text: &str) -> Option<i64> {
     i64::try_from(if negative { -total } else { total }).ok()
 }
 
-/// Formats a duration in seconds, as CEL does: `5400s`, `0.25s`.
+/// Formats a duration in seconds, as CEL does, such as `5400s` or `0.25s`.
 pub(crate) fn duration_text(nanoseconds: i64) -> String {
     let sign = if nanoseconds < 0 { "-" } else { "" };
     let (seconds, rest) = (nanoseconds.unsigned_abs() / 1_000_000_000, nanoseconds.unsigned_abs() % 1_000_000_000);

@@ -1,4 +1,4 @@
-//! Functions that search strings by regular expressions.
+//! Functions that use regular expressions.
 
 use regex::{Captures, Regex};
 
@@ -17,12 +17,12 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
-/// The cost of compiling a computed pattern: a fixed number of steps, and the bytes of its memory that cost one more
-/// step. Patterns in literals are compiled with their expression. The memory is known only after compiling, and
-/// [`COMPUTED_SIZE`] bounds it.
+/// The cost of compiling a computed pattern: a fixed number of steps, and the number of bytes of its memory for each
+/// additional step. Literal patterns are compiled together with their expression. The memory is known only after
+/// compiling, but [`COMPUTED_SIZE`] limits it.
 const COMPILING: (usize, usize) = (10_000, 32);
 
-/// Returns the pattern of a call: from a literal, or compiled now from a computed string.
+/// Returns the pattern of a call. A computed pattern is compiled now.
 fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     if let Some(pattern) = call.pattern {
         return Ok(pattern.clone());
@@ -70,7 +70,7 @@ fn find_all<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     found.finish(call.meter)
 }
 
-/// Steps for continuing a search after a match.
+/// The steps for continuing a search after a match.
 const SEARCH: usize = 8;
 
 fn extract<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -108,10 +108,10 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     result.finish(call.meter)
 }
 
-/// A piece of the replacement of `regex.replace`.
+/// A part of the replacement string of `regex.replace`.
 enum Piece<'t> {
     Literal(&'t str),
-    /// The capture group with this number: `$1`, `${1}`, `${name}`.
+    /// The value of a capture group, referenced as `$1`, `${1}` or `${name}`.
     Group(usize),
 }
 
@@ -124,14 +124,14 @@ impl<'t> Piece<'t> {
     }
 }
 
-/// Parses a replacement. `$$` is a dollar sign, and so is a `$` without a name. A group that the pattern lacks is
-/// empty.
+/// Parses a replacement string. `$$`, and a `$` without a name, are a dollar sign. A group that does not exist in the
+/// pattern is empty.
 fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
     meter.charge_bytes(replacement.len())?;
     let mut pieces = Vec::new();
     let (mut rest, mut has_braces) = (replacement, true);
     while !rest.is_empty() {
-        // The charge covers comparing the name with the names of all groups.
+        // The charge includes comparing the name with the names of all groups.
         meter.charge(4 + regex.captures_len() / 4)?;
         meter.take_memory(2 * size_of::<Piece<'_>>())?;
         let Some(tail) = rest.strip_prefix('$') else {
@@ -141,7 +141,7 @@ fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<
             continue;
         };
         let braced = tail.strip_prefix('{').filter(|_| has_braces).map(|tail| tail.split_once('}'));
-        // If no brace closes here, none closes later either, so the search is not repeated.
+        // If there is no closing brace here, there is none later either, so do not search again.
         has_braces &= braced != Some(None);
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
         let length = tail.find(|letter| !is_name(letter)).unwrap_or(tail.len());

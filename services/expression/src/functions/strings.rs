@@ -1,5 +1,5 @@
-//! Functions on strings, and functions that encode values as strings and decode them. Positions count characters, as
-//! in CEL.
+//! Functions on strings, and functions that encode values as strings or decode them. Positions count characters, as in
+//! CEL.
 
 use std::fmt::Write as _;
 
@@ -53,7 +53,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("text.format(list)", format).native(),
     global("strings.quote(text)", |call| {
         let text = call.text(0)?;
-        // The longest escape of a byte has six bytes.
+        // Escaping a byte results in at most six bytes.
         call.meter.charge_memory(6 * text.len())?;
         let quoted = serde_json::to_string(&**text).unwrap_or_default();
         call.build_text(quoted.len(), |out| out.write_str(&quoted))
@@ -87,7 +87,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("parseJson(text)", |call| {
         let text = readable(call)?;
         let value: serde_json::Value =
-            serde_json::from_str(text).map_err(|error| call.error(format!("the text is not JSON: {error}")))?;
+            serde_json::from_str(text).map_err(|error| call.error(format!("the string is not JSON: {error}")))?;
         Value::from_json(value, call.meter)
     }),
     global("isJson(text)", |call| {
@@ -96,7 +96,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
     }),
     global("parseYaml(text)", |call| {
         let text = readable(call)?;
-        // YAML is parsed much more slowly than JSON, and aliases may repeat values up to the parser's limits.
+        // Parsing YAML is much slower than parsing JSON, and aliases may repeat values up to the limits of the parser.
         call.meter.charge(text.len().saturating_mul(8))?;
         call.meter.charge_memory(pillion_json::yaml::MAXIMUM_NODES.min(text.len().saturating_mul(64)) * VALUE)?;
         let value = pillion_json::yaml::parse(text).map_err(|message| call.error(message))?;
@@ -105,7 +105,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
 ];
 
 impl Call<'_, '_> {
-    /// Charges for a search of one string in another.
+    /// Charges the meter for searching a string in another one.
     fn charge_search(&mut self) -> Result<(), EvaluationError> {
         let length = self.value(0).length() + self.value(1).length();
         self.meter.charge(length / 8)
@@ -123,13 +123,13 @@ fn size<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// Returns the byte offset of the character at position `place`. For the position after the last character, returns the
+/// Returns the byte offset of the character at a position. For the position after the last character, returns the
 /// length of the string.
 fn byte_of(call: &mut Call<'_, '_>, text: &str, place: usize) -> Result<usize, EvaluationError> {
-    // Finding the offset counts characters one by one.
+    // Finding the offset requires counting characters one by one.
     call.meter.charge(text.len() / 8)?;
     let found = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).nth(place);
-    found.ok_or_else(|| call.error(format!("place {place} is outside of the text")))
+    found.ok_or_else(|| call.error(format!("position {place} is outside of the string")))
 }
 
 fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -139,7 +139,7 @@ fn char_at<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Ok(Value::String(part(text, start..start + length, call.meter)?))
 }
 
-/// Returns the position of the character at a byte offset; -1 for `None`.
+/// Returns the position of the character at a byte offset. -1 if the offset is `None`.
 fn position_of<'v>(text: &str, byte: Option<usize>) -> Value<'v> {
     byte.and_then(|byte| text.get(..byte)).map_or(Value::Int(-1), |before| count(before.chars().count()))
 }
@@ -176,7 +176,7 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, old, new) = (call.text(0)?, call.text(1)?, call.text(2)?);
     let limit = call.limit(3)?;
     call.charge_search()?;
-    // The length of the result is computed before it is written.
+    // The length of the result is computed in advance.
     let found = text.matches(&**old).take(limit).count();
     let length = (text.len() + found.saturating_mul(new.len())).saturating_sub(found * old.len());
     call.build_text(length, |out| {
@@ -196,7 +196,7 @@ fn split<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     call.charge_search()?;
     let mut parts = ListBuilder::new();
     if separator.is_empty() {
-        // Each character is one part, and the last part is the remainder.
+        // Each character is a part, except that the last part contains the rest.
         let starts = text.char_indices().map(|(byte, _)| byte).take(limit);
         let ends = text.char_indices().map(|(byte, _)| byte).skip(1).chain([text.len()]);
         for (place, (start, end)) in starts.zip(ends).enumerate() {
@@ -233,7 +233,7 @@ fn substring<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         text.len()
     };
     if last < first {
-        return Err(call.error("it would end before it begins"));
+        return Err(call.error("the end is before the start"));
     }
     Ok(Value::String(part(text, first..last, call.meter)?))
 }
@@ -257,7 +257,9 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         call.meter.charge(FORMAT)?;
         result.push(before, call.meter)?;
         let (digits, kind, tail) = directive_of(directive).ok_or_else(|| {
-            call.error("after % there stands s, d, f, e, x, X, o or b, with .n before f and e; %% is a percent sign")
+            call.error(
+                "% must be followed by s, d, f, e, x, X, o or b; f and e may have .n before them; %% is a percent sign",
+            )
         })?;
         rest = tail;
         if kind == '%' {
@@ -265,7 +267,7 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             continue;
         }
         let item = items.next().ok_or_else(|| call.error("there are more directives than values"))?;
-        // A byte has at most two hexadecimal digits.
+        // A byte is formatted as at most two hexadecimal digits.
         call.meter.charge_text(2 * item.length())?;
         result.push(&formatted(call, kind, digits, item)?, call.meter)?;
     }
@@ -273,8 +275,8 @@ fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     result.finish(call.meter)
 }
 
-/// Parses a directive after its percent sign. Returns its number of digits, its kind, and the rest of the string;
-/// `None` if it is invalid.
+/// Parses a directive after its percent sign. Returns its precision, its kind, and the rest of the string. `None` if it
+/// is invalid.
 fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     let (digits, rest) = match text.strip_prefix('.') {
         Some(rest) => {
@@ -287,7 +289,7 @@ fn directive_of(text: &str) -> Option<(usize, char, &str)> {
     Some((digits, kind, rest.get(kind.len_utf8()..)?))
 }
 
-/// The number of steps for one directive of a format, enough to format a number with a hundred decimals.
+/// The number of steps for one directive of a format. It is enough to format a number with a hundred decimals.
 const FORMAT: usize = 20;
 
 fn formatted(call: &Call<'_, '_>, kind: char, digits: usize, item: &Value<'_>) -> Result<String, EvaluationError> {
@@ -341,21 +343,21 @@ fn bytes_of<'a>(call: &mut Call<'a, '_>) -> Result<&'a [u8], EvaluationError> {
 /// Returns the string to decode, and charges the meter for decoding it.
 ///
 /// # Errors
-/// Fails if the string is too long, or if the meter does not grant the decoding.
+/// The string is too long, or the meter's budget is too small for decoding it.
 fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
     let text = call.text(0)?;
     if text.len() > MAXIMUM_RESULT {
-        return Err(call.error(format!("a text of {} bytes is too long to be read", text.len())));
+        return Err(call.error(format!("a string of {} bytes is too long to be decoded", text.len())));
     }
     call.meter.charge(text.len() / 4)?;
-    // A value can follow each comma, colon and opening bracket.
+    // A value may follow each comma, colon and opening bracket.
     let values = 1 + text.bytes().filter(|byte| b",:[{".contains(byte)).count();
     call.meter.charge(values)?;
     call.meter.charge_memory(text.len() + values.saturating_mul(VALUE))?;
     Ok(text)
 }
 
-/// Bytes of memory of a decoded value, including its entry in a list or map.
+/// The memory of a decoded value, in bytes, including its entry in a list or map.
 const VALUE: usize = 96;
 
 /// A writer that only counts bytes.

@@ -1,5 +1,5 @@
-//! Builds computed values. Only this module can create computed values, and it charges the meter for every part first.
-//! It also converts JSON, from a tape or from `serde_json`, to values. Integers that fit into `i64` become ints.
+//! Builds computed values. Only this module can create them, and it charges the meter for every part first. It also
+//! converts JSON from a tape or from `serde_json` to values. Integers that fit into `i64` become ints.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -25,17 +25,17 @@ pub struct MapBuilder<'v> {
     depth: u8,
 }
 
-/// Builds a string. Writing more than the meter granted is a [`fmt::Error`].
+/// Builds a string. Writing more bytes than were charged is a [`fmt::Error`].
 #[derive(Debug)]
 pub(crate) struct TextBuilder {
     text: String,
     granted: usize,
 }
 
-/// The number of steps for one entry of a map, whose key is hashed.
+/// The number of steps for one entry of a map, including hashing the key.
 const ENTRY: usize = 3;
 
-/// Bytes of memory of one entry of a map, in addition to its key and value.
+/// The memory of one entry of a map, in bytes, without its key and value.
 const ENTRY_BYTES: usize = 16;
 
 impl<'v> ListBuilder<'v> {
@@ -48,7 +48,7 @@ impl<'v> ListBuilder<'v> {
     /// Creates an empty list with memory for this number of items.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the memory.
+    /// Fails if the meter's budget is too small for the memory.
     pub fn with_capacity(count: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_items(count)?;
         Ok(Self { items: Vec::with_capacity(count), depth: 0 })
@@ -57,7 +57,7 @@ impl<'v> ListBuilder<'v> {
     /// Adds an item.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the memory.
+    /// Fails if the meter's budget is too small for the memory.
     pub fn push(&mut self, item: Value<'v>, meter: &mut Meter) -> Result<(), EvaluationError> {
         if self.items.len() == self.items.capacity() {
             // The vector first grows to four items, and then doubles.
@@ -71,7 +71,7 @@ impl<'v> ListBuilder<'v> {
     /// Returns the list as a value.
     ///
     /// # Errors
-    /// Fails if the list nests too deeply.
+    /// Fails if the list is nested too deeply.
     pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let depth = meter.charge_depth(self.depth)?;
         Ok(Value::List(Arc::new(List { items: self.items, depth })))
@@ -85,10 +85,10 @@ impl<'v> MapBuilder<'v> {
         Self::default()
     }
 
-    /// Sets an entry. Returns the previous value of the key, if any.
+    /// Sets an entry. Returns the previous value for the key, if there was one.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the entry.
+    /// Fails if the meter's budget is too small for the entry.
     pub fn insert(
         &mut self,
         key: Key<'v>,
@@ -102,7 +102,7 @@ impl<'v> MapBuilder<'v> {
     /// Sets an entry, unless the map already has the key.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the entry.
+    /// Fails if the meter's budget is too small for the entry.
     pub(crate) fn insert_if_absent(
         &mut self,
         key: Key<'v>,
@@ -128,7 +128,7 @@ impl<'v> MapBuilder<'v> {
     /// Returns the map as a value.
     ///
     /// # Errors
-    /// Fails if the map nests too deeply.
+    /// Fails if the map is nested too deeply.
     pub fn finish(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let depth = meter.charge_depth(self.depth)?;
         Ok(Value::Map(Arc::new(Mapping { entries: self.entries, depth })))
@@ -139,7 +139,7 @@ impl TextBuilder {
     /// Creates an empty string with memory for this number of bytes.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the memory.
+    /// Fails if the meter's budget is too small for the memory.
     pub(crate) fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes)?;
         Ok(Self { text: String::with_capacity(bytes), granted: bytes })
@@ -148,7 +148,7 @@ impl TextBuilder {
     /// Appends a string.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the memory.
+    /// Fails if the meter's budget is too small for the memory.
     pub(crate) fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
         let length = self.text.len() + text.len();
         if length > self.granted {
@@ -169,7 +169,7 @@ impl TextBuilder {
     /// Returns the string as a value.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the shared copy.
+    /// Fails if the meter's budget is too small for the shared copy.
     pub(crate) fn finish<'v>(self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         meter.charge_memory(self.text.len())?;
         Ok(Value::String(Text::Shared(SharedText(self.text.into()))))
@@ -187,27 +187,27 @@ impl fmt::Write for TextBuilder {
 }
 
 impl<'v> Value<'v> {
-    /// Creates a computed string as a copy.
+    /// Creates a computed string by copying.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the copy.
+    /// Fails if the meter's budget is too small for the copy.
     pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
         Ok(Self::String(Text::owned(text, meter)?))
     }
 
-    /// Creates computed bytes as a copy.
+    /// Creates computed bytes by copying.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the copy.
+    /// Fails if the meter's budget is too small for the copy.
     pub fn bytes(bytes: &[u8], meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes.len())?;
         Ok(Self::Bytes(SharedBytes(Arc::from(bytes))))
     }
 
-    /// Creates a list of these items.
+    /// Creates a list from items.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the value, or if the value nests too deeply.
+    /// Fails if the meter's budget is too small for the value, or if the value is nested too deeply.
     pub fn list(items: impl IntoIterator<Item = Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut list = ListBuilder::new();
         for item in items {
@@ -216,10 +216,10 @@ impl<'v> Value<'v> {
         list.finish(meter)
     }
 
-    /// Creates a map of these entries. Of entries with the same key, the last one counts.
+    /// Creates a map from entries. If a key is repeated, its last entry is used.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the value, or if the value nests too deeply.
+    /// Fails if the meter's budget is too small for the value, or if the value is nested too deeply.
     pub fn map(entries: impl IntoIterator<Item = (Key<'v>, Self)>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         let mut map = MapBuilder::new();
         for (key, value) in entries {
@@ -231,25 +231,25 @@ impl<'v> Value<'v> {
     /// Creates an optional with a value.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the value, or if the value nests too deeply.
+    /// Fails if the meter's budget is too small for the value, or if the value is nested too deeply.
     pub fn some(value: Self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_items(1)?;
         let depth = meter.charge_depth(value.depth())?;
         Ok(Self::Optional(Some(Arc::new(Present { value, depth }))))
     }
 
-    /// Creates an optional, which is empty for `None`.
+    /// Creates an optional. It is empty for `None`.
     ///
     /// # Errors
-    /// Fails like [`Value::some`].
+    /// Like [`Value::some`].
     pub fn optional(value: Option<Self>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         value.map_or(Ok(Self::none()), |value| Self::some(value, meter))
     }
 
-    /// Creates an object with added members, which hide members of the object with the same name.
+    /// Creates an object with added members. They hide members of the object with the same names.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the value, or if the value nests too deeply.
+    /// Fails if the meter's budget is too small for the value, or if the value is nested too deeply.
     pub fn extended(
         base: Self,
         members: [Option<(&'static str, Self)>; 2],
@@ -263,10 +263,10 @@ impl<'v> Value<'v> {
 }
 
 impl Text<'_> {
-    /// Creates a computed string as a copy.
+    /// Creates a computed string by copying.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the copy.
+    /// Fails if the meter's budget is too small for the copy.
     pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(text.len())?;
         Ok(Self::Shared(SharedText(text.into())))
@@ -274,10 +274,10 @@ impl Text<'_> {
 }
 
 impl<'v> Value<'v> {
-    /// Converts a value of a tape. Objects, lists and strings without escapes are borrowed.
+    /// Converts a value in a tape. Objects, lists and strings without escapes are borrowed.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the copy of a string with escapes, or the parsing of a long number.
+    /// Fails if the meter's budget is too small for the copy of a string with escapes, or the parsing of a long number.
     #[inline]
     pub fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         Ok(match value.kind() {
@@ -296,7 +296,7 @@ impl<'v> Value<'v> {
     /// Converts parsed JSON to a computed value.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the value, or if the value nests too deeply.
+    /// Fails if the meter's budget is too small for the value, or if the value is nested too deeply.
     pub(crate) fn from_json(value: serde_json::Value, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge(1)?;
         Ok(match value {
@@ -324,10 +324,10 @@ impl<'v> Value<'v> {
 }
 
 impl<'v> Text<'v> {
-    /// Converts a string of a tape; any other value becomes an empty string.
+    /// Converts a string in a tape. Other values become an empty string.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the copy of a string with escapes.
+    /// Fails if the meter's budget is too small for the copy of a string with escapes.
     #[inline]
     pub fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         if value.kind() == json::Kind::EscapedString {
@@ -336,10 +336,10 @@ impl<'v> Text<'v> {
         Ok(Self::of(value.as_str().unwrap_or_default()))
     }
 
-    /// Converts the key of a tape's object.
+    /// Converts a key of an object in a tape.
     ///
     /// # Errors
-    /// Fails if the meter does not grant the copy of a key with escapes.
+    /// Fails if the meter's budget is too small for the copy of a key with escapes.
     #[inline]
     pub fn read_key(key: json::Key<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         if key.has_escapes() {
@@ -370,7 +370,8 @@ impl<'v> From<&'v serde_json::Value> for Value<'v> {
     }
 }
 
-/// Converts a JSON number. An integer that fits into `i64` becomes an int, as in Kubernetes, and others a double.
+/// Converts a JSON number. As in Kubernetes, an integer that fits into `i64` becomes an int, and any other number a
+/// double.
 fn number<'v>(text: &str) -> Value<'v> {
     match text.parse() {
         Ok(number) => Value::Int(number),

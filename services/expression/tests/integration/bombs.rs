@@ -1,9 +1,9 @@
-//! Searches for expressions that take more time or memory than the meter charges for them.
+//! Searches for expressions that need more time or memory than the meter charges for them.
 //!
-//! The expressions are random. They use all functions, operators, loops and kinds of errors, on values chosen to be
-//! expensive. For each set of functions, the search keeps the expression with the worst ratio of real to charged cost
-//! and varies it. `PILLION_BOMBS` sets the number of expressions; `just nightly` runs ten million. The test prints
-//! the worst ones.
+//! The expressions are random. They use all functions, operators, loops and kinds of errors, with values that are
+//! expensive to process. For each set of functions, the search keeps the expression with the worst ratio of actual to
+//! charged cost, and varies it. The environment variable `PILLION_BOMBS` sets the number of expressions; `just nightly`
+//! runs ten million. The test prints the worst ones.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,28 +23,29 @@ use serde_json::{Value as Json, json};
 /// The number of expressions in a run without `PILLION_BOMBS`.
 const EXPRESSIONS: usize = 100_000;
 
-/// The maximum CPU time of a step in nanoseconds, including the cost of any evaluation. A run with `PILLION_BOMBS`
-/// enforces this bound. Other runs share the machine with tests that create load, and find only large excesses.
+/// The maximum CPU time of a step, in nanoseconds, including the fixed cost of an evaluation. A run with
+/// `PILLION_BOMBS` enforces this limit. Other runs share the machine with tests that create load, so they only detect
+/// large excesses.
 const NANOSECONDS_IN_A_STEP: f64 = 60.0;
 
-/// The factor by which a run without `PILLION_BOMBS` may exceed the bound.
+/// The factor by which a run without `PILLION_BOMBS` may exceed the limit.
 const TOLERANCE: f64 = 10.0;
 
-/// The number of steps to add to the charged steps of every evaluation.
+/// The number of steps that is added to the charged steps of every evaluation.
 const OVERHEAD_STEPS: usize = 400;
 
-/// The bytes of memory that every evaluation may use in addition to the charged memory. Compiling a pattern takes
+/// The memory that an evaluation may use in addition to the charged memory, in bytes. Compiling a pattern needs the
 /// most.
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
-/// One of this number of expressions may use all steps, and the others a tenth of the steps. A tenth is enough to find
-/// an expression that takes too long for its steps, unless its cost grows faster than its charge.
+/// One in this number of expressions may use all steps, and the others a tenth. A tenth is enough to find an expression
+/// that is too slow for its number of steps, unless its cost grows faster than its charge.
 const ALL_STEPS_OF: usize = 10;
 
-/// The number of sets of functions whose worst expression is kept for variation.
+/// The number of function sets for which the worst expression is kept and varied.
 const KEPT: usize = 64;
 
-/// A small random number generator. The same seed gives the same numbers.
+/// A simple random number generator. Equal seeds produce equal numbers.
 struct Random(u64);
 
 impl Random {
@@ -118,10 +119,10 @@ const PATTERNS: [&str; 10] = [
     "short",
 ];
 
-/// Writes a random expression.
+/// Generates a random expression.
 struct Writer<'r> {
     random: &'r mut Random,
-    /// The number of parts that the expression may still get.
+    /// The number of parts that may still be added to the expression.
     left: usize,
     loops: usize,
     kept: &'r [String],
@@ -146,7 +147,7 @@ impl Writer<'_> {
         self.random.pick(of).to_owned()
     }
 
-    /// Whether to add another part. Each call uses up one of the remaining parts.
+    /// Whether to add another part. Each call consumes one of the remaining parts.
     fn grows(&mut self) -> bool {
         let grows = self.left > 0 && self.random.below(4) > 0;
         self.left = self.left.saturating_sub(1);
@@ -209,7 +210,7 @@ impl Writer<'_> {
             3 => self.write_loop("all", Self::condition),
             4 => format!("({} in {})", self.any(), self.any()),
             5 => format!("!{}", self.condition()),
-            // A missing field creates an error, which the expression may absorb.
+            // A missing field is an error, which the expression may absorb.
             6 => format!("{}.kk == 1", self.any()),
             _ => {
                 let operator = self.random.pick(&["==", "!=", "<", ">="]);
@@ -230,7 +231,7 @@ impl Writer<'_> {
         format!("{list}.{name}({variable}, {body})")
     }
 
-    /// Writes a call of a random function. Most arguments have the types that the signature names, and some have other
+    /// Generates a call of a random function. Most arguments have the types in the signature, but some have other
     /// types.
     fn call(&mut self) -> String {
         if self.left == 0 {
@@ -288,8 +289,8 @@ impl Writer<'_> {
     }
 }
 
-/// Whether a signature that begins with `optional` is of a member function, such as `optional.value()`. A function such
-/// as `optional.of(value)` is global.
+/// Whether a signature that begins with `optional` belongs to a member function, such as `optional.value()`. A function
+/// such as `optional.of(value)` is global.
 fn name_is_member(signature: &str) -> bool {
     ["optional.hasValue", "optional.value", "optional.or"].iter().any(|name| signature.starts_with(name))
 }
@@ -320,13 +321,13 @@ struct Cost {
 }
 
 impl Cost {
-    /// Returns the CPU time of a step in nanoseconds.
+    /// Returns the CPU time per step, in nanoseconds.
     #[expect(clippy::cast_precision_loss, reason = "the number of steps is small")]
     fn pace(&self) -> f64 {
         self.nanoseconds / (self.steps + OVERHEAD_STEPS) as f64
     }
 
-    /// Returns the used bytes of memory that the meter did not grant.
+    /// Returns the number of bytes that were used but not charged.
     fn surplus(&self) -> u64 {
         self.bytes.saturating_sub(self.granted as u64)
     }
@@ -384,7 +385,7 @@ fn charges_bound_time_and_memory() {
             reached.extend(&functions);
             let granted = Meter::EXPRESSION / if number % ALL_STEPS_OF == 0 { 1 } else { 10 };
             let mut cost = measure(&expression, &values, granted);
-            // Load from other processes rarely slows down several measurements in a row.
+            // The load of other processes rarely slows down several measurements in a row.
             for _ in 0..3 {
                 if cost.pace() > NANOSECONDS_IN_A_STEP / 2.0 {
                     let again = measure(&expression, &values, granted);
@@ -422,6 +423,6 @@ fn charges_bound_time_and_memory() {
         let (surplus, source) = heaviest.unwrap();
         assert!(surplus <= OVERHEAD_BYTES, "{surplus} bytes without a grant: {source}");
     };
-    // The stack is as small as the stacks of the threads that serve requests.
+    // The stack is as small as those of the threads that serve requests.
     std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("every cost is within its bound");
 }

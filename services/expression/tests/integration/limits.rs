@@ -1,4 +1,4 @@
-//! Tests that no expression crashes, runs for long, or turns a short string into a large result.
+//! Tests that no expression crashes, runs for a long time, or turns a short string into a large result.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{Environment, empty};
 
-/// Compiles on a stack as small as the stacks of the threads that serve requests.
+/// Compiles on a stack as small as those of the threads that serve requests.
 fn compile_on_small_stack(source: String) -> Result<Expression, ExpressionError> {
     let compile = move || Expression::compile(&source, &Scope::new().with("a").with("list"));
     std::thread::Builder::new().stack_size(2 << 20).spawn(compile).unwrap().join().expect("the stack is large enough")
@@ -38,7 +38,7 @@ fn rejects_sources_that_could_exhaust_stack() {
         let short: String = chain.chars().take(20).collect();
         let error = compile_on_small_stack(chain.clone()).unwrap_err();
         assert!(error.message.contains("1024 are allowed"), "{short}: {error:?}");
-        // This source has the maximum length, so that another limit than the length rejects it.
+        // This source has the maximum length, so another limit must reject it.
         let cut: String = chain.chars().take(MAXIMUM_SOURCE).collect();
         let error = compile_on_small_stack(cut).unwrap_err();
         assert!(error.range.end <= MAXIMUM_SOURCE, "{short}: {error:?}");
@@ -63,7 +63,7 @@ fn evaluates_largest_sources_on_small_stack() {
         ] {
             environment.run(&source).unwrap_or_else(|error| panic!("{source}: {error:?}"));
         }
-        // Variables that read each other, each of the maximum depth.
+        // Variables that read each other. Each has the maximum depth.
         let mut variables = Vec::new();
         for index in 0..20 {
             let next = if index < 19 { format!("variables.v{}", index + 1) } else { "1".to_owned() };
@@ -71,7 +71,7 @@ fn evaluates_largest_sources_on_small_stack() {
         }
         let variables: Vec<_> = variables.iter().map(|(name, source)| (name.as_str(), source.as_str())).collect();
         let error = std::panic::catch_unwind(|| empty().variables(&variables).value("variables.v0"));
-        // 25 lists and 25 indexes exceed the maximum depth, so the profile is rejected.
+        // 25 lists and 25 indexes exceed the maximum depth, so the expression is rejected.
         assert!(error.is_err());
         let variables: Vec<_> = (0..40)
             .map(|index| {
@@ -80,7 +80,7 @@ fn evaluates_largest_sources_on_small_stack() {
             .collect();
         let variables: Vec<_> = variables.iter().map(|(name, source)| (name.as_str(), source.as_str())).collect();
         let error = empty().variables(&variables).error("variables.v0");
-        assert!(error.message().contains("refer to one another"), "{error:?}");
+        assert!(error.message().contains("references between variables"), "{error:?}");
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("the stack is large enough");
 }
@@ -90,23 +90,26 @@ fn rejects_sources_above_each_limit() {
     let scope = Scope::new().with("list");
     let message = |source: &str| Expression::compile(source, &scope).unwrap_err().message;
     assert_eq!(message(&format!("[{}]", vec!["1"; MAXIMUM_NODES].join(","))), "the expression has more than 256 parts");
-    assert_eq!(message(&format!("1{}", "+1".repeat(MAXIMUM_DEPTH))), "the expression nests more than 32 deep");
-    assert_eq!(message("list.map(x, list.map(y, list.map(z, z)))"), "more than 2 loops stand in one another");
+    assert_eq!(
+        message(&format!("1{}", "+1".repeat(MAXIMUM_DEPTH))),
+        "the expression is nested more than 32 levels deep"
+    );
+    assert_eq!(message("list.map(x, list.map(y, list.map(z, z)))"), "more than 2 loops are nested");
     assert_eq!(
         message(&format!("'{}'", "x".repeat(MAXIMUM_SOURCE))),
         "the expression has 1026 bytes; 1024 are allowed"
     );
-    // Consecutive loops do not count as nested.
+    // Consecutive loops are not nested.
     Expression::compile("list.map(x, x).filter(x, true).map(x, list.all(y, y == x))", &scope).unwrap();
 }
 
-/// Evaluates an expression that uses too many steps or too much memory. Checks that it fails with that error, and soon.
+/// Evaluates an expression that uses too many steps or too much memory. Asserts that it soon fails with that error.
 fn assert_exhausted(environment: &Environment, source: &str) {
     let start = Instant::now();
     let error = environment.error(source);
     let elapsed = start.elapsed();
     assert!(error.is_exhausted(), "{source}: {error:?}");
-    // On an idle machine, the evaluation takes much less time. The limit tolerates a busy machine.
+    // On an idle machine, the evaluation takes much less time. The limit allows for a busy machine.
     assert!(elapsed < Duration::from_secs(3), "{source} took {elapsed:?}");
 }
 
@@ -120,7 +123,7 @@ fn excessive_work_ends() {
         "list.exists(x, list.exists(y, x + y < 0))",
         "list.map(x, list.map(y, x * y))",
         "list.filter(x, list.filter(y, x == y).size() > 1)",
-        // Neither an error at every step nor a decisive operand avoids the charge.
+        // An error in each step or a decisive operand does not avoid the charge.
         "list.all(x, list.all(y, y / 0 == 1))",
         "list.exists(x, list.map(y, x / y).size() < 0) || true",
         "list.sortBy(x, list.map(y, y).size())",
@@ -143,7 +146,7 @@ fn excessive_work_ends() {
     ] {
         assert_exhausted(&environment, source);
     }
-    // An expression like those of real profiles uses far fewer steps than the limit.
+    // An expression as in real profiles uses far fewer steps than the limit.
     let containers: Vec<_> = (0..50)
         .map(|number| {
             let env: Vec<_> = (0..100).map(|number| json!({"name": format!("V{number}"), "value": "x"})).collect();
@@ -195,7 +198,7 @@ fn bounds_size_of_results_and_strings() {
             "{error:?}"
         );
     }
-    // Each of the 40 operations doubles the value.
+    // Each of the 40 operations doubles the size of the value.
     let doubling =
         "jsonPatch({'a': 'xxxxxxxx'}, lists.range(40).map(n, {'op': 'copy', 'from': '', 'path': '/n' + string(n)}))";
     let error = empty().error(doubling);
@@ -207,12 +210,12 @@ fn bounds_regular_expressions() {
     let scope = Scope::new().with("text");
     let compile = |source: &str| Expression::compile(source, &scope);
     assert_eq!(compile(r"text.matches('\\pL{500}')").unwrap_err().message, "this regular expression is too large");
-    assert_eq!(compile("text.matches('a(b')").unwrap_err().message, "this is no regular expression: unclosed group");
+    assert_eq!(compile("text.matches('a(b')").unwrap_err().message, "this is not a regular expression: unclosed group");
     assert!(compile(&format!("text.matches('{}{}')", "(".repeat(100), ")".repeat(100))).is_err());
     let environment =
         Environment::new(json!({"text": "a".repeat(100_000), "pattern": r"(\pL{50}){50}", "worse": "(a*)*(a*)*$x"}));
     assert!(environment.error("text.matches(pattern)").message().contains("too large"));
-    // A pattern is compiled once for many strings. Compiling many patterns exceeds the limit.
+    // A pattern is compiled only once for many strings. Compiling many different patterns exceeds the limit.
     let images =
         Environment::new(json!({"pattern": "^a", "words": (0..500).map(|n| format!("a{n}")).collect::<Vec<_>>()}));
     assert_eq!(images.value("words.all(w, w.matches(pattern))"), true);
@@ -276,7 +279,7 @@ fn arithmetic_overflow_is_an_error() {
         "quantity('1e99')",
         "quantity('1e2147483647')",
         "quantity('9E') * 1000",
-        // The product is the smallest 128-bit integer, which has no positive counterpart.
+        // The product is the smallest 128-bit integer, whose absolute value is not a 128-bit integer.
         "quantity('18446744073709551616n') * min",
         "quantity('9E') + quantity('9E')",
         "quantity('1') / 0",
@@ -298,7 +301,7 @@ fn arithmetic_overflow_is_an_error() {
         environment.error(source);
     }
     // The whole parts of the first two quantities are the largest that fit into 128 bits. With their fractions, the
-    // quantities exceed 128 bits.
+    // quantities do not fit.
     for large in ["'170141183460.9E'", "'147573952589.9Ei'", "'9.3E'", "'999999999999999999999999999999E'", "9.3e18"] {
         let capped = format!("quantity({large}).compareTo(quantity('9223372036854775807')) == 0");
         assert_eq!(environment.value(&capped), true, "{large}");

@@ -1,5 +1,5 @@
-//! Tests of the expression language: every example in its documentation, rejected expressions, limits, and expressions
-//! of real profiles.
+//! Tests the expression language: every example in its documentation, rejected expressions, limits, and expressions of
+//! real profiles.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -22,13 +22,13 @@ use std::collections::BTreeMap;
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Text, Value};
 use serde_json::Value as Json;
 
-/// Names whose members are read one by one.
+/// Names with members.
 const NAMESPACES: [&str; 3] = ["params", "variables", "lookups"];
 
-/// Names whose value is an optional.
+/// Names whose values are optionals.
 const OPTIONALS: [&str; 3] = ["owner", "serviceAccount", "existing"];
 
-/// A scope with values for its names, and variables that are evaluated when they are read.
+/// A scope with values for its names, and with variables that are evaluated when they are read.
 #[derive(Default)]
 struct Environment {
     values: BTreeMap<String, Json>,
@@ -47,7 +47,7 @@ impl Environment {
         self
     }
 
-    /// Adds variables, as names and sources. Each variable may read all others.
+    /// Adds variables as pairs of name and source. Each variable may read all others.
     fn variables(mut self, variables: &[(&str, &str)]) -> Self {
         let scope = self.scope().with_members("variables", variables.iter().map(|(name, _)| *name));
         for (name, source) in variables {
@@ -86,7 +86,7 @@ impl Environment {
         self.run(source).expect_err(source)
     }
 
-    /// Evaluates the expressions in a string of a template, and returns the resulting string.
+    /// Evaluates the expressions in a template string, and returns the resulting string.
     fn text(&self, text: &str) -> String {
         let scope = self.scope();
         let evaluate = |source: &str| {

@@ -1,4 +1,4 @@
-//! Tests the error messages for common mistakes of authors.
+//! Tests the messages for common errors of profile authors.
 
 use pillion_expression::{Expression, ExpressionError, Path, Scope};
 use serde_json::json;
@@ -21,7 +21,7 @@ fn compile_error(source: &str) -> ExpressionError {
     Expression::compile(source, &scope()).expect_err(source)
 }
 
-/// Checks the marked part of the source and the message of an error, and a part of its help.
+/// Checks the range in the source, the message, and a part of the help of an error.
 fn assert_error(source: &str, marked: &str, message: &str, help: &str) {
     let error = compile_error(source);
     assert_eq!(&source[error.range.clone()], marked, "{source}: {error:?}");
@@ -34,18 +34,18 @@ fn assert_error(source: &str, marked: &str, message: &str, help: &str) {
 fn suggests_names_for_unknown_ones() {
     assert_error("objekt.spec", "objekt", "there is no `objekt` here", "did you mean `object`?");
     assert_error("containers.map(c, d.name)", "d", "there is no `d` here", "`c`");
-    assert_error("xyzzyx", "xyzzyx", "there is no `xyzzyx` here", "there are: containers, lookups, namespaceObject");
-    assert_error("params.prot", "params.prot", "there is no `params.prot`", "did you mean `params.port`?");
-    assert_error("variables['x']", "variables['x']", "there is no `variables.x`", "there are: role");
-    assert_error("variables", "variables", "`variables` is not a value of its own", "variables.x");
     assert_error(
-        "params[object.name]",
-        "object.name",
-        "what is wanted of `params` has to stand here as text",
-        "params.x",
+        "xyzzyx",
+        "xyzzyx",
+        "there is no `xyzzyx` here",
+        "available names: containers, lookups, namespaceObject",
     );
+    assert_error("params.prot", "params.prot", "there is no `params.prot`", "did you mean `params.port`?");
+    assert_error("variables['x']", "variables['x']", "there is no `variables.x`", "available members: role");
+    assert_error("variables", "variables", "`variables` cannot be used as a value", "variables.x");
+    assert_error("params[object.name]", "object.name", "the member of `params` must be a string literal", "params.x");
     assert_error("merge", "merge", "there is no `merge` here", "`merge` is a function");
-    assert_error("containers.map(object, 1)", "object", "`object` means something else already", "another name");
+    assert_error("containers.map(object, 1)", "object", "`object` is already defined", "another name");
 }
 
 #[test]
@@ -74,12 +74,12 @@ fn suggests_functions_for_unknown_ones() {
     assert_error(
         "containers.map(c)",
         "containers.map(c)",
-        "`map` takes a name and what is done with it",
+        "`map` takes a variable name and an expression",
         "list.map(x, value)",
     );
-    assert_error("containers.filter('c', true)", "'c'", "the first argument of `filter` is a name for each value", "");
+    assert_error("containers.filter('c', true)", "'c'", "the first argument of `filter` must be a variable name", "");
     assert_error("map(containers, c)", "map", "there is no function `map`", "it is called on a list");
-    assert_error("timestamp('x')", "timestamp", "there is no function `timestamp`", "no time");
+    assert_error("timestamp('x')", "timestamp", "there is no function `timestamp`", "no access to the time");
     assert_error("object.length()", "length", "there is no function `length`", "size()");
     assert_error("has(object)", "has(object)", "`has` takes one field, has(a.b)", "in a");
     assert_error("has(object['a'])", "has(object['a'])", "`has` takes one field, has(a.b)", "'key' in a");
@@ -95,10 +95,10 @@ fn explains_syntax_of_other_languages() {
     assert_error("object.a & object.b", "&", &format!("{here} `&`"), "&&");
     assert_error("not object.a", "object", &format!("{here} `object`"), "");
     assert_error("if object.a", "if", "`if` is a reserved word of CEL", "? yes : no");
-    assert_error("'$' + $(POD)", "$", "an expression has no character '$' outside of its strings", "quotes");
-    assert_error("${object.a}", "$", "an expression has no character '$' outside of its strings", "already");
-    assert_error("object.'a'", "'a'", "expected the name of a field behind the dot, but there is a string", "[\"a\"]");
-    assert_error("object.", "", "expected the name of a field behind the dot, but the expression ends", "");
+    assert_error("'$' + $(POD)", "$", "the character '$' is not allowed outside of strings", "quotes");
+    assert_error("${object.a}", "$", "the character '$' is not allowed outside of strings", "already");
+    assert_error("object.'a'", "'a'", "expected the name of a field after the dot, but there is a string", "[\"a\"]");
+    assert_error("object.", "", "expected the name of a field after the dot, but the expression ends", "");
     assert_error("(object.a", "", "expected `)` that closes the parenthesis, but the expression ends", "");
     assert_error("[1 2]", "2", "expected `,` or `]`, but there is a number", "");
     assert_error("{'a' 1}", "1", "expected `:` between key and value of the map's entry, but there is a number", "");
@@ -113,7 +113,7 @@ fn explains_syntax_of_other_languages() {
     assert_error(
         "object.a == \u{201c}x\u{201d}",
         "\u{201c}",
-        "an expression has no character '\u{201c}' outside of its strings",
+        "the character '\u{201c}' is not allowed outside of strings",
         "straight",
     );
     assert_error("9223372036854775808", "9223372036854775808", "this number is too large", "");
@@ -138,7 +138,7 @@ fn evaluation_errors_have_range_and_help() {
         "did you mean `containers`?",
     );
     assert_error("1 + object.spec.zzz", "object.spec.zzz", "there is no field `zzz`", ".?zzz.orValue(...)");
-    assert_error("object.spec.a.b", "object.spec.a.b", "a string has no fields; `b` was asked for", "");
+    assert_error("object.spec.a.b", "object.spec.a.b", "a string has no fields, so it has no `b`", "");
     assert_error("'x' + owner.?name", "'x' + owner.?name", "+ does not take a string and an optional", ".orValue(...)");
     assert_error(
         "owner.?name == 'web'",
@@ -157,7 +157,7 @@ fn evaluation_errors_have_range_and_help() {
     assert_error(
         "object.?x.map(y, y)",
         "object.?x",
-        "a loop goes over a list or a map, not an empty optional",
+        "a loop needs a list or a map, not an empty optional",
         ".orValue([])",
     );
     assert_error(
@@ -169,18 +169,18 @@ fn evaluation_errors_have_range_and_help() {
     assert_error(
         "merge({}, 1)",
         "merge({}, 1)",
-        "argument 2 of `merge` has to be a map, and is an int",
+        "argument 2 of `merge` must be a map, but is an int",
         "merge(map, ...)",
     );
-    assert_error(
-        "'a'.contains(1)",
-        "'a'.contains(1)",
-        "argument 1 of `contains` has to be a string, and is an int",
-        "",
-    );
+    assert_error("'a'.contains(1)", "'a'.contains(1)", "argument 1 of `contains` must be a string, but is an int", "");
     assert_error("{}['a']", "{}['a']", "there is no key \"a\"", "[?\"a\"]");
-    assert_error("b'x'", "b'x'", "bytes cannot stand in an object", "base64.encode");
-    assert_error("{'a': {'b': type(1)}}", "{'a': {'b': type(1)}}", "a type cannot stand in an object", "string(...)");
+    assert_error("b'x'", "b'x'", "bytes cannot be a value in an object", "base64.encode");
+    assert_error(
+        "{'a': {'b': type(1)}}",
+        "{'a': {'b': type(1)}}",
+        "a type cannot be a value in an object",
+        "string(...)",
+    );
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn only_scalars_are_inserted_into_text() {
         let expression = Expression::compile(source, &Scope::new().with("x")).unwrap();
         let error = expression.evaluate_text(&&environment, &mut pillion_expression::Meter::new());
         let error = error.unwrap_err();
-        assert!(error.message().ends_with("cannot be put into a text"), "{error:?}");
+        assert!(error.message().ends_with("cannot be inserted into a string"), "{error:?}");
         assert!(error.help().unwrap_or_default().contains(help), "{error:?}");
     }
 }

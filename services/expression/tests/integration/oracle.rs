@@ -13,7 +13,7 @@ fn values() -> serde_json::Value {
     json!({"m": {"a": 1, "b": {"c": "x"}, "n": null}, "l": [3, 1, 2], "s": "h\u{e9}llo", "d": 1.5, "t": true})
 }
 
-/// Returns the result of the other implementation as JSON; `None` for an error.
+/// Returns the result of the other implementation as JSON. `None` if it is an error.
 fn other(source: &str) -> Option<serde_json::Value> {
     let mut env = Env::stdlib();
     env.add_extension(extensions::strings).unwrap();
@@ -30,8 +30,8 @@ fn other(source: &str) -> Option<serde_json::Value> {
     program.execute(&context).ok()?.json().ok()
 }
 
-/// Converts a value for the other implementation. The `cel` crate's conversion from serde creates other types of
-/// integers, so numbers are converted here.
+/// Converts a value for the other implementation. The `cel` crate converts integers from serde to other types, so
+/// numbers are converted here.
 fn to_cel(value: serde_json::Value) -> cel::Value {
     match value {
         serde_json::Value::Null => cel::Value::Null,
@@ -57,7 +57,7 @@ fn ours(source: &str) -> Option<serde_json::Value> {
     value.ok()?.to_json(&mut Meter::new()).ok()?
 }
 
-/// Converts numbers to doubles, because both `1` and `1.0` can represent one number.
+/// Converts numbers to doubles, because `1` and `1.0` may stand for the same number.
 fn plain(value: Option<serde_json::Value>) -> Option<serde_json::Value> {
     Some(match value? {
         serde_json::Value::Number(number) => json!(number.as_f64()),
@@ -256,10 +256,10 @@ proptest! {
     #[test]
     fn random_expressions_agree_with_other_implementation(source in expression()) {
         let environment = Environment::new(values());
-        // The compiler rejects a name outside of its loop, and more nested loops than allowed.
+        // The compiler rejects a name outside of its loop, and loops that are nested too deeply.
         let Ok(expression) = Expression::compile(&source, &environment.scope()) else { return Ok(()) };
         if let Err(error) = expression.evaluate(&&environment, &mut Meter::new())
-            // The other implementation adds the keys of a map to a list, which CEL does not permit.
+            // The other implementation adds the keys of a map to a list, which CEL does not allow.
             && error.message() == "+ does not take a list and a map"
         {
             return Ok(());

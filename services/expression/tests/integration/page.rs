@@ -1,4 +1,4 @@
-//! Tests docs/expressions.md: its examples are correct, and it describes every function.
+//! Tests docs/expressions.md: its examples are correct, and it describes all functions.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -32,7 +32,7 @@ fn examples_of_page_have_stated_results() {
             None => expected.to_owned(),
         };
         if found != expected {
-            writeln!(wrong, "{}\n  says  {expected}\n  gives {found}", source.trim()).unwrap();
+            writeln!(wrong, "{}\n  expected {expected}\n  found    {found}", source.trim()).unwrap();
         }
     }
     assert!(wrong.is_empty(), "{wrong}");

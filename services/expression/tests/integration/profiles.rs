@@ -1,4 +1,4 @@
-//! Tests expressions of profiles for well-known sidecars, on pods that these profiles target.
+//! Tests expressions as they occur in profiles for well-known sidecars, with pods that these profiles target.
 
 use pillion_expression::Outcome;
 use serde_json::{Value as Json, json};
@@ -104,7 +104,7 @@ fn eks_web_identity() {
         r"C:\var\run\secrets\eks.amazonaws.com\serviceaccount\token"
     );
     assert_eq!(environment.value("!hasMount(container, 'aws-iam-token')"), true);
-    // This service account has no role.
+    // This service account has no role annotation.
     let other = environment.with("object", json!({"spec": {"serviceAccountName": "other"}}));
     assert_eq!(other.value("variables.role != ''"), false);
     assert_eq!(other.value("variables.windows"), false);

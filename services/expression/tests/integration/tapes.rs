@@ -1,4 +1,4 @@
-//! Tests the values and the cost of expressions that read a tape. The other files test the language.
+//! Tests the values and the cost of expressions that read a tape. The other tests cover the language.
 
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Scope, Value};
 use pillion_json::{OwnedTape, Value as Tape};
@@ -84,7 +84,7 @@ fn extended_object_has_added_members() {
 fn missing_member_has_help() {
     let error = run("{}", "params.x").unwrap_err();
     assert_eq!(error.message(), "params.x is not set");
-    assert_eq!(error.help(), Some("say what counts then: params.?x.orValue(...)"));
+    assert_eq!(error.help(), Some("set a value for this case: params.?x.orValue(...)"));
     assert_eq!(run("{}", "params.?x.orValue(1)").unwrap(), 1);
     assert_eq!(run("{}", "has(params.x)").unwrap(), false);
 }

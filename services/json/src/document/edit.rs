@@ -3,8 +3,8 @@
 use super::{Content, Document, Key, Slot, SlotId, State};
 
 impl<'a> Document<'a> {
-    /// Adds a member to an open object that does not have the key: at the end, or in the slot of a removed member with
-    /// the key. Returns the member's slot.
+    /// Adds a member to an open object that does not contain the key. Uses the slot of a removed member with this key
+    /// if there is one, and otherwise appends the member. Returns the slot of the member.
     pub fn add_member(&mut self, id: SlotId, key: Key<'a>, content: Content<'a>) -> SlotId {
         let all = self.has_removed.then(|| self.all_children(id));
         let removed = all.into_iter().flatten().find(|child| {
@@ -25,8 +25,8 @@ impl<'a> Document<'a> {
         self.append(id, None, content, State::Added)
     }
 
-    /// Inserts an item into an open list at an index that does not count removed items; at the end if the list is
-    /// shorter. Returns the item's slot.
+    /// Inserts an item into an open list, and returns its slot. The index does not count removed items. If the list is
+    /// shorter, appends the item.
     pub fn insert_item(&mut self, id: SlotId, index: usize, content: Content<'a>) -> SlotId {
         let before = self.children(id).nth(index);
         self.change_count += u32::from(before.is_some());
@@ -47,8 +47,8 @@ impl<'a> Document<'a> {
         added
     }
 
-    /// Moves an item of a list before the item `before`, or to the end. An item that existed initially is removed and
-    /// added again. Returns its new slot.
+    /// Moves an item of a list before the item `before`, or to the end if that is `None`. Returns the new slot of the
+    /// item. An item that existed initially is removed and added again.
     pub fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
         if before == Some(item) {
             return item;
@@ -81,7 +81,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Restores the initial content of a slot, `original`. The slot counts as unchanged again.
+    /// Restores the initial content of a slot, `original`. The slot is then unchanged again.
     pub fn restore(&mut self, id: SlotId, original: Content<'a>) {
         self.replace(id, original);
         if let Some(slot) = self.slot_mut(id) {
@@ -89,7 +89,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Removes a slot. An added slot is unlinked, so the patch does not mention it.
+    /// Removes a slot. An added slot is unlinked, so that it does not appear in the patch.
     pub fn remove(&mut self, id: SlotId, parent: SlotId) {
         self.change_count += 1;
         if self.state(id) == State::Added {

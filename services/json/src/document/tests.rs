@@ -1,4 +1,4 @@
-//! Tests documents: reading, editing, writing, and returning to the mark.
+//! Tests reading, editing and writing documents, and returning to the mark.
 
 use super::super::OwnedTape;
 use super::*;

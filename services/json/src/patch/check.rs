@@ -1,8 +1,7 @@
-//! Checks a patch before it is sent: parses its bytes, applies it to the object, and compares the result with the
-//! document.
+//! Checks a patch: parses it, applies it to the object, and compares the result with the document.
 //!
 //! Every byte of the patch is checked. An operation has exactly one valid form, and its value must equal the document's
-//! value byte for byte. Values from a tape are valid JSON. Strings that may have been created later are checked again.
+//! value byte for byte. Values from a tape are valid JSON. Strings that may have been created since are checked again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,17 +14,17 @@ use crate::{
     is_scalar, needs_escape,
 };
 
-/// The initial capacity of [`PathCache`] in slots. The path to an element of a container's list has six slots.
+/// The initial capacity of [`PathCache`], in slots. The path to a list element in a container has six slots.
 const PATH_DEPTH: usize = 8;
 
-/// Why a patch must not be sent. Each variant means a bug in this build, not an invalid request.
+/// The reason why a patch must not be sent. This is always a bug in Pillion, and not an invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CheckFault {
     /// The operation at this index cannot be parsed.
     #[error("operation {0} is malformed")]
     Operation(usize),
-    /// An operation changes a value that does not exist.
-    #[error("operation {index} points at {path:?}, which is not there")]
+    /// The path of an operation does not exist, or a previous operation changed it.
+    #[error("operation {index} has the path {path:?}, which does not exist")]
     Path {
         /// The index of the operation.
         index: usize,
@@ -33,14 +32,14 @@ pub enum CheckFault {
         path: Box<str>,
     },
     /// The patched object differs from the document.
-    #[error("the patched object is not the one that was meant")]
+    #[error("the patched object differs from the intended object")]
     Result,
-    /// The object has a duplicate key and cannot be edited.
+    /// The object contains a duplicate key, so it cannot be edited.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
-/// Applies the patch to the object and compares the result with the document that the patch was written from. Returns
+/// Applies the patch to the object, and compares the result with the document from which the patch was written. Returns
 /// the patch to send.
 pub fn check(object: Value<'_>, patch: Written, document: &Document<'_>) -> Result<Vec<u8>, CheckFault> {
     let mut keys = String::with_capacity(128);
@@ -63,8 +62,8 @@ pub fn check(object: Value<'_>, patch: Written, document: &Document<'_>) -> Resu
     }
 }
 
-/// The action of an operation, with its value as JSON. The value stays unparsed, and no later operation may point into
-/// it.
+/// The action of an operation, with its value as JSON. The value is not parsed, and no later operation may change a
+/// part of it.
 #[derive(Clone, Copy)]
 enum Action<'p> {
     Add(&'p str),
@@ -72,7 +71,7 @@ enum Action<'p> {
     Remove,
 }
 
-/// One parsed operation.
+/// A parsed operation.
 struct Operation<'p> {
     action: Action<'p>,
     path: Cow<'p, str>,
@@ -81,16 +80,16 @@ struct Operation<'p> {
     key: LastKey<'p>,
 }
 
-/// The last token of a path as an object key that is escaped for JSON.
+/// The last token of a path, as an object key with JSON escapes.
 enum LastKey<'p> {
-    /// The token as written in the path.
+    /// The token as it is written in the path.
     Borrowed(Key<'p>),
-    /// The range in `keys` of the token without pointer escapes.
+    /// The range in `keys` that contains the token without pointer escapes.
     Unescaped(Range<usize>),
 }
 
-/// Parses the operations of a patch, whose values end at the given offsets. Keys with pointer escapes are unescaped
-/// into `keys`.
+/// Parses the operations of a patch. `ends` contains the end offsets of their values. Keys with pointer escapes are
+/// unescaped into `keys`.
 fn read<'p>(patch: &'p str, ends: &[usize], keys: &mut String) -> Result<Vec<Operation<'p>>, CheckFault> {
     let mut operations = Vec::with_capacity(ends.len() + 8);
     let mut reader = Reader { rest: patch, length: patch.len(), ends: ends.iter() };
@@ -105,7 +104,7 @@ fn read<'p>(patch: &'p str, ends: &[usize], keys: &mut String) -> Result<Vec<Ope
     Ok(operations)
 }
 
-/// The state of parsing a patch.
+/// A partially parsed patch.
 struct Reader<'p, 'e> {
     rest: &'p str,
     /// The length of the whole patch in bytes.
@@ -114,25 +113,25 @@ struct Reader<'p, 'e> {
 }
 
 impl<'p> Reader<'p, '_> {
-    /// Consumes `text` if it comes next. Returns whether it did.
+    /// Consumes `text` if the rest begins with it. Returns whether it did.
     fn accept(&mut self, text: &str) -> bool {
         let tail = self.rest.strip_prefix(text);
         self.rest = tail.unwrap_or(self.rest);
         tail.is_some()
     }
 
-    /// Consumes and returns `length` bytes; `None` if fewer are left.
+    /// Consumes and returns `length` bytes. `None` if there are fewer.
     fn pass(&mut self, length: usize) -> Option<&'p str> {
         let (passed, rest) = self.rest.split_at_checked(length)?;
         self.rest = rest;
         Some(passed)
     }
 
-    /// Parses an operation; `None` unless it has exactly the valid form.
+    /// Parses an operation. `None` if it does not have exactly the valid form.
     fn operation(&mut self, keys: &mut String) -> Option<Operation<'p>> {
         let head = [ADD, REPLACE, REMOVE].into_iter().find(|head| self.accept(head))?;
         let escaped = in_quotes(self.rest)?;
-        // A path without escapes needs no check.
+        // A path without JSON escapes needs no check.
         if escaped.has_escapes() && !is_inside_of_string(escaped.escaped()) {
             return None;
         }
@@ -151,8 +150,7 @@ impl<'p> Reader<'p, '_> {
         let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
         let slash = match &text {
             Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
-            // The path must not contain JSON escapes of slashes and tildes, or the API server would find another last
-            // token.
+            // JSON escapes must not contain slashes or tildes. Otherwise the API server would find another last token.
             Cow::Owned(path) => {
                 let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
                 path.rfind('/').filter(|_| count(path) == count(escaped))?
@@ -166,7 +164,7 @@ impl<'p> Reader<'p, '_> {
         self.accept("}").then_some(Operation { action, path: text, slash, key })
     }
 
-    /// Consumes and returns the current operation's value, up to its end offset.
+    /// Consumes and returns the value of the current operation, up to its end offset.
     fn value(&mut self) -> Option<&'p str> {
         let place = self.length - self.rest.len();
         let end = *self.ends.next()?;
@@ -175,7 +173,7 @@ impl<'p> Reader<'p, '_> {
 }
 
 impl Operation<'_> {
-    /// Returns the JSON pointer of the parent.
+    /// Returns the JSON pointer of the value's parent.
     fn parent_path(&self) -> &str {
         self.path.get(..self.slash).unwrap_or_default()
     }
@@ -192,8 +190,8 @@ impl Operation<'_> {
             return Ok(place.is_some());
         }
         match (self.action, child(document, parent, last)?) {
-            // An earlier operation changed this path or a path below it. The check could no longer compare the value of
-            // that operation.
+            // An earlier operation changed this path or a path below it, so the value of that operation could no longer
+            // be compared.
             (_, Some(existing)) if !matches!(document.content(existing), Content::Value(_)) => return Ok(false),
             (Action::Add(value) | Action::Replace(value), Some(existing)) => {
                 document.replace(existing, Content::Scalar(value));
@@ -212,7 +210,7 @@ impl Operation<'_> {
     }
 }
 
-/// Appends a token to `keys` without its pointer escapes; `None` if it has escapes other than `~0` and `~1`.
+/// Appends a token to `keys` without its pointer escapes. `None` if it contains escapes other than `~0` and `~1`.
 fn unescape_token<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
     let start = keys.len();
     let mut rest = token;
@@ -229,7 +227,7 @@ fn unescape_token<'p>(token: &str, keys: &mut String) -> Option<LastKey<'p>> {
     Some(LastKey::Unescaped(start..keys.len()))
 }
 
-/// Returns the content of a JSON string whose opening quote precedes `text`; `None` if the string does not end.
+/// Returns the content of a JSON string after its opening quote. `None` if the string does not end.
 fn in_quotes(text: &str) -> Option<Key<'_>> {
     let (mut rest, mut has_escapes) = (text.as_bytes(), false);
     loop {
@@ -241,16 +239,16 @@ fn in_quotes(text: &str) -> Option<Key<'_>> {
     }
 }
 
-/// The slots on the path of the previous operation. Most operations are close to the previous one, and the parents of
-/// a change keep their slots.
+/// The slots on the path of the previous operation. The next operation is usually close to it, and changes do not
+/// affect the slots of its parents.
 struct PathCache<'p> {
     pointer: &'p str,
-    /// Every slot on the path, with the length of the pointer up to it.
+    /// Each slot on the path, with the length of the pointer to it.
     slots: Vec<(usize, SlotId)>,
 }
 
 impl<'p> PathCache<'p> {
-    /// Returns the slot at a JSON pointer; `None` if there is no such value.
+    /// Returns the slot at a JSON pointer. `None` if there is no such value.
     fn resolve(&mut self, document: &mut Document<'_>, pointer: &'p str) -> Result<Option<SlotId>, Malformed> {
         if self.pointer == pointer
             && let Some((_, slot)) = self.slots.last()
@@ -275,8 +273,8 @@ impl<'p> PathCache<'p> {
     }
 }
 
-/// Whether a token with pointer escapes equals a key. The comparison does not unescape the token, because most keys
-/// differ in their first letters.
+/// Whether a token with pointer escapes equals a key. Does not unescape the token first, because most keys already
+/// differ in their first characters.
 fn token_equals(token: &str, key: Key<'_>) -> bool {
     let text = key.text();
     let mut key = text.chars();
@@ -298,7 +296,7 @@ fn token_equals(token: &str, key: Key<'_>) -> bool {
     }
 }
 
-/// Returns the child at a token of a JSON pointer; `None` if there is no such child.
+/// Returns the child for a token of a JSON pointer. `None` if there is no such child.
 fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Option<SlotId>, Malformed> {
     match document.kind(parent) {
         Kind::Object => {
@@ -317,14 +315,14 @@ fn child(document: &mut Document<'_>, parent: SlotId, token: &str) -> Result<Opt
     }
 }
 
-/// Parses an index as in RFC 6901: without a sign and without leading zeros.
+/// Parses a list index according to RFC 6901: without a sign or leading zeros.
 fn list_index(token: &str) -> Option<usize> {
     let canonical = token == "0" || !token.starts_with(['0', '+']);
     token.parse().ok().filter(|_| canonical)
 }
 
-/// Whether the slot `p` of the patched object equals the slot `m` of the document. Slots at the same position of one
-/// tape are equal without a comparison, so the cost depends on the changes only.
+/// Whether the slot `p` of the patched object equals the slot `m` of the document. Unchanged slots refer to the same
+/// node of the tape, which makes them equal without a comparison, so the cost depends only on the changes.
 fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: SlotId) -> bool {
     match (patched.content(p), document.content(m)) {
         (Content::Scalar(text), content) => {
@@ -333,8 +331,8 @@ fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: Sl
         (Content::Value(value), _) => has_value(document, m, value),
         (_, Content::Value(value)) => has_value(patched, p, value),
         (Content::Map, Content::Map) | (Content::List, Content::List) => {
-            // Both documents come from one object, so members are in the same order. Looking up each member by its key
-            // would be quadratic: ten billion steps for an object with a hundred thousand members.
+            // Both documents are based on the same object, so their members have the same order. Finding each member by
+            // its key would be quadratic: ten billion steps for an object with a hundred thousand members.
             let mut left = patched.entries(p).filter(|entry| !entry.is_removed());
             let mut right = document.entries(m).filter(|entry| !entry.is_removed());
             loop {
@@ -359,8 +357,8 @@ fn slots_equal(patched: &Document<'_>, p: SlotId, document: &Document<'_>, m: Sl
     }
 }
 
-/// Returns the rest of `text` after the value of a slot; `None` if the text does not begin with that value, or the
-/// value is not JSON.
+/// Returns the rest of `text` after the value of a slot. `None` if the text does not begin with that value, or if the
+/// value is not valid JSON.
 fn after_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, text: &'t [u8]) -> Option<&'t [u8]> {
     let (open, close) = match content {
         Content::Map => (b'{', b'}'),
@@ -386,12 +384,12 @@ fn after_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, 
     rest.strip_prefix(&[close])
 }
 
-/// Whether a key, as written in a patch, is a valid JSON string between quotes.
+/// Whether a key, as it is written in a patch, is a valid JSON string if it is put in quotes.
 fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }
 
-/// Whether a slot has this value, even if the slot is opened.
+/// Whether a slot has this value. The slot may be open.
 fn has_value(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
     match (document.content(slot), value.kind()) {
         (Content::Value(other), _) => value.is_same_node(other) || value.raw() == other.raw(),
@@ -421,11 +419,11 @@ fn has_value(document: &Document<'_>, slot: SlotId, value: Value<'_>) -> bool {
 
 fn same_key(left: Key<'_>, right: Key<'_>) -> bool {
     let (left_text, right_text) = (left.escaped(), right.escaped());
-    // Keys at the same place of one JSON text need no comparison.
+    // Keys at the same position of the same JSON text are equal without a comparison.
     std::ptr::eq(left_text, right_text) || left_text == right_text || left.text() == right.text()
 }
 
-/// Returns the first slot from `from` on that is not removed.
+/// Returns the first slot, starting with `from`, that is not removed.
 fn present_from(document: &Document<'_>, from: Option<SlotId>) -> Option<SlotId> {
     std::iter::successors(from, |slot| document.next(*slot)).find(|slot| document.state(*slot) != State::Removed)
 }

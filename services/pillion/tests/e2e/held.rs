@@ -360,7 +360,7 @@ fn gate_stays_until_label_is_removed() {
         let error =
             pods.patch("bare", &PatchParams::default(), &without).await.err().context("the gate was removed")?;
         ensure!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error}");
-        ensure!(error.to_string().contains("is taken away by Pillion alone"), "{error}");
+        ensure!(error.to_string().contains("only Pillion removes the scheduling gate"), "{error}");
         cluster.rig().patch(HELD_NAMESPACE, "bare", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
 
         // The controller reverts changes to the policies.

@@ -187,7 +187,7 @@ fn revisions_are_immutable_and_recreated() {
         for patch in [r#"{"spec":{"text":"{}"}}"#, r#"{"spec":{"bounds":"Tenant"}}"#, r#"{"spec":{"source":"{}"}}"#] {
             let patched = rig.control_plane.kubectl(&["patch", "ciprev", &object, "--type=merge", "-p", patch]).await?;
             let message = String::from_utf8_lossy(&patched.stderr).into_owned();
-            ensure!(!patched.status.success() && message.contains("a revision does not change"), "{patch}: {message}");
+            ensure!(!patched.status.success() && message.contains("revisions are immutable"), "{patch}: {message}");
         }
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
         eventually(SOON, "the revision is recreated", async || get(&rig, &["ciprev", &object]).await.map(drop)).await?;

@@ -147,8 +147,8 @@ fn body_rows() -> Vec<Row> {
         good(11, "nested 100,000 levels deep without an end")
             .text("\"web-0\"", &"[{\"a\":".repeat(100_000))
             .refused(400, "deep"),
-        good(12, "uid twice").text(UID, &format!("{UID},{UID}")).refused(400, "stands twice"),
-        good(12, "request twice").text("\"request\":", "\"request\":{},\"request\":").refused(400, "stands twice"),
+        good(12, "uid twice").text(UID, &format!("{UID},{UID}")).refused(400, "occurs twice"),
+        good(12, "request twice").text("\"request\":", "\"request\":{},\"request\":").refused(400, "occurs twice"),
         good(13, "not UTF-8").body(not_utf8).refused(400, "UTF-8"),
         good(13, "not UTF-8 after the end").body([text.as_bytes(), b"\xff"].concat()).refused(400, "UTF-8"),
         good(13, "half of a surrogate pair").body(name("\\ud800")).refused(400, "surrogate"),

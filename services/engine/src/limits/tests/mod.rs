@@ -1,4 +1,4 @@
-//! Tests the limits with tables of pods before and after a profile.
+//! Tests the limits with pairs of pods before and after a profile.
 
 mod pod_security;
 mod reviews;
@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::snapshot::Namespace;
 
-/// Returns a pod that fulfils all controls of both levels.
+/// Returns a pod that satisfies all controls of both levels.
 fn pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -22,7 +22,7 @@ fn pod() -> Json {
     })
 }
 
-/// Returns a container that fulfils all controls of both levels.
+/// Returns a container that satisfies all controls of both levels.
 fn hardened(name: &str) -> Json {
     json!({"name": name, "image": "ghcr.io/team/app:1", "securityContext": {
         "allowPrivilegeEscalation": false, "runAsNonRoot": true, "capabilities": {"drop": ["ALL"]},
@@ -30,7 +30,8 @@ fn hardened(name: &str) -> Json {
     }})
 }
 
-/// Sets the value at a path, and creates missing maps. Numbers are indices of lists. Null removes the value.
+/// Sets the value at a path, and creates missing maps. Path components that are numbers are list indices. Null removes
+/// the value.
 fn set(object: &mut Json, path: &str, value: Json) {
     let mut place = object;
     for token in path.split('/').skip(1) {
@@ -60,7 +61,7 @@ fn with(mut object: Json, changes: &[(&str, Json)]) -> Json {
     object
 }
 
-/// The inputs of the checks besides the two pods.
+/// The inputs of the checks, except for the two pods.
 #[derive(Default)]
 struct Case {
     namespace: Namespace,
@@ -84,7 +85,7 @@ impl Case {
         check(before.root(), after.root(), &self.protected, &self.namespace, &self.guardrails)
     }
 
-    /// Returns the first exceeded limit and its path; `None` if no limit is exceeded.
+    /// Returns the first exceeded limit and its path. `None` if no limit is exceeded.
     fn exceeded(&self, before: &Json, after: &Json) -> Option<(Limit, String)> {
         self.check(before, after).err().map(|excess| (excess.limit, excess.place))
     }

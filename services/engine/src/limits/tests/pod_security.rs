@@ -7,10 +7,10 @@ use super::*;
 const SIDE: &str = "/spec/containers/1";
 const APP: &str = "/spec/containers/0";
 
-/// A control, a field of the pod, a permitted value, and a violating value.
+/// A control, a path in the pod, an allowed value, and a violating value.
 type Row = (Control, &'static str, Json, Json);
 
-/// Returns rows for any container. Their fields are relative to the container.
+/// Returns rows that apply to any container. Their paths are relative to the container.
 fn container_rows() -> Vec<Row> {
     let null = || Json::Null;
     vec![
@@ -157,7 +157,7 @@ fn pod_rows() -> Vec<Row> {
     ]
 }
 
-/// Returns the violated control. Skips the other limits, which reject many of the rows' fields anyway.
+/// Returns the violated control. Does not check the other limits, which reject many of the fields in the rows anyway.
 fn violated(before: &Json, after: &Json, level: PodSecurityLevel) -> Option<Control> {
     let tape = |pod: &Json| OwnedTape::parse(pod.to_string()).unwrap();
     let (before, after) = (tape(before), tape(after));
@@ -338,10 +338,10 @@ fn existing_violation_of_higher_level_stays_allowed() {
     assert_eq!(Case::default().exceeded(&weak, &weaker), None);
     let exceeded = Case::at("restricted").exceeded(&weak, &weaker).map(|(limit, _)| limit);
     assert_eq!(exceeded, Some(Limit::PodSecurity(Control::CapabilitiesRestricted)));
-    // A capability that the baseline permits violates the restricted level, which the container fulfilled before.
+    // A capability that the baseline permits violates the restricted level, which the container satisfied before.
     let lowered = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["CHOWN"]))]);
     let message = Case::default().check(&pod(), &lowered).unwrap_err().to_string();
-    assert!(message.contains("that was fulfilled before"), "{message}");
+    assert!(message.contains("that the pod satisfied before"), "{message}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests limits in the decisions of whole reviews.
+//! Tests limits in the decisions for whole reviews.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn tenants(name: &str, spec: &Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::namespaced("team-a", name), &spec).unwrap())
 }
 
-/// Creates a tenant's profile whose values are not checked at compilation, as if they came from expressions.
+/// Creates a tenant's profile whose values are not checked by the compiler, as if they came from expressions.
 fn tenants_unseen(name: &str, spec: &Json) -> Arc<CompiledProfile> {
     let spec = serde_json::from_value(spec.clone()).unwrap();
     Arc::new(compile(&ProfileName::cluster(name), &spec).unwrap().into_namespaced("team-a"))
@@ -31,7 +31,7 @@ fn always(template: &Json) -> Json {
     json!({"activation": "Always", "template": template})
 }
 
-/// Returns the decision about a pod, and the resulting pod.
+/// Returns the decision for a pod, and the resulting pod.
 fn decide(object: &Json, snapshot: &Snapshot, level: Option<&str>) -> (Decided, Json) {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -77,7 +77,8 @@ fn rejects_capability_on_authors_container() {
     let expected =
         "/spec/containers/app/securityContext/capabilities/add: \"SYS_ADMIN\" violates the Pod Security control";
     assert!(detail.starts_with(expected), "{detail}");
-    // Limits do not apply to the platform's profile, and its changes do not count for the tenant's next profile.
+    // Limits do not apply to cluster profiles, and changes by cluster profiles are not attributed to the tenant's next
+    // profile.
     let label = always(&json!({"metadata": {"labels": {"team.example.com/z": "1"}}}));
     let (decided, object) = decide(&author, &snapshot([platforms("more", &append), tenants("label", &label)]), None);
     assert_eq!(decided.decision.outcome, Outcome::Injected);
@@ -122,7 +123,7 @@ fn excess_skips_only_the_offending_profile() {
     for (level, expected) in [(None, vec!["app", "plain", "hard"]), (Some("restricted"), vec!["app", "hard"])] {
         let (decided, object) = decide(&pod(), &snapshot, level);
         assert_eq!(names(&object), expected, "{level:?}");
-        // The record contains nothing of a profile that was not applied, and a second pass decides the same.
+        // The record does not mention profiles that were not applied, and a second pass has the same decision.
         let record = object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap();
         assert_eq!(record.contains("a-plain"), level.is_none(), "{record}");
         assert_eq!(decided.decision.outcome, Outcome::Injected);
@@ -183,7 +184,7 @@ fn cluster_profile_changes_are_protected() {
             decided.decision.profiles[1].detail
         );
         assert_eq!(object["spec"]["containers"][1], json!({"name": "proxy", "image": "proxy:1"}), "{template}");
-        // The result is the same if the platform's profile was applied in an earlier pass.
+        // The result is the same if an earlier pass applied the cluster profile.
         let only_platform = Snapshot::new(ProfileSet::new([platforms("mesh", &platform)]));
         let (_, first) = decide(&author, &only_platform, None);
         let (decided, _) = decide(&first, &snapshot, None);

@@ -91,9 +91,9 @@ fn existing_parts_stay() {
         ("/spec/initContainers", json!([])),
         ("/spec/initContainers", Json::Null),
         ("/spec/volumes", json!([])),
-        // A renamed container is one removed and one added.
+        // Renaming a container removes one container and adds another.
         ("/spec/containers/1/name", json!("another")),
-        // An ordinary container was changed to an init container.
+        // A regular container becomes an init container.
         (
             "/spec",
             with(
@@ -151,7 +151,7 @@ fn images_must_come_from_allowed_registries() {
         }
         let init = with(pod(), &[("/spec/initContainers", json!([{"name": "i", "image": image}]))]);
         assert_eq!(limit(&case, &pod(), &init), expected, "{image}");
-        // The author's own images are not limited.
+        // The author's own images may come from any registry.
         let before = with(pod(), &[("/spec/containers/0/image", image.clone())]);
         let after = with(before.clone(), &[("/spec/containers/0/env", json!([{"name": "A"}]))]);
         assert_eq!(limit(&case, &before, &after), None, "{image}");
@@ -201,7 +201,7 @@ fn volumes_are_of_kinds_that_are_allowed() {
         let before = with(pod(), &[("/spec/volumes/1", json!({"name": "v", "image": {"reference": "a"}}))]);
         let changed = with(before.clone(), &[("/spec/volumes/1", volume)]);
         assert_eq!(limit(case, &before, &changed), expected, "{source}");
-        // A pod that already exceeds the limit may still be changed.
+        // A pod that already exceeds the limit may still be changed in other ways.
         let beside = with(added.clone(), &[("/metadata/annotations/x", json!("y"))]);
         assert_eq!(limit(case, &added, &beside), None, "{source}");
     }
@@ -383,7 +383,7 @@ fn additions_stay_within_numeric_limits() {
     ] {
         assert_eq!(limit(&case, &pod(), &fits), None, "{expected:?}");
         assert_eq!(limit(&case, &pod(), &exceeds), Some(expected), "{expected:?}");
-        // Existing elements do not count.
+        // Existing elements are not counted.
         assert_eq!(limit(&case, &exceeds, &exceeds), None, "{expected:?}");
     }
 }
@@ -403,11 +403,11 @@ fn limit_checks_take_linear_time() {
     let after = with(before.clone(), &[("/spec/containers/10000", hardened("side"))]);
     let start = Instant::now();
     assert_eq!(Case::default().check(&before, &after), Ok(()));
-    // Quadratic work would take minutes.
+    // Quadratic time would be minutes.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
-/// Generates any JSON, with the names that the limits check.
+/// Generates arbitrary JSON that contains the field names that the limits check.
 fn anything() -> impl Strategy<Value = Json> {
     let names = [
         "metadata",
@@ -456,7 +456,7 @@ fn anything() -> impl Strategy<Value = Json> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// The check returns a result for any two objects, and an unchanged object exceeds no limit.
+    /// The check does not panic for any two objects, and an unchanged object exceeds no limit.
     #[test]
     fn check_accepts_any_unchanged_object(left in anything(), right in anything()) {
         let case = Case::guarded(json!({"registries": ["ghcr.io"], "maxContainers": 1}));
@@ -464,7 +464,7 @@ proptest! {
             let pods = [before, after].map(|spec| json!({"metadata": spec["metadata"], "spec": spec}));
             let answer = case.check(&pods[0], &pods[1]);
             prop_assert!(answer.is_ok() || pods[0] != pods[1]);
-            // Each violation has a path and a message.
+            // Each violation contains a path and a message.
             if let Err(excess) = answer {
                 prop_assert!(excess.place.starts_with('/') && !excess.message.is_empty(), "{}", excess);
             }

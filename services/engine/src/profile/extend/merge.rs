@@ -1,8 +1,8 @@
 //! Merges a child profile into its parent: lists of named parts by name, templates by the keys of server-side apply.
 //!
-//! The child's value replaces the parent's, unless both are maps or lists of keyed elements, which merge part by part.
-//! An element without a key never equals another element. Examples are a string such as `${params.env}`, and elements
-//! that a directive creates. The parent's elements come first, then the child's.
+//! The child's value replaces the parent's, unless both are maps or keyed lists; those merge part by part. An element
+//! without a key never matches another element. Examples are a string such as `${params.env}`, and elements that a
+//! directive creates. The parent's elements come first, then the child's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,27 +11,27 @@ use serde_json::{Map, Value as Json};
 use crate::profile::flattened::Origin;
 use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
 
-/// The maximum depth of a merge. A template that is nested more deeply does not compile.
+/// The maximum depth of a merge. More deeply nested templates do not compile.
 const MAX_DEPTH: usize = 64;
 
 /// Directives of elements that cannot be matched by key, because such an element represents other elements.
 const GROUPS: [&str; 3] = ["$value", "$forEach", "$prune"];
 
 /// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are
-/// applied. Their revisions have rollouts of their own.
+/// applied. Each profile also has its own rollout of revisions.
 const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
 
-/// Fields of a parameter that define from which keys it is read, and what an empty value means.
+/// Fields of a parameter that define the keys to read, and the meaning of an empty value.
 const KEY_FIELDS: [&str; 4] = ["annotation", "label", "annotationPrefix", "empty"];
 
-/// A value, and where it was written.
+/// A value, and the place in the profile where it was written.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) json: Json,
     pub(super) origin: Origin,
 }
 
-/// The schema that decides how a value merges.
+/// The schema that determines how a value merges.
 #[derive(Clone, Copy)]
 enum Shape {
     Object(&'static Type),
@@ -57,8 +57,8 @@ pub(super) fn merge_spec(parent: Part, child: Part) -> Part {
     })
 }
 
-/// Merges a parameter field by field, so that a child that sets only a default inherits the type and the bounds. A
-/// child with another type replaces the parent's parameter. `sources: []` also removes the keys.
+/// Merges a parameter field by field, so that a child that only sets a default inherits the type and the constraints.
+/// If the types differ, the child replaces the parent's parameter. `sources: []` also removes the keys.
 fn merge_parameter(parent: Part, child: Part) -> Part {
     let type_of = |part: &Part| part.json.get("type").cloned();
     if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {
@@ -92,7 +92,7 @@ fn merge_values(parent: Part, child: Part, shape: Shape, depth: usize) -> Part {
             let element = |parent, child| merge_values(parent, child, Shape::Object(list.element), depth + 1);
             keyed(parent, child, |element| key_of(element, list), element)
         }
-        // One side is a plain value, the other a map of directives only. The directives apply to the value.
+        // One value is plain, and the other is a map that only contains directives, which apply to the plain value.
         (Json::Object(fields), _, shape) if is_directives(fields) => merge_map(parent, as_value(child), shape, depth),
         (_, Json::Object(fields), shape) if is_directives(fields) => merge_map(as_value(parent), child, shape, depth),
         _ => child,
@@ -108,7 +108,7 @@ fn merge_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part 
     if let (Json::Object(fields), Json::Object(others)) = (&mut parent.json, &child.json)
         && others.keys().any(|name| is_choice(name))
     {
-        // The child's member of a union replaces the parent's, including its nested fields.
+        // The child's choice of a union replaces the parent's, including its nested fields.
         fields.retain(|name, _| !is_choice(name) || others.contains_key(name));
     }
     merge_fields(parent, child, |name, parent, child| match (name, object.field(name)) {
@@ -120,7 +120,7 @@ fn merge_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part 
     })
 }
 
-/// Merges two maps. `merge` merges a field that both maps have.
+/// Merges two maps. Calls `merge` for fields that both maps have.
 fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> Part) -> Part {
     let (mut fields, mut others) = match (parent.json, child.json) {
         (Json::Object(fields), Json::Object(others)) => (fields, others),
@@ -147,10 +147,11 @@ fn merge_fields(parent: Part, child: Part, merge: impl Fn(&str, Part, Part) -> P
     Part { json: Json::Object(merged), origin: child.origin.with_fields(origins) }
 }
 
-/// Merges two lists by key. A child's element takes the position of the parent's with that key; new elements follow.
+/// Merges two lists by key. A child's element merges into the parent's element with the same key, at its position. New
+/// elements follow.
 ///
-/// A parent may have several conditional elements with one key (`$when`). A single child's element is merged into each
-/// of them. Several elements of the child replace all of the parent's.
+/// A parent may have several conditional elements with the same key (`$when`). If the child has one such element, it is
+/// merged into each of them. If the child has several, they replace all of the parent's.
 fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge: impl Fn(Part, Part) -> Part) -> Part {
     let (Json::Array(items), Json::Array(others)) = (parent.json, child.json) else {
         // Only templates can have other types here, and `merge_values` has checked those.
@@ -187,7 +188,7 @@ fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge
     Part { json: Json::Array(json), origin: child.origin.with_items(origins) }
 }
 
-/// Returns the name of a named part, which is its key.
+/// Returns the name of a named part. It is the key for merging.
 fn name_of(element: &Json) -> Option<String> {
     element.get("name").and_then(Json::as_str).map(str::to_owned)
 }

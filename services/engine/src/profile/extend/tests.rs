@@ -1,4 +1,4 @@
-//! Tests the merge of each part of a child into its parent, and the errors of invalid chains.
+//! Tests how each part of a child merges into its parent, and the errors for invalid chains.
 
 #![expect(clippy::needless_pass_by_value, reason = "calls can contain `json!` without a reference")]
 
@@ -43,7 +43,7 @@ pub(super) fn spec(text: Json) -> ProfileSpec {
     serde_json::from_value(text).unwrap()
 }
 
-/// Merges a cluster profile with the profile of the library that it extends, by default `parent`, and returns its spec.
+/// Merges a cluster profile with its parent in the library (`parent` by default), and returns the merged spec.
 fn merged_in(library: &Library, mut child: Json) -> Json {
     if child.get("extends").is_none() {
         child["extends"] = json!({"name": "parent"});
@@ -391,13 +391,13 @@ fn reports_invalid_chain() {
     for (parent, expected) in [
         ("three", ""),
         ("skd", "there is no cluster profile \"skd\" (help: did you mean \"sdk\"?)"),
-        ("nothing-like-it", "a profile of a namespace cannot be extended"),
+        ("nothing-like-it", "can be extended"),
         ("lost", "there is no cluster profile \"sdkk\", which lost extends (help: did you mean \"sdk\"?)"),
         ("four", "a chain has at most 5 profiles: child -> four -> three -> two -> one -> sdk"),
         ("child", "a profile cannot extend itself: child -> child"),
         ("to-child", "a profile cannot extend itself: child -> to-child -> child"),
         ("turn", "a profile cannot extend itself: child -> turn -> round -> turn"),
-        ("on-broken", "the cluster profile \"broken\" is broken itself"),
+        ("on-broken", "the cluster profile \"broken\" is invalid itself"),
     ] {
         let diagnostics = diagnostics(&name, link(parent), &library);
         match diagnostics.as_slice() {
@@ -449,7 +449,7 @@ fn reports_mistake_for_originating_profile() {
     for expected in [
         "spec.variables[0].expression: there is no `nothing` here",
         "spec.extends.name: spec.variables[1].expression of parent, which it extends: the variable \"c\" is needed",
-        "spec.template.spec.containers[0]: a container that is added needs an image",
+        "spec.template.spec.containers[0]: an added container needs an image",
         "spec.template.spec.containers[1].command: ",
     ] {
         assert!(
@@ -473,7 +473,10 @@ fn merged_profile_is_bounded() {
     let name = ProfileName::cluster("child");
     assert_eq!(diagnostics(&name, child.clone(), &library), Vec::<String>::new());
     child["variables"] = json!(variables("b"));
-    assert!(diagnostics(&name, child, &library)[0].contains("there are 160 variables; 128 are allowed"));
+    assert!(
+        diagnostics(&name, child, &library)[0]
+            .contains("there are 160 variables, including inherited ones; 128 are allowed")
+    );
 }
 
 fn own() -> ProfileName {
@@ -593,7 +596,7 @@ fn namespace_sets_permitted_parameters() {
 #[test]
 fn namespace_cannot_widen_inherited_fields() {
     for (more, expected) in [
-        (json!({"optOut": "Allowed"}), "spec.optOut: the cluster profile cannot be dropped"),
+        (json!({"optOut": "Allowed"}), "spec.optOut: the cluster profile forbids opting out"),
         (json!({"optOut": "Forbidden"}), "spec.optOut: optOut Forbidden is for cluster profiles"),
         (json!({"namespaceSelector": {}}), "spec.namespaceSelector: "),
         (
@@ -634,7 +637,7 @@ fn child_with_own_fields_has_tenant_limits() {
         let limited = compiled(&own(), text, &library).unwrap();
         assert_eq!((limited.limits(), limited.is_limited()), (Limits::Tenant, true), "{more}");
     }
-    // Expressions of a namespaced profile must not use the platform's lookups or target.
+    // Expressions of a namespaced profile must not use lookups or the target of a cluster profile.
     let parent = json!({
         "lookups": [{"name": "l", "version": "v1", "resource": "configmaps"}],
         "target": {"group": "example.com", "version": "v1", "resources": ["things"]},
@@ -642,7 +645,7 @@ fn child_with_own_fields_has_tenant_limits() {
     });
     let text = child(json!({"variables": [{"name": "v", "expression": "1"}]}));
     let lent = diagnostics(&own(), text, &Library::new([("agent", parent)]));
-    assert_eq!(lent.iter().filter(|diagnostic| diagnostic.contains("says more than values")).count(), 2, "{lent:#?}");
+    assert_eq!(lent.iter().filter(|diagnostic| diagnostic.contains("sets more than values")).count(), 2, "{lent:#?}");
 }
 
 #[test]
@@ -655,7 +658,7 @@ fn child_injects_parents_sidecar_with_own_value() {
         let snapshot = Snapshot::new(profiles).with_namespace("team-a", Some(namespace));
         injected(&snapshot)
     };
-    // The condition requires a level above two, and the platform's default is one.
+    // The condition requires a level above two, but the platform's default is one.
     assert_eq!(inject(child(json!({"activation": "Always"})), "prod"), None);
     let raised = child(json!({"activation": "Always", "parameters": [{"name": "level", "default": 3}]}));
     assert_eq!(inject(raised.clone(), "prod").as_deref(), Some("agent:1"));

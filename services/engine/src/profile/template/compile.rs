@@ -1,4 +1,4 @@
-//! Compiles the JSON of a template into nodes, or into diagnostics. Directives are the keys that begin with `$`.
+//! Compiles the JSON of a template into nodes, or returns diagnostics. Directives are the keys that begin with `$`.
 
 use std::collections::BTreeMap;
 
@@ -15,16 +15,17 @@ use crate::profile::Diagnostic;
 use crate::profile::pod_schema::{Expected, Kind as FieldKind, PodSchema};
 use crate::profile::typed::unknown_directive;
 
-/// The local names, `container` or `item`, that each variable reads. They exist only in some parts of a profile.
+/// The local names that each variable reads, such as `container` or `item`. They are bound only in some parts of a
+/// profile.
 pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
 
-/// The names that are in scope beside `$forEach` and `$prune`.
+/// The names that are in scope in elements with `$forEach` or `$prune`.
 const ITEM_NAMES: [&str; 3] = ["item", "index", "key"];
 
 /// The field that makes an init container a native sidecar.
 const RESTART_POLICY: &str = "restartPolicy";
 
-/// The position of a part of a template, which decides which directives are valid.
+/// The position of a template part, which determines the valid directives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// The value of a field.
@@ -37,21 +38,21 @@ enum Place {
 
 /// Compiles the expressions and templates of one profile.
 pub(crate) struct Compiler<'d> {
-    /// The mistakes that were found.
+    /// The errors found so far.
     pub(crate) diagnostics: &'d mut Vec<Diagnostic>,
-    /// The local names that each variable reads. Empty until the variables are compiled.
+    /// The local names that each variable reads. Empty until the variables have been compiled.
     pub(crate) variable_locals: LocalNames,
     scope: Scope,
     /// The local names in scope.
     locals: Vec<String>,
     path: String,
     schema: PodSchema,
-    /// The schema's kind of the value at the path.
+    /// The kind of the value at the path, according to the schema.
     expected: FieldKind,
 }
 
 impl<'d> Compiler<'d> {
-    /// Creates a compiler whose expressions may use the names of `scope`.
+    /// Creates a compiler for expressions that may use the names in `scope`.
     pub(crate) fn new(scope: Scope, diagnostics: &'d mut Vec<Diagnostic>) -> Self {
         Self {
             diagnostics,
@@ -64,7 +65,7 @@ impl<'d> Compiler<'d> {
         }
     }
 
-    /// Runs a function while local names are in scope.
+    /// Calls a function with additional local names in scope.
     pub(crate) fn with_locals<T>(&mut self, locals: &[&str], work: impl FnOnce(&mut Self) -> T) -> T {
         let around = self.scope.clone();
         let outer = self.locals.len();
@@ -77,7 +78,7 @@ impl<'d> Compiler<'d> {
         result
     }
 
-    /// Compiles a template of this kind at a field path; `None` if the template has a mistake.
+    /// Compiles a template of this kind at a field path. `None` if the template has an error.
     pub(crate) fn template(&mut self, path: &str, template: &Json, kind: FieldKind) -> Option<Node> {
         let before = self.diagnostics.len();
         path.clone_into(&mut self.path);
@@ -86,13 +87,13 @@ impl<'d> Compiler<'d> {
         if self.diagnostics.len() == before { node } else { None }
     }
 
-    /// Compiles an expression at a field path; `None` if it has a mistake, which is reported.
+    /// Compiles an expression at a field path. `None` if it has an error, which is reported.
     pub(crate) fn expression_at(&mut self, path: &str, source: &str) -> Option<Expression> {
         path.clone_into(&mut self.path);
         self.expression(source)
     }
 
-    /// Compiles a string at a field path that may contain expressions; `None` if it has a mistake, which is reported.
+    /// Compiles a string at a field path that may contain expressions. `None` if it has an error, which is reported.
     pub(crate) fn text_at(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
         path.clone_into(&mut self.path);
         match expression::Text::parse(text) {
@@ -113,9 +114,9 @@ impl<'d> Compiler<'d> {
             Json::String(text) => self.string(text, place),
             Json::Array(items) => {
                 let is_list = self.path.ends_with(".initContainers") || self.path.ends_with(".initContainers.$value");
-                // Other objects than pods have lists of this name too.
+                // Objects other than pods may also have a list with this name.
                 let is_init = is_list && self.expected == FieldKind::List("Container");
-                // A list within a list is a group of its elements.
+                // A list within a list is a group of elements.
                 let is_init = is_init || place == Place::InitContainer;
                 let place = if is_init { Place::InitContainer } else { Place::Element };
                 let items = items.iter().enumerate();
@@ -137,8 +138,7 @@ impl<'d> Compiler<'d> {
     fn map(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Node> {
         let around = self.scope.clone();
         let locals = self.locals.len();
-        // The directives come first, because the list of `$forEach` is computed outside of the scope that `$forEach`
-        // opens.
+        // Compile the directives first: the list of `$forEach` is computed outside of the scope that `$forEach` opens.
         let mut rules = self.rules(fields, place);
         let adds = rules.as_ref().is_some_and(|rules| !rules.change_elements());
         let mut nodes = Vec::new();
@@ -183,15 +183,16 @@ impl<'d> Compiler<'d> {
                 if nodes.is_empty() {
                     let uses_existing = uses_existing || value.uses_existing;
                     let (mut value, mut rules) = (value, rules);
-                    // A computed `restartPolicy` is not a directive, so it may stand in `$value` beside directives.
+                    // A computed `restartPolicy` is not a directive, so it may be in `$value` while directives are
+                    // beside `$value`.
                     if let (Some(rules), Some(inner)) = (&mut rules, &mut value.rules) {
                         rules.restart_policy = rules.restart_policy.take().or_else(|| inner.restart_policy.take());
                         value.rules = value.rules.filter(|inner| !inner.is_empty());
                     }
-                    // One map cannot hold both sets of directives.
+                    // One map cannot contain both sets of directives.
                     if value.rules.is_some() && rules.is_some() {
-                        let help = "write all of them into one of the two";
-                        self.report("directives stand both beside $value and in it", help);
+                        let help = "move all of them to one of the two places";
+                        self.report("there are directives both beside $value and in it", help);
                         return None;
                     }
                     let rules = rules.or(value.rules);
@@ -240,7 +241,7 @@ impl<'d> Compiler<'d> {
         }
     }
 
-    /// Compiles an expression that is a part of the string `whole`.
+    /// Compiles an expression in the string `whole`.
     fn part(&mut self, whole: &str, source: &expression::Source) -> Option<Expression> {
         match Expression::compile(&source.text, &self.scope) {
             Ok(expression) => self.known(expression),
@@ -251,7 +252,7 @@ impl<'d> Compiler<'d> {
         }
     }
 
-    /// Compiles a string that is an expression as a whole.
+    /// Compiles a string that is an expression.
     fn expression(&mut self, source: &str) -> Option<Expression> {
         match Expression::compile(source, &self.scope) {
             Ok(expression) => self.known(expression),
@@ -262,7 +263,8 @@ impl<'d> Compiler<'d> {
         }
     }
 
-    /// Returns an expression if the local names that its variables read are in scope. Otherwise reports a missing name.
+    /// Returns an expression if the local names that its variables read are in scope. Otherwise reports the missing
+    /// name.
     fn known(&mut self, expression: Expression) -> Option<Expression> {
         let missing = expression.members("variables").find_map(|variable| {
             let needed = self.variable_locals.get(variable)?.iter();
@@ -270,10 +272,10 @@ impl<'d> Compiler<'d> {
             Some((variable.to_owned(), missing))
         });
         if let Some((variable, missing)) = missing {
-            let message = format!("variables.{variable} is computed from `{missing}`, which is not known here");
+            let message = format!("variables.{variable} depends on `{missing}`, which is not available here");
             let help = match missing {
-                "container" => "`container` is known in spec.containerPatches",
-                _ => "`item`, `index` and `key` are known where $forEach or $prune stands",
+                "container" => "`container` is available in spec.containerPatches",
+                _ => "`item`, `index` and `key` are available in elements with $forEach or $prune",
             };
             self.report(&message, help);
             return None;
@@ -319,7 +321,7 @@ impl<'d> Compiler<'d> {
         result
     }
 
-    /// Compiles the directives of a map; `None` if one is invalid. The names that they bind are in scope afterwards.
+    /// Compiles the directives of a map. `None` if one is invalid. Their local names are in scope afterwards.
     fn rules(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Rules> {
         let before = self.diagnostics.len();
         let mut rules = Rules::default();
@@ -335,11 +337,11 @@ impl<'d> Compiler<'d> {
             self.below(&format!(".{name}"), |compiler| compiler.rule(&mut rules, name, value, place));
         }
         if rules.join.is_some() && rules.conflict.is_some() {
-            self.report("$join and $conflict exclude one another", "$join keeps the object's value and adds to it");
+            self.report("$join and $conflict are mutually exclusive", "$join keeps the object's value and adds to it");
         }
         if matches!(rules.for_each, Some(ForEach::Existing)) && rules.prune.is_some() {
-            let help = "$forEach: existing changes existing elements, and $prune removes some: write two elements";
-            self.report("$forEach: existing and $prune exclude one another", help);
+            let help = "$forEach: existing changes existing elements, and $prune removes some; use two elements";
+            self.report("$forEach: existing and $prune are mutually exclusive", help);
         }
         (self.diagnostics.len() == before).then_some(rules)
     }
@@ -350,7 +352,7 @@ impl<'d> Compiler<'d> {
             "$when" => rules.when = self.source(value),
             "$conflict" => rules.conflict = self.choice(value, ConflictRule::from_word, ConflictRule::WORDS),
             "$position" if place == Place::Field => {
-                self.report("$position stands on an element of a list", "move it there");
+                self.report("$position is allowed only in an element of a list", "move it there");
             }
             "$position" => rules.position = self.position(value),
             "$join" => rules.join = self.join(value),
@@ -361,7 +363,7 @@ impl<'d> Compiler<'d> {
 
     fn for_each(&mut self, list: &Json, place: Place) -> Option<ForEach> {
         if place == Place::Field {
-            self.report("$forEach stands on an element of a list", "write it as [{$forEach: ..., ...}]");
+            self.report("$forEach is allowed only in an element of a list", "write it as [{$forEach: ..., ...}]");
             return None;
         }
         if list == EXISTING {
@@ -377,26 +379,26 @@ impl<'d> Compiler<'d> {
         if let (Json::String(whole), Some(Ok(parsed @ expression::Text::Whole(_)))) = (value, parsed) {
             let text = self.text(whole, parsed)?;
             if text.uses(EXISTING) {
-                self.report("`existing` is not known here", "`overlays` has the containers of the pod's author");
+                self.report(
+                    "`existing` is not available here",
+                    "`overlays` contains the containers of the pod's author",
+                );
                 return None;
             }
             return Some(text);
         }
-        let message = "a computed restartPolicy of an init container is one expression";
-        self.report(
-            message,
-            "for instance \"${params.native ? 'Always' : null}\"; with null it is an ordinary container",
-        );
+        let message = "a computed restartPolicy of an init container must be one expression";
+        self.report(message, "for instance \"${params.native ? 'Always' : null}\"; null makes it a regular container");
         None
     }
 
-    /// Returns an expression if it does not read `existing`, and otherwise reports it. The expression is evaluated for
-    /// several elements, not at one path.
+    /// Returns an expression if it does not read `existing`. Otherwise reports an error, because the expression is
+    /// evaluated for several elements and not at a single path.
     fn without_existing(&mut self, expression: Expression) -> Option<Expression> {
         if expression.uses(EXISTING) {
             let help = "`item` is the current element, `object` the original object; \
                         $forEach: existing merges the fields into the existing elements";
-            self.report("`existing` is not known here", help);
+            self.report("`existing` is not available here", help);
             return None;
         }
         Some(expression)
@@ -407,7 +409,7 @@ impl<'d> Compiler<'d> {
         self.locals.push(name.to_owned());
     }
 
-    /// Compiles a directive whose value is an expression; `None` if it has a mistake, which is reported.
+    /// Compiles a directive whose value is an expression. `None` if it has an error, which is reported.
     fn source(&mut self, value: &Json) -> Option<Expression> {
         match value {
             Json::String(source) => self.expression(source),
@@ -429,7 +431,7 @@ impl<'d> Compiler<'d> {
             (Some((side, key)), None) if side == "before" => self.choice(key, name, "a name").map(Position::Before),
             (Some((side, key)), None) if side == "after" => self.choice(key, name, "a name").map(Position::After),
             _ => {
-                let help = "a name is that of another element of the list";
+                let help = "use the name of another element of the list";
                 self.report(&format!("expected {}, found {value}", End::WORDS), help);
                 None
             }
@@ -457,9 +459,8 @@ impl<'d> Compiler<'d> {
                 ("valueFrom", Some("Skip")) => join.value_from = JoinReference::Skip,
                 ("valueFrom", Some("Compose")) => join.value_from = JoinReference::Compose,
                 _ => {
-                    let known =
-                        "it has separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
-                    self.report(&format!("$join has no {name} that is {value}"), known);
+                    let known = "its fields are separator, key, prepend, format (Text, JSON or Auto) and valueFrom (Skip or Compose)";
+                    self.report(&format!("$join cannot have {name} with the value {value}"), known);
                 }
             }
         }
@@ -483,14 +484,14 @@ impl<'d> Compiler<'d> {
         }
         self.report(
             &format!("expected {expected}, found {value}"),
-            "a word is written as it stands, or found by ${...}",
+            "use one of these words, or one expression ${...} that returns it",
         );
         None
     }
 }
 
-/// Returns a template without its directives. Each `$value` replaces the map around it. If the value is a map, the
-/// other fields of the map around it are added.
+/// Returns a template without its directives. Each `$value` replaces the map that contains it. If the value is a map,
+/// the other fields of that map are added to it.
 pub(crate) fn without_directives(template: &Json) -> Json {
     match template {
         Json::Object(fields) => {
@@ -506,7 +507,7 @@ pub(crate) fn without_directives(template: &Json) -> Json {
             }
         }
         Json::Array(items) => {
-            // A nested list is spliced.
+            // A nested list is spliced into the outer list.
             let items = items.iter().map(without_directives).flat_map(|item| match item {
                 Json::Array(items) => items,
                 other => vec![other],
@@ -527,7 +528,7 @@ fn is_plain(value: &Json) -> bool {
     }
 }
 
-/// Whether a value is certainly present and contains no expression.
+/// Whether a value is always present and contains no expression.
 fn is_constant(value: &Json) -> bool {
     match value {
         Json::Object(fields) => !fields.contains_key("$when") && fields.get("$value").is_none_or(is_constant),

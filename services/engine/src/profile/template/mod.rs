@@ -1,7 +1,7 @@
-//! Compiled templates: a partial object with compiled expressions and directives.
+//! Compiled templates: partial objects with compiled expressions and directives.
 //!
-//! Most of a template is plain, without expressions or directives. A plain part stays parsed JSON, and costs a request
-//! only its bytes in the patch.
+//! Most of a template contains no expressions or directives. Such a part remains parsed JSON, so that requests only
+//! copy it into the patch.
 
 mod compile;
 
@@ -16,42 +16,42 @@ pub(crate) use compile::{Compiler, LocalNames, without_directives};
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) kind: Kind,
-    /// The directives in the same map, if there are any.
+    /// The directives in the map, if there are any.
     pub(crate) rules: Option<Box<Rules>>,
-    /// Whether an expression of this part itself, not of a nested one, reads `existing`.
+    /// Whether an expression of this part itself, but not of a nested part, reads `existing`.
     pub(crate) uses_existing: bool,
-    /// Whether the part can change what an earlier pass added, by a directive on the part or on a nested one: `$join`,
-    /// `$forEach: existing`, `$prune`, or `$conflict` with `Replace` or an expression.
+    /// Whether the part can change values that an earlier pass added, because it contains `$join`, `$forEach:
+    /// existing`, `$prune`, or `$conflict` with `Replace` or an expression.
     pub(crate) changes_earlier_additions: bool,
 }
 
 /// The kind of a part of a template.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// Plain JSON, without expressions and directives below.
+    /// Plain JSON, without expressions and directives.
     Plain(OwnedTape),
-    /// A string with expressions, and the type that the result must have.
+    /// A string with expressions, and the expected type of the result.
     Text(Text, Expected),
-    /// An object. Its keys are escaped for JSON.
+    /// An object. Its keys are already escaped for JSON.
     Map(Box<[(Box<str>, Node)]>),
     /// A list.
     List(Box<[Node]>),
-    /// `$value` with other fields in the same map: the value of `$value`, changed by these fields.
+    /// `$value` beside other fields: the value of `$value`, changed by these fields.
     Changed(Box<Changed>),
 }
 
-/// A value, and the changes to it.
+/// A value, and the changes to make to it.
 #[derive(Debug)]
 pub(crate) struct Changed {
     pub(crate) value: Node,
-    /// The fields next to `$value`, as an object.
+    /// The fields beside `$value`, as an object.
     pub(crate) changes: Node,
 }
 
 /// A string with expressions.
 #[derive(Debug)]
 pub(crate) enum Text {
-    /// A single expression, whose result keeps its type.
+    /// A single expression. Its result keeps its type.
     Whole(Expression),
     /// A string that contains expressions and literal text.
     Mixed(Box<[Piece]>),
@@ -75,37 +75,37 @@ pub(crate) struct Rules {
     pub(crate) position: Option<Position>,
     pub(crate) join: Option<Join>,
     pub(crate) prune: Option<Expression>,
-    /// The computed `restartPolicy` of a container in `initContainers`. If it has no value, the container goes to
-    /// `containers`.
+    /// The computed `restartPolicy` of a container in `initContainers`. If its result is null or absent, the container
+    /// is added to `containers`.
     pub(crate) restart_policy: Option<Text>,
 }
 
 /// The value of `$forEach`.
 #[derive(Debug)]
 pub(crate) enum ForEach {
-    /// The element is added for each item of this list, or for each entry of this map.
+    /// One element is added for each item of this list or entry of this map.
     Items(Expression),
     /// The fields are merged into each existing element of the object's list.
     Existing,
 }
 
-/// A constant, or a value that an expression computes.
+/// A constant or a computed value.
 #[derive(Debug)]
 pub(crate) enum Choice<T> {
     Constant(T),
     Computed(Text),
 }
 
-/// The rule for a template's value that differs from the object's value.
+/// The rule for a template value that differs from the object's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConflictRule {
-    /// Maps merge, and the object's leaves win.
+    /// Maps merge. For other values, the object's value is kept.
     Merge,
-    /// The object's value stays as a whole.
+    /// The object's whole value is kept.
     Keep,
-    /// Maps merge, and the profile's leaves win.
+    /// Maps merge. For other values, the profile's value is used.
     Replace,
-    /// The profile is not applied.
+    /// The profile is not applied to the object.
     Fail,
 }
 
@@ -113,9 +113,9 @@ pub(crate) enum ConflictRule {
 #[derive(Debug)]
 pub(crate) enum Position {
     End(Choice<End>),
-    /// Before the element with this name; at the end if no element has it.
+    /// Before the element with this name. Last, if there is no such element.
     Before(Choice<Box<str>>),
-    /// After the element with this name; at the end if no element has it.
+    /// After the element with this name. Last, if there is no such element.
     After(Choice<Box<str>>),
 }
 
@@ -126,14 +126,14 @@ pub(crate) enum End {
     Last,
 }
 
-/// The directive that joins pieces to the object's value.
+/// The directive that adds pieces to the object's value.
 #[derive(Debug, Default)]
 pub(crate) struct Join {
     /// The separator between pieces.
     pub(crate) separator: Box<str>,
-    /// The key separator. A piece is skipped if an existing piece has the same part before this separator.
+    /// The separator between the key and the rest of a piece. A piece is skipped if an existing piece has the same key.
     pub(crate) key: Option<Box<str>>,
-    /// The string to put before the object's value.
+    /// The string to insert before the object's value.
     pub(crate) prepend: Option<Choice<Box<str>>>,
     pub(crate) format: JoinFormat,
     pub(crate) value_from: JoinReference,
@@ -147,11 +147,11 @@ pub(crate) enum JoinFormat {
     Text,
     /// JSON: objects and arrays are merged.
     Json,
-    /// JSON if the existing value is JSON, otherwise a string that is split.
+    /// JSON if the existing value is JSON. Otherwise, a string that is split at the separator.
     Auto,
 }
 
-/// The rule for environment variables with `valueFrom`, which have no value to join.
+/// The rule for an environment variable with `valueFrom`, which has no value to extend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum JoinReference {
     /// The variable is unchanged, and the author gets a warning.
@@ -212,7 +212,7 @@ impl Text {
         }
     }
 
-    /// Whether one of the expressions reads this name.
+    /// Whether one of the expressions reads the given name.
     pub(crate) fn uses(&self, name: &str) -> bool {
         let mut found = false;
         self.each_expression(&mut |expression| found |= expression.uses(name));
@@ -253,7 +253,7 @@ impl Rules {
         }
     }
 
-    /// Whether one of the directives' expressions reads `existing`, the object's value at this path.
+    /// Whether an expression of the directives reads `existing`, the object's value at this path.
     fn use_existing(&self) -> bool {
         let found = |text: &Text| text.uses(EXISTING);
         let in_conflict = matches!(&self.conflict, Some(Choice::Computed(text)) if found(text));
@@ -270,12 +270,12 @@ impl Rules {
         in_conflict || in_position || in_join || self.when.as_ref().is_some_and(|when| when.uses(EXISTING))
     }
 
-    /// Whether the element changes or removes existing elements, and adds none.
+    /// Whether the element only changes or removes existing elements, and adds none.
     pub(crate) const fn change_elements(&self) -> bool {
         matches!(self.for_each, Some(ForEach::Existing)) || self.prune.is_some()
     }
 
-    /// Whether the directives can change or remove what an earlier pass added.
+    /// Whether the directives can change or remove values that an earlier pass added.
     const fn changes_earlier_additions(&self) -> bool {
         let replaces = match &self.conflict {
             Some(Choice::Constant(rule)) => matches!(rule, ConflictRule::Replace),

@@ -1,4 +1,4 @@
-//! Writes records and reads them back.
+//! Tests that records are read as they were written.
 
 use super::super::{Change, is_genuine};
 use super::*;
@@ -63,7 +63,7 @@ fn a_move<'m>(pointer: &'m str, behind: &'m str, same: usize) -> Move<'m> {
     Move { pointer: pointer.into(), behind: behind.into(), same }
 }
 
-/// Describes the changes in a record.
+/// Returns a description of each change in a record.
 fn changes(record: &Record) -> Vec<String> {
     let shown = |change: Change<'_>| match change {
         Change::Added(pointer) => format!("added {pointer}"),
@@ -99,7 +99,7 @@ fn reads_back_moves() {
     ];
     let first = record(&finished(writer, None));
     assert_eq!(changes(&first), expected);
-    // A later pass of the same profile continues the entry. A pass of another profile keeps it.
+    // A later pass of the same profile extends its entry. A pass of another profile keeps the entry.
     let mut writer = RecordWriter::new();
     writer.begin("a", "1", Some(&first));
     writer.moves(&a_move("/spec/containers/x", "/w", 0));
@@ -124,7 +124,7 @@ fn omits_moves_above_size_limit() {
         assert!(!writer.is_full());
         assert!(writer.end());
     }
-    // Moves do not reduce the room for other changes.
+    // Moves do not reduce the space for other changes.
     let rest = MAX_RECORD_BYTES + writer.escapes + writer.move_bytes - writer.out.len();
     let around = r#",{"profile":"c","revision":"1","added":[""]}]}"#.len();
     for (more, fits) in [(0, true), (1, false)] {
@@ -140,7 +140,7 @@ fn omits_moves_above_size_limit() {
         }
         writer.take_back(mark);
     }
-    // Dropping an entry frees its bytes.
+    // Dropping an entry frees its space.
     let mut writer = RecordWriter::new();
     let mark = writer.begin("a", "1", None);
     writer.moves(&a_move(&long, &long, 1));

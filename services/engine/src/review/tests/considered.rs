@@ -1,4 +1,4 @@
-//! Tests the list of considered profiles.
+//! Tests the explanation of the considered profiles.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn profile(name: &ProfileName, spec: &Json) -> Arc<crate::profile::CompiledProfi
     Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())
 }
 
-/// Returns the profiles that are considered for a pod of the namespace `shop` with these annotations.
+/// Returns the considered profiles for a pod with these annotations in the namespace `shop`.
 fn considered(annotations: &Json) -> Vec<Considered> {
     let template = json!({"metadata": {"annotations": {"a/b": "${params.level}"}}});
     let everybody = json!(["Pod", "ServiceAccount", "Namespace"]);
@@ -61,7 +61,7 @@ fn considered_lists_profiles_with_request_state() {
     let found: Vec<_> = all.iter().map(|entry| (entry.profile.display_name(), entry.request_state)).collect();
     let expected = [
         ("set", RequestState::Requested),
-        // By default, a profile without `requestedBy` applies to all pods.
+        // Without `requestedBy`, a profile applies to all pods by default.
         ("shop/own", RequestState::Requested),
         ("other", RequestState::NotRequested),
         ("selective", RequestState::NamespaceSelector),

@@ -1,4 +1,4 @@
-//! Tests the changes that templates make to objects, and the values that they leave alone.
+//! Tests how templates change objects, and which values they do not change.
 
 use super::*;
 
@@ -101,7 +101,7 @@ fn windows_pod_gets_no_linux_container() {
     }
 }
 
-/// Returns a profile that sets fields which the object already has, with this conflict rule.
+/// Returns a profile that sets fields which the object already has, with the given conflict rule.
 fn overriding(rule: &str) -> Json {
     json!({"activation": "Always", "template": {
         "metadata": {"labels": {"tier": {"$value": "gold", "$conflict": rule}}},
@@ -131,8 +131,8 @@ fn conflict_follows_rule_of_template() {
     let originals = json!([["/metadata/labels/tier", "mine"], ["/spec/terminationGracePeriodSeconds", 5]]);
     assert_eq!(record["profiles"][0]["replaced"], originals);
 
-    // A second pass changes nothing, even if the profile selects objects by the replaced label. If another writer
-    // changed a value in between, the pass replaces it again.
+    // A second pass changes nothing, even if the profile's selector matches the replaced label. If another writer
+    // changed a value after the first pass, the second pass replaces it again.
     let mut selective = overriding("Replace");
     selective["objectSelector"] = json!({"matchLabels": {"tier": "mine"}});
     let first = inject(&object, &[("p", selective.clone())]);

@@ -1,4 +1,4 @@
-//! Tests reviews on the validating path, from the request's body to the response's body.
+//! Tests reviews on the validating path, from the request body to the response body.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn pod() -> Json {
     })
 }
 
-/// Returns a review about an object. A resource outside the core group has the group and `//` as its prefix.
+/// Returns a review of an object. A resource outside the core group is written as `group//resource`.
 fn review_of(resource: &str, operation: &str, object: &Json, old: &Json) -> Json {
     let (group, rest) = resource.split_once("//").unwrap_or(("", resource));
     let (name, part) = rest.split_once('/').unwrap_or((rest, ""));
@@ -61,7 +61,7 @@ fn validate(object: &Json, profiles: &[(&str, Json)]) -> (Decided, Json) {
     decide(&review_of("pods", "CREATE", object, &Json::Null), VALIDATE, &snapshot(profiles), &Facts::default())
 }
 
-/// Returns the profile from the language specification that forbids environment variables.
+/// Returns the profile in the language specification that forbids environment variables.
 fn deny_env() -> Json {
     json!({
         "target": {"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]},
@@ -191,7 +191,7 @@ fn failing_expression_follows_failure_policy() {
     let mut object = pod();
     object["list"] = json!((0..2_000).collect::<Vec<_>>());
     let (decided, _) = validate(&object, &[("p", costly)]);
-    assert!(decided.decision.validations[0].message.contains("too much work"));
+    assert!(decided.decision.validations[0].message.contains("too many steps"));
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn only_genuine_record_marks_injected_containers() {
     let facts = Facts { record_trust: RecordTrust::AsFound, ..Facts::default() };
     assert_eq!(decide(&review, VALIDATE, &snapshot, &facts).1["allowed"], true);
 
-    // An update of a stored pod cannot mark containers as injected by changing the record.
+    // Changing the record in an update of a stored pod does not mark containers as injected.
     let update = |object: &Json, old: &Json| {
         decide(&review_of("pods", "UPDATE", object, old), VALIDATE, &snapshot, &Facts::default()).1["allowed"] == true
     };
@@ -354,7 +354,7 @@ fn name_of_mutating_profile_is_known() {
         assert_eq!(names, [name]);
         assert_eq!(response["warnings"], Json::Null, "{response}");
     }
-    // A tenant's profile with validations does not replace the platform's template with the same key.
+    // A tenant's profile with validations does not replace a cluster profile with a template and the same request key.
     let [(_, check), add] = profiles.clone();
     let own = [("team-a/check", check), add];
     let review = review_of("pods", "CREATE", &object, &Json::Null);
@@ -365,7 +365,7 @@ fn name_of_mutating_profile_is_known() {
         let names: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.profile.display_name()).collect();
         assert_eq!(names, [name]);
     }
-    // A truthy value is not ambiguous between a profile with a template and one with validations.
+    // A truthy value may request both a profile with a template and one with validations. This is not ambiguous.
     object["metadata"]["annotations"] = json!({"example.com/p": "true"});
     for endpoint in [MUTATE, VALIDATE] {
         let review = review_of("pods", "CREATE", &object, &Json::Null);

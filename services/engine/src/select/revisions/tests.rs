@@ -10,7 +10,7 @@ use crate::profile::{FlattenedProfile, NoParents, Parent, Parents, ProfileSource
 use crate::review::{Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::{ProfileSet, Served, Snapshot, Stage};
 
-/// A library of one profile.
+/// Test parents: returns the same spec for every name.
 struct SingleParent(ProfileSpec);
 
 impl Parents for SingleParent {
@@ -37,7 +37,7 @@ fn profile(name: &ProfileName, more: &Json) -> Arc<CompiledProfile> {
     Arc::new(whole(name, more).compile(name).unwrap())
 }
 
-/// Returns a profile with a rollout of revision `new` to a share of the workloads, and its three stored revisions.
+/// Returns a profile with a rollout of the revision `new` to a share of the workloads, and its three stored revisions.
 fn staged(name: &ProfileName, percent: u8, more: &Json) -> (Served, [Arc<CompiledProfile>; 3]) {
     let with = |label: &str| {
         let mut spec = labelled(label);
@@ -61,7 +61,7 @@ fn pod(name: &str, annotations: &Json) -> Json {
     })
 }
 
-/// The injected label, the patched pod, the warnings, and the lookups that the decision needs.
+/// The result of a request: the injected label, the patched pod, the warnings, and the lookups that the decision needs.
 struct Got {
     label: Option<String>,
     object: Json,
@@ -127,7 +127,7 @@ fn larger_share_keeps_all_workloads() {
         before = now;
     }
     assert_eq!((among(0, "proxy").len(), among(100, "proxy").len()), (0, 10_000));
-    // Each profile's rollout selects other workloads: the overlap of two shares of 10 % is about a tenth.
+    // Each profile's rollout selects other workloads: two shares of 10 % have about 1 % in common.
     let (proxy, logger) = (among(10, "proxy"), among(10, "logger"));
     let both = proxy.iter().filter(|name| logger.contains(name)).count();
     assert!((50..200).contains(&both), "{both}");
@@ -286,7 +286,7 @@ fn parameter_child_cannot_be_pinned() {
     assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("parent"), 0));
     assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
 
-    // A profile that now has a spec of its own cannot be pinned to a revision that only extended the parent.
+    // A profile that now has its own template cannot be pinned to a revision that only set values of the parent.
     assert_eq!(compiled(&own).limits(), Limits::Tenant);
     let own = served(&own);
     let asking = inject(&own, &object, InjectionLevel::Enabled, LookedUp::default());
@@ -311,7 +311,7 @@ fn second_pass_keeps_recorded_revision() {
     let first = inject(&before, &pod("web", &json!({})), InjectionLevel::Enabled, LookedUp::default());
     assert_eq!(first.label.as_deref(), Some("old"));
 
-    // A newer revision was published in between, and the old one is still stored.
+    // A newer revision was published in the meantime, and the old one is still stored.
     let after = snapshot([served("new", &[old.revision()])]);
     let asking = inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default());
     let [query] = asking.wanted.as_slice() else { panic!("{:?}", asking.wanted) };
@@ -322,7 +322,7 @@ fn second_pass_keeps_recorded_revision() {
     assert_eq!(second.object, first.object, "a second pass changes nothing");
     assert!(inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default()).wanted.is_empty());
 
-    // During a rollout the promoted revision is active, so no lookup is needed.
+    // During a rollout, the promoted revision is active, so no lookup is needed.
     let stage = Stage { promoted: Some(old), percent: 100, namespaces: None };
     let rolling = snapshot([Served { stage: Some(stage), ..served("new", &[]) }]);
     let second = inject(&rolling, &first.object, InjectionLevel::Enabled, LookedUp::default());
