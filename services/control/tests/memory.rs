@@ -349,5 +349,5 @@ fn fifty_thousand_pods_take_few_mebibytes() {
     });
     let (more, peak) = print_memory("all judged again", &again);
     assert!(more < 1.0 && peak < 4.0, "{more} MiB more, {peak} MiB at the peak");
-    assert_eq!(auditor.report(&facts, 0).pods.surplus, 50_000);
+    assert_eq!(auditor.report(&facts, 0).pods.orphaned, 50_000);
 }

@@ -2,7 +2,7 @@
 //! server at any later time. A leader may stop or be paused between any two actions. Some tests add a disturbance from
 //! outside.
 //!
-//! In every state, no admission request may fail because of the rotation ([`world::World::broken_trust`]). From every
+//! In every state, no admission request may fail because of the rotation ([`world::ModelState::broken_trust`]). From every
 //! state, the rotation must complete if there are no further disturbances. The exploration is breadth first, so it
 //! finds the shortest sequence of moves to a failure.
 
@@ -89,7 +89,7 @@ fn exploration_finds_wrong_decisions() {
         }),
         ("the rotation does not wait for replicas", |settings, seen| {
             let mut seen = seen.clone();
-            (seen.endpoints.rounds, seen.endpoints.older) = (settings.rounds, false);
+            (seen.endpoints.rounds, seen.endpoints.is_other_ca_served) = (settings.rounds, false);
             next(settings, &seen)
         }),
         ("objects written for an older epoch are accepted", |settings, seen| {

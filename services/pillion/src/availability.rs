@@ -88,7 +88,7 @@ pub(crate) fn injection_disabled(release: &Release, by: Option<&str>) -> Finding
 /// Returns the finding that an administrator removed the webhook configurations. `by` is the field manager, if known.
 pub(crate) fn webhooks_disabled(release: &Release, by: Option<&str>) -> Finding {
     let message = format!("the webhook configurations were removed{}", author(by));
-    Finding::new(Code::Disarmed, switch(release), message).remedy(switching(release, WEBHOOKS_KEY, "armed"))
+    Finding::new(Code::WebhooksDisabled, switch(release), message).remedy(switching(release, WEBHOOKS_KEY, "enabled"))
 }
 
 /// Returns the ConfigMap of the kill switch.

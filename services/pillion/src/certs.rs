@@ -113,8 +113,8 @@ impl CertificateState {
         };
         let certificate = match &self.certificate {
             None => json!({"state": "missing"}),
-            Some(Err(unfit)) => json!({"state": "unfit", "fault": unfit.to_string()}),
-            Some(Ok(fit)) => json!({"state": "fit", "ca": self.signer, "notAfter": fit.not_after.to_string()}),
+            Some(Err(fault)) => json!({"state": "invalid", "fault": fault.to_string()}),
+            Some(Ok(valid)) => json!({"state": "valid", "ca": self.signer, "notAfter": valid.not_after.to_string()}),
         };
         let webhooks = self.entries.iter().map(|(name, contents)| {
             let cas: Vec<_> = contents.cas.iter().map(|generation| generation.0).collect();
@@ -168,10 +168,10 @@ impl CertificateState {
             None => {
                 line("certificate", "missing: the controller has not created one yet, or its Secret was deleted");
             }
-            Some(Err(unfit)) => line("certificate", &format!("cannot be served: {unfit}")),
-            Some(Ok(fit)) => {
+            Some(Err(fault)) => line("certificate", &format!("cannot be served: {fault}")),
+            Some(Ok(valid)) => {
                 let signer = self.signer.map_or_else(|| "an unknown CA".to_owned(), |signer| format!("CA {signer}"));
-                line("certificate", &format!("signed by {signer}, expires {}", at(fit.not_after, now)));
+                line("certificate", &format!("signed by {signer}, expires {}", at(valid.not_after, now)));
             }
         }
         if self.entries.is_empty() {
@@ -221,7 +221,7 @@ fn at(time: Timestamp, now: Timestamp) -> String {
 }
 
 /// How often `--wait` checks the progress.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Arguments of `pillion certs rotate`.
 #[derive(Clone, Debug, Args)]
@@ -271,6 +271,6 @@ async fn rotate(args: RotateArgs) -> anyhow::Result<Exit> {
         if let Some((what, said)) = seen.lines(Timestamp::now()).first() {
             progress.show(&format!("{what}: {said}"));
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }

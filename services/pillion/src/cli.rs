@@ -84,7 +84,7 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// Remove the webhook configurations of a release permanently, before it is deleted.
     ///
-    /// No pod is injected from then on. To undo it: set webhooks: armed in the release's ConfigMap.
+    /// No pod is injected from then on. To undo it: set webhooks: enabled in the release's ConfigMap.
     Uninstall(UninstallArgs),
     /// Show whether the installation works now, and which pods differ from their profiles.
     ///

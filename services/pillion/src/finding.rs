@@ -128,7 +128,7 @@ codes! {
     /// The pod is older than the profile.
     CreatedBeforeProfile => "created_before_profile", Error, "restart the workload: pods are injected when they are created";
     /// The webhook did not answer when the pod was created: it was unavailable, or too slow.
-    WebhookAway => "webhook_away", Error, "check that replicas are ready (pillion doctor), then restart the workload";
+    WebhookUnavailable => "webhook_unavailable", Error, "check that replicas are ready (pillion doctor), then restart the workload";
     /// The pod was not injected for an unknown reason: the webhook did not answer, or skipped the profile.
     Unexplained => "unexplained", Error, "check that replicas are ready (pillion doctor) and what the controller's audit reports, then restart the workload";
     /// Labels or annotations of the namespace have changed since the pod was created.
@@ -144,7 +144,7 @@ codes! {
     /// The injection record in the pod was not written by Pillion.
     ForeignRecord => "foreign_record", Warning, "remove the annotation pillion.dev/injected from the pod template: it was copied from another pod";
     /// The webhook reviewed the pod, and skipped the profile.
-    LeftOut => "left_out", Error, "restart the workload and read the warnings of the API server";
+    ProfileSkipped => "profile_skipped", Error, "restart the workload and read the warnings of the API server";
     /// A container that Pillion added does not start, or crashes.
     SidecarNotRunning => "sidecar_not_running", Error, "correct the container in the profile, then restart the workload";
     /// The pod waits for its injection, held by a scheduling gate.
@@ -168,13 +168,13 @@ codes! {
     /// Injection is switched off for the whole cluster.
     SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
     /// An administrator removed the webhook configurations.
-    Disarmed => "disarmed", Error, "set webhooks: armed in the release's ConfigMap";
+    WebhooksDisabled => "webhooks_disabled", Error, "set webhooks: enabled in the release's ConfigMap";
     /// A key in the release's ConfigMap has an unknown value; the switch keeps its state.
-    SwitchUnreadable => "switch_unreadable", Error, "set injection to enabled or disabled, and webhooks to armed or disarmed";
+    SwitchUnreadable => "switch_unreadable", Error, "set it to enabled or disabled";
     /// The API servers do not trust the replicas' serving certificate.
     CaBundleMismatch => "ca_bundle_mismatch", Error, "check that the controller runs: it corrects the bundle within a second";
     /// The serving certificate is missing or invalid.
-    CertificateUnfit => "certificate_unfit", Error, "check that the controller runs: it creates a new one";
+    CertificateInvalid => "certificate_invalid", Error, "check that the controller runs: it creates a new one";
     /// The serving certificate expires soon and was not renewed.
     CertificateExpiring => "certificate_expiring", Warning, "check that the controller runs and leads: it renews the certificate";
     /// No replica is ready.
@@ -188,11 +188,11 @@ codes! {
     /// No dry run was possible, so the path through the API server is untested.
     DryRunNotTried => "dry_run_not_tried", Info, "opt a namespace in, and run the command as a user who may create pods there";
     /// A service account lacks an RBAC permission that its component needs.
-    RightMissing => "right_missing", Error, "apply the roles of the chart (or of deploy/rbac) again";
+    PermissionMissing => "permission_missing", Error, "apply the roles of the chart (or of deploy/rbac) again";
     /// No controller holds the Lease.
     NoLeader => "no_leader", Error, "check that the controller runs and reaches the API server";
     /// The CRDs are missing.
-    DefinitionMissing => "definition_missing", Error, "pillion crds | kubectl apply -f -";
+    CrdMissing => "crd_missing", Error, "pillion crds | kubectl apply -f -";
     /// Another webhook also changes pods.
     OtherInjector => "other_injector", Info, "check that both do not change the same fields of the same pods";
     /// The versions of replicas, controllers and this program differ.
@@ -441,21 +441,24 @@ mod tests {
 
     #[test]
     fn identical_pod_findings_are_folded_and_limited() {
-        let same: Vec<_> = (0..124).map(|place| finding(Code::WebhookAway, &format!("web-{place}"))).collect();
+        let same: Vec<_> = (0..124).map(|place| finding(Code::WebhookUnavailable, &format!("web-{place}"))).collect();
         let text = lines(&same);
         assert!(text.contains("Pod shop/web-0 and 123 more: web-1, web-2, web-3, web-4, web-5, …\n  what"), "{text}");
         assert_eq!(text.lines().count(), 3, "{text}");
         // Each pod keeps its own remedy.
         let own: Vec<_> = (0..7)
-            .map(|place| finding(Code::WebhookAway, &format!("bare-{place}")).remedy(format!("recreate bare-{place}")))
+            .map(|place| {
+                finding(Code::WebhookUnavailable, &format!("bare-{place}")).remedy(format!("recreate bare-{place}"))
+            })
             .collect();
         let text = lines(&own);
         assert!(text.contains("do\u{1b}[0m: recreate bare-0\n") && text.contains(": recreate bare-4\n"), "{text}");
         assert!(text.ends_with("  and 2 more commands like these; -o json lists them\n"), "{text}");
-        let each = |place| Finding { message: format!("at {place}\nforged"), ..finding(Code::WebhookAway, "web") };
+        let each =
+            |place| Finding { message: format!("at {place}\nforged"), ..finding(Code::WebhookUnavailable, "web") };
         let text = lines(&(0..40).map(each).collect::<Vec<_>>());
-        assert_eq!(text.matches("webhook_away\u{1b}").count(), MAX_SIMILAR_FINDINGS, "{text}");
-        assert!(text.ends_with("and 30 more of webhook_away; -o json lists all\n"), "{text}");
+        assert_eq!(text.matches("webhook_unavailable\u{1b}").count(), MAX_SIMILAR_FINDINGS, "{text}");
+        assert!(text.ends_with("and 30 more of webhook_unavailable; -o json lists all\n"), "{text}");
         assert!(!text.contains("\nforged"), "{text}");
     }
 }

@@ -143,14 +143,14 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 
 /// Prints a command's human-readable result. Colours are removed if standard output is not a terminal.
 pub(crate) fn show(text: &str) -> anyhow::Result<()> {
-    let text = harmless(text);
+    let text = replace_control_characters(text);
     let mut stdout = anstream::stdout().lock();
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
 /// Replaces all control characters except those of colours: parts of the text come from the cluster, and a control
 /// sequence could hide or overwrite a line.
-fn harmless(text: &str) -> Cow<'_, str> {
+fn replace_control_characters(text: &str) -> Cow<'_, str> {
     let acts = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
     if !text.contains(acts) {
         return Cow::Borrowed(text);
@@ -184,7 +184,7 @@ fn colour(text: &str) -> Option<usize> {
 
 /// Prints a message to standard error. Colours are removed if it is not a terminal.
 pub(crate) fn report(text: &str) -> anyhow::Result<()> {
-    let text = harmless(text);
+    let text = replace_control_characters(text);
     unless_closed(writeln!(anstream::stderr().lock(), "{text}")).context("cannot write to standard error")
 }
 
@@ -287,7 +287,7 @@ impl Progress {
 
     /// Shows the current step.
     pub(crate) fn show(&mut self, step: &str) {
-        let step = harmless(step);
+        let step = replace_control_characters(step);
         if self.is_terminal {
             overwrite_line(&step.chars().take(WIDTH).collect::<String>());
             self.is_shown = true;
@@ -347,10 +347,10 @@ mod tests {
     #[test]
     fn control_sequences_are_replaced() {
         let fine = "\u{1b}[31merror\u{1b}[0m\t\u{1b}[38;5;12mone\n";
-        assert_eq!(harmless(fine), fine);
+        assert_eq!(replace_control_characters(fine), fine);
         let wrong = "a\u{1b}[2Kb\u{1b}]0;title\u{7}c\rd\u{9b}8me\u{1b}[8mf\u{1b}[31mg\u{1b}";
         assert_eq!(
-            harmless(wrong),
+            replace_control_characters(wrong),
             "a\u{fffd}[2Kb\u{fffd}]0;title\u{fffd}c\u{fffd}d\u{fffd}8me\u{fffd}[8mf\u{1b}[31mg\u{fffd}"
         );
     }

@@ -83,7 +83,7 @@ pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     if format.is_text() {
         output::report(&summary(&status.report))?;
     }
-    let works = status.overview.as_ref().is_none_or(Overview::works);
+    let works = status.overview.as_ref().is_none_or(Overview::is_healthy);
     Ok(Exit::findings(!works || status.report.total() > 0 || !finding::needs_no_action(&status.problems)))
 }
 
@@ -109,24 +109,24 @@ async fn read(args: StatusArgs) -> anyhow::Result<(Status, anyhow::Result<()>)> 
         }
         status.overview = Some(Overview::read(&client, &release, replicas, map, &listing).await);
     }
-    let audited = audited(&client, &release, scope, &listing, &mut status).await;
+    let audited = run_audit(&client, &release, scope, &listing, &mut status).await;
     status.problems = finding::sorted(status.problems);
     Ok((status, audited))
 }
 
 /// Adds the report of the audit, and the injected containers that do not run.
-async fn audited(
+async fn run_audit(
     client: &Client,
     release: &Release,
     scope: PodScope<'_>,
     listing: &cluster_listing::ClusterListing,
     status: &mut Status,
 ) -> anyhow::Result<()> {
-    may_be_asked(client).await?;
+    check_list_permissions(client).await?;
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
-    let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
+    let settings = AuditSettings { max_findings: usize::MAX, ..AuditSettings::default() };
     let mut progress = Progress::new();
     let report = audit::once(client, release, scope, &reads, &settings, |name, number, of| {
         progress.show_step("namespaces", number, of, name);
@@ -209,7 +209,7 @@ fn findings_of_pod(namespace: &str, pod: &Value) -> Vec<finding::Finding> {
 
 /// Fails at once if the user may not list profiles or namespaces, or if the CRDs are missing. The audit would retry
 /// instead.
-async fn may_be_asked(client: &Client) -> anyhow::Result<()> {
+async fn check_list_permissions(client: &Client) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
     let profiles = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
     let namespaces = Api::<Namespace>::all(client.clone());
@@ -234,8 +234,10 @@ fn text(status: &Status, is_wide: bool) -> String {
     let Status { problems, overview, report } = status;
     let problems = finding::lines(problems);
     let mut text = match overview {
-        Some(overview) if overview.works() && problems.is_empty() => "\u{1b}[32mPillion works.\u{1b}[0m\n\n".to_owned(),
-        Some(overview) if !overview.works() => format!("{}\n\n", overview.verdict()),
+        Some(overview) if overview.is_healthy() && problems.is_empty() => {
+            "\u{1b}[32mPillion works.\u{1b}[0m\n\n".to_owned()
+        }
+        Some(overview) if !overview.is_healthy() => format!("{}\n\n", overview.verdict()),
         _ => String::new(),
     };
     text.push_str(&problems);
@@ -266,12 +268,12 @@ fn document(status: &Status) -> Value {
     let pods = &report.pods;
     json!({
         "problems": problems,
-        "works": overview.as_ref().map(Overview::works),
+        "works": overview.as_ref().map(Overview::is_healthy),
         "installation": overview.as_ref().map(|overview| &overview.lines),
         "certificates": overview.as_ref().and_then(|overview| overview.certificates.as_ref()),
         "pods": {
-            "missing": pods.missing, "outdated": pods.outdated, "surplus": pods.surplus, "pending": pods.pending,
-            "undecided": pods.undecided, "injected": pods.injected, "optedOut": pods.opted_out, "notAsked": pods.not_asked,
+            "missing": pods.missing, "outdated": pods.outdated, "orphaned": pods.orphaned, "pending": pods.pending,
+            "undecided": pods.undecided, "injected": pods.injected, "optedOut": pods.opted_out, "notRequested": pods.not_requested,
         },
         "findings": findings.collect::<Vec<_>>(),
     })
@@ -315,11 +317,11 @@ fn summary(report: &Report) -> String {
     let kinds = [
         (pods.missing, "without a profile"),
         (pods.outdated, "outdated"),
-        (pods.surplus, "with a profile that no longer matches"),
+        (pods.orphaned, "with a profile that no longer matches"),
         (pods.pending + pods.undecided, "undecided"),
         (pods.injected, "up to date"),
         (pods.opted_out, "opted out"),
-        (pods.not_asked, "that request no profile"),
+        (pods.not_requested, "that request no profile"),
     ];
     let counts: Vec<_> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
@@ -334,8 +336,8 @@ fn summary(report: &Report) -> String {
 /// A line of the overview.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Line {
-    what: &'static str,
-    said: String,
+    part: &'static str,
+    text: String,
     /// Why no pod is injected, or no change takes effect; `None` if this part works or could not be read.
     problem: Option<&'static str>,
 }
@@ -359,18 +361,18 @@ impl Overview {
     ) -> Self {
         let now = Timestamp::now();
         let mut lines = Vec::new();
-        let mut line = |what, said: String, problem| lines.push(Line { what, said, problem });
+        let mut line = |part, text: String, problem| lines.push(Line { part, text, problem });
         match replicas {
             Ok(found) => line("replicas", describe_replicas(&found), problem_of_replicas(&found)),
             Err(why) => line("replicas", why, None),
         }
         match Api::<Lease>::namespaced(client.clone(), release.namespace()).get_opt(&release.lease()).await {
             Ok(lease) => line("leader", describe_leader(lease.as_ref(), now), problem_of_leader(lease.as_ref(), now)),
-            Err(error) => line("leader", cannot(error), None),
+            Err(error) => line("leader", unreadable(error), None),
         }
         match map {
             Ok(map) => line("switch", describe_switch(map.as_ref()), problem_of_switch(map.as_ref())),
-            Err(error) => line("switch", cannot(error), None),
+            Err(error) => line("switch", unreadable(error), None),
         }
         let mut certificates = None;
         match CertificateState::read(client, release).await {
@@ -387,7 +389,7 @@ impl Overview {
     }
 
     /// Whether no part has a problem.
-    fn works(&self) -> bool {
+    fn is_healthy(&self) -> bool {
         self.lines.iter().all(|line| line.problem.is_none())
     }
 
@@ -400,17 +402,17 @@ impl Overview {
     /// Formats a line for each part, followed by an empty line.
     fn text(&self) -> String {
         let mut text = String::new();
-        for Line { what, said, problem } in &self.lines {
+        for Line { part, text: line, problem } in &self.lines {
             let (begin, end) = if problem.is_some() { ("\u{1b}[31m", "\u{1b}[0m") } else { ("", "") };
             // Writing to a string never fails.
-            let _ = writeln!(text, "{begin}{what:<14}{said}{end}");
+            let _ = writeln!(text, "{begin}{part:<14}{line}{end}");
         }
         text.push('\n');
         text
     }
 }
 
-fn cannot(error: Error) -> String {
+fn unreadable(error: Error) -> String {
     format!("cannot be read: {}", output::causes(&error.into()))
 }
 
@@ -443,7 +445,7 @@ fn problem_of_switch(map: Option<&ConfigMap>) -> Option<&'static str> {
     if switch::injection(map) == Position::Off {
         return Some("injection is disabled");
     }
-    (switch::webhooks(map) == Position::Off).then_some("the webhooks are disarmed")
+    (switch::webhooks(map) == Position::Off).then_some("the webhooks are disabled")
 }
 
 fn describe_leader(lease: Option<&Lease>, now: Timestamp) -> String {
@@ -466,7 +468,7 @@ fn describe_switch(map: Option<&ConfigMap>) -> String {
         }
     };
     let injection = describe(INJECTION_KEY, switch::injection(map), "enabled", "disabled");
-    format!("{injection}, {}", describe(WEBHOOKS_KEY, switch::webhooks(map), "armed", "disarmed"))
+    format!("{injection}, {}", describe(WEBHOOKS_KEY, switch::webhooks(map), "enabled", "disabled"))
 }
 
 fn describe_profiles(found: &cluster_listing::ClusterListing) -> String {
@@ -507,7 +509,7 @@ mod tests {
             owner: Some("ReplicaSet/web-7c9d6f5b8".into()),
             profile: "nginx".into(),
             state: State::Missing,
-            cause: Cause::WebhookAway,
+            cause: Cause::WebhookUnavailable,
             want: Some("1a2b3c".into()),
             has: None,
         };
@@ -541,7 +543,7 @@ mod tests {
         let problems: Vec<_> =
             availability::no_ready_replica(&release, &[], WebhookDeployment::Replicas(0)).into_iter().collect();
         let problem = problem_of_replicas(&[]);
-        let lines = vec![Line { what: "replicas", said: "0 of 0 ready".to_owned(), problem }];
+        let lines = vec![Line { part: "replicas", text: "0 of 0 ready".to_owned(), problem }];
         let status =
             Status { problems, overview: Some(Overview { lines, certificates: None }), report: Report::default() };
         let text = anstream::adapter::strip_str(&text(&status, false)).to_string();
@@ -555,7 +557,7 @@ mod tests {
         assert!(!finding::needs_no_action(&status.problems));
         let document = document(&status);
         assert_eq!(document["problems"][0]["code"], "no_ready_replica");
-        assert_eq!((&document["works"], &document["installation"][0]["said"]), (&json!(false), &json!("0 of 0 ready")));
+        assert_eq!((&document["works"], &document["installation"][0]["text"]), (&json!(false), &json!("0 of 0 ready")));
     }
 
     #[test]
@@ -565,7 +567,7 @@ mod tests {
         let stored = cluster_listing::Stored::new(serde_json::from_value(object).unwrap());
         let listing = cluster_listing::ClusterListing {
             snapshot: std::sync::Arc::default(),
-            of_revisions: true,
+            serves_revisions: true,
             stored: vec![stored],
             broken: Vec::new(),
             unread: Vec::new(),
@@ -582,7 +584,7 @@ mod tests {
         assert_eq!(describe_leader(Some(&lease), now), "a, renewed 5 s ago");
         assert_eq!(describe_leader(None, now), "none");
         let map = map(&json!({"injection": "disabled", "webhooks": "no"}));
-        assert_eq!(describe_switch(None), "injection enabled, webhooks armed");
+        assert_eq!(describe_switch(None), "injection enabled, webhooks enabled");
         assert_eq!(describe_switch(Some(&map)), "injection disabled, webhooks has the unknown value \"no\"");
     }
 
@@ -613,13 +615,13 @@ mod tests {
         assert_eq!(problem_of_switch(None), None);
         let problem = |key: &str, value: &str| problem_of_switch(Some(&map(&json!({key: value}))));
         assert_eq!(problem("injection", "disabled"), Some("injection is disabled"));
-        assert_eq!(problem("webhooks", "disarmed"), Some("the webhooks are disarmed"));
-        assert_eq!(problem("webhooks", "armed"), None);
+        assert_eq!(problem("webhooks", "disabled"), Some("the webhooks are disabled"));
+        assert_eq!(problem("webhooks", "enabled"), None);
     }
 
     #[test]
     fn working_installation_has_verdict() {
-        let lines = vec![Line { what: "replicas", said: "2 of 2 ready".to_owned(), problem: None }];
+        let lines = vec![Line { part: "replicas", text: "2 of 2 ready".to_owned(), problem: None }];
         let overview = Some(Overview { lines, certificates: None });
         let status = Status { problems: Vec::new(), overview, report: Report::default() };
         let text = text(&status, false);

@@ -26,15 +26,15 @@ pub(crate) struct UninstallArgs {
     api_server: ApiServerArgs,
 }
 
-/// Sets `webhooks: disarmed` in the release's ConfigMap, so that no controller recreates the webhook configurations.
+/// Sets `webhooks: disabled` in the release's ConfigMap, so that no controller recreates the webhook configurations.
 /// Then deletes these, and the policies of held namespaces.
 pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
     block_on(async {
         let UninstallArgs { release, api_server } = args;
         let client = api_server.client().await?;
         let (namespace, name) = (release.namespace(), release.switch());
-        let goes = switch::disarm(&client, &release).await.with_context(|| {
-            format!("cannot write {}: disarmed to the ConfigMap {namespace}/{name}", switch::WEBHOOKS_KEY)
+        let goes = switch::disable(&client, &release).await.with_context(|| {
+            format!("cannot write {}: disabled to the ConfigMap {namespace}/{name}", switch::WEBHOOKS_KEY)
         })?;
         let removed = webhook_config::remove(&client, &release)
             .await
@@ -51,7 +51,7 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
         };
         output::show(&format!(
             "the webhook configurations {} {said}: the API server calls no webhook\n\
-             the ConfigMap {namespace}/{name} has {}: disarmed, and {then}\n",
+             the ConfigMap {namespace}/{name} has {}: disabled, and {then}\n",
             release.configuration(),
             switch::WEBHOOKS_KEY
         ))?;

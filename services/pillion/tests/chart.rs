@@ -437,7 +437,7 @@ fn names_follow_the_release() {
 }
 
 #[test]
-fn trust_probe_service_is_the_programs() {
+fn trust_probe_service_matches_program() {
     let release = pillion_control::Release::new("pillion", "pillion-system", "cluster.local").unwrap();
     let expected = serde_json::to_value(pillion_control::trust_probe::service(&release).unwrap()).unwrap();
     let objects = rendered(&json!({}));

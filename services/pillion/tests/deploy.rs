@@ -250,7 +250,7 @@ fn null_values_map_gives_one_clear_error() {
 }
 
 /// Renders the policy that rejects inline secrets, and returns its expressions, which are empty if values disable it.
-fn looks_for(secrets: &Json) -> Result<Vec<String>, String> {
+fn secret_policy_expressions(secrets: &Json) -> Result<Vec<String>, String> {
     let objects = template("pillion", &json!({"guardrails": {"inlineSecrets": secrets}}))?;
     let mut policies = objects.iter().filter(|object| object["metadata"]["name"] == "pillion-inline-secrets");
     let policy = policies.find(|object| object["kind"] == "ValidatingAdmissionPolicy");
@@ -267,14 +267,14 @@ fn secret_patterns_can_be_disabled() {
         vec!["variables.named == ''"],
         vec!["variables.shaped == ''", "variables.shapedParameters == ''", "variables.shapedVariables == ''"],
     );
-    assert_eq!(looks_for(&json!({})).unwrap(), [&named[..], &shaped[..]].concat());
+    assert_eq!(secret_policy_expressions(&json!({})).unwrap(), [&named[..], &shaped[..]].concat());
     for none in [json!([]), json!(null)] {
-        assert_eq!(looks_for(&json!({"shapes": none})).unwrap(), named);
+        assert_eq!(secret_policy_expressions(&json!({"shapes": none})).unwrap(), named);
     }
-    assert_eq!(looks_for(&json!({"names": null})).unwrap(), shaped);
-    assert!(looks_for(&json!({"names": null, "shapes": []})).unwrap().is_empty());
+    assert_eq!(secret_policy_expressions(&json!({"names": null})).unwrap(), shaped);
+    assert!(secret_policy_expressions(&json!({"names": null, "shapes": []})).unwrap().is_empty());
     for key in ["exceptNames", "harmlessValues"] {
-        let error = looks_for(&json!({key: null})).unwrap_err();
+        let error = secret_policy_expressions(&json!({key: null})).unwrap_err();
         assert!(error.contains(&format!("guardrails.inlineSecrets.{key} is null: omit it, or set")), "{error}");
     }
 }

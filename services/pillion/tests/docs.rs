@@ -264,7 +264,7 @@ fn lists_of_pages_are_complete() {
 }
 
 #[test]
-fn pages_say_whom_they_are_for() {
+fn pages_state_their_audience() {
     let folders = fs::read_dir(root().join("profiles")).unwrap().map(|entry| entry.unwrap().path());
     // The folder of short profiles has no README: docs/profiles-to-copy.md describes them.
     let readmes: Vec<_> = folders.map(|folder| folder.join("README.md")).filter(|path| path.exists()).collect();

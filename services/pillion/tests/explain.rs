@@ -86,7 +86,7 @@ fn saved_review_is_decided_unchanged() {
 }
 
 #[test]
-fn unanswerable_question_has_own_exit_code() {
+fn unreadable_input_has_own_exit_code() {
     let folder = folder();
     for (arguments, message) in [
         (&["-f", "none.yaml", "-p", "profiles/nginx"][..], "none.yaml cannot be read"),

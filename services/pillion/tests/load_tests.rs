@@ -117,7 +117,7 @@ impl Run {
 }
 
 #[expect(clippy::print_stdout, reason = "a long run prints its figures")]
-fn tell(figures: &str) {
+fn print_figures(figures: &str) {
     println!("{figures}");
 }
 
@@ -161,7 +161,7 @@ fn every_script_passes_against_working_webhook() {
         }
         assert_eq!(run.output.status.code(), Some(0), "{}", run.output_text());
         if let Some(figures) = run.figures.as_ref().filter(|_| full()) {
-            tell(&figures.to_string());
+            print_figures(&figures.to_string());
         }
         // A spike runs at its low rate for two thirds of its time.
         assert!(run.count("requests") >= 30 && begun.elapsed() >= Duration::from_secs(2), "{run:?}");

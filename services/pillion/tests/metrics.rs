@@ -133,7 +133,7 @@ fn documented_queries_and_exemplars_work() {
 }
 
 #[test]
-fn documented_controller_alarms_have_data() {
+fn documented_controller_alerts_have_data() {
     let controller = Unconnected::controller();
     let prometheus = Prometheus::scraping(&[&controller.operations]);
     eventually("it is scraped", || (prometheus.query("sum(up)").unwrap() == [1.0]).then_some(()));

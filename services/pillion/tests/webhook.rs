@@ -82,7 +82,7 @@ fn failing_watch_is_logged_and_retried() {
 
 /// Returns the first part that an error contains twice, as in `what: why: why`, or `None`. Ignores parts of up to eight
 /// bytes.
-fn says_a_part_twice(text: &str) -> Option<String> {
+fn repeated_part(text: &str) -> Option<String> {
     let parts: Vec<_> = text.trim().split(": ").filter(|part| part.len() > 8).collect();
     let twice = |(index, part): (usize, &&str)| parts.iter().skip(index + 1).any(|other| other.contains(*part));
     parts.iter().enumerate().find(|(index, part)| twice((*index, part))).map(|(_, part)| (*part).to_owned())
@@ -107,7 +107,7 @@ fn each_cause_is_printed_once() {
         replica.wait_for_output(expected);
         let stderr = replica.stderr();
         let error = stderr.lines().find_map(|line| line.strip_prefix("error: ")).unwrap();
-        assert_eq!(says_a_part_twice(error), None, "{stderr}");
+        assert_eq!(repeated_part(error), None, "{stderr}");
     }
 }
 

@@ -26,7 +26,7 @@ mod node;
 mod parts;
 
 use lock::Lock;
-pub use parts::Lacking;
+pub use parts::MissingRequirement;
 use parts::{Engine, Parts};
 
 /// How long a cluster may take until its node is ready, on a busy machine.

@@ -228,7 +228,7 @@ impl Settings {
             .arg(format!("--listen-peer-urls={peers}"))
             .arg(format!("--initial-advertise-peer-urls={peers}"))
             .arg(format!("--initial-cluster=default={peers}"));
-        Daemon::spawn("etcd", on_its_own(&mut command), &self.path("etcd.log"))
+        Daemon::spawn("etcd", isolate_go_process(&mut command), &self.path("etcd.log"))
     }
 
     fn spawn_api_server(&self) -> anyhow::Result<Daemon> {
@@ -262,12 +262,12 @@ impl Settings {
             command.arg("--endpoint-reconciler-type=none");
         }
         command.args(&self.api_server_args);
-        Daemon::spawn(name, on_its_own(&mut command), &self.path(&format!("{name}.log")))
+        Daemon::spawn(name, isolate_go_process(&mut command), &self.path(&format!("{name}.log")))
     }
 }
 
 /// Makes a Go program ignore proxies and the terminal's signals, and collect garbage only near a memory limit.
-fn on_its_own(command: &mut Command) -> &mut Command {
+fn isolate_go_process(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
     // Tests are limited by processor time and not by memory, so garbage is collected only at this limit.
     command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB");

@@ -93,7 +93,7 @@ async fn serve(ca: &TestCa, addresses: &[IpAddr], max_in_flight: usize) -> Resul
     let app = router(Admission {
         snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
         live_namespace: None,
-        look_ups: None,
+        lookups: None,
         policy: Arc::default(),
         switch: Switch::default(),
         metrics,

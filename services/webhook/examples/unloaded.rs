@@ -60,7 +60,7 @@ async fn answer(count: u32) -> Result<(), Failure> {
     let router = router(Admission {
         snapshot,
         live_namespace: None,
-        look_ups: None,
+        lookups: None,
         policy: Arc::default(),
         switch: Switch::default(),
         metrics,

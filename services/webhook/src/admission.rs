@@ -50,7 +50,7 @@ pub type LiveNamespace =
 /// The router limits its time, and calls it only if a review needs such objects, which is rare. The function caches
 /// results, merges concurrent lookups of one object, and limits requests in total and for each client. It reports
 /// objects that it could not fetch as failed.
-pub type LookUps = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
+pub type ReviewLookups = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
 
 /// The limits of one request.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ pub struct RequestSettings {
     /// From the end of a request's head to the end of its body.
     pub body_timeout: Duration,
     /// How long the lookup of a namespace may take, and likewise the review's other lookups together.
-    pub live_timeout: Duration,
+    pub lookup_timeout: Duration,
     /// Limits on concurrent requests and on their time.
     pub overload: OverloadSettings,
 }
@@ -75,7 +75,7 @@ impl Default for RequestSettings {
             body_limit: 7 * 1024 * 1024,
             body_budget: 64 * 1024 * 1024,
             body_timeout: Duration::from_secs(5),
-            live_timeout: Duration::from_millis(300),
+            lookup_timeout: Duration::from_millis(300),
             overload: OverloadSettings::default(),
         }
     }
@@ -89,7 +89,7 @@ pub struct Admission {
     /// Looks up namespaces that are missing from the snapshot. `None`: they are treated as missing.
     pub live_namespace: Option<LiveNamespace>,
     /// Looks up other objects that reviews need. `None`: they are treated as missing.
-    pub look_ups: Option<LookUps>,
+    pub lookups: Option<ReviewLookups>,
     /// The platform's settings, replaced as a whole when their file changes.
     pub policy: Arc<ArcSwap<Policy>>,
     /// The kill switch.
@@ -105,7 +105,7 @@ impl fmt::Debug for Admission {
         formatter
             .debug_struct("Admission")
             .field("live_namespace", &self.live_namespace.is_some())
-            .field("look_ups", &self.look_ups.is_some())
+            .field("lookups", &self.lookups.is_some())
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
@@ -213,7 +213,7 @@ impl Admission {
         } else {
             let wanted = resolve.in_scope(|| review.needs(endpoint, snapshot, &facts));
             if !wanted.is_empty() {
-                if self.look_ups.is_some() {
+                if self.lookups.is_some() {
                     return Ok(Next::Lookup(Lookup::Objects(wanted)));
                 }
                 facts.looked_up = wanted.answered(&Answer::Missing);
@@ -263,7 +263,7 @@ impl Admission {
         context: &RequestContext,
     ) -> Answer<Arc<Namespace>> {
         let Some(look_up) = &self.live_namespace else { return Answer::Missing };
-        let limit = self.settings.live_timeout.min(context.deadline.remaining());
+        let limit = self.settings.lookup_timeout.min(context.deadline.remaining());
         let after = contradicts.then(|| Instant::now().checked_sub(CONTRADICTION_FRESH_FOR)).flatten();
         let result = timeout(limit, look_up(NamespaceLookup { name, client: context.client, after })).await;
         if result.is_err() {
@@ -280,9 +280,9 @@ impl Admission {
 
     /// Looks up objects, within the deadline. If the lookup times out, all objects are returned as failed.
     pub(crate) async fn look_up_objects(&self, wanted: Wanted, client: IpAddr, deadline: Deadline) -> LookedUp {
-        let Some(look_ups) = &self.look_ups else { return wanted.answered(&Answer::Missing) };
-        let limit = self.settings.live_timeout.min(deadline.remaining());
-        match timeout(limit, look_ups(wanted.clone(), client)).await {
+        let Some(lookups) = &self.lookups else { return wanted.answered(&Answer::Missing) };
+        let limit = self.settings.lookup_timeout.min(deadline.remaining());
+        match timeout(limit, lookups(wanted.clone(), client)).await {
             Ok(looked_up) => looked_up,
             Err(_) => wanted.answered(&Answer::Failed("no response in time".into())),
         }

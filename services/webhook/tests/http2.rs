@@ -192,7 +192,7 @@ async fn stalled_head_ends_connection() {
 async fn unread_settings_and_pings_end_connection() {
     for (name, text) in [("settings", frame(SETTINGS, 0, 0, &[])), ("pings", frame(PING, 0, 0, &[7; 8]))] {
         let mut settings = fast_drain();
-        settings.answer_timeout = SHORT;
+        settings.response_timeout = SHORT;
         let server = Running::start(fast_and_large(), settings).await;
         let mut raw = Raw::connect(&server, &[]).await;
         let burst = text.repeat(4096);
@@ -214,7 +214,7 @@ async fn responses_behind_closed_window_end_connection() {
     // No window at all, and a window of one byte. In the second case hyper has already taken the response.
     for window in [0, 1] {
         let mut settings = fast_drain();
-        settings.answer_timeout = 3 * SHORT;
+        settings.response_timeout = 3 * SHORT;
         let server = Running::start(fast_and_large(), settings).await;
         let mut raw = Raw::connect(&server, &[(4, window)]).await;
         let began = Instant::now();
@@ -236,7 +236,7 @@ async fn responses_behind_closed_window_end_connection() {
 #[tokio::test]
 async fn unread_responses_do_not_pile_up() {
     let mut settings = fast_drain();
-    settings.answer_timeout = Duration::from_mins(5);
+    settings.response_timeout = Duration::from_mins(5);
     let server = Running::start(fast_and_large(), settings).await;
     let mut raw = Raw::connect(&server, &[(4, 0)]).await;
     let began = Instant::now();

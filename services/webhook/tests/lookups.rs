@@ -11,7 +11,7 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_json::OwnedTape;
-use pillion_webhook::admission::{LiveNamespace, LookUps, NamespaceLookup, RequestSettings};
+use pillion_webhook::admission::{LiveNamespace, NamespaceLookup, RequestSettings, ReviewLookups};
 use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::serve::ServerSettings;
 use pillion_webhook::tls::PemText;
@@ -154,8 +154,8 @@ async fn client_without_certificate_gets_no_lookups() {
     let expression = "serviceAccount.annotations.role.orValue('none')";
     let spec = json!({"activation": "Always", "template": {"metadata": {"annotations": {"role": format!("${{{expression}}}")}}}});
     for asks_for_certificate in [false, true] {
-        let (look_ups, asked) = accounts();
-        let app = App::with_profile(&spec, Some(look_ups));
+        let (lookups, asked) = accounts();
+        let app = App::with_profile(&spec, Some(lookups));
         let ca = TestCa::new("CA of the API servers").pem();
         let clients = PemText { source: "clients.crt", text: ca.as_bytes() };
         let clients = ClientCertificates::new(clients, std::iter::empty()).unwrap();
@@ -180,27 +180,27 @@ async fn review_pod(app: &App) -> Value {
 }
 
 /// Returns lookups that find a service account with an annotation, and a counter of their calls.
-fn accounts() -> (LookUps, Arc<AtomicUsize>) {
+fn accounts() -> (ReviewLookups, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
-    let look_ups: LookUps = Arc::new(move |wanted, _| {
+    let lookups: ReviewLookups = Arc::new(move |wanted, _| {
         counter.fetch_add(1, Ordering::SeqCst);
         assert_eq!((&*wanted.namespace, wanted.service_account.as_deref()), (KNOWN, Some("default")));
         let object = OwnedTape::parse(r#"{"metadata":{"annotations":{"role":"reader"}}}"#).unwrap();
         async move { wanted.answered(&Answer::Found(Arc::new(object))) }.boxed()
     });
-    (look_ups, asked)
+    (lookups, asked)
 }
 
 #[tokio::test]
 async fn only_objects_that_profiles_read_are_looked_up() {
-    let (look_ups, asked) = accounts();
-    let app = App::with_profile(&profile("serviceAccount.annotations.role.orValue('') == 'reader'"), Some(look_ups));
+    let (lookups, asked) = accounts();
+    let app = App::with_profile(&profile("serviceAccount.annotations.role.orValue('') == 'reader'"), Some(lookups));
     review_pod(&app).await;
     assert_eq!((app.metric(INJECTED), asked.load(Ordering::SeqCst)), (Some(1.0), 1));
 
-    let (look_ups, asked) = accounts();
-    let app = App::with_profile(&profile("cluster.region == 'eu-west-1' && !owner.hasValue()"), Some(look_ups));
+    let (lookups, asked) = accounts();
+    let app = App::with_profile(&profile("cluster.region == 'eu-west-1' && !owner.hasValue()"), Some(lookups));
     review_pod(&app).await;
     assert_eq!((app.metric(INJECTED), asked.load(Ordering::SeqCst)), (Some(1.0), 0));
 
@@ -211,7 +211,7 @@ async fn only_objects_that_profiles_read_are_looked_up() {
 
 #[tokio::test(start_paused = true)]
 async fn hanging_object_lookup_fails_profile_after_300_ms() {
-    let hangs = || -> LookUps { Arc::new(|_, _| std::future::pending().boxed()) };
+    let hangs = || -> ReviewLookups { Arc::new(|_, _| std::future::pending().boxed()) };
     let mut spec = profile("serviceAccount.hasValue()");
     let app = App::with_profile(&spec, Some(hangs()));
     let began = Instant::now();

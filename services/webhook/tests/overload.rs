@@ -48,7 +48,7 @@ fn in_use(app: &App) -> Option<f64> {
 /// Returns an app whose namespace lookups hang, and are not ended by their own limit.
 fn hanging() -> App {
     let mut settings = RequestSettings::default();
-    settings.live_timeout = Duration::from_mins(10);
+    settings.lookup_timeout = Duration::from_mins(10);
     App::with(settings, Some(Arc::new(|_| std::future::pending().boxed())))
 }
 
@@ -109,7 +109,7 @@ async fn passed_deadline_costs_no_work() {
 async fn request_above_limit_is_shed_with_retry_after() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 2;
-    settings.live_timeout = Duration::from_mins(10);
+    settings.lookup_timeout = Duration::from_mins(10);
     // The lookup of the namespace ends when the test adds a permit.
     let release = Arc::new(tokio::sync::Semaphore::new(0));
     let waiting = Arc::clone(&release);

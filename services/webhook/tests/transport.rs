@@ -151,7 +151,7 @@ async fn request_without_reading(server: &Running) -> (TlsStream<TcpStream>, usi
 #[tokio::test]
 async fn client_that_does_not_read_is_cut() {
     let mut settings = fast_drain();
-    settings.answer_timeout = 2 * SHORT;
+    settings.response_timeout = 2 * SHORT;
     let server = Running::start(fast_and_large(), settings).await;
     // One small unread response fits into the kernel's buffer, so the connection can be used again.
     let mut patient = server.http1().await;
@@ -175,7 +175,7 @@ async fn client_that_does_not_read_is_cut() {
 async fn slow_reader_gets_whole_response() {
     const HUGE: usize = 6 * 1024 * 1024;
     let mut settings = fast_drain();
-    settings.answer_timeout = 8 * SHORT;
+    settings.response_timeout = 8 * SHORT;
     let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
     let server = Running::start(huge, settings).await;
     // A small receive buffer, so that unread bytes soon block the server.

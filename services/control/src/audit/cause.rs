@@ -11,7 +11,7 @@ pillion_api::labelled! {
         /// The record lists another revision than the active one.
         Outdated => "outdated",
         /// The record lists a profile that was deleted, or that no longer matches the pod.
-        Surplus => "surplus",
+        Orphaned => "orphaned",
     }
 }
 
@@ -26,7 +26,7 @@ pillion_api::labelled! {
         /// The kill switch was set to `injection: disabled`.
         SwitchedOff => "switched_off",
         /// The webhook was unavailable: no configuration was registered, or no replica was ready.
-        WebhookAway => "webhook_away",
+        WebhookUnavailable => "webhook_unavailable",
         /// The labels or annotations of the namespace have changed since the pod was created.
         NamespaceChanged => "namespace_changed",
         /// The profile has changed since the pod was created.
@@ -34,7 +34,7 @@ pillion_api::labelled! {
         /// The profile was deleted.
         ProfileDeleted => "profile_deleted",
         /// The webhook did not apply the profile: a name conflict, a limit, or nothing to add.
-        LeftOut => "left_out",
+        Skipped => "skipped",
         /// No known event explains the difference. Most likely the webhook timed out.
         Unknown => "unknown",
     }
@@ -58,16 +58,16 @@ pub struct Circumstances {
     /// When the profile's spec last changed.
     pub profile_changed: Option<i64>,
     /// Why the webhook may not have injected when the pod was created; `None` if no reason is known.
-    pub silence: Option<Silence>,
+    pub not_called: Option<WhyNotCalled>,
 }
 
 /// Why the webhook does not inject at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Silence {
+pub enum WhyNotCalled {
     /// Injection is disabled.
     SwitchedOff,
     /// The webhook is unavailable.
-    Away,
+    Unavailable,
 }
 
 /// Time for a change to reach API servers and replicas, in seconds.
@@ -81,11 +81,11 @@ impl Cause {
             Self::BeforeOptIn => "created before the namespace was opted in",
             Self::ProfileCreated => "created before the profile",
             Self::SwitchedOff => "injection was disabled",
-            Self::WebhookAway => "created while no replica was ready",
+            Self::WebhookUnavailable => "created while no replica was ready",
             Self::NamespaceChanged => "the namespace has changed since",
             Self::ProfileChanged => "the profile has changed since",
             Self::ProfileDeleted => "the profile was deleted",
-            Self::LeftOut => "the webhook skipped it",
+            Self::Skipped => "the webhook skipped it",
             Self::Unknown => "unknown; run pillion explain",
         }
     }
@@ -106,20 +106,20 @@ impl fmt::Display for Cause {
 /// Returns the most likely cause of a difference. Events that prevented injection take precedence over later changes.
 #[must_use]
 pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
-    let Circumstances { created, is_recorded, silence, .. } = *circumstances;
+    let Circumstances { created, is_recorded, not_called, .. } = *circumstances;
     // If the pod's creation time is unknown (0), no change is assumed to be later.
     let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + PROPAGATION_SECONDS);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {
-        State::Surplus if circumstances.profile_gone => Cause::ProfileDeleted,
-        State::Outdated | State::Surplus => Cause::ProfileChanged,
+        State::Orphaned if circumstances.profile_gone => Cause::ProfileDeleted,
+        State::Outdated | State::Orphaned => Cause::ProfileChanged,
         State::Missing if !is_recorded && precedes(circumstances.opted_in) => Cause::BeforeOptIn,
         State::Missing if precedes(circumstances.profile_created) => Cause::ProfileCreated,
-        State::Missing if !is_recorded && silence == Some(Silence::SwitchedOff) => Cause::SwitchedOff,
-        State::Missing if !is_recorded && silence == Some(Silence::Away) => Cause::WebhookAway,
+        State::Missing if !is_recorded && not_called == Some(WhyNotCalled::SwitchedOff) => Cause::SwitchedOff,
+        State::Missing if !is_recorded && not_called == Some(WhyNotCalled::Unavailable) => Cause::WebhookUnavailable,
         State::Missing if after(circumstances.namespace_changed) => Cause::NamespaceChanged,
         State::Missing if after(circumstances.profile_changed) => Cause::ProfileChanged,
-        State::Missing if is_recorded => Cause::LeftOut,
+        State::Missing if is_recorded => Cause::Skipped,
         State::Missing => Cause::Unknown,
     }
 }
@@ -138,23 +138,27 @@ mod tests {
             profile_changed: Some(800),
             ..Circumstances::default()
         };
-        let away = Some(Silence::Away);
+        let away = Some(WhyNotCalled::Unavailable);
         let cases = [
             (State::Missing, plain, Cause::Unknown),
             (State::Missing, Circumstances { opted_in: Some(1_001), ..plain }, Cause::BeforeOptIn),
             (State::Missing, Circumstances { opted_in: Some(998), ..plain }, Cause::BeforeOptIn),
             (State::Missing, Circumstances { opted_in: Some(997), ..plain }, Cause::Unknown),
             (State::Missing, Circumstances { profile_created: Some(1_500), ..plain }, Cause::ProfileCreated),
-            (State::Missing, Circumstances { silence: Some(Silence::SwitchedOff), ..plain }, Cause::SwitchedOff),
-            (State::Missing, Circumstances { silence: away, ..plain }, Cause::WebhookAway),
             (
                 State::Missing,
-                Circumstances { silence: away, profile_changed: Some(2_000), ..plain },
-                Cause::WebhookAway,
+                Circumstances { not_called: Some(WhyNotCalled::SwitchedOff), ..plain },
+                Cause::SwitchedOff,
+            ),
+            (State::Missing, Circumstances { not_called: away, ..plain }, Cause::WebhookUnavailable),
+            (
+                State::Missing,
+                Circumstances { not_called: away, profile_changed: Some(2_000), ..plain },
+                Cause::WebhookUnavailable,
             ),
             (State::Missing, Circumstances { namespace_changed: Some(1_100), ..plain }, Cause::NamespaceChanged),
             (State::Missing, Circumstances { profile_changed: Some(1_100), ..plain }, Cause::ProfileChanged),
-            (State::Missing, Circumstances { is_recorded: true, silence: away, ..plain }, Cause::LeftOut),
+            (State::Missing, Circumstances { is_recorded: true, not_called: away, ..plain }, Cause::Skipped),
             (
                 State::Missing,
                 Circumstances { is_recorded: true, profile_created: Some(1_001), ..plain },
@@ -162,8 +166,8 @@ mod tests {
             ),
             (State::Missing, Circumstances::default(), Cause::Unknown),
             (State::Outdated, plain, Cause::ProfileChanged),
-            (State::Surplus, plain, Cause::ProfileChanged),
-            (State::Surplus, Circumstances { profile_gone: true, ..plain }, Cause::ProfileDeleted),
+            (State::Orphaned, plain, Cause::ProfileChanged),
+            (State::Orphaned, Circumstances { profile_gone: true, ..plain }, Cause::ProfileDeleted),
         ];
         for (state, circumstances, expected) in cases {
             assert_eq!(cause(state, &circumstances), expected, "{state}: {circumstances:?}");

@@ -128,8 +128,8 @@ impl ConditionTracker {
 }
 
 fn content_of(audit: &ProfileAudit) -> ConditionContent {
-    let ProfileAudit { injected, missing, outdated, surplus, undecided } = *audit;
-    let (status, reason) = match (missing, outdated, surplus, undecided, injected) {
+    let ProfileAudit { injected, missing, outdated, orphaned, undecided } = *audit;
+    let (status, reason) = match (missing, outdated, orphaned, undecided, injected) {
         (1.., ..) => ("False", "PodsWithout"),
         (0, 1.., ..) => ("False", "PodsOutdated"),
         (0, 0, 1.., ..) => ("False", "PodsWithNeedless"),
@@ -141,7 +141,7 @@ fn content_of(audit: &ProfileAudit) -> ConditionContent {
         (injected, "up to date"),
         (missing, "without the profile"),
         (outdated, "outdated"),
-        (surplus, "no longer matching"),
+        (orphaned, "no longer matching"),
         (undecided, "undecided"),
     ];
     let counts = counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
@@ -212,7 +212,7 @@ mod tests {
             (audit(3, 1, 2), "False", "PodsWithout", "pods: 3 up to date, 1 without the profile, 2 outdated"),
             (audit(0, 0, 2), "False", "PodsOutdated", "pods: 2 outdated"),
             (
-                ProfileAudit { surplus: 1, ..audit(1, 0, 0) },
+                ProfileAudit { orphaned: 1, ..audit(1, 0, 0) },
                 "False",
                 "PodsWithNeedless",
                 "pods: 1 up to date, 1 no longer matching",

@@ -12,7 +12,7 @@ use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::Namespace;
 use serde_json::Value;
 
-use super::cause::Silence;
+use super::cause::WhyNotCalled;
 
 /// Facts that explain findings, including the ages of objects. The age of an object is requested when a finding needs
 /// it, and counts as unknown once the object has changed.
@@ -64,13 +64,13 @@ impl ClusterFacts {
     /// Returns why the webhook may not have injected at `time`, in seconds since 1970. `None` if it was available and
     /// enabled.
     #[must_use]
-    pub fn silence(&self, time: i64) -> Option<Silence> {
+    pub fn not_called(&self, time: i64) -> Option<WhyNotCalled> {
         let is_unavailable =
             || self.unavailable.contains(time) || self.registered.is_some_and(|registered| time < registered);
         if self.disabled.contains(time) {
-            Some(Silence::SwitchedOff)
+            Some(WhyNotCalled::SwitchedOff)
         } else {
-            is_unavailable().then_some(Silence::Away)
+            is_unavailable().then_some(WhyNotCalled::Unavailable)
         }
     }
 }

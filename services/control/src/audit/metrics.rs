@@ -56,16 +56,16 @@ impl AuditMetrics {
 }
 
 fn pod_counts(pods: &PodCounts) -> [(&'static str, u64); 8] {
-    let PodCounts { missing, outdated, surplus, pending, undecided, injected, opted_out, not_asked } = *pods;
+    let PodCounts { missing, outdated, orphaned, pending, undecided, injected, opted_out, not_requested } = *pods;
     [
         ("missing", missing),
         ("outdated", outdated),
-        ("surplus", surplus),
+        ("orphaned", orphaned),
         ("pending", pending),
         ("undecided", undecided),
         ("injected", injected),
         ("opted_out", opted_out),
-        ("not_requested", not_asked),
+        ("not_requested", not_requested),
     ]
 }
 
@@ -107,7 +107,7 @@ impl Collector for AuditCollector {
         let help = "Differences between the pods of a tenant and their profiles, by kind of difference";
         write_largest(&mut encoder, ("audit_tenant_findings", help, "tenant"), tenants, *max_tenants)?;
 
-        let counts = |audit: &ProfileAudit| [audit.missing, audit.outdated, audit.surplus];
+        let counts = |audit: &ProfileAudit| [audit.missing, audit.outdated, audit.orphaned];
         let profiles = report.profiles.iter().map(|(name, audit)| (&**name, counts(audit)));
         let help = "Differences between a profile and pods, by kind of difference";
         write_largest(&mut encoder, ("audit_profile_findings", help, "profile"), profiles, *max_profiles)
@@ -163,7 +163,7 @@ mod tests {
         assert!(empty.contains("pillion_controller_audit_complete 0"), "{empty}");
 
         let mut report = Report { is_complete: true, ..Report::default() };
-        report.counts[State::Missing as usize][Cause::WebhookAway as usize] = 7;
+        report.counts[State::Missing as usize][Cause::WebhookUnavailable as usize] = 7;
         report.namespaces =
             [("a", 1), ("b", 3), ("c", 2), ("d", 1)].map(|(name, count)| (name.into(), [count, 0, 1])).into();
         let profile = |missing, outdated| ProfileAudit { missing, outdated, ..ProfileAudit::default() };
@@ -173,11 +173,11 @@ mod tests {
         let text = exposition(&registry);
         for line in [
             "pillion_controller_audit_complete 1",
-            "pillion_controller_audit_findings{state=\"missing\",reason=\"webhook_away\"} 7",
+            "pillion_controller_audit_findings{state=\"missing\",reason=\"webhook_unavailable\"} 7",
             "pillion_controller_audit_findings{state=\"outdated\",reason=\"unknown\"} 0",
             "pillion_controller_audit_tenant_findings{tenant=\"b\",state=\"missing\"} 3",
             "pillion_controller_audit_tenant_findings{tenant=\"_other\",state=\"missing\"} 2",
-            "pillion_controller_audit_tenant_findings{tenant=\"_other\",state=\"surplus\"} 2",
+            "pillion_controller_audit_tenant_findings{tenant=\"_other\",state=\"orphaned\"} 2",
             "pillion_controller_audit_profile_findings{profile=\"proxy\",state=\"missing\"} 3",
             "pillion_controller_audit_profile_findings{profile=\"_other\",state=\"outdated\"} 1",
             "pillion_controller_audit_requests_total{result=\"answered\"} 1",

@@ -29,14 +29,14 @@ mod facts;
 mod task;
 
 pub use auditor::{Auditor, PodFetch};
-pub use cause::{Cause, Circumstances, Silence, State, cause};
+pub use cause::{Cause, Circumstances, State, WhyNotCalled, cause};
 pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, PodScope, Served, once, served};
 pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
 pub use report::{Finding, PodCounts, ProfileAudit, Report};
 pub use requests::NOT_ENDED;
-pub use task::{AuditSettings, Audited, Parts, Reads, run};
+pub use task::{AuditChannels, AuditSettings, Audited, Reads, run};
 
 #[cfg(test)]
 mod panics;

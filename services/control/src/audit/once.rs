@@ -107,11 +107,11 @@ pub async fn once(
         facts.disabled.add_sample(now, is_off);
         facts.registered = Some(registered.unwrap_or(i64::MAX));
     }
-    let mut report = auditor.report(&facts, settings.most_findings);
+    let mut report = auditor.report(&facts, settings.max_findings);
     // Each round may request more ages, which may explain more findings.
     let requests = AgeRequests { client, opt_in: &opt_in, most: usize::MAX };
     while request_ages(requests, &auditor, &mut facts, &report).await {
-        report = auditor.report(&facts, settings.most_findings);
+        report = auditor.report(&facts, settings.max_findings);
     }
     Ok(report)
 }
@@ -148,12 +148,12 @@ async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<S
     Ok(Served { snapshot, excluded, opt_in, webhook_state })
 }
 
-/// Lists the namespaces, and the published revisions or, without `of_revisions`, the profiles.
-async fn listed(client: &Client, of_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
+/// Lists the namespaces, and the published revisions or, without `serves_revisions`, the profiles.
+async fn listed(client: &Client, serves_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));
     let watches = watches.opting_in_by(opt_in.clone());
-    let watches = if of_revisions { watches.of_revisions() } else { watches };
+    let watches = if serves_revisions { watches.serves_revisions() } else { watches };
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
     let publishing = tokio::spawn(watches.run(client.clone(), stop));

@@ -82,5 +82,5 @@ fn panic_over_metadata_affects_one_pod() {
     auditor.update(Change::Applied(AuditedPod { has, ..audited("bad") }));
     drop(fault);
     let found = pod_counts(&auditor);
-    assert_eq!((found.undecided, found.surplus), (1, 0), "{found:?}");
+    assert_eq!((found.undecided, found.orphaned), (1, 0), "{found:?}");
 }

@@ -23,7 +23,7 @@ pub struct PodCounts {
     /// A profile has an older revision.
     pub outdated: u64,
     /// A profile is orphaned.
-    pub surplus: u64,
+    pub orphaned: u64,
     /// The whole pod was not read yet.
     pub pending: u64,
     /// The stored pod does not have the data that a profile reads.
@@ -33,7 +33,7 @@ pub struct PodCounts {
     /// The pod author opted out.
     pub opted_out: u64,
     /// No profile matches.
-    pub not_asked: u64,
+    pub not_requested: u64,
 }
 
 /// Number of pods of one profile.
@@ -46,7 +46,7 @@ pub struct ProfileAudit {
     /// Another revision is injected.
     pub outdated: u64,
     /// The profile is injected but does not match.
-    pub surplus: u64,
+    pub orphaned: u64,
     /// The whole pod was not read yet, or is not sufficient to decide.
     pub undecided: u64,
 }
@@ -152,12 +152,12 @@ impl<'a> Reporter<'a> {
         let count = match () {
             () if has(State::Missing) => &mut pods.missing,
             () if has(State::Outdated) => &mut pods.outdated,
-            () if has(State::Surplus) => &mut pods.surplus,
+            () if has(State::Orphaned) => &mut pods.orphaned,
             () if comparison.is_pending => &mut pods.pending,
             () if !comparison.undecided.is_empty() => &mut pods.undecided,
             () if !comparison.right.is_empty() => &mut pods.injected,
             () if comparison.opted_out => &mut pods.opted_out,
-            () => &mut pods.not_asked,
+            () => &mut pods.not_requested,
         };
         *count += 1;
         if comparison.wrong.is_empty() {
@@ -199,7 +199,7 @@ impl<'a> Reporter<'a> {
             created: pod.created,
             is_recorded: pod.has.is_recorded,
             profile_gone: active.is_none(),
-            silence: self.facts.silence(pod.created),
+            not_called: self.facts.not_called(pod.created),
             ..Circumstances::default()
         };
         if state != State::Missing {
@@ -242,7 +242,7 @@ impl<'a> Reporter<'a> {
                 match state {
                     State::Missing => of_profile.missing += count,
                     State::Outdated => of_profile.outdated += count,
-                    State::Surplus => of_profile.surplus += count,
+                    State::Orphaned => of_profile.orphaned += count,
                 }
             }
         }
@@ -285,7 +285,7 @@ fn compare(
         // A recorded profile with the active revision is not orphaned: the webhook matched it, even if the stored pod
         // has changed since.
         if active.get(&**profile).is_none_or(|active| active.revision() != &**there) {
-            comparison.wrong.push((profile.clone(), State::Surplus, None, Some(there.clone())));
+            comparison.wrong.push((profile.clone(), State::Orphaned, None, Some(there.clone())));
         }
     }
     comparison

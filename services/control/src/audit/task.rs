@@ -46,7 +46,7 @@ pub struct AuditSettings {
     /// Time between two checks for a new report.
     pub report_every: Duration,
     /// Time between two checks of whether the webhook is unavailable or disabled.
-    pub look_every: Duration,
+    pub webhook_check_interval: Duration,
     /// Maximum number of concurrent requests for whole pods. Each reads at most twenty pods, and a page may take sixty
     /// million bytes of memory.
     pub requests: usize,
@@ -55,11 +55,11 @@ pub struct AuditSettings {
     /// Minimum time before the next request after a failed one.
     pub pause_after_failure: Duration,
     /// Pause before failed lookups of a pod are retried. It doubles, up to a minute, as long as lookups fail.
-    pub ask_again: Duration,
+    pub lookup_retry_pause: Duration,
     /// Timeout of a request.
     pub request_limit: Duration,
     /// Maximum number of findings with details. All findings are counted.
-    pub most_findings: usize,
+    pub max_findings: usize,
     /// The labels that opt a namespace in.
     pub opt_in: OptIn,
 }
@@ -71,13 +71,13 @@ impl Default for AuditSettings {
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
-            look_every: Duration::from_secs(5),
+            webhook_check_interval: Duration::from_secs(5),
             requests: 2,
             pause: Duration::from_millis(5),
             pause_after_failure: Duration::from_secs(3),
-            ask_again: Duration::from_secs(10),
+            lookup_retry_pause: Duration::from_secs(10),
             request_limit: Duration::from_secs(10),
-            most_findings: 1_000,
+            max_findings: 1_000,
             opt_in: OptIn::default(),
         }
     }
@@ -132,7 +132,7 @@ pub struct Reads {
 
 /// The inputs and outputs of the audit's task.
 #[derive(Debug)]
-pub struct Parts {
+pub struct AuditChannels {
     /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
     pub published: Arc<ArcSwap<Snapshot>>,
     /// The publisher's status. Nothing is audited before its first snapshot.
@@ -146,9 +146,9 @@ pub struct Parts {
 }
 
 /// Audits while this controller leads. Writes nothing to the cluster.
-pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) {
+pub async fn run(leading: LeaderContext, parts: AuditChannels, settings: AuditSettings) {
     let LeaderContext { client, release, stop } = leading;
-    let Parts { published, mut status, reads, metrics, audited } = parts;
+    let AuditChannels { published, mut status, reads, metrics, audited } = parts;
     let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
     let is_synced = stop.run_until_cancelled(synced).await;
     if is_synced == Some(true) {
@@ -156,7 +156,7 @@ pub async fn run(leading: LeaderContext, parts: Parts, settings: AuditSettings) 
         auditor.set_excluded(BTreeSet::from([release.namespace().into()]), now());
         let facts = ClusterFacts::default();
         let shown = metrics.clone();
-        let (retry_pause, retry_at) = (settings.ask_again, Instant::now() + settings.ask_again);
+        let (retry_pause, retry_at) = (settings.lookup_retry_pause, Instant::now() + settings.lookup_retry_pause);
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, retry_pause, retry_at, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
@@ -169,7 +169,7 @@ impl Task {
     async fn follow(mut self, published: &ArcSwap<Snapshot>, audited: &watch::Sender<Audited>) {
         let mut pods = watch_pods(&self.client).boxed().ready_chunks(CHANGE_BATCH);
         let mut reports = tokio::time::interval(self.settings.report_every);
-        let mut state_reads = tokio::time::interval(self.settings.look_every);
+        let mut state_reads = tokio::time::interval(self.settings.webhook_check_interval);
         for ticks in [&mut reports, &mut state_reads] {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
@@ -251,10 +251,10 @@ impl Task {
     }
 
     async fn report(&mut self, audited: &watch::Sender<Audited>) {
-        let mut report = self.auditor.report(&self.facts, self.settings.most_findings);
+        let mut report = self.auditor.report(&self.facts, self.settings.max_findings);
         let requests = AgeRequests { client: &self.client, opt_in: &self.settings.opt_in, most: MAX_AGE_REQUESTS };
         if request_ages(requests, &self.auditor, &mut self.facts, &report).await {
-            report = self.auditor.report(&self.facts, self.settings.most_findings);
+            report = self.auditor.report(&self.facts, self.settings.max_findings);
         }
         let asks = !report.asked_namespaces.is_empty() || !report.asked_profiles.is_empty();
         self.is_stale = asks && report.total() > 0;
@@ -271,7 +271,7 @@ impl Task {
                 findings = report.total(),
                 missing = report.pods.missing,
                 outdated = report.pods.outdated,
-                surplus = report.pods.surplus,
+                orphaned = report.pods.orphaned,
                 injected = report.pods.injected,
                 "pods were audited"
             );
@@ -284,7 +284,7 @@ impl Task {
             return;
         }
         let any = self.auditor.retry_failed_lookups() > 0;
-        let pause = if any { self.retry_pause } else { self.settings.ask_again };
+        let pause = if any { self.retry_pause } else { self.settings.lookup_retry_pause };
         self.retry_at = Instant::now() + pause;
         self.retry_pause = (pause * if any { 2 } else { 1 }).min(MAX_RETRY_PAUSE);
     }

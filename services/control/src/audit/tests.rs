@@ -178,10 +178,10 @@ fn each_finding_has_its_cause() {
 
     let mut away = plain.clone();
     away.unavailable.add_sample(1_900, true);
-    assert_eq!(findings(&auditor, &away), missing(Cause::WebhookAway));
+    assert_eq!(findings(&auditor, &away), missing(Cause::WebhookUnavailable));
     let mut unregistered = plain.clone();
     unregistered.registered = Some(2_000);
-    assert_eq!(findings(&auditor, &unregistered), missing(Cause::WebhookAway));
+    assert_eq!(findings(&auditor, &unregistered), missing(Cause::WebhookUnavailable));
     let mut off = plain.clone();
     off.disabled.add_sample(1_900, true);
     assert_eq!(findings(&auditor, &off), missing(Cause::SwitchedOff));
@@ -204,8 +204,8 @@ fn each_finding_has_its_cause() {
 
     let left_out = listed(snapshot, &[pod("p").with("b", "r")]);
     let found = findings(&left_out, &known(&left_out));
-    assert!(found.contains(&("p".into(), "a".into(), State::Missing, Cause::LeftOut)), "{found:?}");
-    assert!(found.contains(&("p".into(), "b".into(), State::Surplus, Cause::ProfileDeleted)), "{found:?}");
+    assert!(found.contains(&("p".into(), "a".into(), State::Missing, Cause::Skipped)), "{found:?}");
+    assert!(found.contains(&("p".into(), "b".into(), State::Orphaned, Cause::ProfileDeleted)), "{found:?}");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn changed_profile_outdates_pods_without_reads() {
 
     auditor.set_snapshot(Arc::new(second.with_profiles(profiles(&[]))), 3_000);
     auditor.judge(100);
-    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Surplus, Cause::ProfileDeleted));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Orphaned, Cause::ProfileDeleted));
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn pods_lacking_conditional_profile_are_read_once() {
     assert_eq!(run_fetches(&mut auditor, &pods), 2);
     let missing = finding("1", "a", State::Missing, Cause::Unknown);
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
-    assert_eq!(auditor.report(&known(&auditor), 1).pods.not_asked, 1);
+    assert_eq!(auditor.report(&known(&auditor), 1).pods.not_requested, 1);
 
     // The status of the pod changes, so the result stays valid.
     auditor.update(Change::Applied(pods[1].audited()));
@@ -541,5 +541,5 @@ fn only_new_profile_text_overrides_injection_record() {
     let asked = profiles(&[("a", json!({"requestedBy": {"annotation": "example.com/ask"}}))]);
     auditor.set_snapshot(Arc::new(first.with_profiles(asked)), 2_000);
     auditor.judge(100);
-    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Surplus, Cause::ProfileChanged));
+    assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Orphaned, Cause::ProfileChanged));
 }

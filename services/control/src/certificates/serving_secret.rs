@@ -185,7 +185,7 @@ pub struct WatchedSecret {
 
 /// A change of the Secret that the replica must handle.
 #[derive(Debug)]
-pub enum News {
+pub enum SecretChange {
     /// The Secret has a pair that can be served.
     Valid(Box<ServingPair>),
     /// The pair is invalid, and the replica continues to serve the last valid one. Reported once, until the Secret
@@ -258,7 +258,7 @@ enum Rejection {
 
 impl WatchedSecret {
     /// Follows the Secret until `stop`, and reports its changes.
-    pub async fn follow(self, client: Client, stop: CancellationToken, report: impl FnMut(News)) {
+    pub async fn follow(self, client: Client, stop: CancellationToken, report: impl FnMut(SecretChange)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
         self.run(watch_object::watch(api, OBJECT_NAME, &self.name), Timestamp::now, stop, report).await;
     }
@@ -269,7 +269,7 @@ impl WatchedSecret {
         states: impl Stream<Item = watch_object::Observation<Secret>> + Send,
         now: impl Fn() -> Timestamp,
         stop: CancellationToken,
-        mut report: impl FnMut(News),
+        mut report: impl FnMut(SecretChange),
     ) {
         let mut states = std::pin::pin!(states);
         let mut recheck = tokio::time::interval(RECHECK_INTERVAL);
@@ -298,7 +298,7 @@ impl WatchedSecret {
 }
 
 impl ReportedState {
-    fn change(&mut self, secret: Secret, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
+    fn change(&mut self, secret: Secret, watched: &WatchedSecret, now: Timestamp) -> Option<SecretChange> {
         if self.secret.as_ref().is_some_and(|seen| seen.data == secret.data) {
             return None;
         }
@@ -316,25 +316,25 @@ impl ReportedState {
 
     /// Checks a rejected pair again. It may have become valid, or may have been in the Secret for long enough. An
     /// unchanged rejection is not reported again.
-    fn recheck(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<News> {
+    fn recheck(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<SecretChange> {
         let news = judged(self.secret.as_ref()?, watched, now);
         let before = self.rejection;
         let news = self.compare_with_served(news, now);
         (before != self.rejection).then_some(news)
     }
 
-    fn gone(&mut self) -> Option<News> {
+    fn gone(&mut self) -> Option<SecretChange> {
         (self.secret, self.rejection) = (None, None);
-        (!std::mem::replace(&mut self.gone_reported, true)).then_some(News::Gone)
+        (!std::mem::replace(&mut self.gone_reported, true)).then_some(SecretChange::Gone)
     }
 
-    /// Returns the same news, or [`News::Older`] instead of a valid pair of an older CA.
-    fn compare_with_served(&mut self, news: News, now: Timestamp) -> News {
+    /// Returns the same news, or [`SecretChange::Older`] instead of a valid pair of an older CA.
+    fn compare_with_served(&mut self, news: SecretChange, now: Timestamp) -> SecretChange {
         let pair = match news {
-            News::Valid(pair) => pair,
-            News::Invalid(invalid) => {
+            SecretChange::Valid(pair) => pair,
+            SecretChange::Invalid(invalid) => {
                 self.rejection = Some(Rejection::Invalid(invalid.reason));
-                return News::Invalid(invalid);
+                return SecretChange::Invalid(invalid);
             }
             news => return news,
         };
@@ -348,23 +348,23 @@ impl ReportedState {
             let is_older = is_of_same_release && !may_replace(served.generation, offered.generation);
             if is_older && *not_after > now && since.elapsed() < MAX_OLDER_DURATION {
                 self.rejection = Some(Rejection::Older(since));
-                return News::Older { served: served.generation, offered: offered.generation };
+                return SecretChange::Older { served: served.generation, offered: offered.generation };
             }
         }
         self.rejection = None;
         self.served = issuer.map(|issuer| Served { issuer, not_after: pair.fit.not_after });
-        News::Valid(pair)
+        SecretChange::Valid(pair)
     }
 }
 
-fn judged(secret: &Secret, watched: &WatchedSecret, now: Timestamp) -> News {
+fn judged(secret: &Secret, watched: &WatchedSecret, now: Timestamp) -> SecretChange {
     let fit = match judge(secret, &watched.names, now) {
         Ok(fit) => fit,
-        Err(invalid) => return News::Invalid(invalid),
+        Err(invalid) => return SecretChange::Invalid(invalid),
     };
     let (certificate, key) = pair(secret);
     let annotation = |key| secret.metadata.annotations.as_ref().and_then(|all| all.get(key));
-    News::Valid(Box::new(ServingPair {
+    SecretChange::Valid(Box::new(ServingPair {
         certificate: certificate.to_vec(),
         key: key.to_vec(),
         fit,
@@ -420,10 +420,10 @@ mod tests {
         let (stop, lines) = (CancellationToken::new(), Arc::clone(&reported));
         let report = move |news| {
             lines.lock().unwrap().push(match news {
-                News::Valid(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
-                News::Invalid(invalid) => invalid.reason.as_str().to_owned(),
-                News::Older { served, offered } => format!("{} older than {}", offered.0, served.0),
-                News::Gone => "gone".to_owned(),
+                SecretChange::Valid(pair) => format!("fit {:?} {:?}", pair.epoch, pair.generation),
+                SecretChange::Invalid(invalid) => invalid.reason.as_str().to_owned(),
+                SecretChange::Older { served, offered } => format!("{} older than {}", offered.0, served.0),
+                SecretChange::Gone => "gone".to_owned(),
             });
         };
         let end = stop.clone();
@@ -522,11 +522,11 @@ mod tests {
         let mut seen = ReportedState::default();
         seen.change(signed(Generation(5), noon(), 9), &watched, noon());
         let news = seen.change(signed(Generation(4), noon(), 1), &watched, noon());
-        assert!(matches!(news, Some(News::Older { .. })));
+        assert!(matches!(news, Some(SecretChange::Older { .. })));
         tokio::time::advance(MAX_OLDER_DURATION.saturating_sub(RECHECK_INTERVAL)).await;
         assert!(seen.may_become_valid() && seen.recheck(&watched, noon()).is_none());
         tokio::time::advance(RECHECK_INTERVAL).await;
-        assert!(matches!(seen.recheck(&watched, noon()), Some(News::Valid(_))));
+        assert!(matches!(seen.recheck(&watched, noon()), Some(SecretChange::Valid(_))));
         assert!(!seen.may_become_valid());
     }
 
@@ -548,7 +548,9 @@ mod tests {
         });
         let watched =
             WatchedSecret { namespace: "n".to_owned(), name: "pillion-serving".to_owned(), names: Vec::new() };
-        watched.follow(Client::new(answer, "n"), stop, |news| assert!(matches!(news, News::Gone), "{news:?}")).await;
+        watched
+            .follow(Client::new(answer, "n"), stop, |news| assert!(matches!(news, SecretChange::Gone), "{news:?}"))
+            .await;
         let asked = asked.lock().unwrap();
         let [list, watch, ..] = asked.as_slice() else { panic!("{asked:?}") };
         for request in [list, watch] {

@@ -49,7 +49,7 @@ pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, i
 /// must not release pods without injection.
 fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
     let Some(live) = live else { return (None, Injection::Silent) };
-    if off || live.disarmed {
+    if off || live.disabled {
         return (Some(false), Injection::SwitchedOff);
     }
     let path = InjectionLevel::Held.path();
@@ -66,9 +66,9 @@ mod tests {
 
     use super::*;
 
-    fn live(levels: &[InjectionLevel], disarmed: bool) -> Live {
+    fn live(levels: &[InjectionLevel], disabled: bool) -> Live {
         let settings = Settings { levels: levels.to_vec(), ..Settings::new("pillion-system", "") };
-        Live { mutating: Some(mutating(&settings)), disarmed, ..Live::default() }
+        Live { mutating: Some(mutating(&settings)), disabled, ..Live::default() }
     }
 
     #[test]
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn no_pod_waits_while_injection_is_disabled() {
-        let (all, disarmed) = (live(&InjectionLevel::ALL, false), live(&InjectionLevel::ALL, true));
+        let (all, disabled) = (live(&InjectionLevel::ALL, false), live(&InjectionLevel::ALL, true));
         assert_eq!(judge(true, Some(&all), true), (Some(false), Injection::SwitchedOff));
-        assert_eq!(judge(false, Some(&disarmed), true), (Some(false), Injection::SwitchedOff));
+        assert_eq!(judge(false, Some(&disabled), true), (Some(false), Injection::SwitchedOff));
     }
 }

@@ -37,7 +37,7 @@ pub struct ClusterListing {
     /// The snapshot that replicas serve.
     pub snapshot: Arc<Snapshot>,
     /// Whether replicas serve accepted revisions. If none is published, they serve the stored profiles.
-    pub of_revisions: bool,
+    pub serves_revisions: bool,
     /// The stored profiles.
     pub stored: Vec<Stored>,
     /// Invalid profiles.
@@ -108,13 +108,13 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     });
     let found: Vec<_> = found.into_iter().map(|object| namespaces::read(object.metadata, opt_in)).collect();
 
-    let of_revisions = stored.iter().any(|stored| stored.status.revision.is_some());
-    let mut index = if of_revisions { Index::default().of_revisions() } else { Index::default() };
+    let serves_revisions = stored.iter().any(|stored| stored.status.revision.is_some());
+    let mut index = if serves_revisions { Index::default().serves_revisions() } else { Index::default() };
     let mut broken = Vec::new();
     let mut apply = |index: &mut Index, update| broken.extend(index.update(update));
     for is_cluster in [true, false] {
         let of_kind = stored.iter().filter(|stored| stored.name.namespace.is_none() == is_cluster);
-        for change in list(of_kind.map(|stored| stored.to_profile(!of_revisions))) {
+        for change in list(of_kind.map(|stored| stored.to_profile(!serves_revisions))) {
             apply(&mut index, Update::of_profiles(change, is_cluster));
         }
     }
@@ -133,7 +133,7 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
         }
     }
     let snapshot = index.publish().unwrap_or_default();
-    ClusterListing { snapshot, of_revisions, stored, broken, unread }
+    ClusterListing { snapshot, serves_revisions, stored, broken, unread }
 }
 
 /// Returns the API server's own message, or the error with its causes if there is none.

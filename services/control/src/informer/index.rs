@@ -138,7 +138,7 @@ pub struct Index {
 impl Index {
     /// Builds snapshots from the published revisions instead of the stored specs.
     #[must_use]
-    pub fn of_revisions(self) -> Self {
+    pub fn serves_revisions(self) -> Self {
         Self { serves_revisions: true, ..self }
     }
 

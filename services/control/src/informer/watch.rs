@@ -82,13 +82,13 @@ impl Publisher {
     }
 
     /// Serves the revisions that the controller publishes instead of the stored profiles.
-    pub fn of_revisions(self) -> Self {
-        Self { index: self.index.of_revisions(), ..self }
+    pub fn serves_revisions(self) -> Self {
+        Self { index: self.index.serves_revisions(), ..self }
     }
 
     /// Also compiles and keeps the stored specs, which the leader accepts. `memory` limits namespaced profiles.
     pub(crate) fn accepting_texts(self, memory: share::Limits) -> Self {
-        Self { index: self.index.of_revisions().keeping_texts().bounded_by(memory), ..self }
+        Self { index: self.index.serves_revisions().keeping_texts().bounded_by(memory), ..self }
     }
 
     /// Sets the labels by which namespaces opt in. Default: Pillion's own.

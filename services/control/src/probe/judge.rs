@@ -291,7 +291,7 @@ struct CertificateCollector {
 
 impl fmt::Debug for CertificateCollector {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Shown").finish_non_exhaustive()
+        formatter.debug_struct("CertificateCollector").finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::{Probed, Verdict};
-use crate::certificates::rotation::Endpoints;
+use crate::certificates::rotation::ProbeSummary;
 use crate::labels::Label;
 
 pillion_api::labelled! {
@@ -55,12 +55,12 @@ impl ProbeMetrics {
     }
 
     /// Records the results of a round, and its summary.
-    pub(super) fn record_round(&self, probed: &[Probed], folded: Endpoints) {
+    pub(super) fn record_round(&self, probed: &[Probed], summary: ProbeSummary) {
         for state in Verdict::LABELS {
             let number = probed.iter().filter(|each| each.verdict.as_str() == state).count();
             self.endpoints.get_or_create_owned(&[("state", state)]).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
-        self.passed.set(i64::from(folded.rounds));
+        self.passed.set(i64::from(summary.rounds));
         self.not_after.set(probed.iter().filter_map(|each| each.not_after).min().map_or(0, Timestamp::as_second));
         let good = |each: &Probed| matches!(each.verdict, Verdict::Newest | Verdict::Trusted);
         let passed = !probed.is_empty() && probed.iter().all(good);
@@ -106,7 +106,7 @@ mod tests {
             not_after: Some(Timestamp::now() + Duration::from_hours(24 * days)),
         };
         let all = [probed(Verdict::Newest, 7), probed(Verdict::Newest, 3), probed(Verdict::Untrusted, 9)];
-        metrics.record_round(&all, Endpoints { rounds: 2, ..NO_RESULTS });
+        metrics.record_round(&all, ProbeSummary { rounds: 2, ..NO_RESULTS });
         let page = exposition(&registry);
         for line in [
             "pillion_controller_endpoints{state=\"newest\"} 2",

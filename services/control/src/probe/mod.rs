@@ -37,7 +37,7 @@ use tracing::{info, warn};
 
 use crate::certificates::ca::certificates;
 use crate::certificates::clock::Clock;
-use crate::certificates::rotation::{Endpoints, Generation};
+use crate::certificates::rotation::{Generation, ProbeSummary};
 use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::SwitchCreator;
@@ -97,7 +97,7 @@ pub struct ProbeRound {
     /// The requirements on the endpoints.
     pub expected: Arc<Expected>,
     /// The summary for the rotation.
-    pub endpoints: Endpoints,
+    pub endpoints: ProbeSummary,
     /// The result for every endpoint, for logs.
     pub probed: Vec<Probed>,
     /// Start of the round. The results do not reflect later changes.
@@ -116,7 +116,7 @@ pub struct Prober {
 impl ProbeRound {
     /// Returns the summary of the round. Without a round for these requirements, returns a summary without results.
     #[must_use]
-    pub fn of(found: Option<&Self>, expected: &Expected) -> Endpoints {
+    pub fn of(found: Option<&Self>, expected: &Expected) -> ProbeSummary {
         found.filter(|found| *found.expected == *expected).map_or(NO_RESULTS, |found| found.endpoints)
     }
 }
@@ -330,8 +330,8 @@ struct RoundCounter {
 }
 
 /// The summary without results.
-pub(crate) const NO_RESULTS: Endpoints =
-    Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 };
+pub(crate) const NO_RESULTS: ProbeSummary =
+    ProbeSummary { answering: 0, rounds: 0, is_other_ca_served: false, untrusted: false, unreachable: 0 };
 
 impl From<&Expected> for RoundKey {
     fn from(expected: &Expected) -> Self {
@@ -345,7 +345,7 @@ impl RoundCounter {
     /// A round is passed if there are endpoints and each serves the newest certificate. It counts if it began at least
     /// `gap` after the last counted round. The count starts again after a failed round, or when the certificate, the CA
     /// or the set of endpoints changes.
-    fn add(&mut self, key: RoundKey, probed: &[Probed], began: Instant, gap: Duration) -> Endpoints {
+    fn add(&mut self, key: RoundKey, probed: &[Probed], began: Instant, gap: Duration) -> ProbeSummary {
         let endpoints: BTreeSet<_> = probed.iter().map(|each| each.endpoint.clone()).collect();
         let is_passed = !probed.is_empty() && probed.iter().all(|each| each.verdict == Verdict::Newest);
         let continues = self.of.as_ref().is_some_and(|(of, all)| (of, all) == (&key, &endpoints));
@@ -356,10 +356,10 @@ impl RoundCounter {
             self.passed = self.passed.saturating_add(1);
             self.last = Some(began);
         }
-        Endpoints {
+        ProbeSummary {
             answering: probed.iter().filter(|each| each.trusted).count(),
             rounds: self.passed,
-            older: probed.iter().any(|each| is_other_ca(each.verdict)),
+            is_other_ca_served: probed.iter().any(|each| is_other_ca(each.verdict)),
             untrusted: probed.iter().any(|each| matches!(each.verdict, Verdict::Trusted | Verdict::Untrusted)),
             unreachable: probed.iter().filter(|each| matches!(each.verdict, Verdict::Unreachable(_))).count(),
         }
@@ -462,17 +462,18 @@ mod tests {
             RoundCounter::default().add(key(5, 2), &probed(verdicts), Instant::now(), GAP)
         };
         let all = add(&[("a", Verdict::Newest), ("b", OLD), ("c", Verdict::Unreachable(Unreachable::Handshake))]);
-        let expected = Endpoints { answering: 2, rounds: 0, older: true, untrusted: false, unreachable: 1 };
+        let expected =
+            ProbeSummary { answering: 2, rounds: 0, is_other_ca_served: true, untrusted: false, unreachable: 1 };
         assert_eq!(all, expected);
         // An untrusted certificate also counts as a certificate of another CA.
         let untrusted = add(&[("a", Verdict::Untrusted)]);
-        assert_eq!(untrusted, Endpoints { older: true, untrusted: true, ..NO_RESULTS });
+        assert_eq!(untrusted, ProbeSummary { is_other_ca_served: true, untrusted: true, ..NO_RESULTS });
         // An expired certificate counts as a certificate of another CA. An expiring one does not.
-        assert!(add(&[("a", Verdict::Invalid(Defect::Expired))]).older);
-        assert!(!add(&[("a", Verdict::Invalid(Defect::Expiring))]).older);
+        assert!(add(&[("a", Verdict::Invalid(Defect::Expired))]).is_other_ca_served);
+        assert!(!add(&[("a", Verdict::Invalid(Defect::Expiring))]).is_other_ca_served);
         assert_eq!(
             add(&[("a", Verdict::Unreachable(Unreachable::Timeout))]),
-            Endpoints { unreachable: 1, ..NO_RESULTS }
+            ProbeSummary { unreachable: 1, ..NO_RESULTS }
         );
     }
 }

@@ -25,10 +25,10 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::dry_run::{Verdict, pod_template, verdict};
+use super::dry_runs::DryRunRequest;
 use super::observe::{self, RevisionStore};
 use super::plan::{Plan, ProfileEvent, plan};
 use super::schedule::{Budget, PassResult, Schedule};
-use super::trials::DryRunRequest;
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::client::chain;
 use crate::guard::guarded;
@@ -143,7 +143,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
             }
             Some((dry_run, verdict)) = answers.next() => {
                 let now = Instant::now();
-                store.trials.record_verdict(&dry_run.name, &dry_run.revision, verdict, now);
+                store.dry_runs.record_verdict(&dry_run.name, &dry_run.revision, verdict, now);
                 schedule.changed(now);
                 continue;
             }
@@ -186,7 +186,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
             Ok(next) => round = Some(next),
             Err((pass, result)) => {
                 schedule.end_pass(result, Instant::now());
-                if let Some(at) = store.trials.next_after(pass.start) {
+                if let Some(at) = store.dry_runs.next_after(pass.start) {
                     schedule.schedule_by(at);
                 }
                 metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
@@ -268,7 +268,7 @@ impl Pass {
                 work.push((profile, plan, revision));
             }
         }
-        for dry_run in store.dry_runs.drain(..) {
+        for dry_run in store.due_dry_runs.drain(..) {
             // The receiver exists as long as this task.
             let _ = dry_runs.unbounded_send(dry_run);
         }
@@ -345,9 +345,9 @@ pub(super) fn decide(
     };
     if let Some(accepted) = observed.accepted.as_ref().filter(|_| plan.dry_run)
         && let Some(good) = store.index().state(name).and_then(|state| state.good).cloned()
-        && let Some(dry_run) = store.trials.begin(name, &accepted.revision, &good, Instant::now())
+        && let Some(dry_run) = store.dry_runs.begin(name, &accepted.revision, &good, Instant::now())
     {
-        store.dry_runs.push(dry_run);
+        store.due_dry_runs.push(dry_run);
     }
     let is_idle = plan.status.is_none() && plan.delete.is_empty() && revision.is_none();
     (!is_idle).then_some((plan, revision))

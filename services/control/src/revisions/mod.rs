@@ -6,7 +6,7 @@
 //! - `conflicts`: finds profiles that conflict with one another.
 //! - `dry_run`: builds the pod for the API server's dry run, and interprets the response.
 //! - `observe`: watches profiles and their revisions.
-//! - `execute`: executes the plans. `schedule` decides when. `trials` tracks dry runs.
+//! - `execute`: executes the plans. `schedule` decides when. `dry_runs` tracks dry runs.
 //! - `profile_status`: writes the status of a profile.
 //!
 //! The task is level-triggered: after a change, it plans all profiles again. A profile in its desired state costs only
@@ -27,7 +27,7 @@ mod observe;
 mod plan;
 pub(crate) mod profile_status;
 mod schedule;
-mod trials;
+mod dry_runs;
 
 use std::time::Duration;
 

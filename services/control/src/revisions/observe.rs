@@ -19,8 +19,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
+use super::dry_runs::{DryRunRequest, DryRuns};
 use super::plan::{Accepted, Observed};
-use super::trials::{DryRunRequest, Trials};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
 use crate::guard::guarded;
@@ -88,9 +88,9 @@ pub(super) struct RevisionStore {
     /// The conflict of each profile that has one.
     conflicts: HashMap<ProfileName, Conflict>,
     /// The dry runs of accepted revisions.
-    pub(super) trials: Trials,
+    pub(super) dry_runs: DryRuns,
     /// Dry runs to start.
-    pub(super) dry_runs: Vec<DryRunRequest>,
+    pub(super) due_dry_runs: Vec<DryRunRequest>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
 }
@@ -122,8 +122,8 @@ impl RevisionStore {
             bounds: HashMap::new(),
             aliases: HashMap::new(),
             conflicts: HashMap::new(),
-            trials: Trials::default(),
-            dry_runs: Vec::new(),
+            dry_runs: DryRuns::default(),
+            due_dry_runs: Vec::new(),
             namespaces_changed: true,
             counts: HashMap::new(),
         }
@@ -221,7 +221,7 @@ impl RevisionStore {
         self.bounds.retain(|name, _| exists(name));
         self.aliases.retain(|name, _| exists(name));
         self.unstorable.retain(|name, _| exists(name));
-        self.trials.retain(exists);
+        self.dry_runs.retain(exists);
         let good = index.stored().filter_map(|stored| index.state(&stored.name)?.good);
         if let Ok(found) = guarded(&"the conflicts of profiles", || conflicts(good.map(|good| &**good))) {
             self.conflicts = found;
@@ -356,7 +356,7 @@ impl RevisionStore {
         };
         let generation = profile.generation;
         let status = &profile.status;
-        let verdict = accepted.as_ref().and_then(|accepted| self.trials.verdict(name, &accepted.revision));
+        let verdict = accepted.as_ref().and_then(|accepted| self.dry_runs.verdict(name, &accepted.revision));
         Some(Observed {
             generation,
             accepted,

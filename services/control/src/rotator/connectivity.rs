@@ -23,12 +23,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::certificates::rotation::{Configuration, Generation, Propagation};
 use crate::release::Release;
-use crate::trust_probe::Asker;
+use crate::trust_probe::ApiServerProber;
 use crate::webhook_config::Live;
 
 /// A check that the API servers are asked for. A response is used only for the check that requested it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+pub(super) enum ApiServerCheck {
     /// Whether the API servers trust the newest CA, after the configuration was written.
     Trust {
         /// The newest CA.
@@ -53,7 +53,7 @@ const CONNECTIVITY_PAUSE: Duration = Duration::from_millis(200);
 /// The results of the last round, with its question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RoundResponses {
-    question: Question,
+    question: ApiServerCheck,
     propagation: Propagation,
 }
 
@@ -62,7 +62,7 @@ pub(super) const NO_RESPONSES: Propagation = Propagation { proven: 0, behind: 0,
 
 impl RoundResponses {
     /// Returns the results if they are for `question`, otherwise [`NO_RESPONSES`].
-    pub(super) fn to(responses: Option<&Self>, question: Option<Question>) -> Propagation {
+    pub(super) fn of(responses: Option<&Self>, question: Option<ApiServerCheck>) -> Propagation {
         let matching = responses.filter(|responses| Some(responses.question) == question);
         matching.map_or(NO_RESPONSES, |responses| responses.propagation)
     }
@@ -72,9 +72,9 @@ impl RoundResponses {
 /// trust probes.
 pub(super) async fn ask(
     stop: &CancellationToken,
-    mut asker: Asker,
+    mut asker: ApiServerProber,
     pause: Duration,
-    mut question: watch::Receiver<Option<Question>>,
+    mut question: watch::Receiver<Option<ApiServerCheck>>,
     responses: watch::Sender<Option<RoundResponses>>,
 ) {
     let asking = async {
@@ -82,8 +82,8 @@ pub(super) async fn ask(
             let wanted = *question.borrow_and_update();
             if let Some(wanted) = wanted {
                 let (answer, pause) = match wanted {
-                    Question::Trust { newest, epoch, .. } => (asker.ask(newest, epoch).await, pause),
-                    Question::Replica { .. } => (asker.check_connectivity().await, CONNECTIVITY_PAUSE),
+                    ApiServerCheck::Trust { newest, epoch, .. } => (asker.ask(newest, epoch).await, pause),
+                    ApiServerCheck::Replica { .. } => (asker.check_connectivity().await, CONNECTIVITY_PAUSE),
                 };
                 let propagation = answer.propagation;
                 responses.send_replace(Some(RoundResponses { question: wanted, propagation }));
@@ -129,7 +129,7 @@ pub(super) enum CheckResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// No webhook is called, since an administrator disabled the webhooks.
-    Disarmed,
+    WebhooksDisabled,
     /// No webhook is called, since the configuration is missing or has no entries.
     Empty,
     /// The configuration is filled for a check.
@@ -141,7 +141,7 @@ pub(super) enum Stage {
 impl Stage {
     pub(super) fn of(configuration: &Configuration, live: &Live, release: &Release) -> Self {
         match configuration {
-            Configuration::Disarmed => Self::Disarmed,
+            Configuration::WebhooksDisabled => Self::WebhooksDisabled,
             Configuration::Absent | Configuration::Empty { .. } => Self::Empty,
             Configuration::Present(_) if live.is_connectivity_check(release) => Self::Check,
             Configuration::Present(_) => Self::Filled,
@@ -163,7 +163,7 @@ impl ConnectivityCheck {
     /// Returns the next state, after this stage was observed at `now`.
     pub(super) const fn after(self, stage: Stage, now: Instant) -> Self {
         match (self, stage) {
-            (_, Stage::Disarmed) => Self::Due,
+            (_, Stage::WebhooksDisabled) => Self::Due,
             (Self::Due, Stage::Check) => Self::Since(now),
             (Self::Due, Stage::Filled) => Self::Over,
             // A check that has started or ended keeps its state, even if another client writes or deletes the
@@ -190,14 +190,14 @@ mod tests {
 
     #[test]
     fn responses_count_only_for_their_question() {
-        let question = |epoch| Question::Trust { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
+        let question = |epoch| ApiServerCheck::Trust { newest: Generation(2), epoch, written: Timestamp::UNIX_EPOCH };
         let propagation = Propagation { proven: 2, behind: 0, silent: 0 };
         let responses = RoundResponses { question: question(3), propagation };
-        assert_eq!(RoundResponses::to(Some(&responses), Some(question(3))), propagation);
-        assert_eq!(RoundResponses::to(Some(&responses), Some(question(4))), NO_RESPONSES);
-        assert_eq!(RoundResponses::to(Some(&responses), Some(Question::Replica { epoch: 3 })), NO_RESPONSES);
-        assert_eq!(RoundResponses::to(Some(&responses), None), NO_RESPONSES);
-        assert_eq!(RoundResponses::to(None, Some(question(3))), NO_RESPONSES);
+        assert_eq!(RoundResponses::of(Some(&responses), Some(question(3))), propagation);
+        assert_eq!(RoundResponses::of(Some(&responses), Some(question(4))), NO_RESPONSES);
+        assert_eq!(RoundResponses::of(Some(&responses), Some(ApiServerCheck::Replica { epoch: 3 })), NO_RESPONSES);
+        assert_eq!(RoundResponses::of(Some(&responses), None), NO_RESPONSES);
+        assert_eq!(RoundResponses::of(None, Some(question(3))), NO_RESPONSES);
     }
 
     const fn answers(proven: usize, behind: usize, silent: usize) -> Propagation {
@@ -224,7 +224,7 @@ mod tests {
         // A configuration that another client made final too early is corrected.
         assert_eq!(after(&[Stage::Check, Stage::Filled]), ConnectivityCheck::Since(now));
         // After an administrator enables the webhooks again, other replicas may be running.
-        assert_eq!(after(&[Stage::Filled, Stage::Disarmed, Stage::Empty]), ConnectivityCheck::Due);
+        assert_eq!(after(&[Stage::Filled, Stage::WebhooksDisabled, Stage::Empty]), ConnectivityCheck::Due);
     }
 
     #[test]

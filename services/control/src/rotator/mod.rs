@@ -43,7 +43,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use self::connectivity::{Question, RoundResponses};
+use self::connectivity::{ApiServerCheck, RoundResponses};
 use self::reconciler::{Next, Reconciler};
 use self::report::EventRecorder;
 use self::request::REQUEST_ANNOTATION;
@@ -55,7 +55,7 @@ use crate::client::watch_object::{self, Observation};
 use crate::leader::LeaderContext;
 use crate::probe::{self, Expected, ProbeMetrics, ProbeRound};
 use crate::trust_probe::server::IdentityError;
-use crate::trust_probe::{Asker, TrustProbe};
+use crate::trust_probe::{ApiServerProber, TrustProbe};
 use crate::webhook_config::{Live, Rules, Target, WriteError};
 
 pub use report::RotatorMetrics;
@@ -94,7 +94,7 @@ pub struct Rotator {
     /// Compares the local clock with the API server's.
     pub clock: Clock,
     /// Asks API servers for trust probes, and whether they reach a replica.
-    pub asker: Asker,
+    pub asker: ApiServerProber,
     /// The webhook rules that the profiles require. While this is `None`, the existing rules are kept.
     pub rules: watch::Receiver<Option<Rules>>,
     /// The observed state of the webhook configurations, from the task that corrects drift. A change starts a
@@ -173,7 +173,7 @@ struct Outputs {
     /// The requirements for probing endpoints.
     expected: watch::Sender<Option<Arc<Expected>>>,
     /// The question for the API servers.
-    question: watch::Sender<Option<Question>>,
+    question: watch::Sender<Option<ApiServerCheck>>,
     /// The endpoint that API servers call for a trust probe.
     trust_probe: TrustProbe,
 }

@@ -14,7 +14,7 @@ use super::ReconcileError;
 use super::request::RotationRequest;
 use crate::certificates::ca::{CaSecret, KnownCas, Lifetimes, claimed_generation};
 use crate::certificates::clock::{Clock, Reading};
-use crate::certificates::rotation::{Configuration, Endpoints, Generation, Observed, Propagation, Record, Stored};
+use crate::certificates::rotation::{Configuration, Generation, Observed, ProbeSummary, Propagation, Record, Stored};
 use crate::certificates::serving_secret::{ServingInputs, ServingSecret};
 use crate::leader::FIELD_MANAGER;
 use crate::release::Release;
@@ -47,7 +47,7 @@ pub(super) struct Objects {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observations {
     /// Results of probing the endpoints.
-    pub(super) endpoints: Endpoints,
+    pub(super) endpoints: ProbeSummary,
     /// Results of asking the API servers.
     pub(super) propagation: Propagation,
     /// The CA that failed to sign, if any.
@@ -75,19 +75,19 @@ impl ObjectClients {
 }
 
 impl Objects {
-    /// Reads all objects from the API server, not from a cache. `disarmed`: whether the webhooks are treated as
+    /// Reads all objects from the API server, not from a cache. `disabled`: whether the webhooks are treated as
     /// disabled if the `ConfigMap` has an unknown value.
     pub(super) async fn read(
         clients: &ObjectClients,
         release: &Release,
         lifetimes: &Lifetimes,
         clock: &Clock,
-        disarmed: bool,
+        disabled: bool,
     ) -> Result<Self, ReconcileError> {
         let secret = async |name: String| clients.secrets.get_opt(&name).await.map_err(ReconcileError::Read);
         let record = secret(release.ca_secret()).await?;
         let serving_secret = secret(release.serving_secret()).await?;
-        let live = webhook_config::observe(&clients.client, release, disarmed).await.map_err(ReconcileError::Read)?;
+        let live = webhook_config::observe(&clients.client, release, disabled).await.map_err(ReconcileError::Read)?;
         let lease = clients.leases.get_opt(&release.lease()).await.map_err(ReconcileError::Read)?;
         let after = secret(release.ca_secret()).await?;
         let version = |secret: &Option<Secret>| secret.as_ref().map(|secret| (secret.uid(), secret.resource_version()));
@@ -149,7 +149,7 @@ impl Objects {
             configuration: self.configuration(unchanged_for),
             endpoints,
             propagation,
-            asked: self.request.as_ref().map(RotationRequest::trigger),
+            requested: self.request.as_ref().map(RotationRequest::trigger),
             highest: self.ca.highest.max(self.serving.highest).max(claimed),
         }
     }

@@ -12,7 +12,7 @@ use rustls_pki_types::CertificateDer;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::connectivity::{CheckResult, ConnectivityCheck, LIMIT, NO_RESPONSES, Question, RoundResponses, Stage};
+use super::connectivity::{ApiServerCheck, CheckResult, ConnectivityCheck, LIMIT, NO_RESPONSES, RoundResponses, Stage};
 use super::objects::{ObjectClients, Objects, Observations};
 use super::{Inputs, Outputs, ReconcileError, RotatorMetrics, Settings, report};
 use crate::certificates::ca::{CaMaterial, EPOCH_ANNOTATION, IssueError, Issuing, KnownCas};
@@ -49,7 +49,7 @@ pub(super) struct Reconciler {
     pub(super) outputs: Outputs,
     /// Whether the webhooks were disabled at the last reconciliation. This applies if the `ConfigMap` now has an
     /// unknown value.
-    disarmed: bool,
+    disabled: bool,
     /// The CA that failed to sign, since it has expired or is for other names.
     unable: Option<Generation>,
     /// The versions of the configurations, and when this leader first saw them.
@@ -80,7 +80,7 @@ impl Reconciler {
             metrics,
             inputs,
             outputs,
-            disarmed: false,
+            disabled: false,
             unable: None,
             unchanged_since: (Versions::new(), Instant::now()),
             kept_unknown: Vec::new(),
@@ -110,15 +110,15 @@ impl Reconciler {
     pub(super) async fn reconcile(&mut self) -> Result<Next, ReconcileError> {
         let release = Arc::clone(&self.leading.release);
         let lifetimes = &self.settings.lifetimes;
-        let mut objects = Objects::read(&self.clients, &release, lifetimes, &self.inputs.clock, self.disarmed).await?;
-        self.disarmed = objects.live.disarmed;
+        let mut objects = Objects::read(&self.clients, &release, lifetimes, &self.inputs.clock, self.disabled).await?;
+        self.disabled = objects.live.disabled;
         let unchanged_for = self.unchanged_for(&objects.live);
         self.record_unknown(&objects);
         let expected = self.expected(&objects);
         let stage = Stage::of(&objects.configuration, &objects.live, &release);
         self.check = self.check.after(stage, Instant::now());
         let asked = self.question(&objects);
-        let responses = RoundResponses::to(self.inputs.responses.borrow_and_update().as_ref(), asked);
+        let responses = RoundResponses::of(self.inputs.responses.borrow_and_update().as_ref(), asked);
         // An API server that reached a replica may still not trust the newest CA.
         let propagation = if self.check.is_running() { NO_RESPONSES } else { responses };
         self.end_check(responses);
@@ -334,10 +334,10 @@ impl Reconciler {
     }
 
     /// Returns the question for the API servers: the connectivity check's while it runs, otherwise the rotation's.
-    fn question(&self, objects: &Objects) -> Option<Question> {
+    fn question(&self, objects: &Objects) -> Option<ApiServerCheck> {
         match &objects.configuration {
             Configuration::Present(bundle) if self.check.is_running() => {
-                Some(Question::Replica { epoch: bundle.epoch })
+                Some(ApiServerCheck::Replica { epoch: bundle.epoch })
             }
             _ => question(objects),
         }
@@ -389,8 +389,8 @@ impl Reconciler {
 
     /// While API servers are asked whether they trust a CA, makes the trust probe serve a certificate of this CA.
     /// Otherwise, it serves none.
-    fn serve_trust_probe(&mut self, question: Option<Question>, objects: &Objects) -> Result<(), ReconcileError> {
-        let Some((Question::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
+    fn serve_trust_probe(&mut self, question: Option<ApiServerCheck>, objects: &Objects) -> Result<(), ReconcileError> {
+        let Some((ApiServerCheck::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
             self.outputs.trust_probe.show(None);
             return Ok(());
         };
@@ -462,7 +462,7 @@ impl Reconciler {
 
 /// Returns the question of a rotation that waits for API servers. `None` if it does not wait for them, or if the
 /// configuration is not in its desired state.
-fn question(objects: &Objects) -> Option<Question> {
+fn question(objects: &Objects) -> Option<ApiServerCheck> {
     let record = objects.known()?.record();
     if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {
         return None;
@@ -471,7 +471,7 @@ fn question(objects: &Objects) -> Option<Question> {
     let Configuration::Present(bundle) = &objects.configuration else { return None };
     let rotation::Bundle { cas, epoch, written, .. } = bundle;
     let is_wanted = cas.contains(&newest) && *epoch >= record.bundle_epoch;
-    is_wanted.then_some(Question::Trust { newest, epoch: *epoch, written: *written })
+    is_wanted.then_some(ApiServerCheck::Trust { newest, epoch: *epoch, written: *written })
 }
 
 /// Sends the value if it differs from the last one.

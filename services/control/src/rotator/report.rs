@@ -30,8 +30,8 @@ pub(super) const UNABLE: &str = "the newest CA cannot sign, and replicas may alr
 const CLOCK: &str = "the controller's clock and the API server's differ by minutes: no certificate is created, and \
                      the rotation waits until they agree. Replicas keep their certificates. Correct the wrong clock";
 
-const DISARMED: &str = "an administrator removed the webhook configurations, so no pod is injected: set webhooks: \
-                        armed in the release's ConfigMap to restore them";
+const WEBHOOKS_DISABLED: &str = "an administrator removed the webhook configurations, so no pod is injected: set webhooks: \
+                        enabled in the release's ConfigMap to restore them";
 
 /// The message if no API server is known to reach a replica.
 pub(super) const UNREACHED: &str = "replicas respond, but no API server has reached one through the Service in time: \
@@ -40,7 +40,7 @@ pub(super) const UNREACHED: &str = "replicas respond, but no API server has reac
                                     replicas";
 
 const AGREED: &str = "the clocks agree again";
-const ARMED: &str = "the webhook configurations are managed again";
+const WEBHOOKS_ENABLED: &str = "the webhook configurations are managed again";
 const ABLE: &str = "the newest CA can sign again";
 
 /// Records Events about the Lease.
@@ -97,7 +97,7 @@ fn events(before: Option<Blocked>, now: Blocked) -> impl Iterator<Item = Event> 
 const fn messages(blocked: Blocked) -> Option<(&'static str, &'static str, &'static str)> {
     match blocked {
         Blocked::Clock => Some(("ClocksDiffer", CLOCK, AGREED)),
-        Blocked::Disarmed => Some(("Disarmed", DISARMED, ARMED)),
+        Blocked::WebhooksDisabled => Some(("WebhooksDisabled", WEBHOOKS_DISABLED, WEBHOOKS_ENABLED)),
         Blocked::Unable => Some(("CACannotSign", UNABLE, ABLE)),
         Blocked::Idle
         | Blocked::NoEndpoint
@@ -132,7 +132,7 @@ pub(super) fn log_wait(blocked: Blocked, until: Option<Timestamp>) {
         Blocked::ConnectivityCheck => {
             info!("until every API server is known to reach a replica, failed calls reject no pods");
         }
-        Blocked::Disarmed => {
+        Blocked::WebhooksDisabled => {
             warn!(
                 "an administrator disabled the webhooks: the webhook configurations remain removed, and no pod is \
                  injected"
@@ -163,7 +163,7 @@ pub struct RotatorMetrics {
     phase_since: Gauge,
     ca_not_after: Gauge,
     certificate_renewal: Gauge,
-    last_look: Gauge,
+    last_reconcile: Gauge,
 }
 
 impl RotatorMetrics {
@@ -200,7 +200,7 @@ impl RotatorMetrics {
                 "Planned renewal of the serving certificate, as Unix time",
                 &metrics.certificate_renewal,
             ),
-            ("rotation_last_reconcile", "Last reconciliation of the rotation, as Unix time", &metrics.last_look),
+            ("rotation_last_reconcile", "Last reconciliation of the rotation, as Unix time", &metrics.last_reconcile),
         ] {
             registry.register_with_unit(format!("{name}_timestamp"), help, Unit::Seconds, gauge.clone());
         }
@@ -208,7 +208,7 @@ impl RotatorMetrics {
     }
 
     pub(super) fn set_state(&self, now: Timestamp, record: Option<&Record>, renewal: Option<Timestamp>) {
-        self.last_look.set(now.as_second());
+        self.last_reconcile.set(now.as_second());
         for phase in Phase::ALL {
             let is = record.is_some_and(|record| record.phase == phase);
             self.phases.get_or_create_owned(&[("phase", phase.as_str())]).set(i64::from(is));
@@ -256,7 +256,10 @@ mod tests {
         };
         assert_eq!(recorded(None, Blocked::Clock), ["Warning ClocksDiffer"]);
         assert_eq!(recorded(Some(Blocked::Clock), Blocked::Idle), ["Normal ClocksDiffer"]);
-        assert_eq!(recorded(Some(Blocked::Disarmed), Blocked::Clock), ["Normal Disarmed", "Warning ClocksDiffer"]);
+        assert_eq!(
+            recorded(Some(Blocked::WebhooksDisabled), Blocked::Clock),
+            ["Normal WebhooksDisabled", "Warning ClocksDiffer"]
+        );
         assert_eq!(recorded(Some(Blocked::Soaking), Blocked::Idle), [""; 0]);
         for blocked in Blocked::ALL {
             // The API server limits notes to 1 KiB.

@@ -48,7 +48,7 @@ impl RotationRequest {
     /// Returns the reason with which the rotation starts.
     #[must_use]
     pub const fn trigger(&self) -> Trigger {
-        if self.compromised { Trigger::Compromised } else { Trigger::Asked }
+        if self.compromised { Trigger::Compromised } else { Trigger::Requested }
     }
 
     /// Records in the Secret that the request is fulfilled.
@@ -98,7 +98,7 @@ mod tests {
     fn request_is_fulfilled_once() {
         let lease = lease("2026-11-21T10:00:00Z");
         let request = RotationRequest::of(Some(&lease), None).unwrap();
-        assert_eq!(request.trigger(), Trigger::Asked);
+        assert_eq!(request.trigger(), Trigger::Requested);
         let mut record = Secret::default();
         assert_eq!(RotationRequest::of(Some(&lease), Some(&record)), Some(request.clone()));
         request.fulfil(&mut record);

@@ -34,7 +34,7 @@ use crate::random;
 use crate::release::Release;
 
 /// Sends dry runs to the API servers.
-pub struct Asker {
+pub struct ApiServerProber {
     client: Client,
     config: Config,
     release: Arc<Release>,
@@ -74,17 +74,17 @@ pub struct ServerAnswer {
     pub outcome: ServerOutcome,
 }
 
-impl fmt::Debug for Asker {
+impl fmt::Debug for ApiServerProber {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
-            .debug_struct("Asker")
+            .debug_struct("ApiServerProber")
             .field("trust_probe", &self.trust_probe)
             .field("servers", &self.servers)
             .finish_non_exhaustive()
     }
 }
 
-impl Asker {
+impl ApiServerProber {
     /// Creates an asker with the credentials and CAs of `config`. `address` is the address at which API servers reach
     /// the trust probe: the controller's own pod.
     #[must_use]
@@ -155,7 +155,7 @@ impl Asker {
 
     fn merge(&mut self, listed: Result<ApiServers, Elapsed>) -> ApiServers {
         // If the list timed out, neither the addresses nor their number are known.
-        self.servers.merge(listed.unwrap_or_default(), Instant::now(), self.settings.vanished)
+        self.servers.merge(listed.unwrap_or_default(), Instant::now(), self.settings.keep_unlisted_for)
     }
 
     async fn ask_listed(&mut self, listed: &ApiServers, proof: Proof) -> TrustRound {
@@ -279,9 +279,9 @@ struct ApiServers {
 impl KnownServers {
     /// Merges the current list with API servers that were listed recently. An API server that hangs leaves the list,
     /// but may continue with its old configuration.
-    fn merge(&mut self, listed: ApiServers, now: Instant, vanished: Duration) -> ApiServers {
+    fn merge(&mut self, listed: ApiServers, now: Instant, keep_unlisted_for: Duration) -> ApiServers {
         self.seen.extend(listed.addresses.into_iter().map(|address| (address, now)));
-        self.seen.retain(|_, last| now.saturating_duration_since(*last) < vanished || *last == now);
+        self.seen.retain(|_, last| now.saturating_duration_since(*last) < keep_unlisted_for || *last == now);
         let addresses: BTreeSet<_> = self.seen.keys().copied().collect();
         let number = listed.number.map(|number| number.max(addresses.len()));
         ApiServers { addresses, number }

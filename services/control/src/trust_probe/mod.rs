@@ -34,7 +34,7 @@ use crate::certificates::rotation::Propagation;
 use crate::labels::Label;
 
 pub use answer::{ServerOutcome, Silence, fold};
-pub use asker::{Asker, ServerAnswer, TrustRound, service};
+pub use asker::{ApiServerProber, ServerAnswer, TrustRound, service};
 pub use server::{Identity, TrustProbe};
 
 /// Timeouts and limits. Tests scale all durations down.
@@ -46,7 +46,7 @@ pub struct Settings {
     /// How long an API server that left the list is still asked, since it may be paused and continue with an old
     /// configuration. Without a response, it counts as silent. Must be at least as long as the rotation waits for
     /// silent API servers.
-    pub vanished: Duration,
+    pub keep_unlisted_for: Duration,
     /// Timeout of one call to the endpoint, from the connection to the response.
     pub call_limit: Duration,
     /// Maximum number of connections to the endpoint. Further connections wait.
@@ -59,7 +59,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(5),
-            vanished: Duration::from_mins(2),
+            keep_unlisted_for: Duration::from_mins(2),
             call_limit: Duration::from_secs(5),
             connections: 32,
             server_name: "kubernetes.default.svc".to_owned(),

@@ -36,7 +36,7 @@ pub struct Rules {
     pub validated: Validated,
     /// Namespaces with calls beyond [`MAXIMUM_OWN_CALLS`]. The API server does not make these calls, so the namespaces'
     /// own profiles do not validate them.
-    pub left_out: BTreeSet<String>,
+    pub omitted_namespaces: BTreeSet<String>,
 }
 
 impl Default for Rules {
@@ -68,14 +68,17 @@ impl Rules {
                 }
             }
         }
-        let (mut own, mut left_out) = (OwnCalls::new(), BTreeSet::new());
+        let (mut own, mut omitted_namespaces) = (OwnCalls::new(), BTreeSet::new());
         for (number, (namespace, resource, operation)) in asked.into_iter().enumerate() {
-            let namespaces =
-                if number < MAXIMUM_OWN_CALLS { own.entry((resource, operation)).or_default() } else { &mut left_out };
+            let namespaces = if number < MAXIMUM_OWN_CALLS {
+                own.entry((resource, operation)).or_default()
+            } else {
+                &mut omitted_namespaces
+            };
             namespaces.insert(namespace.to_owned());
         }
         let mutating = mutating_rules(injecting.map(|profile| profile.target()));
-        Self { mutating, validated: Validated { everywhere, own }, left_out }
+        Self { mutating, validated: Validated { everywhere, own }, omitted_namespaces }
     }
 
     /// Returns the rules of the observed configurations. A controller that does not know the profiles yet must not
@@ -87,7 +90,7 @@ impl Rules {
         Self {
             mutating: mutating.find_map(|entry| entry.rules.clone()).unwrap_or_else(|| Self::default().mutating),
             validated: live.validating.as_ref().map(validated_of).unwrap_or_default(),
-            left_out: BTreeSet::new(),
+            omitted_namespaces: BTreeSet::new(),
         }
     }
 }

@@ -137,7 +137,7 @@ impl Keeper {
         };
         // The version that was read is a precondition of every write, so the task can be interrupted at any time.
         stop.run_until_cancelled(state.run()).await;
-        for gauge in [&metrics.drifted, &metrics.contested, &metrics.disarmed] {
+        for gauge in [&metrics.drifted, &metrics.contested, &metrics.disabled] {
             gauge.set(0);
         }
     }
@@ -237,18 +237,18 @@ impl KeeperState {
         let by = switch::author(config_map, WEBHOOKS_KEY);
         let by = by.as_deref().unwrap_or("unknown");
         if let Position::Unreadable(value) = &position {
-            let stays = if self.switch.off { "disarmed" } else { "armed" };
-            warn!(value, by, stays, "the break-glass switch is neither armed nor disarmed, so it keeps its state");
+            let stays = if self.switch.off { "disabled" } else { "enabled" };
+            warn!(value, by, stays, "the break-glass switch is neither enabled nor disabled, so it keeps its state");
         }
         if self.switch.move_to(&position) {
             if self.switch.off {
-                warn!(by, "the webhook configurations are disarmed: they are removed, and no pod is injected");
+                warn!(by, "the webhook configurations are disabled: they are removed, and no pod is injected");
             } else {
-                info!(by, "the webhook configurations are armed again");
+                info!(by, "the webhook configurations are enabled again");
             }
         }
-        self.live.disarmed = self.switch.off;
-        self.keeper.metrics.disarmed.set(i64::from(self.switch.off));
+        self.live.disabled = self.switch.off;
+        self.keeper.metrics.disabled.set(i64::from(self.switch.off));
     }
 
     /// Sends the observed state to the rotation if it has changed. Does nothing until all three objects are known.
@@ -299,7 +299,7 @@ impl KeeperState {
                 let ours = target.map(|target| target.epoch);
                 debug!(live, ours, "the webhook configuration was written for a later epoch");
             }
-            (Plan::Idle, Some(_)) if !self.live.disarmed => {
+            (Plan::Idle, Some(_)) if !self.live.disabled => {
                 self.matching = Some(versions(&self.live));
                 self.logged = None;
             }
@@ -370,7 +370,7 @@ impl KeeperState {
 
     async fn remove(&mut self) -> Next {
         let now = Instant::now();
-        let writer = "disarmed";
+        let writer = "disabled";
         let due = self.pacing.due(writer, now);
         if due > now {
             return Next::At(due);
@@ -382,7 +382,7 @@ impl KeeperState {
                 self.matching = None;
                 self.failures = 0;
                 self.send_live();
-                warn!("the webhook configurations are removed: no pod is injected until they are armed again");
+                warn!("the webhook configurations are removed: no pod is injected until they are enabled again");
                 Next::Idle
             }
             Err(error) => self.schedule_retry(&WriteError::Client(error)),
@@ -425,7 +425,7 @@ fn plan(release: &Release, live: &Live, target: Option<&Target>, now: Timestamp)
     if let Some(other) = live.other_owner(&owner(release)) {
         return Plan::OtherRelease(other);
     }
-    if live.disarmed {
+    if live.disabled {
         return if live.views().next().is_some() { Plan::Remove } else { Plan::Idle };
     }
     let Some(target) = target else { return Plan::Idle };
@@ -449,7 +449,7 @@ fn versions(live: &Live) -> Versions {
 fn disarm_command(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(
-        "to keep it removed: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disarmed\"}}}}'"
+        "to keep it removed: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disabled\"}}}}'"
     )
 }
 

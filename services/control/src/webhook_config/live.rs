@@ -36,7 +36,7 @@ pub struct Live {
     /// The validating configuration; `None` if it does not exist.
     pub validating: Option<ValidatingWebhookConfiguration>,
     /// Whether an administrator disabled the webhooks.
-    pub disarmed: bool,
+    pub disabled: bool,
 }
 
 /// The UID of each configuration, and its generation, which counts changes of the entries.
@@ -58,8 +58,8 @@ impl Live {
     /// configuration, both are treated as missing: the next claim creates it and deletes the validating one.
     #[must_use]
     pub fn configuration(&self, generation_of: &dyn Fn(&[u8]) -> Option<Generation>) -> Configuration {
-        if self.disarmed {
-            return Configuration::Disarmed;
+        if self.disabled {
+            return Configuration::WebhooksDisabled;
         }
         let Some(mutating) = &self.mutating else { return Configuration::Absent };
         let epoch = self.epoch().unwrap_or_default();

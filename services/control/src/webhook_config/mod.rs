@@ -48,7 +48,7 @@ pub struct Metrics {
     repairs: Family<LabelPair, Counter>,
     pub(super) drifted: Gauge,
     pub(super) contested: Gauge,
-    pub(super) disarmed: Gauge,
+    pub(super) disabled: Gauge,
 }
 
 impl Metrics {
@@ -76,14 +76,14 @@ impl Metrics {
             "contested",
             "1 after more than five corrections within ten minutes: another client keeps changing the configurations",
         );
-        let disarmed =
-            gauge("disarmed", "1 while an administrator has removed the webhook configurations. No pod is injected");
-        Self { repairs, drifted, contested, disarmed }
+        let disabled =
+            gauge("disabled", "1 while an administrator has removed the webhook configurations. No pod is injected");
+        Self { repairs, drifted, contested, disabled }
     }
 
     /// Sets the gauges to 0 when leadership ends.
     pub fn reset(&self) {
-        for gauge in [&self.drifted, &self.contested, &self.disarmed] {
+        for gauge in [&self.drifted, &self.contested, &self.disabled] {
             gauge.set(0);
         }
     }

@@ -24,7 +24,7 @@ pub struct Settings {
     /// The longest pause.
     pub longest_pause: Duration,
     /// A client that was quiet for this long after its last pause starts again without a pause.
-    pub peace: Duration,
+    pub reset_after: Duration,
     /// The time window in which corrections are counted for the alert.
     pub window: Duration,
     /// The number of corrections in the window that raises the alert.
@@ -37,7 +37,7 @@ impl Default for Settings {
             at_once: 3,
             first_pause: Duration::from_secs(1),
             longest_pause: Duration::from_secs(30),
-            peace: Duration::from_mins(1),
+            reset_after: Duration::from_mins(1),
             window: Duration::from_mins(10),
             many: 5,
         }
@@ -69,7 +69,7 @@ impl Pacing {
     pub(super) fn due(&self, writer: &str, now: Instant) -> Instant {
         let Some(known) = self.writers.get(self.key(writer)) else { return now };
         let pause = self.pause(known.repairs);
-        if now.saturating_duration_since(known.last) > pause + self.settings.peace {
+        if now.saturating_duration_since(known.last) > pause + self.settings.reset_after {
             now
         } else {
             now.max(known.last + pause)
@@ -79,11 +79,11 @@ impl Pacing {
     /// Records a correction against this client.
     pub(super) fn repaired(&mut self, writer: &str, now: Instant) {
         let (settings, key) = (&self.settings, self.key(writer).to_owned());
-        let longest = settings.longest_pause + settings.peace;
+        let longest = settings.longest_pause + settings.reset_after;
         self.writers.retain(|_, writer| now.saturating_duration_since(writer.last) <= longest);
         let fresh = Writer { repairs: 0, last: now };
         let known = self.writers.get(&key).copied().unwrap_or(fresh);
-        let is_over = now.saturating_duration_since(known.last) > self.pause(known.repairs) + self.settings.peace;
+        let is_over = now.saturating_duration_since(known.last) > self.pause(known.repairs) + self.settings.reset_after;
         let known = if is_over { fresh } else { known };
         self.writers.insert(key, Writer { repairs: known.repairs.saturating_add(1), last: now });
         self.recent.push_back(now);

@@ -2,8 +2,8 @@
 //!
 //! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
 //!   a missing key, or a missing `ConfigMap` is normal operation.
-//! - `webhooks: disarmed` is the *break-glass*. The controller removes the webhook configurations, so that the API
-//!   server calls no webhook, and keeps them removed. With `armed` or a missing key, it keeps them in place.
+//! - `webhooks: disabled` is the *break-glass*. The controller removes the webhook configurations, so that the API
+//!   server calls no webhook, and keeps them removed. With `enabled` or a missing key, it keeps them in place.
 //!
 //! An unknown value changes nothing and is logged, so a typing error neither stops nor starts injection. An unavailable
 //! API server changes nothing either.
@@ -29,13 +29,13 @@ use crate::webhook_config::live::field_manager;
 
 /// The key of the kill switch: `enabled` or `disabled`.
 pub const INJECTION_KEY: &str = "injection";
-/// The key of the break-glass: `armed` or `disarmed`.
+/// The key of the break-glass: `enabled` or `disabled`.
 pub const WEBHOOKS_KEY: &str = "webhooks";
 
 /// Maximum bytes of an unknown value in messages.
 const SHOWN: usize = 64;
 
-/// Writes `webhooks: disarmed` before a release is uninstalled, and creates the `ConfigMap` if it is missing. Other
+/// Writes `webhooks: disabled` before a release is uninstalled, and creates the `ConfigMap` if it is missing. Other
 /// keys are kept.
 ///
 /// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` after the account is
@@ -44,7 +44,7 @@ const SHOWN: usize = 64;
 ///
 /// # Errors
 /// The API server rejected the request.
-pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Error> {
+pub async fn disable(client: &Client, release: &Release) -> Result<bool, kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), release.namespace());
     let account = accounts.get_opt(&release.controller()).await?;
@@ -56,7 +56,7 @@ pub async fn disarm(client: &Client, release: &Release) -> Result<bool, kube::Er
     let marked = serde_json::json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": release.switch(), "ownerReferences": owners},
-        "data": {WEBHOOKS_KEY: "disarmed"},
+        "data": {WEBHOOKS_KEY: "disabled"},
     });
     let parameters = PatchParams::apply("pillion-uninstall").force();
     api.patch(release.switch(), &parameters, &Patch::Apply(&marked)).await?;
@@ -73,7 +73,7 @@ pub async fn ensure(client: &Client, release: &Release) -> Result<bool, kube::Er
     let api = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let metadata = ObjectMeta { name: Some(release.switch().to_owned()), ..ObjectMeta::default() };
     let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-    let data = [(INJECTION_KEY, "enabled"), (WEBHOOKS_KEY, "armed")];
+    let data = [(INJECTION_KEY, "enabled"), (WEBHOOKS_KEY, "enabled")];
     let data = Some(data.map(|(key, word)| (key.to_owned(), word.to_owned())).into());
     match api.create(&parameters, &ConfigMap { metadata, data, ..ConfigMap::default() }).await {
         Ok(_) => Ok(true),
@@ -122,7 +122,7 @@ pub fn injection(config_map: Option<&ConfigMap>) -> Position {
 /// Returns the position of the break-glass, which is on if the `ConfigMap` or the key is missing.
 #[must_use]
 pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
-    position(config_map, WEBHOOKS_KEY, "armed", "disarmed")
+    position(config_map, WEBHOOKS_KEY, "enabled", "disabled")
 }
 
 /// Returns the field manager that wrote `key`; `None` if it is the controller or unknown. A client chooses this name
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn parses_positions_and_keeps_unknown_values() {
         assert_eq!(injection(None), Position::On, "without a ConfigMap");
-        assert_eq!(injection(Some(&config_map("webhooks", "disarmed"))), Position::On, "without the key");
+        assert_eq!(injection(Some(&config_map("webhooks", "disabled"))), Position::On, "without the key");
         for (text, expected) in [
             ("enabled", Position::On),
             ("disabled", Position::Off),
@@ -313,8 +313,8 @@ mod tests {
         ] {
             assert_eq!(injection(Some(&config_map("injection", text))), expected, "{text:?}");
         }
-        assert_eq!(webhooks(Some(&config_map("webhooks", "disarmed"))), Position::Off);
-        assert_eq!(webhooks(Some(&config_map("webhooks", "armed"))), Position::On);
+        assert_eq!(webhooks(Some(&config_map("webhooks", "disabled"))), Position::Off);
+        assert_eq!(webhooks(Some(&config_map("webhooks", "enabled"))), Position::On);
         let by = author(Some(&config_map("injection", "disabled")), INJECTION_KEY);
         assert_eq!(by.as_deref(), Some("kubectl-patch"));
     }

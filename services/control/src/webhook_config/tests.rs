@@ -47,7 +47,7 @@ fn target(cas: &[u8], epoch: u64) -> Target {
 /// Returns the observed state after `target` was written.
 fn after(target: &Target) -> Live {
     let desired = target.desired(&release(), now());
-    Live { mutating: Some(desired.mutating), validating: desired.validating, disarmed: false }
+    Live { mutating: Some(desired.mutating), validating: desired.validating, disabled: false }
 }
 
 fn entry<'l>(live: &'l mut Live, name: &str) -> &'l mut MutatingWebhook {
@@ -270,7 +270,7 @@ fn tenant_calls_are_bounded() {
     let rules = Rules::of(&ProfileSet::new((0..=MAXIMUM_OWN_CALLS).rev().map(own)));
     let called: usize = rules.validated.own.values().map(BTreeSet::len).sum();
     assert_eq!(called, MAXIMUM_OWN_CALLS);
-    assert_eq!(rules.left_out, BTreeSet::from([format!("team-{MAXIMUM_OWN_CALLS:04}")]));
+    assert_eq!(rules.omitted_namespaces, BTreeSet::from([format!("team-{MAXIMUM_OWN_CALLS:04}")]));
     let target = Target::new(settings_of(&release()), rules, pem(&[1]), 1);
     let size = serde_json::to_string(&target.desired(&release(), now()).validating).unwrap().len();
     assert!(size < 200_000, "{size} bytes of 1.5 MB");
@@ -317,12 +317,12 @@ fn older_target_is_behind_newer_is_written() {
 #[test]
 fn removes_disarmed_and_ignores_other_releases() {
     let target = target(&[1], 7);
-    let disarmed = |live: Live| Live { disarmed: true, ..live };
-    assert_eq!(plan(&release(), &disarmed(after(&target)), Some(&target), now()), Plan::Remove);
-    assert_eq!(plan(&release(), &disarmed(Live::default()), Some(&target), now()), Plan::Idle);
+    let disabled = |live: Live| Live { disabled: true, ..live };
+    assert_eq!(plan(&release(), &disabled(after(&target)), Some(&target), now()), Plan::Remove);
+    assert_eq!(plan(&release(), &disabled(Live::default()), Some(&target), now()), Plan::Idle);
     let mut others = after(&target);
     annotate(&mut others, RELEASE_ANNOTATION, Some("elsewhere/pillion"));
-    for live in [others.clone(), disarmed(others)] {
+    for live in [others.clone(), disabled(others)] {
         assert_eq!(plan(&release(), &live, Some(&target), now()), Plan::OtherRelease("elsewhere/pillion".to_owned()));
     }
 }
@@ -335,8 +335,8 @@ fn rotation_sees_intersection_of_all_entries() {
     };
     let cases: [(Change, Configuration); 13] = [
         (|_| (), present(&[1, 2], true, false)),
-        (|live| live.disarmed = true, Configuration::Disarmed),
-        (|live| (live.disarmed, live.mutating, live.validating) = (true, None, None), Configuration::Disarmed),
+        (|live| live.disabled = true, Configuration::WebhooksDisabled),
+        (|live| (live.disabled, live.mutating, live.validating) = (true, None, None), Configuration::WebhooksDisabled),
         (|live| live.mutating = None, Configuration::Absent),
         (|live| live.mutating.as_mut().unwrap().webhooks = None, Configuration::Empty { epoch: 7 }),
         (|live| live.mutating.as_mut().unwrap().webhooks = Some(Vec::new()), Configuration::Empty { epoch: 7 }),

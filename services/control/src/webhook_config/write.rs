@@ -43,14 +43,14 @@ pub enum WriteError {
     #[error("the bundle has no certificate, or has other content: nothing is written")]
     NoCa,
     /// An administrator disabled the webhooks.
-    #[error("an administrator disarmed the webhook configurations: nothing is written")]
-    Disarmed,
+    #[error("an administrator disabled the webhook configurations: nothing is written")]
+    WebhooksDisabled,
     /// The API server is unavailable or rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
 
-/// Reads the observed state. If the `ConfigMap` has an unknown value, the webhooks are treated as disarmed only if
+/// Reads the observed state. If the `ConfigMap` has an unknown value, the webhooks are treated as disabled only if
 /// `was_disarmed`.
 ///
 /// # Errors
@@ -58,12 +58,12 @@ pub enum WriteError {
 pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> Result<Live, kube::Error> {
     let name = release.configuration();
     let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
-    let mut disarmed = SwitchState { off: was_disarmed };
-    disarmed.move_to(&switch::webhooks(switch.as_ref()));
+    let mut disabled = SwitchState { off: was_disarmed };
+    disabled.move_to(&switch::webhooks(switch.as_ref()));
     Ok(Live {
         mutating: Api::all(client.clone()).get_opt(name).await?,
         validating: Api::all(client.clone()).get_opt(name).await?,
-        disarmed: disarmed.off,
+        disabled: disabled.off,
     })
 }
 
@@ -72,7 +72,7 @@ pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> 
 ///
 /// # Errors
 /// - `live` is outdated, or the mutating configuration has entries.
-/// - The webhooks are disarmed, or another release owns a configuration.
+/// - The webhooks are disabled, or another release owns a configuration.
 /// - The API server rejected the request.
 pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) -> Result<Live, WriteError> {
     check(release, live, epoch)?;
@@ -87,7 +87,7 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
     if let Some(validating) = &live.validating {
         delete(client, validating).await?;
     }
-    Ok(Live { mutating: Some(mutating), validating: None, disarmed: false })
+    Ok(Live { mutating: Some(mutating), validating: None, disabled: false })
 }
 
 /// Writes both configurations in their desired state. Deletes the validating one if no rule needs it. Returns the new
@@ -95,7 +95,7 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
 ///
 /// # Errors
 /// - `live` is outdated, or the bundle of `target` is invalid.
-/// - The webhooks are disarmed, or another release owns a configuration.
+/// - The webhooks are disabled, or another release owns a configuration.
 /// - The API server rejected a request. The mutating configuration may have been written nevertheless.
 pub async fn write(client: &Client, release: &Release, live: &Live, target: &Target) -> Result<Live, WriteError> {
     check(release, live, target.epoch)?;
@@ -112,7 +112,7 @@ pub async fn write(client: &Client, release: &Release, live: &Live, target: &Tar
         }
         (None, None) => None,
     };
-    Ok(Live { mutating: Some(mutating), validating, disarmed: false })
+    Ok(Live { mutating: Some(mutating), validating, disabled: false })
 }
 
 /// Deletes both configurations of this release, so that no webhook is called. Returns whether one existed.
@@ -141,8 +141,8 @@ pub async fn remove(client: &Client, release: &Release) -> Result<bool, kube::Er
 }
 
 fn check(release: &Release, live: &Live, epoch: u64) -> Result<(), WriteError> {
-    if live.disarmed {
-        return Err(WriteError::Disarmed);
+    if live.disabled {
+        return Err(WriteError::WebhooksDisabled);
     }
     if let Some(other) = live.other_owner(&owner(release)) {
         return Err(WriteError::OtherRelease(other));

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_control::certificates::ca::certificates;
 use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
-use pillion_control::certificates::rotation::{Endpoints, Generation};
+use pillion_control::certificates::rotation::{Generation, ProbeSummary};
 use pillion_control::leader::LeaderContext;
 use pillion_control::probe::{
     self, Defect, Expected, KnownCa, ProbeMetrics, ProbeRound, Prober, Settings, Unreachable, Verdict,
@@ -99,7 +99,8 @@ fn probes_all_endpoints_and_pods() {
         ];
         let right: Vec<_> = addresses.iter().map(ToString::to_string).zip(right).collect();
         ensure!(verdicts == right, "{verdicts:?}");
-        let folded = Endpoints { answering: 2, rounds: 0, older: true, untrusted: true, unreachable: 2 };
+        let folded =
+            ProbeSummary { answering: 2, rounds: 0, is_other_ca_served: true, untrusted: true, unreachable: 2 };
         ensure!(found.endpoints == folded, "{:?}", found.endpoints);
 
         // Only endpoints with the newest certificate remain.
@@ -111,14 +112,18 @@ fn probes_all_endpoints_and_pods() {
         let _second = serve(addresses[1], &new, SERVER_NAME).await?;
         for round in 1..=3 {
             let found = prober.round(&client, &release, &expected).await?;
-            ensure!(found.endpoints == Endpoints { answering: 2, rounds: round, ..nothing() }, "{:?}", found.endpoints);
+            ensure!(
+                found.endpoints == ProbeSummary { answering: 2, rounds: round, ..nothing() },
+                "{:?}",
+                found.endpoints
+            );
             tokio::time::sleep(settings().gap).await;
         }
         // A new endpoint restarts the count. Without endpoints, no round is passed.
         let third = serve(addresses[5], &new, SERVER_NAME).await?;
         service.set_ready(addresses[5], false).await?;
         let found = prober.round(&client, &release, &expected).await?;
-        ensure!(found.endpoints == Endpoints { answering: 3, rounds: 1, ..nothing() }, "{:?}", found.endpoints);
+        ensure!(found.endpoints == ProbeSummary { answering: 3, rounds: 1, ..nothing() }, "{:?}", found.endpoints);
         drop(third);
         for address in [addresses[0], addresses[1], addresses[5]] {
             service.remove(address).await?;
@@ -145,13 +150,13 @@ fn probes_all_endpoints_and_pods() {
         let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
         services.patch(release.service(), &PatchParams::default(), &Patch::Merge(&selects)).await?;
         let found = prober.round(&client, &release, &expected).await?;
-        ensure!(found.endpoints == Endpoints { answering: 1, rounds: 1, ..nothing() }, "{:?}", found.endpoints);
+        ensure!(found.endpoints == ProbeSummary { answering: 1, rounds: 1, ..nothing() }, "{:?}", found.endpoints);
         Ok(())
     });
 }
 
-const fn nothing() -> Endpoints {
-    Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 }
+const fn nothing() -> ProbeSummary {
+    ProbeSummary { answering: 0, rounds: 0, is_other_ca_served: false, untrusted: false, unreachable: 0 }
 }
 
 #[test]
@@ -187,7 +192,7 @@ fn probes_follow_changed_requirements() {
         // count.
         ensure!(ProbeRound::of(found.borrow().as_ref(), &second) == nothing());
         wanted.send_replace(Some(Arc::clone(&second)));
-        let older = |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &second).older;
+        let older = |found: &Option<ProbeRound>| ProbeRound::of(found.as_ref(), &second).is_other_ca_served;
         tokio::time::timeout(SOON, found.wait_for(older)).await??;
         drop(replica);
         let _replica = serve(address, &new, SERVER_NAME).await?;
@@ -268,7 +273,7 @@ fn reports_certificates_of_other_issuers() {
             switches.get_opt("pillion").await?.and_then(|map| map.data).context("no kill switch")
         })
         .await?;
-        ensure!(json!(data) == json!({"injection": "enabled", "webhooks": "armed"}), "{data:?}");
+        ensure!(json!(data) == json!({"injection": "enabled", "webhooks": "enabled"}), "{data:?}");
 
         // The controller does not overwrite an administrator's change.
         let disabled = Patch::Merge(json!({"data": {"injection": "disabled"}}));

@@ -13,7 +13,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use pillion_api::trust_probe::{InjectionTrustProbe, PATH, PLURAL, VALIDATE_PATH, WEBHOOK, path};
 use pillion_control::certificates::rotation::{Generation, Propagation};
 use pillion_control::trust_probe::{
-    self, Asker, Identity, ServerOutcome, Settings, Silence, TrustProbe, TrustProbeMetrics, TrustRound,
+    self, ApiServerProber, Identity, ServerOutcome, Settings, Silence, TrustProbe, TrustProbeMetrics, TrustRound,
 };
 use pillion_testkit::namespace::{API_SERVER, SECOND_API_SERVER};
 use pillion_testkit::registration::NAMESPACE;
@@ -31,7 +31,7 @@ const NEWEST: Generation = Generation(2);
 struct Rig {
     control_plane: ControlPlane,
     trust_probe: TrustProbe,
-    asker: Asker,
+    asker: ApiServerProber,
     metrics: TrustProbeMetrics,
     newest: TestCa,
     stop: CancellationToken,
@@ -44,7 +44,7 @@ fn settings() -> Settings {
     let mut settings = Settings::default();
     // An API server delays the first creation of a new kind by two seconds.
     settings.timeout = Duration::from_secs(4);
-    settings.vanished = Duration::from_secs(30);
+    settings.keep_unlisted_for = Duration::from_secs(30);
     settings
 }
 
@@ -62,7 +62,7 @@ impl Rig {
         let address = listener.local_addr()?;
         let (serving, until) = (trust_probe.clone(), stop.clone());
         tokio::spawn(async move { serving.serve(listener, &settings(), until).await });
-        let asker = Asker::new(
+        let asker = ApiServerProber::new(
             (client, control_plane.config()?),
             release,
             trust_probe.clone(),
@@ -300,7 +300,7 @@ fn asks_configured_address_without_listed_api_servers() {
         let rig = Rig::start(ControlPlane::start().await?).await?;
         rig.show(NEWEST, &rig.newest)?;
         rig.trust(&[&rig.newest]).await?;
-        let mut by_name = Asker::new(
+        let mut by_name = ApiServerProber::new(
             (rig.control_plane.client(), rig.control_plane.config()?),
             Arc::new(release()),
             rig.trust_probe.clone(),

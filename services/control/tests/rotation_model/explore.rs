@@ -7,7 +7,8 @@ use pillion_control::certificates::rotation::{Phase, Settings, Stored};
 
 use crate::rotation_model::leader::{Leader, decide, write};
 use crate::rotation_model::world::{
-    API_SERVERS, BundleVersion, CertificateVersion, Disturbance, FOREIGN_CA, REPLICAS, Reading, Replica, Rules, World,
+    API_SERVERS, BundleVersion, CertificateVersion, Disturbance, FOREIGN_CA, ModelState, REPLICAS, Reading, Replica,
+    Rules,
 };
 
 /// Maximum number of moves until an undisturbed rotation is complete.
@@ -59,7 +60,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
     // The predecessor of each state, by hash. Collisions among a million states are unlikely.
     let mut from: HashMap<u64, Option<(u64, Move)>> = HashMap::new();
     let mut queue = VecDeque::new();
-    let first = World::new();
+    let first = ModelState::new();
     from.insert(hasher.hash_one(&first), None);
     queue.push_back(first);
     while let Some(world) = queue.pop_front() {
@@ -96,7 +97,7 @@ pub(crate) fn walk(rules: Rules, disturbances: &[Disturbance], walks: u64, lengt
     let settings = Settings::default();
     let mut explored = Explored::default();
     for number in 0..walks {
-        let (mut world, mut way) = (World::new(), Vec::new());
+        let (mut world, mut way) = (ModelState::new(), Vec::new());
         let mut random = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for _ in 0..length {
             explored.states += 1;
@@ -136,9 +137,14 @@ fn way_to(state: u64, from: &HashMap<u64, Option<(u64, Move)>>) -> Vec<Move> {
     way
 }
 
-fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Disturbance]) -> Vec<(Move, World)> {
+fn moves(
+    world: &ModelState,
+    rules: Rules,
+    settings: &Settings,
+    disturbances: &[Disturbance],
+) -> Vec<(Move, ModelState)> {
     let mut moves = Vec::new();
-    let mut add = |step: Move, mut next: World| {
+    let mut add = |step: Move, mut next: ModelState| {
         next.forget();
         moves.push((step, next));
     };
@@ -215,13 +221,13 @@ fn moves(world: &World, rules: Rules, settings: &Settings, disturbances: &[Distu
 /// By how much a disturbance raises an epoch: more than a few rotations do.
 const RAISED: u64 = 100;
 
-fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
+fn disturbed(world: &ModelState, disturbance: Disturbance) -> Option<ModelState> {
     let mut next = world.clone();
     next.disturbances_left = world.disturbances_left.checked_sub(1)?;
     match disturbance {
         Disturbance::BundleEmptied => {
             let bundle = world.bundle.newest().filter(|bundle| bundle.entries)?;
-            next.bundle.push(BundleVersion { trusted: 0, vandals: true, ..bundle });
+            next.bundle.push(BundleVersion { trusted: 0, is_external: true, ..bundle });
         }
         Disturbance::ForeignCaTrusted => {
             let bundle = world.bundle.newest().filter(|bundle| bundle.entries)?;
@@ -258,7 +264,7 @@ fn disturbed(world: &World, disturbance: Disturbance) -> Option<World> {
 
 /// Lets all replicas and API servers see every change and one leader act, repeatedly. Returns a description of the
 /// state if the rotation does not complete.
-fn never_rests(world: &World, rules: Rules, settings: &Settings) -> Option<String> {
+fn never_rests(world: &ModelState, rules: Rules, settings: &Settings) -> Option<String> {
     let mut world = world.clone();
     world.leaders = world.leaders.map(|_| Leader::Idle);
     world.stopped = false;

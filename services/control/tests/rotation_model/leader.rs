@@ -5,7 +5,9 @@
 use jiff::Timestamp;
 use pillion_control::certificates::rotation::{Generation, Observed, Record, Settings, Step, Stored};
 
-use crate::rotation_model::world::{BundleVersion, CertificateVersion, GENERATIONS, Reading, Rules, World, bit, ca};
+use crate::rotation_model::world::{
+    BundleVersion, CertificateVersion, GENERATIONS, ModelState, Reading, Rules, bit, ca,
+};
 
 pub(crate) type Planner = fn(&Settings, &Observed) -> Step;
 
@@ -29,7 +31,7 @@ pub(crate) enum Write {
 /// Reads the record and decides. `late`: whether all deadlines have passed. `asked`: whether a rotation is requested.
 /// Returns `None` if there is nothing to write, or if the model has no more CA numbers.
 pub(crate) fn decide(
-    world: &World,
+    world: &ModelState,
     reading: &Reading,
     rules: Rules,
     settings: &Settings,
@@ -56,7 +58,7 @@ pub(crate) fn decide(
             Some(Write::Record { record: timeless(record), version: world.record_version, highest: world.highest })
         }
         Step::Claim { epoch } => Some(Write::Bundle {
-            bundle: BundleVersion { entries: false, trusted: 0, epoch, vandals: false, raised: false },
+            bundle: BundleVersion { entries: false, trusted: 0, epoch, is_external: false, raised: false },
             version: reading.bundle_version,
         }),
         Step::WriteServingCertificate { signer: Generation(signer), epoch } => Some(Write::ServingCertificate {
@@ -70,7 +72,7 @@ pub(crate) fn decide(
             let kept = if keep_unknown { unknown } else { 0 };
             let trusted = cas.iter().fold(kept, |mask, generation| mask | bit(*generation));
             Some(Write::Bundle {
-                bundle: BundleVersion { entries: true, trusted, epoch, vandals: false, raised: false },
+                bundle: BundleVersion { entries: true, trusted, epoch, is_external: false, raised: false },
                 version: reading.bundle_version,
             })
         }
@@ -78,7 +80,7 @@ pub(crate) fn decide(
 }
 
 /// Writes if the object is unchanged.
-pub(crate) fn write(world: &mut World, write: Write) {
+pub(crate) fn write(world: &mut ModelState, write: Write) {
     match write {
         Write::Record { record, version, highest } if version == world.record_version => {
             if record.epoch == 2 {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use pillion_control::certificates::rotation::{
-    Bundle, Ca, Configuration, Endpoints, Generation, Observed, Propagation, Record, Serving, ServingCertificate,
+    Bundle, Ca, Configuration, Generation, Observed, ProbeSummary, Propagation, Record, Serving, ServingCertificate,
     Settings, Stored, Trigger, next,
 };
 use pillion_control::certificates::serving_secret::may_replace;
@@ -72,7 +72,7 @@ pub(crate) struct BundleVersion {
     pub(crate) trusted: Mask,
     pub(crate) epoch: u64,
     /// Whether the bundle was written from outside. Its failures are not caused by the rotation.
-    pub(crate) vandals: bool,
+    pub(crate) is_external: bool,
     /// Whether the epoch was written from outside.
     pub(crate) raised: bool,
 }
@@ -172,7 +172,7 @@ impl<T: Copy> Object<T> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct World {
+pub(crate) struct ModelState {
     pub(crate) record: Stored<Record>,
     pub(crate) record_version: u32,
     /// The record of epoch 2, as a backup.
@@ -193,7 +193,7 @@ pub(crate) struct World {
     pub(crate) disturbances_left: u8,
 }
 
-impl World {
+impl ModelState {
     /// Creates an empty cluster.
     pub(crate) fn new() -> Self {
         Self {
@@ -229,7 +229,8 @@ impl World {
     /// Describes an API server that would call a replica without trusting it. `None` if there is no such API server.
     pub(crate) fn broken_trust(&self) -> Option<String> {
         for api_server in (0..API_SERVERS).filter(|api_server| !self.is_stopped(*api_server)) {
-            let Some(bundle) = self.trusted_by(api_server).filter(|bundle| !bundle.vandals && bundle.entries) else {
+            let Some(bundle) = self.trusted_by(api_server).filter(|bundle| !bundle.is_external && bundle.entries)
+            else {
                 continue;
             };
             for (replica, Replica { serves, misled, .. }) in self.replicas.iter().enumerate() {
@@ -248,7 +249,8 @@ impl World {
     /// Describes the versions of the bundle if an outdated leader wrote one for an earlier epoch.
     pub(crate) fn went_backwards(&self) -> Option<String> {
         let pairs = self.bundle.versions.windows(2);
-        let back = pairs.into_iter().any(|pair| !pair[1].vandals && !pair[0].raised && pair[1].epoch < pair[0].epoch);
+        let back =
+            pairs.into_iter().any(|pair| !pair[1].is_external && !pair[0].raised && pair[1].epoch < pair[0].epoch);
         back.then(|| format!("the bundle went backwards: {:?}", self.bundle.versions))
     }
 
@@ -283,7 +285,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    pub(crate) fn of(world: &World) -> Self {
+    pub(crate) fn of(world: &ModelState) -> Self {
         let trusts = std::array::from_fn(|api_server| {
             let bundle = world.trusted_by(api_server).map_or(0, |bundle| bundle.trusted);
             (!world.is_stopped(api_server)).then_some(bundle)
@@ -304,7 +306,7 @@ impl Reading {
     /// rotation is requested.
     pub(crate) fn with_record(
         &self,
-        world: &World,
+        world: &ModelState,
         (rules, settings): (Rules, &Settings),
         late: bool,
         asked: bool,
@@ -352,15 +354,15 @@ impl Reading {
             clock_agrees: true,
             configuration,
             serving,
-            endpoints: Endpoints {
+            endpoints: ProbeSummary {
                 answering: served.iter().filter(|certificate| trusted & bit(***certificate) != 0).count(),
                 rounds: if all_newest { settings.rounds } else { 0 },
-                older: served.iter().any(|certificate| Some(**certificate) != newest),
+                is_other_ca_served: served.iter().any(|certificate| Some(**certificate) != newest),
                 untrusted: served.iter().any(|certificate| all & bit(**certificate) == 0),
                 unreachable: REPLICAS - served.len(),
             },
             propagation: (rules.fold)(&answers, number),
-            asked: asked.then_some(Trigger::Asked),
+            requested: asked.then_some(Trigger::Requested),
             highest: (world.highest > 0).then_some(Generation(world.highest)),
             record,
         }

@@ -97,13 +97,13 @@ pub(crate) struct Applied<'a> {
 impl Verdict {
     /// Returns the outcome of a profile that is not applied. `policy` determines if the profile is skipped or the
     /// object denied.
-    fn left_out(policy: FailurePolicy, reason: Reason, detail: Box<str>) -> Self {
+    fn skipped(policy: FailurePolicy, reason: Reason, detail: Box<str>) -> Self {
         let outcome = ProfileOutcome::of_failure(policy);
         Self { outcome, reason, detail: Some(detail), notes: Vec::new() }
     }
 
     /// Whether the profile was not applied, although it matches the object.
-    pub(crate) const fn is_left_out(&self) -> bool {
+    pub(crate) const fn is_skipped(&self) -> bool {
         matches!(self.outcome, ProfileOutcome::Skipped | ProfileOutcome::Denied)
     }
 }
@@ -160,12 +160,12 @@ pub(crate) fn apply<'a>(
             None
         } else if selected.stands_in && was_only_parent_applied(selected.profile, earlier) {
             let detail = "an earlier pass applied the cluster profile that it extends";
-            Some(Verdict::left_out(FailurePolicy::Ignore, Reason::LimitExceeded, detail.into()))
+            Some(Verdict::skipped(FailurePolicy::Ignore, Reason::LimitExceeded, detail.into()))
         } else if let Some(why) = exclusions.reason(selected) {
             pass.record.keep_of(earlier, name);
             // If a stand-in is left out, the cluster profile is applied instead.
             let policy = if selected.stands_in { FailurePolicy::Ignore } else { selected.profile.failure_policy };
-            Some(Verdict::left_out(policy, Reason::LimitExceeded, why.into()))
+            Some(Verdict::skipped(policy, Reason::LimitExceeded, why.into()))
         } else {
             Some(pass.apply_or_roll_back(&mut document, selected)?)
         };
@@ -192,8 +192,8 @@ fn is_replaced(selected: &Selected<'_>, stand_in: Option<&Option<Verdict>>, earl
     else {
         return false;
     };
-    let is_left_out = matches!(stand_in, Some(Some(verdict)) if verdict.outcome == ProfileOutcome::Skipped);
-    !is_left_out || earlier.is_some_and(|earlier| earlier.has(name))
+    let is_skipped = matches!(stand_in, Some(Some(verdict)) if verdict.outcome == ProfileOutcome::Skipped);
+    !is_skipped || earlier.is_some_and(|earlier| earlier.has(name))
 }
 
 /// Whether an earlier pass applied the parent of a profile, but not the profile itself.
@@ -268,7 +268,7 @@ impl<'a> Pass<'a> {
         document.go_back();
         self.insert_counts = insert_counts;
         self.confirmed.truncate(confirmed);
-        Ok(Verdict::left_out(policy, reason, place))
+        Ok(Verdict::skipped(policy, reason, place))
     }
 
     /// Applies a profile. For a namespaced profile, `protected` is set, and the result is checked against it.

@@ -187,7 +187,7 @@ fn apply_profiles<'v>(
         }
     }
 
-    if has_stand_ins && !earlier.had_stand_in && applied.verdicts.iter().flatten().any(Verdict::is_left_out) {
+    if has_stand_ins && !earlier.had_stand_in && applied.verdicts.iter().flatten().any(Verdict::is_skipped) {
         let others = others(interfering.as_ref());
         let without = apply(Exclusions { stand_ins: Some(""), others })?;
         if let Some(why) = displaced(profiles, &applied, &without) {
@@ -217,7 +217,7 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
         }
         let left_out = |applied: &Applied<'_>| {
             let verdict = applied.verdicts.get(place).cloned().flatten();
-            verdict.filter(Verdict::is_left_out)
+            verdict.filter(Verdict::is_skipped)
         };
         match (left_out(with), left_out(without)) {
             (None, Some(_)) => return None,

@@ -24,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::metrics::MetricLimits;
-use super::read::{ApiVersion, Mistake, Overrides, PolicyFile, at_most, opt_in_error};
+use super::read::{ApiVersion, Overrides, PolicyError, PolicyFile, at_most, opt_in_error};
 use super::settings::{self, Setting};
 use super::units::{Size, Time};
 use crate::telemetry::logs::{self, Logs};
@@ -247,7 +247,7 @@ impl Certificates {
     pub(crate) fn trust_probe(&self) -> trust_probe::Settings {
         let mut settings = trust_probe::Settings::default();
         settings.timeout = self.probe_timeout.0;
-        settings.vanished = self.propagation_timeout.0;
+        settings.keep_unlisted_for = self.propagation_timeout.0;
         settings
     }
 
@@ -307,18 +307,18 @@ impl PolicyFile for ControllerPolicy {
         }
     }
 
-    fn invalid_values(&self) -> Vec<Mistake> {
-        let level = logs::filter(&self.logs.level).err().map(|error| Mistake::new("logs.level", error.to_string()));
+    fn invalid_values(&self) -> Vec<PolicyError> {
+        let level = logs::filter(&self.logs.level).err().map(|error| PolicyError::new("logs.level", error.to_string()));
         let opt_in = opt_in_error("webhooks.optIn", &self.webhooks.labels());
         let excluded = self.webhooks.excluded_namespaces.iter().find(|name| !is_dns_label(name));
         let excluded = excluded.map(|name| {
             let message = format!("{name:?} is not a valid namespace name: expected lower-case letters, digits and -");
-            Mistake::new("webhooks.excludedNamespaces", message)
+            PolicyError::new("webhooks.excludedNamespaces", message)
         });
         level.into_iter().chain(opt_in).chain(excluded).collect()
     }
 
-    fn contradictions(&self) -> Vec<Mistake> {
+    fn contradictions(&self) -> Vec<PolicyError> {
         let Self { leadership, certificates, .. } = self;
         let shorter = "make the first shorter or the second longer";
         [

@@ -77,8 +77,8 @@ pub(crate) struct ReloadTargets {
 
 impl ReloadTargets {
     fn apply(&self, policy: &WebhookPolicy) -> anyhow::Result<()> {
-        let decided_by = policy.decided_by()?;
-        self.policy.store(Arc::new(decided_by));
+        let decision_policy = policy.decision_policy()?;
+        self.policy.store(Arc::new(decision_policy));
         self.controls.apply(&policy.logs, &policy.traces);
         Ok(())
     }

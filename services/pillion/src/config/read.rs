@@ -44,10 +44,10 @@ pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
     fn apply(&mut self, overrides: &Overrides);
 
     /// Returns mistakes that neither types nor ranges detect.
-    fn invalid_values(&self) -> Vec<Mistake>;
+    fn invalid_values(&self) -> Vec<PolicyError>;
 
     /// Returns the constraints between keys that are violated.
-    fn contradictions(&self) -> Vec<Mistake>;
+    fn contradictions(&self) -> Vec<PolicyError>;
 
     /// Returns the policy as a tree with the keys of the file.
     fn to_value(&self) -> Value {
@@ -57,7 +57,7 @@ pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
 
 /// A mistake in a policy whose types are valid.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Mistake {
+pub(crate) struct PolicyError {
     /// The key at which the mistake is reported.
     pub(crate) path: &'static str,
     pub(crate) message: String,
@@ -65,7 +65,7 @@ pub(crate) struct Mistake {
     pub(crate) help: Option<String>,
 }
 
-impl Mistake {
+impl PolicyError {
     /// Returns a mistake without a remedy.
     pub(super) fn new(path: &'static str, message: String) -> Self {
         Self { path, message, help: None }
@@ -77,8 +77,8 @@ pub(super) fn at_most<T: PartialOrd + Display>(
     (path, value): (&'static str, T),
     (other, most): (&'static str, T),
     help: &str,
-) -> Option<Mistake> {
-    (value > most).then(|| Mistake {
+) -> Option<PolicyError> {
+    (value > most).then(|| PolicyError {
         path,
         message: format!("expected at most {other} ({most}), found {value}"),
         help: Some(help.to_owned()),
@@ -86,16 +86,16 @@ pub(super) fn at_most<T: PartialOrd + Display>(
 }
 
 /// Returns the mistake in the opt-in labels, if any: an invalid label, or one with the failure mode `held`.
-pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError>) -> Option<Mistake> {
+pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError>) -> Option<PolicyError> {
     match labels {
-        Err(error) => Some(Mistake::new(path, error.to_string())),
+        Err(error) => Some(PolicyError::new(path, error.to_string())),
         // The admission policies that hold pods select only the label `pillion.dev/injection`.
         Ok(labels) => labels.held_by_others().map(|(key, value)| {
             let message = format!(
                 "{key}={value} cannot have the failure mode held: only {INJECTION_LABEL}=held holds pods; expected \
                  enabled or required"
             );
-            Mistake::new(path, message)
+            PolicyError::new(path, message)
         }),
     }
 }
@@ -171,7 +171,7 @@ fn with_flags<P: PolicyFile>(
     policy.apply(overrides);
     let problems: Vec<_> = mistakes(&policy)
         .into_iter()
-        .map(|Mistake { path, message, help }| {
+        .map(|PolicyError { path, message, help }| {
             let problem = match (overrides.flag(path), document) {
                 (Some(flag), _) => Problem::whole(flag, message),
                 (None, Some(document)) => Problem::at(source, document.place(path), message).of_field(path),
@@ -208,13 +208,13 @@ fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
 }
 
 /// Returns the mistakes in a policy whose types are valid.
-fn mistakes<P: PolicyFile>(policy: &P) -> Vec<Mistake> {
+fn mistakes<P: PolicyFile>(policy: &P) -> Vec<PolicyError> {
     let tree = policy.to_value();
     let mut mistakes = policy.invalid_values();
     for setting in P::settings() {
         if let Some(message) = setting.out_of_range(&tree) {
             let help = format!("{} The default is {}", setting.meaning, plain(&setting.default));
-            mistakes.push(Mistake { path: &setting.path, message, help: Some(help) });
+            mistakes.push(PolicyError { path: &setting.path, message, help: Some(help) });
         }
     }
     // Contradictions are reported only if all values are valid.

@@ -18,15 +18,15 @@ fn read(text: &str) -> Result<WebhookPolicy, String> {
 #[test]
 fn missing_keys_have_defaults() {
     let text = "guardrails: {registries: [ghcr.io/team], maxContainers: 2}\ncluster: {region: eu-west-1}\n\
-                requests:\n  maxBody: 3Mi\n  bodyTimeout: 2500ms\n  lookUpTimeout: 1200ms\n\
+                requests:\n  maxBody: 3Mi\n  bodyTimeout: 2500ms\n  lookupTimeout: 1200ms\n\
                 connections: {maxAge: null}\nlogs: {level: debug}\n";
     let policy = read(text).unwrap();
     assert_eq!(policy.guardrails.max_containers, 2);
-    assert_eq!(policy.decided_by().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
+    assert_eq!(policy.decision_policy().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
     let requests = policy.request_settings();
     assert_eq!((requests.body_limit, requests.body_timeout), (3 << 20, Duration::from_millis(2500)));
     // The lookups use the timeout too; otherwise a longer one would have no effect.
-    assert_eq!((requests.live_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()), (1200, 1000));
+    assert_eq!((requests.lookup_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()), (1200, 1000));
     assert_eq!(policy.server_settings().max_age, None);
     assert_eq!(policy.logs.level, "debug");
     assert_eq!(policy.traces, WebhookPolicy::default().traces);
@@ -131,7 +131,7 @@ fn contradictions_between_keys_are_found() {
         ),
         (|policy| policy.connections.max = 100, "connections.maxHandshakes", "connections.max (100), found 256"),
         (|policy| policy.requests.timeout = seconds(4), "requests.bodyTimeout", "requests.timeout (4s), found 5s"),
-        (|policy| policy.requests.look_up_timeout = seconds(41), "requests.lookUpTimeout", "(40s), found 41s"),
+        (|policy| policy.requests.lookup_timeout = seconds(41), "requests.lookupTimeout", "(40s), found 41s"),
         (
             |policy| policy.overload.max_unfinished = 100,
             "overload.maxUnfinishedPerAddress",

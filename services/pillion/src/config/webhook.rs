@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::metrics::MetricLimits;
-use super::read::{ApiVersion, Mistake, Overrides, PolicyFile, at_most, opt_in_error};
+use super::read::{ApiVersion, Overrides, PolicyError, PolicyFile, at_most, opt_in_error};
 use super::settings::{self, Setting};
 use super::units::{Size, Time};
 use crate::telemetry::logs::{self, Logs};
@@ -45,7 +45,7 @@ pub(crate) struct WebhookPolicy {
     pub(crate) requests: Requests,
     pub(crate) overload: Overload,
     pub(crate) connections: Connections,
-    pub(crate) look_ups: LookUps,
+    pub(crate) lookups: Lookups,
     pub(crate) metrics: MetricLimits,
     #[schemars(extend("reloaded" = true))]
     pub(crate) logs: Logs,
@@ -80,7 +80,7 @@ pub(crate) struct Requests {
     pub(crate) body_timeout: Time,
     /// How long a request waits for a namespace that is not cached yet, and for the lookups of profiles.
     #[schemars(extend("range" = ["10ms", "10s"]))]
-    pub(crate) look_up_timeout: Time,
+    pub(crate) lookup_timeout: Time,
     /// The maximum time from a request's header to its response. The API server waits at most 30 s.
     #[schemars(extend("range" = ["1s", "5m"]))]
     pub(crate) timeout: Time,
@@ -158,11 +158,11 @@ pub(crate) struct Connections {
     pub(crate) idle_timeout: Time,
     /// How long a response waits for its client to read it. A slow reader gets one more second for each 256 KiB.
     #[schemars(extend("range" = ["100ms", "5m"]))]
-    pub(crate) answer_timeout: Time,
+    pub(crate) response_timeout: Time,
     /// The maximum size in bytes of the responses that wait for the client of one connection, besides one response of
     /// any size.
     #[schemars(extend("range" = ["64Ki", "1Gi"]))]
-    pub(crate) max_untaken: Size,
+    pub(crate) max_pending_responses: Size,
     /// After this time, plus or minus a fifth, a client is asked to reconnect, so that newer replicas get their share
     /// of the load. `null`: never.
     #[schemars(extend("range" = ["10s", "24h"]))]
@@ -180,7 +180,7 @@ pub(crate) struct Connections {
 /// How long results of lookups are cached.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(crate) struct LookUps {
+pub(crate) struct Lookups {
     /// How long a cached object is fresh. A change of the object may take effect this late.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) fresh_for: Time,
@@ -203,7 +203,7 @@ impl Default for Requests {
             max_body: Size(requests.body_limit),
             max_body_memory: Size(requests.body_budget),
             body_timeout: Time(requests.body_timeout),
-            look_up_timeout: Time(requests.live_timeout),
+            lookup_timeout: Time(requests.lookup_timeout),
             timeout: Time(ServerSettings::default().request_timeout),
         }
     }
@@ -229,7 +229,7 @@ impl Default for Overload {
     }
 }
 
-impl Default for LookUps {
+impl Default for Lookups {
     fn default() -> Self {
         let lookups = LookupSettings::default();
         Self {
@@ -251,8 +251,8 @@ impl Default for Connections {
             handshake_timeout: Time(server.handshake_timeout),
             header_timeout: Time(server.header_timeout),
             idle_timeout: Time(server.idle_timeout),
-            answer_timeout: Time(server.answer_timeout),
-            max_untaken: Size(server.max_untaken_bytes),
+            response_timeout: Time(server.response_timeout),
+            max_pending_responses: Size(server.max_pending_response_bytes),
             max_age: server.max_age.map(Time),
             drain_minimum: Time(server.drain_minimum),
             drain_deadline: Time(server.drain_deadline),
@@ -300,7 +300,7 @@ impl WebhookPolicy {
         settings.body_limit = requests.max_body.0;
         settings.body_budget = requests.max_body_memory.0;
         settings.body_timeout = requests.body_timeout.0;
-        settings.live_timeout = requests.look_up_timeout.0;
+        settings.lookup_timeout = requests.lookup_timeout.0;
         settings.overload = self.overload.settings();
         settings
     }
@@ -315,8 +315,8 @@ impl WebhookPolicy {
         settings.handshake_timeout = connections.handshake_timeout.0;
         settings.header_timeout = connections.header_timeout.0;
         settings.idle_timeout = connections.idle_timeout.0;
-        settings.answer_timeout = connections.answer_timeout.0;
-        settings.max_untaken_bytes = connections.max_untaken.0;
+        settings.response_timeout = connections.response_timeout.0;
+        settings.max_pending_response_bytes = connections.max_pending_responses.0;
         settings.request_timeout = self.requests.timeout.0;
         settings.max_age = connections.max_age.map(|age| age.0);
         settings.drain_minimum = connections.drain_minimum.0;
@@ -326,10 +326,10 @@ impl WebhookPolicy {
 
     /// Returns the timeout of lookups, and how long their results are cached.
     pub(crate) fn lookup_settings(&self) -> LookupSettings {
-        let LookUps { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.look_ups;
+        let Lookups { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.lookups;
         let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
         // A little less than the request's own timeout, so that the request learns how each lookup ended.
-        let answer_limit = self.requests.look_up_timeout.0 * 5 / 6;
+        let answer_limit = self.requests.lookup_timeout.0 * 5 / 6;
         LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory, a_second_per_client }
     }
 
@@ -337,7 +337,7 @@ impl WebhookPolicy {
     ///
     /// # Errors
     /// The cluster facts exceed the limits of a request's object.
-    pub(crate) fn decided_by(&self) -> anyhow::Result<Policy> {
+    pub(crate) fn decision_policy(&self) -> anyhow::Result<Policy> {
         Ok(Policy { cluster: self.cluster_facts()?, guardrails: Some(Arc::new(self.guardrails.clone())) })
     }
 
@@ -377,16 +377,16 @@ impl PolicyFile for WebhookPolicy {
         }
     }
 
-    fn invalid_values(&self) -> Vec<Mistake> {
-        let level = logs::filter(&self.logs.level).err().map(|error| Mistake::new("logs.level", error.to_string()));
+    fn invalid_values(&self) -> Vec<PolicyError> {
+        let level = logs::filter(&self.logs.level).err().map(|error| PolicyError::new("logs.level", error.to_string()));
         let facts = self.cluster_facts().err();
-        let facts = facts.map(|error| Mistake::new("cluster", format!("cannot be used: {error}")));
+        let facts = facts.map(|error| PolicyError::new("cluster", format!("cannot be used: {error}")));
         let opt_in = opt_in_error("namespaces.optIn", &self.namespaces.labels());
         level.into_iter().chain(facts).chain(opt_in).collect()
     }
 
-    fn contradictions(&self) -> Vec<Mistake> {
-        let Self { requests, overload, connections, look_ups, .. } = self;
+    fn contradictions(&self) -> Vec<PolicyError> {
+        let Self { requests, overload, connections, lookups, .. } = self;
         // A single body may use three quarters of the whole memory.
         let large = Size(requests.max_body_memory.0 / 4 * 3);
         [
@@ -411,7 +411,7 @@ impl PolicyFile for WebhookPolicy {
                 "make the body timeout shorter or the request timeout longer",
             ),
             at_most(
-                ("requests.lookUpTimeout", requests.look_up_timeout),
+                ("requests.lookupTimeout", requests.lookup_timeout),
                 ("requests.timeout", requests.timeout),
                 "make the lookup timeout shorter or the request timeout longer",
             ),
@@ -441,11 +441,11 @@ impl PolicyFile for WebhookPolicy {
                 "make the default timeout shorter or the longest timeout longer",
             ),
             at_most(
-                ("lookUps.freshFor", look_ups.fresh_for),
-                ("lookUps.staleFor", look_ups.stale_for),
+                ("lookups.freshFor", lookups.fresh_for),
+                ("lookups.staleFor", lookups.stale_for),
                 "a cached object becomes stale after it was fresh: make staleFor longer",
             ),
-            (requests.max_body > large).then(|| Mistake {
+            (requests.max_body > large).then(|| PolicyError {
                 path: "requests.maxBody",
                 message: format!(
                     "expected at most {large}, three quarters of requests.maxBodyMemory ({}), found {}",

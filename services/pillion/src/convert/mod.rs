@@ -129,7 +129,7 @@ impl FromArgs {
                 return Ok(Exit::Failure);
             }
         };
-        let notes: Vec<_> = documents.problems(&notes).into_iter().map(Problem::harmless).collect();
+        let notes: Vec<_> = documents.problems(&notes).into_iter().map(Problem::into_warning).collect();
         output::problems(&notes)?;
         output::print(&output::objects(&profiles, self.output)?)?;
         Ok(Exit::findings(!notes.is_empty()))

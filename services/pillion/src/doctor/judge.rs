@@ -111,7 +111,7 @@ pub(crate) fn unread(facts: &Facts) -> Vec<Finding> {
 
 fn crds(facts: &Facts) -> Vec<Finding> {
     let object = ObjectRef::new("CustomResourceDefinition", None, "clusterinjectionprofiles.pillion.dev");
-    let missing = || Finding::new(Code::DefinitionMissing, object, "the API server has no CRDs of pillion.dev");
+    let missing = || Finding::new(Code::CrdMissing, object, "the API server has no CRDs of pillion.dev");
     (!facts.has_crds).then(missing).into_iter().collect()
 }
 
@@ -121,7 +121,7 @@ fn kill_switch(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     for (key, position, on) in [
         (INJECTION_KEY, switch::injection(map.as_ref()), "enabled"),
-        (WEBHOOKS_KEY, switch::webhooks(map.as_ref()), "armed"),
+        (WEBHOOKS_KEY, switch::webhooks(map.as_ref()), "enabled"),
     ] {
         if let Position::Unreadable(word) = position {
             let message = format!("{key} has the unknown value {word:?}, so the switch keeps its state");
@@ -252,7 +252,7 @@ fn permissions(facts: &Facts) -> Vec<Finding> {
             .remedy("install the chart, or apply deploy/rbac")
     });
     let lacking = facts.permissions.iter().filter(|(.., may)| !may).map(|(name, what, _)| {
-        Finding::new(Code::RightMissing, account(name), format!("it lacks the permission to {what}"))
+        Finding::new(Code::PermissionMissing, account(name), format!("it lacks the permission to {what}"))
     });
     missing.chain(lacking).collect()
 }
@@ -438,13 +438,13 @@ fn served(facts: &Facts) -> (Option<Pair>, Vec<Finding>) {
     let find = |code, message: String| vec![Finding::new(code, object, message)];
     let secret = match &facts.serving {
         Ok(Some(secret)) => secret,
-        Ok(None) => return (None, find(Code::CertificateUnfit, "the Secret does not exist".to_owned())),
+        Ok(None) => return (None, find(Code::CertificateInvalid, "the Secret does not exist".to_owned())),
         Err(NotRead) => return (None, Vec::new()),
     };
     let part = |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|bytes| bytes.0.clone());
     let pair = (part("tls.crt").unwrap_or_default(), part("tls.key").unwrap_or_default());
     let found = match judge_certificate(&pair.0, &pair.1, expected(facts, &release.server_names(), None)) {
-        Err(unfit) => find(Code::CertificateUnfit, format!("it cannot be served: {unfit}")),
+        Err(unfit) => find(Code::CertificateInvalid, format!("it cannot be served: {unfit}")),
         Ok(fit) => soon(fit.not_after, facts.now).map(|left| find(Code::CertificateExpiring, left)).unwrap_or_default(),
     };
     (Some(pair), found)
@@ -487,7 +487,9 @@ fn shown(facts: &Facts, one: &Probed) -> Option<Finding> {
         Verdict::Invalid(Defect::Expiring) => {
             (Code::CertificateExpiring, "serves a certificate that expires soon".to_owned())
         }
-        Verdict::Invalid(why) => (Code::CertificateUnfit, format!("serves an invalid certificate: {}", describe(why))),
+        Verdict::Invalid(why) => {
+            (Code::CertificateInvalid, format!("serves an invalid certificate: {}", describe(why)))
+        }
         Verdict::Newest | Verdict::Older(_) | Verdict::Trusted | Verdict::Unreachable(_) => return None,
     };
     Some(Finding::new(code, service(facts), format!("the replica at {} {what}", one.endpoint)))

@@ -88,12 +88,12 @@ fn each_mistake_has_its_code() {
     };
     let namespaces = |found: &[(&str, &str)]| vec![("shop".to_owned(), labels(found))];
     let cases: Vec<(Facts, &[&str])> = vec![
-        (Facts { serving: Ok(None), ..well() }, &["certificate_unfit"]),
+        (Facts { serving: Ok(None), ..well() }, &["certificate_invalid"]),
         (Facts { switch: map("injection", "maybe"), ..well() }, &["switch_unreadable"]),
         (Facts { switch: map("webhooks", "of"), ..well() }, &["switch_unreadable"]),
-        (Facts { has_crds: false, ..well() }, &["definition_missing"]),
+        (Facts { has_crds: false, ..well() }, &["crd_missing"]),
         (Facts { switch: map("injection", "disabled"), ..well() }, &["switched_off"]),
-        (Facts { switch: map("webhooks", "disarmed"), configurations: Some(Vec::new()), ..well() }, &["disarmed"]),
+        (Facts { switch: map("webhooks", "disabled"), configurations: Some(Vec::new()), ..well() }, &["disabled"]),
         (Facts { configurations: Some(Vec::new()), ..well() }, &["not_registered"]),
         // Without a ready replica, connections to replicas are not reported as working.
         (Facts { endpoints: Some(Vec::new()), ..well() }, &["no_ready_replica", "unreadable"]),
@@ -107,7 +107,7 @@ fn each_mistake_has_its_code() {
         (Facts { dry_run: DryRun::NotTried("why".to_owned()), ..well() }, &["dry_run_not_tried"]),
         (
             Facts { permissions: vec![("pillion-webhook".to_owned(), "list namespaces".to_owned(), false)], ..well() },
-            &["right_missing"],
+            &["permission_missing"],
         ),
         (Facts { missing_accounts: vec!["pillion-webhook".to_owned()], ..well() }, &["service_account_missing"]),
         (Facts { lease: Ok(None), ..well() }, &["no_leader"]),

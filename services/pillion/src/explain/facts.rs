@@ -8,7 +8,7 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
-use pillion_control::audit::{NamespaceAge, Silence};
+use pillion_control::audit::{NamespaceAge, WhyNotCalled};
 use pillion_control::informer::cluster_listing::Stored;
 use pillion_control::informer::text::Broken;
 use pillion_engine::audit::Injected;
@@ -91,12 +91,12 @@ pub(crate) enum Origin {
     /// The object of a saved AdmissionReview.
     Review,
     /// A generic pod of a namespace, without requests for profiles.
-    Anybody,
+    GenericPod,
 }
 
 /// An object to explain.
 #[derive(Debug)]
-pub(crate) struct Question {
+pub(crate) struct ExplainedObject {
     /// Identifies the object in findings.
     pub(crate) object: ObjectRef,
     pub(crate) origin: Origin,
@@ -116,7 +116,7 @@ pub(crate) struct Question {
     pub(crate) rejection: Option<String>,
 }
 
-impl Question {
+impl ExplainedObject {
     /// Returns the pod as its author wrote it.
     pub(crate) fn pod(&self) -> &Value {
         self.review.pointer("/request/object").unwrap_or(&Value::Null)
@@ -165,12 +165,12 @@ impl Question {
 
 impl Silences {
     /// Returns why the webhook may not have answered at this time; `None` if no reason is known.
-    pub(crate) fn at(&self, time: i64) -> Option<Silence> {
+    pub(crate) fn at(&self, time: i64) -> Option<WhyNotCalled> {
         if self.off_since.is_some_and(|since| since <= time) {
-            return Some(Silence::SwitchedOff);
+            return Some(WhyNotCalled::SwitchedOff);
         }
         let before_registered = self.registered.is_some_and(|registered| time < registered);
-        (before_registered || self.ready == Some(0)).then_some(Silence::Away)
+        (before_registered || self.ready == Some(0)).then_some(WhyNotCalled::Unavailable)
     }
 }
 
@@ -284,7 +284,7 @@ pub(crate) fn metadata<'o>(object: &'o Value, field: &str) -> Option<&'o str> {
 }
 
 /// Returns the question about a pod.
-pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
+pub(crate) fn of_pod(pod: &Value, namespace: &str) -> ExplainedObject {
     let mut pod = pod.clone();
     if let Some(fields) = pod.as_object_mut() {
         fields.insert("apiVersion".to_owned(), "v1".into());
@@ -305,7 +305,7 @@ pub(crate) fn of_pod(pod: &Value, namespace: &str) -> Question {
     };
     let is_user_guessed = known.is_none();
     let user = known.unwrap_or_else(unknown_user);
-    Question {
+    ExplainedObject {
         object: ObjectRef::new("Pod", Some(namespace), name),
         origin: if is_stored { Origin::Stored } else { Origin::Template },
         review: trial::of_creation(&authors, namespace, &user),
@@ -340,7 +340,7 @@ pub(crate) fn controlling(object: &Value) -> Option<&Value> {
 }
 
 /// Returns the question about the pods that a workload creates; `None` if the workload has no pod template.
-pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Option<Question> {
+pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Option<ExplainedObject> {
     let template =
         workload.pointer(kind.template).filter(|template| template.is_object() && !kind.template.is_empty())?;
     let name = metadata(workload, "name").unwrap_or_default();
@@ -359,7 +359,7 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
         fields.entry("kind").or_insert_with(|| kind.kind.into());
     }
     let user = creator(kind);
-    Some(Question {
+    Some(ExplainedObject {
         object: ObjectRef::new(kind.kind, Some(namespace), name),
         origin: Origin::Template,
         is_user_guessed: user.is_none(),
@@ -373,21 +373,25 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
 }
 
 /// Returns the question about a namespace: a generic pod in it that requests no profile.
-pub(crate) fn of_namespace(name: &str) -> Question {
+pub(crate) fn of_namespace(name: &str) -> ExplainedObject {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", "namespace": name},
         "spec": {"containers": [{"name": "any", "image": "any"}]}});
-    Question { object: ObjectRef::new("Namespace", None, name), origin: Origin::Anybody, ..of_pod(&pod, name) }
+    ExplainedObject {
+        object: ObjectRef::new("Namespace", None, name),
+        origin: Origin::GenericPod,
+        ..of_pod(&pod, name)
+    }
 }
 
 /// Returns the question about a saved review, in the request's namespace.
-pub(crate) fn of_review(review: Value) -> Question {
+pub(crate) fn of_review(review: Value) -> ExplainedObject {
     let request = |field: &str| review.pointer("/request").and_then(|request| request.get(field)?.as_str());
     let object = review.pointer("/request/object").unwrap_or(&Value::Null);
     let kind = review.pointer("/request/kind/kind").and_then(Value::as_str).unwrap_or("Pod");
     let name = [request("name"), metadata(object, "name"), metadata(object, "generateName")];
     let name = name.into_iter().flatten().find(|name| !name.is_empty()).unwrap_or_default();
     let object = ObjectRef::new(kind, request("namespace"), name);
-    Question {
+    ExplainedObject {
         object,
         origin: Origin::Review,
         review,

@@ -27,7 +27,7 @@ use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::facts::{self, ExplainFacts, KINDS, Kind, NamespaceFacts, Question, Silences, Target};
+use super::facts::{self, ExplainFacts, ExplainedObject, KINDS, Kind, NamespaceFacts, Silences, Target};
 use crate::availability::{self, WebhookDeployment};
 use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
@@ -56,7 +56,7 @@ pub(crate) struct Cluster {
 /// The questions about an object, if it exists.
 pub(crate) enum Asked {
     /// The questions, and a finding if not all pods were checked.
-    Questions(Vec<Question>, Option<Finding>),
+    Questions(Vec<ExplainedObject>, Option<Finding>),
     NotThere(Finding),
 }
 
@@ -247,7 +247,12 @@ impl Cluster {
     }
 
     /// Adds the workload, the service account and the results of the profiles' lookups to a question.
-    pub(crate) async fn complete(&self, question: &mut Question, facts: &ExplainFacts, known: &mut PodLookupCache) {
+    pub(crate) async fn complete(
+        &self,
+        question: &mut ExplainedObject,
+        facts: &ExplainFacts,
+        known: &mut PodLookupCache,
+    ) {
         let namespace = &facts.namespace.name;
         if question.workload.is_none() {
             question.workload = self.owners(question.pod(), namespace, known).await.all.last().cloned();
@@ -267,7 +272,7 @@ impl Cluster {
         question.looked_up = self.look_up(question, facts).await;
     }
 
-    async fn look_up(&self, question: &Question, facts: &ExplainFacts) -> LookedUp {
+    async fn look_up(&self, question: &ExplainedObject, facts: &ExplainFacts) -> LookedUp {
         let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };
         let wanted = serde_json::to_vec(&question.review).ok().and_then(|body| {
             let review = Review::parse(&body).ok()?;
@@ -541,7 +546,7 @@ pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Re
 }
 
 /// Returns the questions about the pods and workloads of a file.
-pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
+pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<ExplainedObject> {
     let question = |object: &Value| {
         let kind = facts::kind_of(object)?;
         match kind.kind {
@@ -554,7 +559,7 @@ pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<Question> {
 }
 
 /// Resolves the lookups for a question from the given objects.
-pub(crate) fn complete(question: &mut Question, facts: &ExplainFacts, objects: &[Value]) {
+pub(crate) fn complete(question: &mut ExplainedObject, facts: &ExplainFacts, objects: &[Value]) {
     let known = KnownObjects::new(objects, &facts.namespace.name);
     let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };
     let wanted = serde_json::to_vec(&question.review).ok().and_then(|body| {

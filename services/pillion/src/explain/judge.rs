@@ -13,7 +13,7 @@ use pillion_engine::select::considered::Considered;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::facts::{self, Change, ExplainFacts, Manager, Origin, Question};
+use super::facts::{self, Change, ExplainFacts, ExplainedObject, Manager, Origin};
 use super::profiles::{self, ProfileView};
 use super::webhooks::{self, CallOutcome, EntryRequest, EntryView};
 use crate::availability;
@@ -96,7 +96,7 @@ impl Verdict {
 /// The state of an explanation in progress.
 pub(super) struct Judging<'a> {
     pub(super) facts: &'a ExplainFacts,
-    pub(super) question: &'a Question,
+    pub(super) question: &'a ExplainedObject,
     pub(super) entries: Vec<EntryView>,
     pub(super) decision: Decision,
     pub(super) considered: Vec<Considered>,
@@ -104,7 +104,7 @@ pub(super) struct Judging<'a> {
 }
 
 /// Explains an object.
-pub(crate) fn judge(facts: &ExplainFacts, question: &Question) -> Explanation {
+pub(crate) fn judge(facts: &ExplainFacts, question: &ExplainedObject) -> Explanation {
     let entries = webhooks::entries(
         facts.configurations.as_deref().unwrap_or_default(),
         &facts.release,
@@ -159,7 +159,7 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
 }
 
 /// Decides the object with the engine, on the path that the API server would call.
-fn decide(facts: &ExplainFacts, question: &Question, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
+fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == CallOutcome::Called);
     let endpoint = called.and_then(|entry| entry.level).map_or(Endpoint::Any, Endpoint::Level);
     let nothing = || (Decision::skipped(Reason::OtherResource), Vec::new());
@@ -228,7 +228,7 @@ impl Judging<'_> {
                 self.find(Code::BeingDeleted, "it is being deleted");
             }
             Reason::NoContainers | Reason::OtherOperation | Reason::OtherResource
-                if self.question.origin != Origin::Anybody =>
+                if self.question.origin != Origin::GenericPod =>
             {
                 let message = self.decision.reason.sentence();
                 self.find(Code::NothingToInject, message);
@@ -280,7 +280,7 @@ impl Judging<'_> {
                     format!("move {keys} to spec.template.metadata of the {kind}");
             }
         }
-        if self.question.origin == Origin::Anybody {
+        if self.question.origin == Origin::GenericPod {
             return;
         }
         let excluded = profiles::excluded_by_namespace(&self.considered, self.question.pod(), &self.facts.namespace);
@@ -388,7 +388,7 @@ impl Judging<'_> {
         if let Some(spec) = review.pointer_mut("/request/object/spec").and_then(Value::as_object_mut) {
             spec.remove("hostNetwork");
         }
-        let other = Question {
+        let other = ExplainedObject {
             object: self.question.object.clone(),
             origin: self.question.origin,
             review,
@@ -410,7 +410,7 @@ impl Judging<'_> {
     fn readiness(&mut self) {
         let facts = self.facts;
         for stored in &facts.stored {
-            if self.question.origin != Origin::Anybody
+            if self.question.origin != Origin::GenericPod
                 && !profiles::concerns(stored, self.question.pod(), &facts.namespace)
             {
                 continue;
@@ -452,8 +452,8 @@ impl Judging<'_> {
         let applies = matches!(self.decision.outcome, Outcome::Injected | Outcome::Unchanged);
         let stands = self.is_called() || self.facts.configurations.is_none();
         match self.question.origin {
-            Origin::Anybody if self.is_called() => Verdict::OptedIn,
-            Origin::Anybody => Verdict::NotOptedIn,
+            Origin::GenericPod if self.is_called() => Verdict::OptedIn,
+            Origin::GenericPod => Verdict::NotOptedIn,
             Origin::Stored if self.question.has_ended() => Verdict::Ended,
             Origin::Stored => match (self.question.is_injected(), missing || self.has(Code::RemovedAfterInjection)) {
                 (true, true) => Verdict::PartlyInjected,

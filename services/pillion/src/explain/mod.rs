@@ -99,7 +99,7 @@ enum Answer {
     Explained(Vec<Explanation>, Option<Finding>),
     NotThere(Finding),
     /// The given profiles are invalid; the problems have been printed.
-    Wrong,
+    InvalidProfiles,
 }
 
 /// Explains an object. The exit code reports findings unless the object matches, or would match, its profiles.
@@ -108,7 +108,7 @@ pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     let (explanations, others) = match block_on(answer(args))? {
         Answer::Explained(explanations, more) => (explanations, Vec::from_iter(more)),
         Answer::NotThere(finding) => (Vec::new(), vec![finding]),
-        Answer::Wrong => return Ok(Exit::Failure),
+        Answer::InvalidProfiles => return Ok(Exit::Failure),
     };
     let findings = all_findings(&explanations, others);
     let text = || if explanations.is_empty() { finding::lines(&findings) } else { text(&explanations, &findings) };
@@ -237,7 +237,7 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
         Ok(facts) => facts,
         Err(problems) => {
             output::problems(&problems)?;
-            return Ok(Answer::Wrong);
+            return Ok(Answer::InvalidProfiles);
         }
     };
     for question in &mut questions {

@@ -44,7 +44,7 @@ impl Judging<'_> {
             Injected::Nothing => Vec::new(),
             Injected::Profiles(profiles) => profiles,
         };
-        self.taken_away(changes);
+        self.report_removed_parts(changes);
         self.failing(found);
         let wanted: Vec<_> = self
             .decision
@@ -70,7 +70,7 @@ impl Judging<'_> {
             let active = self.considered.iter().find(|one| one.profile.display_name() == &**name);
             let is_wanted = wanted.iter().any(|profile| profile.display_name() == &**name);
             if !is_wanted && active.is_none_or(|one| one.profile.revision() != &**revision) {
-                self.explain_state(name, State::Surplus, true, (Some(revision), None));
+                self.explain_state(name, State::Orphaned, true, (Some(revision), None));
             }
         }
         missing
@@ -90,7 +90,7 @@ impl Judging<'_> {
     }
 
     /// Reports injected parts that are missing, and other webhooks that may have removed them.
-    fn taken_away(&mut self, changes: &[Change]) {
+    fn report_removed_parts(&mut self, changes: &[Change]) {
         let gone: Vec<_> =
             changes.iter().filter(|change| change.what == ChangeKind::Added && !change.present).collect();
         let Some(first) = gone.first() else { return };
@@ -135,14 +135,16 @@ impl Judging<'_> {
             profile_gone: stored.is_none(),
             profile_created: age.created,
             profile_changed: age.changed,
-            silence: facts.silences.at(created),
+            not_called: facts.silences.at(created),
         };
         let cause = audit::cause(state, &circumstances);
         let (code, message) = match (state, cause) {
             (State::Outdated, _) => {
                 (Code::OutdatedRevision, format!("the pod has revision {has} of the profile, and new pods get {want}"))
             }
-            (State::Surplus, _) => (Code::SurplusProfile, format!("the pod has the profile, but {}", cause.sentence())),
+            (State::Orphaned, _) => {
+                (Code::SurplusProfile, format!("the pod has the profile, but {}", cause.sentence()))
+            }
             (_, Cause::BeforeOptIn) => {
                 (Code::CreatedBeforeOptIn, self.times("the namespace was opted in", circumstances.opted_in))
             }
@@ -158,8 +160,10 @@ impl Judging<'_> {
             (_, Cause::ProfileChanged | Cause::ProfileDeleted) => {
                 (Code::ProfileChanged, self.times("the profile was changed", age.changed))
             }
-            (_, Cause::LeftOut) => (Code::LeftOut, "the webhook reviewed the pod, and skipped the profile".to_owned()),
-            (_, Cause::WebhookAway) => (Code::WebhookAway, self.absence()),
+            (_, Cause::Skipped) => {
+                (Code::ProfileSkipped, "the webhook reviewed the pod, and skipped the profile".to_owned())
+            }
+            (_, Cause::WebhookUnavailable) => (Code::WebhookUnavailable, self.absence()),
             (_, Cause::Unknown) => (Code::Unexplained, self.unexplained()),
         };
         let remedy = self.restart();

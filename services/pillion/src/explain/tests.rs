@@ -13,7 +13,7 @@ use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
-use super::facts::{self, ExplainFacts, NamespaceFacts, Question, Silences};
+use super::facts::{self, ExplainFacts, ExplainedObject, NamespaceFacts, Silences};
 use super::judge::{Explanation, Verdict, judge};
 use crate::availability::{WebhookDeployment, no_ready_replica};
 use crate::finding;
@@ -73,7 +73,7 @@ fn guarded() -> (&'static str, Value) {
 }
 
 /// Returns the question about a stored pod, after `change`.
-fn stored(change: impl FnOnce(&mut Value)) -> Question {
+fn stored(change: impl FnOnce(&mut Value)) -> ExplainedObject {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "web", "namespace": "shop", "uid": "u", "creationTimestamp": "2026-11-22T00:00:00Z",
@@ -84,7 +84,7 @@ fn stored(change: impl FnOnce(&mut Value)) -> Question {
     facts::of_pod(&pod, "shop")
 }
 
-fn plain() -> Question {
+fn plain() -> ExplainedObject {
     stored(|_| {})
 }
 
@@ -96,7 +96,7 @@ fn codes(explanation: &Explanation) -> Vec<&'static str> {
     explanation.findings.iter().map(|finding| finding.code.as_str()).collect()
 }
 
-fn found(facts: &ExplainFacts, question: &Question) -> (Vec<&'static str>, Verdict) {
+fn found(facts: &ExplainFacts, question: &ExplainedObject) -> (Vec<&'static str>, Verdict) {
     let explanation = judge(facts, question);
     for finding in &explanation.findings {
         assert!(!finding.message.is_empty() && !finding.remedy.is_empty(), "{finding:?}");
@@ -138,12 +138,12 @@ fn pod_without_record_has_cause_from_creation_time() {
         (facts(), "unexplained", "a replica skipped the profile"),
         (
             ExplainFacts { silences: Silences { ready: Some(0), ..facts().silences }, ..facts() },
-            "webhook_away",
+            "webhook_unavailable",
             "no replica is ready now",
         ),
         (
             ExplainFacts { silences: Silences { registered: Some(CREATED + 9), ..facts().silences }, ..facts() },
-            "webhook_away",
+            "webhook_unavailable",
             "was not registered yet",
         ),
         (
@@ -180,8 +180,8 @@ fn record_is_compared_with_pod_and_active_revision() {
     let old = found(&facts, &with(record("logger", "0000000000", &added), true));
     assert_eq!(old, (vec!["outdated_revision"], Verdict::Injected));
     let none = explain_facts(ENABLED, &[]);
-    let surplus = found(&none, &with(record("logger", &revision, &added), true));
-    assert!(surplus.0.contains(&"surplus_profile"), "{surplus:?}");
+    let orphaned = found(&none, &with(record("logger", &revision, &added), true));
+    assert!(orphaned.0.contains(&"surplus_profile"), "{orphaned:?}");
     let copied = stored(|pod| {
         pod["metadata"]["annotations"] = json!({"pillion.dev/injected": record("logger", &revision, &added)});
         pod["metadata"]["managedFields"] =
@@ -249,7 +249,7 @@ fn served_profile_is_not_matched_without_opt_in() {
 }
 
 /// Returns the user's name, groups and `dryRun` of the review.
-fn request(question: &Question) -> (&Value, Vec<&str>, bool) {
+fn request(question: &ExplainedObject) -> (&Value, Vec<&str>, bool) {
     let request = &question.review["request"];
     let groups =
         request["userInfo"]["groups"].as_array().unwrap().iter().map(|group| group.as_str().unwrap()).collect();
@@ -301,7 +301,7 @@ fn finding_of<'e>(explanation: &'e Explanation, code: &str) -> &'e finding::Find
 }
 
 /// Returns the question about a Deployment with 2 replicas, of which the API server rejected all.
-fn rejected_deployment(why: &str) -> Question {
+fn rejected_deployment(why: &str) -> ExplainedObject {
     let failure = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
     let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}},
@@ -413,7 +413,8 @@ fn bare_pod_has_remedy_without_controller() {
         silences: Silences { ready: Some(0), ..Silences::default() },
         ..explain_facts(ENABLED, &[logger()])
     };
-    let remedy = |question: &Question| finding_of(&judge(&facts, question), "webhook_away").remedy.clone();
+    let remedy =
+        |question: &ExplainedObject| finding_of(&judge(&facts, question), "webhook_unavailable").remedy.clone();
     assert_eq!(remedy(&plain()), "delete and recreate pod web yourself: it has no controller");
     let owned = stored(|pod| {
         let job = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "web", "uid": "d", "controller": true});

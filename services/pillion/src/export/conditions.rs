@@ -10,7 +10,7 @@ use pillion_api::profile::{Activation, EmptyValue, OnUnknown, Operation, OptOut,
 use pillion_expression::{Expression, Part, Scope, Source, Text};
 use serde_json::{Value, json};
 
-use super::{LeftOut, PolicyScope, Profile};
+use super::{NotExported, PolicyScope, Profile};
 
 /// A condition of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
 /// Returns the conditions under which a profile applies to an object, except its own match conditions.
-pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut> {
+pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, NotExported> {
     let Profile { compiled, spec, rival, .. } = profile;
     let place = Place::of(spec.target.as_ref().map_or(&[][..], |target| &target.operations));
     let is_forced = spec.opt_out == Some(OptOut::Forbidden);
@@ -32,7 +32,7 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
     let mut add = |name: &str, expression: String| {
         conditions.push(Condition { name: format!("pillion-{name}"), expression });
     };
-    if profile.reach == PolicyScope::Profile
+    if profile.scope == PolicyScope::Profile
         && let [_, _, ..] = profile.opt_in.labels()
     {
         add("opted-in", opted_in(profile.opt_in));
@@ -46,14 +46,14 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
         add("opt-out", format!("{}.orValue('') != 'false'", place.label(INJECT_LABEL)));
         let taken: Vec<_> = names.iter().map(|name| format!("-{name}")).collect();
         let words = format!("{}.orValue('').split(',')", place.annotation(PROFILES_ANNOTATION));
-        add("not-taken-away", format!("!{words}.exists(w, w.trim() in {})", list(&taken)));
+        add("not-opted-out", format!("!{words}.exists(w, w.trim() in {})", list(&taken)));
     }
     let by_name = [place.annotation(PROFILES_ANNOTATION), namespace("annotations", PROFILES_ANNOTATION)]
         .map(|value| format!("{value}.orValue('').split(',').exists(w, w.trim() in {})", list(&names)));
     let mut ways = by_name.to_vec();
     match compiled.activation() {
         Activation::Never => {
-            return Err(LeftOut::new("spec.activation", "the profile is never applied itself, only extended"));
+            return Err(NotExported::new("spec.activation", "the profile is never applied itself, only extended"));
         }
         Activation::Always => {
             if let Some(key) = spec.requested_by.as_ref().filter(|_| !is_forced) {
@@ -71,17 +71,17 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, LeftOut
     Ok(conditions)
 }
 
-fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), LeftOut> {
+fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), NotExported> {
     if let Some(rival) = rival {
         let why = format!("{rival} has the same key, so which of the two a truthy value requests depends on both");
-        return Err(LeftOut::new("spec.requestedBy", why));
+        return Err(NotExported::new("spec.requestedBy", why));
     }
     if key.on_unknown == Some(OnUnknown::Deny) {
-        return Err(LeftOut::new("spec.requestedBy.onUnknown", "which values are unknown depends on all profiles"));
+        return Err(NotExported::new("spec.requestedBy.onUnknown", "which values are unknown depends on all profiles"));
     }
     let words = key.values.iter().chain(key.truthy.iter().flatten()).chain(key.falsy.iter().flatten());
     if let Some(word) = words.into_iter().find(|word| !word.is_ascii()) {
-        return Err(LeftOut::new(
+        return Err(NotExported::new(
             "spec.requestedBy",
             format!("the API server cannot compare {word:?} without regard to case"),
         ));
@@ -186,7 +186,7 @@ fn opted_in(opt_in: &OptIn) -> String {
 pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
     let mut expressions = Vec::new();
-    if profile.reach == PolicyScope::Profile {
+    if profile.scope == PolicyScope::Profile {
         // With several labels, a condition checks which one takes effect.
         if let [only] = profile.opt_in.labels() {
             let values: Vec<_> = only.values.iter().map(|(value, _)| value).collect();

@@ -51,14 +51,14 @@ enum PolicyScope {
 
 /// A part of a profile that Kubernetes' own policies cannot express.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct LeftOut {
+struct NotExported {
     /// The field: `spec.validations[0]`.
     path: String,
     /// The reason, without a full stop.
     why: String,
 }
 
-impl LeftOut {
+impl NotExported {
     fn new(path: impl Into<String>, why: impl Into<String>) -> Self {
         Self { path: path.into(), why: why.into() }
     }
@@ -68,7 +68,7 @@ impl LeftOut {
 #[derive(Debug, Default)]
 struct Exported {
     objects: Vec<Value>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<NotExported>,
 }
 
 /// A profile, compiled and as its spec, with the context of the export.
@@ -78,7 +78,7 @@ struct Profile<'p> {
     spec: &'p ProfileSpec,
     /// Another profile that is requested by the same key.
     rival: Option<&'p str>,
-    reach: PolicyScope,
+    scope: PolicyScope,
     /// The labels by which namespaces opt in.
     opt_in: &'p OptIn,
 }
@@ -87,7 +87,7 @@ struct Profile<'p> {
 pub(crate) fn run(args: ExportArgs) -> anyhow::Result<Exit> {
     let ExportArgs { paths, output, everywhere, opt_in } = args;
     let opt_in = OptIn::with(opt_in.iter().map(String::as_str)).context("--opt-in")?;
-    let reach = if everywhere { PolicyScope::Everywhere } else { PolicyScope::Profile };
+    let scope = if everywhere { PolicyScope::Everywhere } else { PolicyScope::Profile };
     let loaded = load::profiles_with_texts(&paths);
     output::problems(&loaded.problems)?;
     if !loaded.problems.is_empty() {
@@ -100,9 +100,9 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<Exit> {
             .filter(|other| other.request_keys().any(|key| compiled.request_keys().any(|own| own == key)))
             .map(|other| other.display_name())
             .next();
-        let exported = policy::export(Profile { compiled, spec, rival, reach, opt_in: &opt_in });
+        let exported = policy::export(Profile { compiled, spec, rival, scope, opt_in: &opt_in });
         complete &= exported.left_out.is_empty();
-        for LeftOut { path, why } in exported.left_out {
+        for NotExported { path, why } in exported.left_out {
             output::report(&format!("{}: {path} is left out: {why}", compiled.display_name()))?;
         }
         objects.extend(exported.objects);

@@ -9,7 +9,7 @@ use pillion_api::profile::{
 use serde_json::{Map, Value, json};
 
 use super::conditions::{self, Condition, Expressions, Message, Used, quoted};
-use super::{Exported, LeftOut, PolicyScope, Profile};
+use super::{Exported, NotExported, PolicyScope, Profile};
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 
@@ -45,8 +45,8 @@ struct Common {
 pub(super) fn export(profile: Profile<'_>) -> Exported {
     let mut left_out = Vec::new();
     let additions = match additions(profile.spec) {
-        Ok(Some(_)) if profile.reach == PolicyScope::Everywhere => {
-            left_out.push(LeftOut::new(
+        Ok(Some(_)) if profile.scope == PolicyScope::Everywhere => {
+            left_out.push(NotExported::new(
                 "spec.template",
                 "with --everywhere, only validations are exported: nothing is added to every object",
             ));
@@ -60,7 +60,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
     };
     if !profile.spec.container_patches.is_empty() {
         let why = "Kubernetes' own policies cannot patch each container";
-        left_out.push(LeftOut::new("spec.containerPatches", why));
+        left_out.push(NotExported::new("spec.containerPatches", why));
     }
     if profile.spec.validations.is_empty() && additions.is_none() {
         return Exported { objects: Vec::new(), left_out };
@@ -72,7 +72,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
             let parts =
                 [("spec.template", additions.is_some()), ("spec.validations", !profile.spec.validations.is_empty())];
             for (part, _) in parts.iter().filter(|(_, is_there)| *is_there) {
-                left_out.push(LeftOut::new(*part, format!("it depends on {}: {}", why.path, why.why)));
+                left_out.push(NotExported::new(*part, format!("it depends on {}: {}", why.path, why.why)));
             }
             return Exported { objects: Vec::new(), left_out };
         }
@@ -81,7 +81,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
     if let Some(additions) = additions {
         match mutating(profile, &common, &additions, &expressions) {
             Ok(made) => objects.extend(made),
-            Err(error) => left_out.push(LeftOut::new("spec.template", error.to_string())),
+            Err(error) => left_out.push(NotExported::new("spec.template", error.to_string())),
         }
     }
     for action in [ValidationAction::Deny, ValidationAction::Warn, ValidationAction::Audit] {
@@ -92,7 +92,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
             }
             match native(validation, &common, &expressions) {
                 Ok(native) => natives.push(native),
-                Err(why) => left_out.push(LeftOut::new(format!("spec.validations[{index}]"), why)),
+                Err(why) => left_out.push(NotExported::new(format!("spec.validations[{index}]"), why)),
             }
         }
         if natives.is_empty() {
@@ -100,14 +100,14 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
         }
         match policy(profile, action, &common, natives, &expressions) {
             Ok(made) => objects.extend(made),
-            Err(error) => left_out.push(LeftOut::new("spec.validations", error.to_string())),
+            Err(error) => left_out.push(NotExported::new("spec.validations", error.to_string())),
         }
     }
     Exported { objects, left_out }
 }
 
 /// Returns the common parts of a profile's validations, or the reason why the profile cannot be exported.
-fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common, LeftOut> {
+fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common, NotExported> {
     let spec = profile.spec;
     for (path, is_there, why) in [
         ("spec.extends", spec.extends.is_some(), "some of its fields are in another profile"),
@@ -115,7 +115,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
         ("spec.rollout", spec.rollout.is_some(), "a policy has no revisions"),
     ] {
         if is_there {
-            return Err(LeftOut::new(path, why));
+            return Err(NotExported::new(path, why));
         }
     }
     if let Some(index) = spec
@@ -124,7 +124,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
         .position(|parameter| parameter.sources.as_ref().is_some_and(|sources| !sources.is_empty()))
     {
         let why = "the API server does not read parameters from annotations, so it cannot report an invalid value";
-        return Err(LeftOut::new(format!("spec.parameters[{index}]"), why));
+        return Err(NotExported::new(format!("spec.parameters[{index}]"), why));
     }
     if let Some(precondition) = spec.preconditions.first() {
         let why = match precondition.action.unwrap_or(PreconditionAction::Skip) {
@@ -133,7 +133,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
                 "it rejects objects, which a condition of a policy cannot do; use a validation instead"
             }
         };
-        return Err(LeftOut::new("spec.preconditions[0]", why));
+        return Err(NotExported::new("spec.preconditions[0]", why));
     }
     let (mut guards, mut conditions): (Vec<_>, Vec<_>) = conditions::conditions(profile)?
         .into_iter()
@@ -141,7 +141,7 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
     let mut used = Used::new();
     for (index, condition) in spec.match_conditions.iter().enumerate() {
         let path = format!("spec.matchConditions[{index}]");
-        let needed = expressions.check(&condition.expression).map_err(|why| LeftOut::new(&path, why))?;
+        let needed = expressions.check(&condition.expression).map_err(|why| NotExported::new(&path, why))?;
         let name = if is_name(&condition.name) { condition.name.clone() } else { format!("condition-{index}") };
         let own = Condition { name, expression: condition.expression.trim().to_owned() };
         if needed.is_empty() && !expressions.reads_namespace(&condition.expression) {
@@ -248,8 +248,8 @@ fn policy(
     };
     let name = format!("pillion-{}{suffix}", profile.compiled.display_name().replace('/', "-"));
     let used: Used = natives.iter().flat_map(|native| native.used.iter().cloned()).collect();
-    let mut policy = base(profile, common, &used, expressions, &rule(spec, profile.reach))?;
-    if profile.reach == PolicyScope::Everywhere
+    let mut policy = base(profile, common, &used, expressions, &rule(spec, profile.scope))?;
+    if profile.scope == PolicyScope::Everywhere
         && let Some(constraints) = policy.get_mut("matchConstraints")
     {
         set(
@@ -343,12 +343,12 @@ fn fails_on_error(spec: &ProfileSpec) -> bool {
     }
 }
 
-fn rule(spec: &ProfileSpec, reach: PolicyScope) -> Value {
+fn rule(spec: &ProfileSpec, scope: PolicyScope) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let create = vec![Operation::Create];
     let operations = if target.operations.is_empty() { create } else { target.operations };
     let operations: Vec<_> = operations.into_iter().map(Operation::as_str).collect();
-    match reach {
+    match scope {
         PolicyScope::Everywhere => every("*", "*", &operations),
         PolicyScope::Profile => json!({
             "apiGroups": [target.group], "apiVersions": [target.version], "resources": target.resources,
@@ -371,24 +371,27 @@ pub(super) type Additions = Vec<(&'static str, Vec<(String, String)>)>;
 const MAPS: [&str; 2] = ["labels", "annotations"];
 
 /// Returns the additions of a template if a policy can express them. `None`: there is no template.
-pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, LeftOut> {
+pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, NotExported> {
     let Some(template) = spec.template.as_ref().and_then(Value::as_object) else { return Ok(None) };
     if let Some(field) = template.keys().find(|field| *field != "metadata") {
         let why = "additions by Kubernetes' own policies override the author's fields and are not recorded";
-        return Err(LeftOut::new(format!("spec.template.{field}"), why));
+        return Err(NotExported::new(format!("spec.template.{field}"), why));
     }
     let metadata = template.get("metadata").and_then(Value::as_object);
     let mut additions = Vec::new();
     for (map, entries) in metadata.into_iter().flat_map(Map::iter) {
         let path = format!("spec.template.metadata.{map}");
         let Some(known) = MAPS.into_iter().find(|known| known == map) else {
-            return Err(LeftOut::new(path, "only labels and annotations are exported"));
+            return Err(NotExported::new(path, "only labels and annotations are exported"));
         };
         let mut pairs = Vec::new();
         for (key, value) in entries.as_object().into_iter().flat_map(Map::iter) {
             let plain = value.as_str().filter(|text| !key.starts_with('$') && !text.contains("${"));
             let Some(text) = plain else {
-                return Err(LeftOut::new(format!("{path}[{key:?}]"), "directives and expressions are not exported"));
+                return Err(NotExported::new(
+                    format!("{path}[{key:?}]"),
+                    "directives and expressions are not exported",
+                ));
             };
             pairs.push((key.clone(), text.to_owned()));
         }
@@ -440,7 +443,7 @@ fn of_map(map: &str, pairs: &[(String, String)]) -> String {
 mod tests {
     use super::*;
 
-    fn of(template: &Value) -> Result<Option<Additions>, LeftOut> {
+    fn of(template: &Value) -> Result<Option<Additions>, NotExported> {
         additions(&ProfileSpec { template: Some(template.clone()), ..ProfileSpec::default() })
     }
 

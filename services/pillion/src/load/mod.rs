@@ -25,7 +25,7 @@ use pillion_engine::profile::{CompiledProfile, ProfileName};
 
 pub(crate) use self::defaults::Defaults;
 pub(crate) use self::problem::{Problem, Severity, Source};
-use self::together::{Gathered, Text};
+use self::together::{CollectedProfiles, Text};
 use self::yaml::Node;
 
 /// The maximum size of a file with profiles, in bytes. The API server rejects single objects of a third of this size.
@@ -113,12 +113,12 @@ struct Loader<'n> {
     defaults: Defaults,
     /// The file in which each name was found first.
     seen: HashMap<ProfileName, String>,
-    gathered: Gathered,
+    gathered: CollectedProfiles,
 }
 
 impl<'n> Loader<'n> {
     fn new(namespace: &'n str, keeps_texts: bool) -> Self {
-        let (defaults, gathered) = (Defaults::default(), Gathered::new(keeps_texts));
+        let (defaults, gathered) = (Defaults::default(), CollectedProfiles::new(keeps_texts));
         Self { namespace, defaults, seen: HashMap::new(), gathered }
     }
 

@@ -100,7 +100,7 @@ impl Problem {
     }
 
     /// Makes the problem a warning.
-    pub(crate) const fn harmless(mut self) -> Self {
+    pub(crate) const fn into_warning(mut self) -> Self {
         self.severity = Severity::Warning;
         self
     }
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn json_has_parts_of_problem() {
-        let problem = problem("a: 1\nb: 22\n", "22").with_help("x".to_owned()).of_field("spec.b").harmless();
+        let problem = problem("a: 1\nb: 22\n", "22").with_help("x".to_owned()).of_field("spec.b").into_warning();
         assert_eq!(problem.to_string(), "a.yaml:2:4: spec.b: that is wrong (x)");
         let expected = json!({"severity": "warning", "file": "a.yaml", "line": 2, "column": 4, "endColumn": 6,
             "path": "spec.b", "message": "that is wrong", "help": "x"});

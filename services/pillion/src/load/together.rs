@@ -19,7 +19,7 @@ use super::{Loaded, Written};
 /// profile, and a process does not return its peak memory. So the sources of thousands of profiles are never in memory
 /// together.
 #[derive(Debug)]
-pub(super) struct Gathered {
+pub(super) struct CollectedProfiles {
     keeps_texts: bool,
     /// The results, in the order of the files.
     found: Vec<Found>,
@@ -53,7 +53,7 @@ pub(super) struct Text {
 }
 
 /// The cluster profiles of all files, in which parents are looked up.
-struct Texts<'f> {
+struct ParentSources<'f> {
     /// Cluster profiles that are not in files. A profile in a file replaces the one of the same name here.
     others: &'f BTreeMap<Box<str>, ProfileSpec>,
     roots: &'f BTreeMap<Box<str>, String>,
@@ -61,7 +61,7 @@ struct Texts<'f> {
     broken: BTreeSet<Box<str>>,
 }
 
-impl Parents for Texts<'_> {
+impl Parents for ParentSources<'_> {
     fn parent(&self, name: &str) -> Parent<'_> {
         let extending = self.extending.get(name).map(|spec| Cow::Borrowed(*spec));
         let root = || Some(Cow::Owned(serde_json::from_str(self.roots.get(name)?).ok()?));
@@ -80,7 +80,7 @@ impl Parents for Texts<'_> {
     }
 }
 
-impl Gathered {
+impl CollectedProfiles {
     /// Creates an empty collection. `keeps_texts`: also keep compiled profiles as written.
     pub(super) const fn new(keeps_texts: bool) -> Self {
         Self { keeps_texts, found: Vec::new(), roots: BTreeMap::new(), broken: BTreeSet::new() }
@@ -129,7 +129,7 @@ impl Gathered {
         let texts: Vec<&Text> = found.iter().filter_map(Found::extending).collect();
         let is_cluster = |text: &&&Text| text.name.namespace.is_none();
         let extending = texts.iter().filter(is_cluster).map(|text| (&*text.name.name, &text.spec)).collect();
-        let mut parents = Texts { others, roots: &roots, extending, broken };
+        let mut parents = ParentSources { others, roots: &roots, extending, broken };
         // Parents come first, so that a child of a broken parent gets one error, and not the parent's errors again.
         let mut order: Vec<_> = texts.iter().map(|text| (depth(&text.spec, &parents), *text)).collect();
         order.sort_by_key(|(depth, text)| (text.name.namespace.is_some(), *depth));
@@ -207,7 +207,7 @@ impl Loaded {
                 self.profiles.push(Arc::new(profile));
                 let advice = advise(&text.spec);
                 if !advice.is_empty() {
-                    self.warnings.extend(located(&text, advice, object(&text)).map(Problem::harmless));
+                    self.warnings.extend(located(&text, advice, object(&text)).map(Problem::into_warning));
                 }
                 if keeps_text {
                     let Text { source, name, spec, .. } = text;
@@ -245,7 +245,7 @@ fn located(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> 
 
 /// Returns the length of a profile's inheritance chain, up to a limit: for a chain that is too long, or a cycle, the
 /// order is irrelevant.
-fn depth(spec: &ProfileSpec, parents: &Texts<'_>) -> usize {
+fn depth(spec: &ProfileSpec, parents: &ParentSources<'_>) -> usize {
     let next = |spec: &&ProfileSpec| parents.extending.get(spec.extends.as_ref()?.name.as_str()).copied();
     std::iter::successors(Some(spec), next).take(MAX_CHAIN + 1).count()
 }

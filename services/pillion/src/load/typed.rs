@@ -15,7 +15,7 @@ pub(crate) fn read<T: DeserializeOwned>(source: &Arc<Source>, root: &Node, above
     serde_path_to_error::deserialize(root.to_value()).map_err(|error| {
         let path = error.path().to_string();
         let path = if path == "." { "" } else { path.as_str() };
-        Complaint::of(&error.inner().to_string()).locate(source, root, path, above)
+        SerdeMismatch::of(&error.inner().to_string()).locate(source, root, path, above)
     })
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn unknown_fields<'a>(
     known: &'a [&'a str],
 ) -> impl Iterator<Item = Problem> + 'a {
     node.entries().iter().filter(|entry| !known.contains(&entry.key.as_str())).map(|entry| {
-        let complaint = Complaint::Unknown {
+        let complaint = SerdeMismatch::Unknown {
             what: "field",
             name: entry.key.clone(),
             known: known.iter().map(|&name| name.to_owned()).collect(),
@@ -54,7 +54,7 @@ pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) ->
 }
 
 /// An error of serde, parsed from its message: serde returns no structured errors.
-enum Complaint {
+enum SerdeMismatch {
     /// An unknown field or variant.
     Unknown { what: &'static str, name: String, known: Vec<String> },
     /// A missing required field.
@@ -63,7 +63,7 @@ enum Complaint {
     Other(String),
 }
 
-impl Complaint {
+impl SerdeMismatch {
     fn of(text: &str) -> Self {
         for what in ["field", "variant"] {
             let Some((name, rest)) =

@@ -68,7 +68,7 @@ enum StaleState {
     /// Pods carry an older revision.
     Outdated,
     /// Pods carry a profile that no longer matches them.
-    Surplus,
+    Orphaned,
 }
 
 impl StaleState {
@@ -76,7 +76,7 @@ impl StaleState {
         match self {
             Self::Missing => State::Missing,
             Self::Outdated => State::Outdated,
-            Self::Surplus => State::Surplus,
+            Self::Orphaned => State::Orphaned,
         }
     }
 }
@@ -99,7 +99,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
     let reads = Reads { lookups: Some(lookups), cluster: None };
-    let settings = AuditSettings { most_findings: usize::MAX, ..AuditSettings::default() };
+    let settings = AuditSettings { max_findings: usize::MAX, ..AuditSettings::default() };
     let namespace = namespaces.selected(&client);
     let scope = PodScope { namespace: namespace.as_deref(), selector: selector.as_deref() };
     let mut progress = Progress::new();
@@ -127,7 +127,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
 
 async fn plan_of(client: &Client, stale: &Stale) -> anyhow::Result<Plan> {
     if let Some(why) = stale.reason_not_to_restart() {
-        return Ok(Plan::Leave(why.to_owned()));
+        return Ok(Plan::Skip(why.to_owned()));
     }
     restart::plan(client, &stale.workload).await
 }
@@ -142,8 +142,8 @@ async fn restart_all(
 ) -> anyhow::Result<()> {
     let has_failed = AtomicBool::new(false);
     let ongoing = OngoingRestarts::default();
-    let all = lines.iter().filter(|line| !matches!(line.plan, Plan::Leave(_))).count();
-    let restarts = lines.iter_mut().filter(|line| !matches!(line.plan, Plan::Leave(_))).enumerate();
+    let all = lines.iter().filter(|line| !matches!(line.plan, Plan::Skip(_))).count();
+    let restarts = lines.iter_mut().filter(|line| !matches!(line.plan, Plan::Skip(_))).enumerate();
     let restarts = restarts.map(|(place, line)| {
         let (has_failed, ongoing) = (&has_failed, &ongoing);
         async move {
@@ -212,7 +212,7 @@ impl Line {
             (Some(outcome), _) => outcome.to_string(),
             (None, Plan::Restart) => "would be restarted".to_owned(),
             (None, Plan::Wait(why)) => format!("would wait: {why}"),
-            (None, Plan::Leave(why)) => format!("skipped: {why}"),
+            (None, Plan::Skip(why)) => format!("skipped: {why}"),
         }
     }
 
@@ -264,7 +264,7 @@ fn summary(lines: &[Line], applies: bool) -> String {
     if lines.is_empty() {
         return "no workload is stale".to_owned();
     }
-    let left = count(|line| matches!(line.plan, Plan::Leave(_)));
+    let left = count(|line| matches!(line.plan, Plan::Skip(_)));
     let all = match lines.len() {
         1 => "1 workload is stale".to_owned(),
         all => format!("{all} workloads are stale"),
@@ -292,7 +292,7 @@ fn value(lines: &[Line], applies: bool) -> Value {
         let (action, why) = match plan {
             Plan::Restart => ("restart", None),
             Plan::Wait(why) => ("wait", Some(why)),
-            Plan::Leave(why) => ("leave", Some(why)),
+            Plan::Skip(why) => ("leave", Some(why)),
         };
         let (outcome, error) = match outcome {
             None => (None, None),
@@ -314,12 +314,12 @@ mod tests {
 
     use pillion_control::audit::{Cause, State};
 
-    use super::plan::Wrong;
+    use super::plan::ProfileDifference;
     use super::*;
     use crate::workload::Workload;
 
     fn line(plan: Plan, outcome: Option<RestartOutcome>) -> Line {
-        let wrong = Wrong {
+        let wrong = ProfileDifference {
             state: State::Outdated,
             causes: [Cause::ProfileChanged].into(),
             want: ["b2".into()].into(),
@@ -341,7 +341,7 @@ mod tests {
             table(&[line(Plan::Restart, None)], true)
                 .contains("nginx outdated (a1 -> b2)   the profile has changed since")
         );
-        let lines = [line(Plan::Leave("it is paused".to_owned()), None), line(Plan::Restart, None)];
+        let lines = [line(Plan::Skip("it is paused".to_owned()), None), line(Plan::Restart, None)];
         assert!(table(&lines, false).contains("skipped: it is paused"));
         assert_eq!(summary(&lines, false), "2 workloads are stale: 1 would be restarted by --apply, 1 skipped");
         let lines = [

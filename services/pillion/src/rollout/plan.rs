@@ -26,7 +26,7 @@ pub(super) enum Plan {
     /// Restart the workload once its disruption budgets allow it. Contains the reason for the wait.
     Wait(String),
     /// Do not restart the workload. Contains the reason, and the alternative if there is one.
-    Leave(String),
+    Skip(String),
 }
 
 /// The disruption of a restart in progress.
@@ -65,18 +65,18 @@ pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
 pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], ongoing: &[&Disruption]) -> Plan {
     let at = |pointer: &str| workload.pointer(pointer);
     if workload.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
-        return Plan::Leave("it is being deleted".to_owned());
+        return Plan::Skip("it is being deleted".to_owned());
     }
     if at("/spec/paused").and_then(Value::as_bool) == Some(true) {
-        return Plan::Leave("it is paused: kubectl rollout resume".to_owned());
+        return Plan::Skip("it is paused: kubectl rollout resume".to_owned());
     }
     if at("/spec/updateStrategy/type").and_then(Value::as_str) == Some("OnDelete") {
-        return Plan::Leave("its strategy is OnDelete: delete its pods to update them".to_owned());
+        return Plan::Skip("its strategy is OnDelete: delete its pods to update them".to_owned());
     }
     if let Some(partition) =
         at("/spec/updateStrategy/rollingUpdate/partition").and_then(Value::as_u64).filter(|p| *p > 0)
     {
-        return Plan::Leave(format!("its partition is {partition}: pods below it would not be restarted"));
+        return Plan::Skip(format!("its partition is {partition}: pods below it would not be restarted"));
     }
     let disrupted = max_unavailable_pods(kind, workload);
     let labels = at("/spec/template/metadata/labels");
@@ -161,12 +161,12 @@ pub(super) struct Stale {
     /// The number of pods that differ.
     pub(super) pods: usize,
     /// The differences, by profile.
-    pub(super) profiles: BTreeMap<Box<str>, Wrong>,
+    pub(super) profiles: BTreeMap<Box<str>, ProfileDifference>,
 }
 
 /// The difference between pods and a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct ProfileDifference {
     /// The first state that was found.
     pub(super) state: State,
     /// All causes that the audit found.
@@ -180,7 +180,7 @@ pub(super) struct Wrong {
 impl Stale {
     /// Returns the reason not to restart, if new pods would have the same differences.
     pub(super) fn reason_not_to_restart(&self) -> Option<&'static str> {
-        self.profiles.values().all(Wrong::is_left_out).then_some(
+        self.profiles.values().all(ProfileDifference::is_skipped_by_webhook).then_some(
             "the webhook skipped the profile for its pods, and would skip it again: pillion explain shows why",
         )
     }
@@ -189,7 +189,7 @@ impl Stale {
     ///
     /// # Errors
     /// The pod cannot be read.
-    pub(super) fn is_wrong_with(&self, pod: &DynamicObject) -> anyhow::Result<Option<String>> {
+    pub(super) fn remaining_difference(&self, pod: &DynamicObject) -> anyhow::Result<Option<String>> {
         let text = serde_json::to_string(pod).context("cannot serialize a pod")?;
         let tape = OwnedTape::parse(text).context("cannot parse a pod")?;
         Ok(self.is_wrong(&audit::read(tape.root()).injected))
@@ -197,7 +197,7 @@ impl Stale {
 
     fn is_wrong(&self, injected: &Injected) -> Option<String> {
         // The webhook would skip the profile again, so this is not a reason for a restart.
-        self.profiles.iter().filter(|(_, wrong)| !wrong.is_left_out()).find_map(|(profile, wrong)| {
+        self.profiles.iter().filter(|(_, wrong)| !wrong.is_skipped_by_webhook()).find_map(|(profile, wrong)| {
             let has = match injected {
                 Injected::Profiles(all) => all.iter().find(|(name, _)| name == profile).map(|(_, revision)| revision),
                 Injected::Nothing | Injected::Foreign => None,
@@ -214,10 +214,10 @@ impl Stale {
     }
 }
 
-impl Wrong {
+impl ProfileDifference {
     /// Whether the webhook reviewed the pods, and skipped the profile.
-    fn is_left_out(&self) -> bool {
-        self.causes.iter().all(|cause| *cause == Cause::LeftOut)
+    fn is_skipped_by_webhook(&self) -> bool {
+        self.causes.iter().all(|cause| *cause == Cause::Skipped)
     }
 }
 
@@ -239,9 +239,10 @@ pub(super) async fn by_workload(
 
 fn stale_workload(workload: Workload, findings: Vec<Finding>) -> Stale {
     let pods: BTreeSet<_> = findings.iter().map(|finding| finding.pod.clone()).collect();
-    let mut profiles: BTreeMap<Box<str>, Wrong> = BTreeMap::new();
+    let mut profiles: BTreeMap<Box<str>, ProfileDifference> = BTreeMap::new();
     for Finding { profile, state, cause, want, has, .. } in findings {
-        let empty = || Wrong { state, causes: BTreeSet::new(), want: BTreeSet::new(), has: BTreeSet::new() };
+        let empty =
+            || ProfileDifference { state, causes: BTreeSet::new(), want: BTreeSet::new(), has: BTreeSet::new() };
         let wrong = profiles.entry(profile).or_insert_with(empty);
         wrong.causes.insert(cause);
         wrong.want.extend(want);
@@ -323,7 +324,7 @@ mod tests {
             (json!({"updateStrategy": {"rollingUpdate": {"partition": 2}}}), "partition is 2"),
         ] {
             let plan = of("StatefulSet", &json!({"spec": change}), &[], &[]);
-            assert!(matches!(&plan, Plan::Leave(why) if why.contains(reason)), "{plan:?}");
+            assert!(matches!(&plan, Plan::Skip(why) if why.contains(reason)), "{plan:?}");
         }
         for kind in ["Pod", "Job", "CronJob", "ReplicaSet", "GameServer"] {
             assert!(of_kind(kind).is_some(), "{kind}");
@@ -352,7 +353,7 @@ mod tests {
             profile: profile.into(),
             state,
             cause,
-            want: (state != State::Surplus).then(|| "new".into()),
+            want: (state != State::Orphaned).then(|| "new".into()),
             has: (state != State::Missing).then(|| "old".into()),
         }
     }
@@ -365,7 +366,7 @@ mod tests {
     fn pods_are_counted_once_across_profiles() {
         let stale = stale(vec![
             finding("a", "nginx", State::Outdated, Cause::ProfileChanged),
-            finding("a", "otel", State::Missing, Cause::WebhookAway),
+            finding("a", "otel", State::Missing, Cause::WebhookUnavailable),
             finding("b", "nginx", State::Outdated, Cause::ProfileChanged),
         ]);
         assert_eq!(stale.pods, 2);
@@ -382,8 +383,8 @@ mod tests {
     fn new_pod_is_checked_for_fixable_states() {
         let stale = stale(vec![
             finding("a", "nginx", State::Outdated, Cause::ProfileChanged),
-            finding("a", "otel", State::Missing, Cause::LeftOut),
-            finding("a", "old", State::Surplus, Cause::ProfileChanged),
+            finding("a", "otel", State::Missing, Cause::Skipped),
+            finding("a", "old", State::Orphaned, Cause::ProfileChanged),
         ]);
         let profiles = |all: &[(&str, &str)]| {
             Injected::Profiles(all.iter().map(|(name, revision)| ((*name).into(), (*revision).into())).collect())
@@ -401,9 +402,9 @@ mod tests {
 
     #[test]
     fn restart_is_in_vain_for_left_out_profiles() {
-        let left_out = || finding("a", "nginx", State::Missing, Cause::LeftOut);
+        let left_out = || finding("a", "nginx", State::Missing, Cause::Skipped);
         assert!(stale(vec![left_out()]).reason_not_to_restart().is_some());
-        let also = finding("b", "nginx", State::Missing, Cause::WebhookAway);
+        let also = finding("b", "nginx", State::Missing, Cause::WebhookUnavailable);
         assert!(stale(vec![left_out(), also]).reason_not_to_restart().is_none());
     }
 }

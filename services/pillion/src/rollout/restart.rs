@@ -50,7 +50,7 @@ async fn consider(
     workload: &Workload,
     begun: &[(Workload, Disruption)],
 ) -> anyhow::Result<Considered> {
-    let leave = |why: &str| Considered { plan: Plan::Leave(why.to_owned()), object: Value::Null };
+    let leave = |why: &str| Considered { plan: Plan::Skip(why.to_owned()), object: Value::Null };
     let Some(api) = api(client, workload) else {
         return Ok(leave(plan::of_kind(&workload.kind).unwrap_or_default()));
     };
@@ -89,7 +89,7 @@ pub(super) async fn run(
                 drop(begun);
                 show(&why);
             }
-            Plan::Leave(why) => bail!("{why}"),
+            Plan::Skip(why) => bail!("{why}"),
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -109,7 +109,7 @@ async fn try_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Resu
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     let made = pods.create(&parameters, &pod).await;
     let made = made.context("the API server rejects a test pod of its template, so nothing was restarted")?;
-    match stale.is_wrong_with(&made)? {
+    match stale.remaining_difference(&made)? {
         None => Ok(()),
         Some(wrong) => {
             bail!("a dry-run pod was created {wrong}, so nothing was restarted; check the webhook with pillion doctor")
@@ -270,7 +270,7 @@ async fn check_new_pods(client: &Client, stale: &Stale, object: &Value) -> anyho
         if whose.with_context(|| format!("cannot determine the workload of pod {name}"))? != *workload {
             continue;
         }
-        if let Some(wrong) = stale.is_wrong_with(pod)? {
+        if let Some(wrong) = stale.remaining_difference(pod)? {
             bail!("its new pod {name} was created {wrong}; check the webhook with pillion doctor");
         }
     }

@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use kube::Client;
 use pillion_api::names::{is_dns_label, is_dns_name};
-use pillion_control::certificates::serving_secret::{News, ServingPair, WatchedSecret};
+use pillion_control::certificates::serving_secret::{SecretChange, ServingPair, WatchedSecret};
 use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::health::Component;
 use pillion_webhook::metrics::{ReloadMetrics, ReloadResult};
@@ -199,17 +199,17 @@ impl CertificateSource {
 }
 
 /// Activates the Secret's certificate if it is valid, and logs and returns the result.
-fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: News) -> ReloadResult {
+fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: SecretChange) -> ReloadResult {
     let last =
         || if serving.der().is_some() { "the last valid one remains active" } else { "no certificate is served yet" };
     let pair = match news {
-        News::Valid(pair) => pair,
-        News::Invalid(why) => {
+        SecretChange::Valid(pair) => pair,
+        SecretChange::Invalid(why) => {
             let reason = why.reason.as_str();
             warn!(secret, reason, "the new serving certificate is invalid, {}: {why}", last());
             return ReloadResult::Invalid;
         }
-        News::Older { served, offered } => {
+        SecretChange::Older { served, offered } => {
             let (served, offered) = (served.0, offered.0);
             warn!(
                 secret,
@@ -221,7 +221,7 @@ fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: New
             );
             return ReloadResult::Invalid;
         }
-        News::Gone => {
+        SecretChange::Gone => {
             warn!(secret, "the Secret with the serving certificate does not exist, {}", last());
             return ReloadResult::Unreadable;
         }
@@ -514,19 +514,19 @@ mod tests {
                 not_after: jiff::Timestamp::MAX,
             };
             let (certificate, key) = (certificate.clone().into_bytes(), key.as_bytes().to_vec());
-            News::Valid(Box::new(ServingPair { certificate, key, fit, epoch: Some(1), generation: None }))
+            SecretChange::Valid(Box::new(ServingPair { certificate, key, fit, epoch: Some(1), generation: None }))
         };
         let readiness = pillion_webhook::health::Readiness::default();
         let (ready, serving) = (readiness.component("serving certificate"), ServingCertificate::awaited());
         let look = |news| take("Secret a/b", &serving, &ready, news);
-        assert_eq!(look(News::Gone), ReloadResult::Unreadable);
+        assert_eq!(look(SecretChange::Gone), ReloadResult::Unreadable);
         assert_eq!(look(news(&pair().1)), ReloadResult::Invalid);
         assert_eq!(serving.der(), None);
         assert_eq!(readiness.check().unwrap_err().waiting_for, ["serving certificate"]);
         assert_eq!(look(news(&key)), ReloadResult::Served);
         assert!(readiness.check().is_ok() && serving.der() == Some(der.clone()));
         assert_eq!(look(news(&key)), ReloadResult::Unchanged);
-        assert_eq!(look(News::Gone), ReloadResult::Unreadable);
+        assert_eq!(look(SecretChange::Gone), ReloadResult::Unreadable);
         assert!(readiness.check().is_ok() && serving.der() == Some(der.clone()));
     }
 

@@ -121,7 +121,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
 
     let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
     let readiness = Readiness::default();
-    let policy = Arc::new(ArcSwap::from_pointee(start.decided_by()?));
+    let policy = Arc::new(ArcSwap::from_pointee(start.decision_policy()?));
     let mut registry = Registry::default();
     controls.register(&mut registry);
     let (settings, requests) = (start.server_settings(), start.request_settings());
@@ -135,7 +135,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         clients: None,
         snapshot: Arc::clone(&snapshot),
         live_namespace: None,
-        look_ups: None,
+        lookups: None,
         policy,
         switch: Switch::default(),
         readiness: readiness.clone(),

@@ -10,7 +10,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use axum::Router;
 use pillion_engine::snapshot::Snapshot;
-use pillion_webhook::admission::{Admission, LiveNamespace, LookUps, RequestSettings};
+use pillion_webhook::admission::{Admission, LiveNamespace, RequestSettings, ReviewLookups};
 use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::health::{self, Readiness, once_ready};
 use pillion_webhook::metrics::{self, Exposition, Metrics, MetricsSettings};
@@ -35,7 +35,7 @@ pub(crate) struct Parts {
     pub(crate) clients: Option<Arc<ClientCertificates>>,
     pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) live_namespace: Option<LiveNamespace>,
-    pub(crate) look_ups: Option<LookUps>,
+    pub(crate) lookups: Option<ReviewLookups>,
     pub(crate) policy: Arc<ArcSwap<Policy>>,
     /// The kill switch, which disables all decisions.
     pub(crate) switch: Switch,
@@ -67,7 +67,7 @@ impl Servers {
     /// A port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
-        let Parts { clients, look_ups, policy, switch, mut registry, pages, limits, settings, requests, .. } = parts;
+        let Parts { clients, lookups, policy, switch, mut registry, pages, limits, settings, requests, .. } = parts;
         let tls = Tls::new(Arc::clone(&certificate), clients).context("TLS cannot be set up")?;
         raise_descriptor_limit(settings.max_connections);
         let metrics = Arc::new(Metrics::register_with(&mut registry, &limits));
@@ -77,7 +77,7 @@ impl Servers {
         let exposition = Exposition::from(registry);
         let connections = metrics.connections.clone();
         let counted = Arc::clone(&metrics);
-        let admission = Admission { snapshot, live_namespace, look_ups, policy, switch, metrics, settings: requests };
+        let admission = Admission { snapshot, live_namespace, lookups, policy, switch, metrics, settings: requests };
 
         let admission_port = bind("--listen", listen).await?;
         let app = once_ready(router::router(admission), readiness.clone(), counted);
@@ -165,7 +165,7 @@ pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<
 }
 
 /// File descriptors that the process needs besides connections: files, pipes, the API server.
-const BESIDE: u64 = 128;
+const RESERVED_DESCRIPTORS: u64 = 128;
 
 /// Raises the soft limit of file descriptors to the hard limit, since each connection takes one. Warns if the limit is
 /// too low for `connections`. The low soft limit exists for programs that use `select`; Go's programs raise it in the
@@ -178,7 +178,7 @@ fn raise_descriptor_limit(connections: usize) {
     }
     // None: no limit.
     let limit = if raised.is_ok() { maximum } else { current };
-    let needed = BESIDE.saturating_add(u64::try_from(connections).unwrap_or(u64::MAX));
+    let needed = RESERVED_DESCRIPTORS.saturating_add(u64::try_from(connections).unwrap_or(u64::MAX));
     if let Some(limit) = limit.filter(|limit| *limit < needed) {
         warn!(
             limit,
@@ -217,7 +217,7 @@ mod tests {
             clients: None,
             snapshot: Arc::default(),
             live_namespace: None,
-            look_ups: None,
+            lookups: None,
             policy: Arc::default(),
             switch: Switch::default(),
             readiness: Readiness::default(),

@@ -24,7 +24,7 @@ use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
 use pillion_control::revisions;
 use pillion_control::rotator::{Rotator, RotatorMetrics};
-use pillion_control::trust_probe::{Asker, TrustProbe, TrustProbeMetrics};
+use pillion_control::trust_probe::{ApiServerProber, TrustProbe, TrustProbeMetrics};
 use pillion_control::webhook_config::switch::{self, KillSwitch};
 use pillion_control::webhook_config::{self, Keeper, Rules};
 use pillion_engine::snapshot::Snapshot;
@@ -40,7 +40,7 @@ use crate::config::follow::Ticks;
 use crate::config::{ControllerPolicy, MetricLimits};
 
 /// How often to check whether the rules of the profiles changed.
-const LOOK: Duration = Duration::from_millis(500);
+const RULES_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The metrics of all leader tasks.
 #[derive(Clone, Debug)]
@@ -145,13 +145,19 @@ impl Term {
         tasks.spawn("the rules", follow_rules(snapshot, status, rules_sender, tasks.stop()));
 
         let clock = Clock::new(clock::Settings::default(), metrics.clock);
-        let (telling, api_server, until) = (clock.clone(), client.clone(), tasks.stop());
-        tasks.spawn("the clock", async move { telling.run(api_server, until).await });
+        let (clock_task, api_server, until) = (clock.clone(), client.clone(), tasks.stop());
+        tasks.spawn("the clock", async move { clock_task.run(api_server, until).await });
 
         let access = (client.clone(), config);
         let asking = policy.certificates.trust_probe();
-        let asker =
-            Asker::new(access, Arc::clone(&release), trust_probe, trust_probe_address, asking, metrics.trust_probe);
+        let asker = ApiServerProber::new(
+            access,
+            Arc::clone(&release),
+            trust_probe,
+            trust_probe_address,
+            asking,
+            metrics.trust_probe,
+        );
 
         let (target, targets) = watch::channel(None);
         // Never confirms a target: only the rotation knows whether endpoints respond, so this keeper never fills an
@@ -161,7 +167,7 @@ impl Term {
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));
 
         let off = tasks.switch(&client, &release, metrics.disabled);
-        let (finds, found) = watch::channel(None);
+        let (probe_results_sender, found) = watch::channel(None);
         let known = wanted::Inputs { found, live: live.clone(), off };
         tasks.held(known, policy.held_policies(&release), policy.held_releases(), metrics.held);
         let rotator = Rotator {
@@ -172,7 +178,7 @@ impl Term {
             rules,
             live,
             target,
-            found: finds,
+            found: probe_results_sender,
         };
         tasks.spawn("the rotation", rotator.run(tasks.leading()));
     }
@@ -281,7 +287,7 @@ impl Tasks {
         let lookups = Lookups::new(client.clone(), metrics.lookups.clone());
         let reads = audit::Reads { lookups: Some(lookups), cluster: None };
         let published = Arc::clone(snapshot);
-        let parts = audit::Parts { published, status, reads, metrics: metrics.audit.clone(), audited };
+        let parts = audit::AuditChannels { published, status, reads, metrics: metrics.audit.clone(), audited };
         self.spawn(
             "the audit",
             audit::run(self.leading(), parts, AuditSettings { opt_in, ..AuditSettings::default() }),
@@ -301,7 +307,7 @@ async fn follow_rules(
         // The watch has ended, so the term ends too.
         return;
     }
-    let mut ticks = Ticks::new(LOOK, stop);
+    let mut ticks = Ticks::new(RULES_CHECK_INTERVAL, stop);
     let mut seen = None;
     while ticks.next().await {
         let now = snapshot.load_full();
@@ -311,7 +317,7 @@ async fn follow_rules(
         seen = Some(Arc::clone(&now));
         // If the rules cannot be computed, the last ones remain in use.
         let Ok(fresh) = guarded(&"the rules of profiles", || Rules::of(now.profiles())) else { continue };
-        log_left_out(rules.borrow().as_ref(), &fresh);
+        log_omitted_namespaces(rules.borrow().as_ref(), &fresh);
         let fresh = Some(fresh);
         rules.send_if_modified(|known| {
             let differs = *known != fresh;
@@ -325,11 +331,11 @@ async fn follow_rules(
 
 /// Warns of namespaces whose own profiles validate objects that the API server does not send. Warns only if the list of
 /// these namespaces changed.
-fn log_left_out(before: Option<&Rules>, now: &Rules) {
-    let is_news = before.is_none_or(|before| before.left_out != now.left_out);
-    if let (true, Some(first)) = (is_news, now.left_out.first()) {
+fn log_omitted_namespaces(before: Option<&Rules>, now: &Rules) {
+    let is_news = before.is_none_or(|before| before.omitted_namespaces != now.omitted_namespaces);
+    if let (true, Some(first)) = (is_news, now.omitted_namespaces.first()) {
         warn!(
-            namespaces = now.left_out.len(),
+            namespaces = now.omitted_namespaces.len(),
             first = %first,
             "too many namespaces have profiles that validate resources or operations that no cluster profile validates, \
              so the API server does not call the webhook for these; write a cluster profile with a validation for the \

@@ -20,7 +20,7 @@ use pillion_control::informer::live::LookupMetrics;
 use pillion_control::release::Release;
 use pillion_control::webhook_config::switch::KillSwitch;
 use pillion_engine::snapshot::Snapshot;
-use pillion_webhook::admission::{LiveNamespace, LookUps, NamespaceLookup};
+use pillion_webhook::admission::{LiveNamespace, NamespaceLookup, ReviewLookups};
 use pillion_webhook::health::{Component, Readiness};
 use pillion_webhook::metrics::{PREFIX, ReloadMetrics};
 use pillion_webhook::switch::Switch;
@@ -131,7 +131,7 @@ async fn serve(
     let certificate = certificate.context("--serving-secret is missing, or --tls-cert and --tls-key")?;
 
     let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
-    let policy = Arc::new(ArcSwap::from_pointee(start.decided_by()?));
+    let policy = Arc::new(ArcSwap::from_pointee(start.decision_policy()?));
     let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
     let readiness = Readiness::default();
     let has_certificate = readiness.component("serving certificate");
@@ -140,7 +140,7 @@ async fn serve(
     let mut registry = Registry::default();
     let publisher = publisher.with_metrics(CacheMetrics::register(&mut registry)).opting_in_by(start.opt_in());
     let publisher = match args.profiles_from {
-        ProfileSource::Revisions => publisher.of_revisions(),
+        ProfileSource::Revisions => publisher.serves_revisions(),
         ProfileSource::Profiles => publisher,
     };
     let broken = broken_profiles(&mut registry);
@@ -166,7 +166,7 @@ async fn serve(
         clients: clients.as_ref().map(ClientCaFile::clients),
         snapshot,
         live_namespace: Some(live_namespace(live)),
-        look_ups: Some(look_ups(lookups)),
+        lookups: Some(review_lookups(lookups)),
         policy,
         switch: switch.clone(),
         readiness: readiness.clone(),
@@ -234,7 +234,7 @@ fn live_namespace(live: LiveNamespaces) -> LiveNamespace {
     })
 }
 
-fn look_ups(lookups: Lookups) -> LookUps {
+fn review_lookups(lookups: Lookups) -> ReviewLookups {
     Arc::new(move |wanted, client| {
         let lookups = lookups.clone();
         async move { lookups.get_for(wanted, client).await }.boxed()

@@ -44,7 +44,7 @@ pub(crate) struct LogArgs {
 
 impl LogArgs {
     /// Adjusts the level for interactive commands that call an API server: only warnings by default.
-    pub(crate) fn for_people(&self) -> Self {
+    pub(crate) fn for_interactive(&self) -> Self {
         Self { log_level: Some(self.log_level.clone().unwrap_or_else(|| "warn".to_owned())), ..self.clone() }
     }
 }

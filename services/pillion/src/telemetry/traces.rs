@@ -118,7 +118,7 @@ impl Sampling {
     }
 
     /// Whether one more failed request may be sampled in this second.
-    fn takes_error(&self, now: Instant) -> bool {
+    fn samples_error(&self, now: Instant) -> bool {
         let most = self.0.errors_per_second.load(Ordering::Relaxed);
         let mut second = self.0.errors.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(second.began) >= Duration::from_secs(1) {
@@ -147,7 +147,7 @@ impl ShouldSample for Sampling {
             trace_state: parent.as_ref().map(|parent| parent.trace_state().clone()).unwrap_or_default(),
         };
         if attributes.iter().any(|attribute| attribute.key.as_str() == SAMPLED_FOR) {
-            return choice(self.takes_error(Instant::now()));
+            return choice(self.samples_error(Instant::now()));
         }
         match &parent {
             Some(parent) => choice(parent.is_sampled()),
@@ -277,7 +277,7 @@ mod tests {
         let error = [KeyValue::new(SAMPLED_FOR, "error")];
         assert!(samples(&sampling, Some(false), &error), "the caller's decision not to sample is overridden");
         let now = Instant::now();
-        let taken = |now| (0..10).filter(|_| sampling.takes_error(now)).count();
+        let taken = |now| (0..10).filter(|_| sampling.samples_error(now)).count();
         assert_eq!(taken(now), 2, "one of three was sampled before");
         assert_eq!(taken(now + Duration::from_secs(1)), 3);
         assert_eq!(taken(now + Duration::from_millis(1_900)), 0);

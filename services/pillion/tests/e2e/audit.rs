@@ -16,7 +16,7 @@ use pillion_control::LeaderContext;
 use pillion_control::Lookups;
 use pillion_control::Publisher;
 use pillion_control::Release;
-use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, Cause, Finding, Parts, Reads, State};
+use pillion_control::audit::{self, AuditChannels, AuditMetrics, AuditSettings, Audited, Cause, Finding, Reads, State};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_control::revisions;
 use pillion_engine::snapshot::Snapshot;
@@ -71,7 +71,7 @@ impl Audit {
             client.clone(),
             pillion_control::informer::lookups::Metrics::register(&mut Registry::default()),
         ));
-        let parts = Parts {
+        let parts = AuditChannels {
             published: served,
             status,
             reads: Reads { lookups, cluster: None },
@@ -182,11 +182,13 @@ fn audit_finds_missed_pods_with_cause() {
         create(&control_plane, "team-a", &two).await?;
         create(&control_plane, "team-b", &bare_pod("early")).await?;
         let away = [
-            ("lost", "nginx", State::Missing, Cause::WebhookAway),
-            ("lost", "single", State::Missing, Cause::WebhookAway),
+            ("lost", "nginx", State::Missing, Cause::WebhookUnavailable),
+            ("lost", "single", State::Missing, Cause::WebhookUnavailable),
         ];
         audit.wait_for_findings("pods created without a webhook", &away).await?;
-        audit.wait_for_metric("pillion_controller_audit_findings{state=\"missing\",reason=\"webhook_away\"} 2").await?;
+        audit
+            .wait_for_metric("pillion_controller_audit_findings{state=\"missing\",reason=\"webhook_unavailable\"} 2")
+            .await?;
         audit.wait_for_metric("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
         audit.wait_for_metric("pillion_controller_audit_pods{state=\"not_requested\"} 1").await?;
 
@@ -281,8 +283,8 @@ fn audit_finds_pods_with_changed_profiles() {
         let (_, table, _) = status(control_plane, &[]).await?;
         ensure!(table.lines().count() == 2 && table.contains("outdated"), "{table}");
         control_plane.kubectl_ok(&["delete", "ciprof", "single"]).await?;
-        let surplus = [("web", "single", State::Surplus, Cause::ProfileDeleted)];
-        audit.wait_for_findings("a pod with a deleted profile", &surplus).await?;
+        let orphaned = [("web", "single", State::Orphaned, Cause::ProfileDeleted)];
+        audit.wait_for_findings("a pod with a deleted profile", &orphaned).await?;
         let counts = audit.audited.borrow().report.profiles["nginx"];
         ensure!((counts.injected, counts.missing) == (1, 0), "{counts:?}");
         Ok(())

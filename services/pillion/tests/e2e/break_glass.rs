@@ -302,7 +302,7 @@ fn break_glass_commands_work_without_replicas() {
         refused().await?;
 
         page.run(cluster, "All webhooks").await?;
-        created("disarmed").await?;
+        created("disabled").await?;
         let all = "mutatingwebhookconfigurations,validatingwebhookconfigurations";
         ensure!(cluster.kubectl_ok(&["get", all, "-o", "name"]).await?.is_empty());
         install_held_policies(&rig).await?;
@@ -316,9 +316,9 @@ fn break_glass_commands_work_without_replicas() {
         page.run(cluster, "All webhooks").await?;
         let data =
             async || cluster.kubectl_ok(&["-n", NAMESPACE, "get", "cm", "pillion", "-o", "jsonpath={.data}"]).await;
-        ensure!(data().await? == r#"{"webhooks":"disarmed"}"#);
+        ensure!(data().await? == r#"{"webhooks":"disabled"}"#);
         page.run(cluster, "All webhooks").await?;
-        ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#, "records are not ignored");
+        ensure!(data().await? == r#"{"records":"ignored","webhooks":"enabled"}"#, "records are not ignored");
 
         let settings = pillion_api::webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
         let configuration = pillion_api::webhook_configuration::mutating(&settings);
@@ -327,7 +327,7 @@ fn break_glass_commands_work_without_replicas() {
         let output = page.run(cluster, "All webhooks").await?;
         ensure!(output == "Fail", "{output}");
         page.run(cluster, "All webhooks").await?;
-        ensure!(data().await? == r#"{"records":"enforced","webhooks":"armed"}"#);
+        ensure!(data().await? == r#"{"records":"enforced","webhooks":"enabled"}"#);
         install_controller_and_validation(&rig).await?;
         page.run(cluster, "Stop the rejections").await?;
         ensure!(controller_replicas(&rig).await? == "0", "the controller is not stopped");
@@ -338,12 +338,12 @@ fn break_glass_commands_work_without_replicas() {
         ensure!(!policies.is_empty() && !policies.contains("Fail"), "failure policies: {policies}");
         // guardrails.rs tests the effect of this setting.
         page.run(cluster, "Stop the rejections").await?;
-        ensure!(data().await? == r#"{"records":"ignored","webhooks":"armed"}"#);
+        ensure!(data().await? == r#"{"records":"ignored","webhooks":"enabled"}"#);
         page.run(cluster, "Stop the rejections").await?;
         ensure!(controller_replicas(&rig).await? == "2", "the controller is not started again");
         page.run(cluster, "Stop the rejections").await?;
 
-        ensure!(page.run(cluster, "Afterwards").await? == r#"{"records":"enforced","webhooks":"armed"}"#);
+        ensure!(page.run(cluster, "Afterwards").await? == r#"{"records":"enforced","webhooks":"enabled"}"#);
         ensure!(page.run == page.blocks.len(), "a command of the page is not tested");
         Ok(())
     });

@@ -128,14 +128,14 @@ fn drift_is_corrected_within_a_second() {
         for (what, patch, drift) in &changes {
             let once = async || -> Result<Duration> {
                 let before = kept.repairs("mutating", drift);
-                let vandals = kept.patch(patch).await.with_context(|| format!("{what}: {patch}"))?;
+                let is_external = kept.patch(patch).await.with_context(|| format!("{what}: {patch}"))?;
                 took(what, async || {
                     kept.expect_matches(&target).await?;
                     // The live resource version differs from that of the other writer's change, so the controller saw
                     // the change and reverted it.
                     let now = kept.live().await?.mutating.context("there")?.metadata.resource_version;
                     let is_undone = kept.repairs("mutating", drift) > before;
-                    ensure!(now != vandals.metadata.resource_version && is_undone, "{what}");
+                    ensure!(now != is_external.metadata.resource_version && is_undone, "{what}");
                     Ok(())
                 })
                 .await
@@ -294,7 +294,7 @@ fn deleted_switch_is_recreated_without_effect() {
         }
         ensure!(quickest < REPAIRED_WITHIN, "{quickest:?}");
         kept.expect_matches(&target).await?;
-        ensure!(kept.metric("pillion_controller_configuration_disarmed") == Some(0.0));
+        ensure!(kept.metric("pillion_controller_configuration_disabled") == Some(0.0));
         kept.end().await
     });
 }
@@ -368,32 +368,32 @@ fn unconfirmed_configuration_stays_empty() {
 }
 
 #[test]
-fn disarmed_webhooks_stay_deleted_until_armed() {
+fn disarmed_webhooks_stay_deleted_until_enabled() {
     isolated(|| async {
         let target = target(&release()?, &TestCa::new()?, 3);
         let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         let gone = async || -> Result<()> {
             let live = kept.live().await?;
-            ensure!(live.mutating.is_none() && live.validating.is_none() && live.disarmed, "{live:?}");
+            ensure!(live.mutating.is_none() && live.validating.is_none() && live.disabled, "{live:?}");
             Ok(())
         };
         let once = async || -> Result<Duration> {
-            kept.mark("armed").await?;
+            kept.mark("enabled").await?;
             eventually(SOON, "both configurations exist", async || kept.expect_matches(&target).await).await?;
-            kept.mark("disarmed").await?;
+            kept.mark("disabled").await?;
             took("gone", async || gone().await).await
         };
-        quickest(REPAIRED_WITHIN, "disarmed", once).await?;
+        quickest(REPAIRED_WITHIN, "disabled", once).await?;
         // An unknown value leaves the webhooks disabled.
         kept.mark("dissarmed").await?;
         tokio::time::sleep(Duration::from_millis(500)).await;
         ensure!(kept.live().await?.mutating.is_none());
-        kept.mark("disarmed").await?;
-        ensure!(kept.metric("pillion_controller_configuration_disarmed") == Some(1.0));
+        kept.mark("disabled").await?;
+        ensure!(kept.metric("pillion_controller_configuration_disabled") == Some(1.0));
         let refused = write(&kept.control_plane.client(), &kept.release, &kept.live().await?, &target).await;
-        ensure!(matches!(refused, Err(WriteError::Disarmed)), "{refused:?}");
+        ensure!(matches!(refused, Err(WriteError::WebhooksDisabled)), "{refused:?}");
 
-        kept.mark("armed").await?;
+        kept.mark("enabled").await?;
         eventually(SOON, "back", async || kept.expect_matches(&target).await).await?;
         // Run `pillion uninstall` while a controller runs.
         let accounts = Api::<ServiceAccount>::namespaced(kept.control_plane.client(), NAMESPACE);

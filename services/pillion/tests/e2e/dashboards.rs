@@ -32,7 +32,7 @@ const INACTIVE_ALERTS: [&str; 27] = [
     "PillionCallsFail",
     "PillionClocksDiffer",
     "PillionConfigurationContested",
-    "PillionDisarmed",
+    "PillionWebhooksDisabled",
     "PillionDown",
     "PillionEndpointInvalid",
     "PillionErrorBudgetBurnsFast",
@@ -245,13 +245,14 @@ async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Re
 /// Uses the kill switch and disables the webhooks, and checks the alert about each.
 async fn expect_switch_alerts(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
     set(managed, r#"{"injection":"disabled"}"#).await?;
-    wait_for_alerts(prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionDisarmed"]).await?;
+    wait_for_alerts(prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionWebhooksDisabled"])
+        .await?;
     set(managed, r#"{"injection":"enabled"}"#).await?;
     wait_for_alerts(prometheus, "it is not set any more", &[], &["PillionSwitchedOff"]).await?;
-    set(managed, r#"{"webhooks":"disarmed"}"#).await?;
-    wait_for_alerts(prometheus, "disarmed", &["PillionDisarmed"], &["PillionSwitchedOff"]).await?;
-    set(managed, r#"{"webhooks":"armed"}"#).await?;
-    wait_for_alerts(prometheus, "armed", &[], &["PillionDisarmed"]).await
+    set(managed, r#"{"webhooks":"disabled"}"#).await?;
+    wait_for_alerts(prometheus, "disabled", &["PillionWebhooksDisabled"], &["PillionSwitchedOff"]).await?;
+    set(managed, r#"{"webhooks":"enabled"}"#).await?;
+    wait_for_alerts(prometheus, "enabled", &[], &["PillionWebhooksDisabled"]).await
 }
 
 /// Sends requests whose deadline has passed before the replica can decide.
@@ -296,7 +297,7 @@ fn real_faults_fire_expected_alerts() {
             &prometheus,
             "after the runbooks' commands",
             &FOR_EXPIRING_CA,
-            &["PillionDisarmed", "PillionSwitchedOff"],
+            &["PillionWebhooksDisabled", "PillionSwitchedOff"],
         )
         .await?;
 

@@ -35,13 +35,13 @@ fn doctor_reports_only_real_problems() {
                 .as_array()
                 .into_iter()
                 .flatten()
-                .filter_map(|line| Some((line["what"].as_str()?, line["said"].as_str()?)))
+                .filter_map(|line| Some((line["part"].as_str()?, line["text"].as_str()?)))
                 .collect();
             let said = |what: &str| lines.get(what).map_or_else(String::new, |text| (*text).to_owned());
             ensure!(said("replicas") == "2 of 2 ready" && said("profiles") == "1 stored, 1 served", "{lines:?}");
-            ensure!(said("switch") == "injection enabled, webhooks armed", "{lines:?}");
+            ensure!(said("switch") == "injection enabled, webhooks enabled", "{lines:?}");
             ensure!(said("rotation").starts_with("stable") && said("leader").contains("renewed"), "{lines:?}");
-            ensure!(said("certificate").starts_with("of CA"), "{lines:?}");
+            ensure!(said("certificate").starts_with("signed by CA"), "{lines:?}");
             ensure!(status.code == Some(0) && status.json["pods"]["missing"] == 0, "{:#}", status.json);
             ensure!(status.json["works"] == true, "{:#}", status.json);
             Ok(())
@@ -67,7 +67,7 @@ fn doctor_reports_only_real_problems() {
         // `doctor` asks the API server about permissions, and the API server learns of the deletion by its watch.
         eventually(PATIENCE, "all three faults are reported", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
-            for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "right_missing"] {
+            for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "permission_missing"] {
                 result.names(code)?;
             }
             ensure!(result.code == Some(1), "{:?}", result.code);
@@ -158,7 +158,7 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         // Without the CRDs, `doctor` reports them as missing.
         let output = run(&["doctor", "-o", "json"]).await?;
         let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
-        result.names("definition_missing")?;
+        result.names("crd_missing")?;
         let output = run(&["explain", "namespace/default", "--kubeconfig", "/nowhere"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
 

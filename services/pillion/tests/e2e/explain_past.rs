@@ -68,8 +68,8 @@ fn explain_names_changes_since_creation() {
         .await?;
         let lost = rig.create("team-a", &bare_pod("lost")).await?;
         ensure!(is_untouched(&lost), "{lost}");
-        let result = expect_finding_among(&rig, "team-a", "lost", "webhook_away", &["no_ready_replica"]).await?;
-        result.says("webhook_away", "no replica is ready")?;
+        let result = expect_finding_among(&rig, "team-a", "lost", "webhook_unavailable", &["no_ready_replica"]).await?;
+        result.says("webhook_unavailable", "no replica is ready")?;
         // The finding whose remedy restores the replicas comes first.
         ensure!(result.codes()[0] == "no_ready_replica", "{:?}", result.codes());
         let status = pillion(&rig.control_plane, &["status"]).await?;

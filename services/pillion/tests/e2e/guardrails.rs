@@ -386,9 +386,9 @@ async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
     created(rig, "team-a", "records are ignored").await?;
     set_switch(rig, "records", Some("enforced")).await?;
     wait_for_rejection(rig, "team-a").await?;
-    set_switch(rig, "webhooks", Some("Disarmed ")).await?;
-    created(rig, "team-a", "disarmed").await?;
-    set_switch(rig, "webhooks", Some("armed")).await?;
+    set_switch(rig, "webhooks", Some("WebhooksDisabled ")).await?;
+    created(rig, "team-a", "disabled").await?;
+    set_switch(rig, "webhooks", Some("enabled")).await?;
     wait_for_rejection(rig, "team-a").await?;
     set_switch(rig, "injection", Some("of")).await?;
     created(rig, "team-a", "an unknown value keeps replicas in their state, which may be disabled").await?;

@@ -19,7 +19,7 @@ const LOSSES: [(&str, &[&str]); 5] = [
     ),
 ];
 
-async fn no_trace_is_left(platform: &Platform, lost: &str) -> Result<()> {
+async fn expect_no_remains(platform: &Platform, lost: &str) -> Result<()> {
     eventually(SOON, "pods are created", async || {
         let pod = platform.dry_run("pay").await?;
         ensure!(!is_injected(&pod), "a webhook still injects");
@@ -55,7 +55,7 @@ fn pods_are_created_after_damaged_uninstall() {
             let begun = Instant::now();
             platform.helm("uninstall", None, &["--wait", "--timeout=3m"]).await?;
             println!("without {lost}: deleted after {:.1?}", begun.elapsed());
-            no_trace_is_left(platform, lost).await?;
+            expect_no_remains(platform, lost).await?;
         }
         Ok(())
     });

@@ -27,7 +27,7 @@ pub(super) const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster")
 
 /// Why this machine cannot run a cluster, with a remedy.
 #[derive(Debug, Clone)]
-pub struct Lacking {
+pub struct MissingRequirement {
     what: String,
     remedy: String,
 }
@@ -61,19 +61,19 @@ pub(super) struct Own {
     pub(super) packages: PathBuf,
 }
 
-impl Lacking {
+impl MissingRequirement {
     fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { what: what.into(), remedy: remedy.into() }
     }
 }
 
-impl Display for Lacking {
+impl Display for MissingRequirement {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "this machine cannot run a cluster: {} (help: {})", self.what, self.remedy)
     }
 }
 
-impl std::error::Error for Lacking {}
+impl std::error::Error for MissingRequirement {}
 
 impl Parts {
     /// Records the engine in a cluster's folder.
@@ -88,9 +88,9 @@ impl Parts {
 
 /// Returns the existing parts of the project's own engine, for a test. Tests rely on killing processes in the node's
 /// cgroup, and on clusters that end with the test process. kind guarantees neither.
-pub(super) fn find() -> Result<Parts, Lacking> {
+pub(super) fn find() -> Result<Parts, MissingRequirement> {
     const BUILD: &str = "run `just cluster build`, which builds or fetches the parts of a cluster";
-    let missing = |error: anyhow::Error| Lacking::new(format!("{error:#}").trim().to_owned(), BUILD);
+    let missing = |error: anyhow::Error| MissingRequirement::new(format!("{error:#}").trim().to_owned(), BUILD);
     allowed()?;
     let programs = tools::built_before(&PROGRAMS).map_err(missing)?;
     let packages = packages(&["--if-there"]).map_err(missing)?;
@@ -133,10 +133,10 @@ fn container_engine() -> Option<String> {
 }
 
 /// Checks that this process has the privileges that the scripts need. Otherwise returns the reason, with a remedy.
-pub(super) fn allowed() -> Result<(), Lacking> {
+pub(super) fn allowed() -> Result<(), MissingRequirement> {
     const HELP: &str = "run as root on Linux; or install a container engine, for a cluster by kind (`just cluster up`)";
     if !cfg!(target_os = "linux") || !rustix::process::geteuid().is_root() {
-        return Err(Lacking::new("only root on Linux can create a node's namespaces", HELP));
+        return Err(MissingRequirement::new("only root on Linux can create a node's namespaces", HELP));
     }
     // Tries to create a mount and a link in temporary namespaces. Most containers may not do that.
     let tried = "mount -t tmpfs tmpfs /run && ip link add pillion-try type veth peer name pillion-tried";
@@ -160,9 +160,11 @@ pub(super) fn allowed() -> Result<(), Lacking> {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
             let output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(Lacking::new(format!("cannot create namespaces: {output}"), HELP))
+            Err(MissingRequirement::new(format!("cannot create namespaces: {output}"), HELP))
         }
-        Err(error) => Err(Lacking::new(format!("`unshare` cannot be run: {error}"), "install util-linux and iproute2")),
+        Err(error) => {
+            Err(MissingRequirement::new(format!("`unshare` cannot be run: {error}"), "install util-linux and iproute2"))
+        }
     }
 }
 

@@ -31,7 +31,7 @@ const SHOWN: usize = 3;
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 
 /// Reasons with which the engine rejects a template, each with the API server's wording of the same error.
-const OWN_REFUSALS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
+const ENGINE_REJECTIONS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
 
 /// The results of the cases.
 #[derive(Default)]
@@ -122,7 +122,7 @@ impl Tally {
             }
             (Err(ours), Err(theirs)) => {
                 self.refused += 1;
-                let is_same = match OWN_REFUSALS.iter().find(|(reason, _)| ours.starts_with(reason)) {
+                let is_same = match ENGINE_REJECTIONS.iter().find(|(reason, _)| ours.starts_with(reason)) {
                     Some((_, words)) => theirs.contains(words),
                     // Ignores the causes of server-side apply, which keeps both members of a one-of and so has further
                     // causes.

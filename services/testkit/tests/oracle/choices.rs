@@ -7,11 +7,11 @@ use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::parts::port_key;
 
 /// Types whose fields form a one-of, with the fields that do not belong to it.
-const CHOICE_BUT: [(&str, &[&str]); 3] =
+const ONE_OF_EXCEPT: [(&str, &[&str]); 3] =
     [("Volume", &["name"]), ("PodResourceClaim", &["name"]), ("EnvVarSource", &[])];
 
 /// Types with further fields beside a one-of, with the fields of the one-of.
-const CHOICE_AMONG: [(&str, &[&str]); 3] = [
+const ONE_OF_FIELDS: [(&str, &[&str]); 3] = [
     ("EnvVar", &["value", "valueFrom"]),
     ("Probe", &["exec", "httpGet", "tcpSocket", "grpc"]),
     ("LifecycleHandler", &["exec", "httpGet", "tcpSocket", "sleep"]),
@@ -20,10 +20,10 @@ const CHOICE_AMONG: [(&str, &[&str]); 3] = [
 /// Returns the fields of a type that exclude one another.
 pub(crate) fn choice<'a>(openapi: &'a OpenApi, type_: &str) -> Vec<&'a str> {
     let fields = openapi.fields(type_).map(|(name, _)| name);
-    if let Some((_, others)) = CHOICE_BUT.iter().find(|(name, _)| *name == type_) {
+    if let Some((_, others)) = ONE_OF_EXCEPT.iter().find(|(name, _)| *name == type_) {
         return fields.filter(|field| !others.contains(field)).collect();
     }
-    let members = CHOICE_AMONG.iter().find(|(name, _)| *name == type_).map_or(&[][..], |(_, members)| members);
+    let members = ONE_OF_FIELDS.iter().find(|(name, _)| *name == type_).map_or(&[][..], |(_, members)| members);
     fields.filter(|field| members.contains(field)).collect()
 }
 

@@ -34,7 +34,7 @@ struct Walk<'a> {
     /// Objects that server-side apply treats as atomic.
     atomic: BTreeSet<String>,
     /// Lists whose elements are a one-of that is unknown to the engine.
-    not_chosen: Vec<String>,
+    unknown_one_ofs: Vec<String>,
     /// Visited types of the API server, each with the address of the engine's schema for it.
     seen: Vec<(String, usize)>,
 }
@@ -46,12 +46,12 @@ pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
         theirs: Lists::new(),
         ours: Lists::new(),
         atomic: BTreeSet::new(),
-        not_chosen: Vec::new(),
+        unknown_one_ofs: Vec::new(),
         seen: Vec::new(),
     };
     walk.object("ObjectMeta", Some(&schema::OBJECT_META));
     walk.object("PodSpec", Some(&schema::POD_SPEC));
-    let Walk { theirs, ours, atomic, not_chosen, .. } = walk;
+    let Walk { theirs, ours, atomic, unknown_one_ofs, .. } = walk;
     let mut places: Vec<_> = theirs.keys().chain(ours.keys()).collect();
     places.sort();
     places.dedup();
@@ -63,7 +63,7 @@ pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
         .collect();
     let same = DIFFERENT.iter().filter(|(place, _)| theirs.get(*place) == ours.get(*place));
     found.extend(same.map(|(place, reason)| format!("{place} is no longer different: {reason}")));
-    found.extend(not_chosen.into_iter().map(|place| format!("{place}: a one-of that the engine does not know")));
+    found.extend(unknown_one_ofs.into_iter().map(|place| format!("{place}: a one-of that the engine does not know")));
     let written: BTreeSet<_> = ATOMIC.into_iter().map(str::to_owned).collect();
     let odd = atomic.symmetric_difference(&written);
     found.extend(odd.map(|place| format!("{place} is atomic only for the API server, or only in ATOMIC")));
@@ -112,7 +112,7 @@ impl Walk<'_> {
 
     fn list(&mut self, list: List<'_>, place: String, below: Option<&'static Type>) {
         if list.retains_keys() && !below.is_some_and(|below| matches!(below.one_of, OneOf::AllBut(["name"]))) {
-            self.not_chosen.push(place.clone());
+            self.unknown_one_ofs.push(place.clone());
         }
         match list.kind {
             "set" => {

@@ -310,14 +310,14 @@ impl Activity {
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
         let at = |since: u64, bytes: u64| {
             let transfer_time = bytes.saturating_mul(1000) / MIN_RATE;
-            self.opened + Duration::from_millis(since.saturating_add(transfer_time)) + settings.answer_timeout
+            self.opened + Duration::from_millis(since.saturating_add(transfer_time)) + settings.response_timeout
         };
         let blocked = match self.blocked_since.load(Ordering::Relaxed) {
             NOT_BLOCKED => None,
             since => Some(at(since, self.accepted.load(Ordering::Relaxed))),
         };
         let pending = self.pending();
-        if pending.bytes > settings.max_untaken_bytes && pending.responses.len() > 1 {
+        if pending.bytes > settings.max_pending_response_bytes && pending.responses.len() > 1 {
             return Some(self.opened);
         }
         let oldest = pending

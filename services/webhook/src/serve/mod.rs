@@ -67,9 +67,9 @@ pub struct ServerSettings {
     pub request_timeout: Duration,
     /// How long a response may wait for its client to read it. A client that reads slowly has a second more for each
     /// 256 KiB.
-    pub answer_timeout: Duration,
+    pub response_timeout: Duration,
     /// Bytes of responses that may be pending on one connection, in addition to one response of any size.
-    pub max_untaken_bytes: usize,
+    pub max_pending_response_bytes: usize,
     /// Concurrent connections. Beyond that, the address with the most connections loses one, unless the new client
     /// would have as many itself. Then the new connection is closed at once.
     pub max_connections: usize,
@@ -99,8 +99,8 @@ impl Default for ServerSettings {
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_mins(2),
             request_timeout: Duration::from_secs(40),
-            answer_timeout: Duration::from_secs(10),
-            max_untaken_bytes: 1024 * 1024,
+            response_timeout: Duration::from_secs(10),
+            max_pending_response_bytes: 1024 * 1024,
             max_connections: 4096,
             max_age: Some(Duration::from_mins(5)),
             drain_minimum: Duration::from_secs(10),

@@ -20,7 +20,7 @@ use pillion_api::names::InjectionLevel;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
-use pillion_webhook::admission::{Admission, LiveNamespace, LookUps, RequestSettings};
+use pillion_webhook::admission::{Admission, LiveNamespace, RequestSettings, ReviewLookups};
 use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::metrics::Metrics;
 use pillion_webhook::policy::Policy;
@@ -171,11 +171,11 @@ impl App {
     }
 
     /// Creates an app with one cluster profile, and the function that looks up the objects that the profile reads.
-    pub fn with_profile(spec: &serde_json::Value, look_ups: Option<LookUps>) -> Self {
+    pub fn with_profile(spec: &serde_json::Value, lookups: Option<ReviewLookups>) -> Self {
         Self::of(opted_in_snapshot(Some(spec)), |admission| {
             let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
             admission.policy = Arc::new(ArcSwap::from_pointee(Policy { cluster, ..Policy::default() }));
-            admission.look_ups = look_ups;
+            admission.lookups = lookups;
         })
     }
 
@@ -185,7 +185,7 @@ impl App {
         let mut admission = Admission {
             snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
             live_namespace: None,
-            look_ups: None,
+            lookups: None,
             policy: Arc::default(),
             switch: Switch::default(),
             metrics: Arc::new(Metrics::register(&mut registry)),

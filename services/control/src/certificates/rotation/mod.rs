@@ -73,7 +73,7 @@ pillion_api::labelled! {
         /// The CA has reached its maximum age.
         Age => "age",
         /// An administrator requested the rotation.
-        Asked => "asked",
+        Requested => "requested",
         /// An administrator reported that the CA's key is compromised, so there is no soaking.
         Compromised => "compromised",
         /// The record or the CA's key is lost, so the CA cannot sign.
@@ -160,11 +160,11 @@ pub struct Observed {
     /// The webhook configurations.
     pub configuration: Configuration,
     /// Results of the last probes of the endpoints.
-    pub endpoints: Endpoints,
+    pub endpoints: ProbeSummary,
     /// Which API servers are known to have the bundle.
     pub propagation: Propagation,
     /// The trigger of a rotation that an administrator requested, if it has not started yet.
-    pub asked: Option<Trigger>,
+    pub requested: Option<Trigger>,
     /// The highest CA number in any certificate of this release. A new CA gets a higher number.
     pub highest: Option<Generation>,
 }
@@ -219,7 +219,7 @@ pub enum Configuration {
         epoch: u64,
     },
     /// No configuration exists, since an administrator disabled the webhooks.
-    Disarmed,
+    WebhooksDisabled,
     /// The configuration exists, with this bundle.
     Present(Bundle),
 }
@@ -241,13 +241,13 @@ pub struct Bundle {
 
 /// Results of probing every endpoint over a separate TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Endpoints {
+pub struct ProbeSummary {
     /// Number of endpoints that responded with a certificate that the bundle trusts.
     pub answering: usize,
     /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
     pub rounds: u32,
     /// Whether the last round found an endpoint that serves a certificate of another CA than the newest.
-    pub older: bool,
+    pub is_other_ca_served: bool,
     /// Whether the last round found an endpoint that serves an untrusted certificate.
     pub untrusted: bool,
     /// Number of endpoints that could not be probed in the last round.
@@ -338,7 +338,7 @@ pillion_api::labelled! {
         /// The connectivity check is running. Until it ends, a failed call rejects no pod.
         ConnectivityCheck => "connectivity_check",
         /// An administrator disabled the webhooks.
-        Disarmed => "disarmed",
+        WebhooksDisabled => "disabled",
         /// Not every API server is known to have the bundle.
         Propagation => "propagation",
         /// Not every endpoint is known to serve the newest certificate.

@@ -64,7 +64,7 @@ fn is_record_restored(record: &Record, seen: &Observed) -> bool {
 
 fn newest_epoch(seen: &Observed) -> Option<u64> {
     let configuration = match &seen.configuration {
-        Configuration::Absent | Configuration::Disarmed => None,
+        Configuration::Absent | Configuration::WebhooksDisabled => None,
         Configuration::Empty { epoch } => Some(*epoch),
         Configuration::Present(bundle) => Some(bundle.epoch),
     };
@@ -115,7 +115,7 @@ impl Observed {
         let mut without_forged_epochs = self.clone();
         let epochs = [
             match &mut without_forged_epochs.configuration {
-                Configuration::Absent | Configuration::Disarmed => None,
+                Configuration::Absent | Configuration::WebhooksDisabled => None,
                 Configuration::Empty { epoch } => Some(epoch),
                 Configuration::Present(bundle) => Some(&mut bundle.epoch),
             },
@@ -187,7 +187,7 @@ impl Configuration {
     pub const fn bundle(&self) -> Option<&Bundle> {
         match self {
             Self::Present(bundle) => Some(bundle),
-            Self::Absent | Self::Disarmed | Self::Empty { .. } => None,
+            Self::Absent | Self::WebhooksDisabled | Self::Empty { .. } => None,
         }
     }
 }
@@ -211,10 +211,12 @@ impl Plan<'_> {
             Configuration::Empty { epoch } if *epoch < record.bundle_epoch => Some(Step::Claim { epoch: record.epoch }),
             // Every endpoint must serve a trusted certificate when the first call arrives.
             Configuration::Empty { .. } => Some(self.serving_certificate().unwrap_or_else(|| {
-                let none = endpoints.answering == 0 || endpoints.older;
+                let none = endpoints.answering == 0 || endpoints.is_other_ca_served;
                 if none { wait(Blocked::NoEndpoint) } else { self.write_bundle(Repair::Create) }
             })),
-            Configuration::Disarmed => Some(self.serving_certificate().unwrap_or(wait(Blocked::Disarmed))),
+            Configuration::WebhooksDisabled => {
+                Some(self.serving_certificate().unwrap_or(wait(Blocked::WebhooksDisabled)))
+            }
             Configuration::Present(bundle) if self.has_only_unknown(bundle) => Some(self.stage_active()),
             Configuration::Present(bundle) => self
                 .bundle_deviation(bundle)
@@ -306,19 +308,19 @@ impl Plan<'_> {
         match record.phase {
             Phase::Stable => self.begin(),
             _ if self.next_lacks_signer() => self.replace_next(),
-            Phase::Staged => self.to(Phase::Expanded),
-            Phase::Expanded if self.is_propagated() => self.to(Phase::Switched),
-            Phase::Switched => self.to(Phase::Verified),
+            Phase::Staged => self.enter_phase(Phase::Expanded),
+            Phase::Expanded if self.is_propagated() => self.enter_phase(Phase::Switched),
+            Phase::Switched => self.enter_phase(Phase::Verified),
             Phase::Verified if endpoints.rounds < self.settings.rounds => wait(Blocked::Endpoints),
-            Phase::Verified if self.is_compromised() => self.to(Phase::Contracted),
+            Phase::Verified if self.is_compromised() => self.enter_phase(Phase::Contracted),
             // The soaking time is measured by the leader's clock.
             Phase::Verified if !self.seen.clock_agrees => wait(Blocked::Clock),
-            Phase::Verified => self.to(Phase::Soaking),
+            Phase::Verified => self.enter_phase(Phase::Soaking),
             // An endpoint serves the old certificate again: for example, a replica that was disconnected.
-            Phase::Soaking | Phase::Contracted if endpoints.older => self.to(Phase::Verified),
+            Phase::Soaking | Phase::Contracted if endpoints.is_other_ca_served => self.enter_phase(Phase::Verified),
             Phase::Soaking => self.soak(),
-            Phase::Contracted if self.is_propagated() => self.to(Phase::Stable),
-            Phase::Contracted if self.is_rejected() => self.to(Phase::Verified),
+            Phase::Contracted if self.is_propagated() => self.enter_phase(Phase::Stable),
+            Phase::Contracted if self.is_rejected() => self.enter_phase(Phase::Verified),
             Phase::Expanded | Phase::Contracted => self.wait_for_propagation(),
         }
     }
@@ -328,8 +330,8 @@ impl Plan<'_> {
             return Step::NewCa { generation: next_generation(self.seen), trigger: Some(Trigger::Lost) };
         };
         let due = after(active.created, self.settings.rotate_after);
-        let trigger = match self.seen.asked {
-            Some(asked) => asked,
+        let trigger = match self.seen.requested {
+            Some(requested) => requested,
             None if !active.has_key => Trigger::Lost,
             None if self.seen.clock_agrees && self.seen.now >= due => Trigger::Age,
             None if !self.seen.clock_agrees => return wait(Blocked::Clock),
@@ -379,13 +381,13 @@ impl Plan<'_> {
     /// Whether the old CA's key is compromised. The compromised key started the rotation, or an administrator has
     /// reported it since.
     fn is_compromised(&self) -> bool {
-        [self.record.trigger, self.seen.asked].contains(&Some(Trigger::Compromised))
+        [self.record.trigger, self.seen.requested].contains(&Some(Trigger::Compromised))
     }
 
     fn soak(&self) -> Step {
         let until = after(self.record.since, self.settings.overlap);
         if self.is_compromised() && self.seen.endpoints.rounds > 0 {
-            self.to(Phase::Contracted)
+            self.enter_phase(Phase::Contracted)
         } else if !self.seen.clock_agrees {
             wait(Blocked::Clock)
         } else if self.seen.now < until {
@@ -393,22 +395,22 @@ impl Plan<'_> {
         } else if self.seen.endpoints.rounds == 0 {
             wait(Blocked::Endpoints)
         } else {
-            self.to(Phase::Contracted)
+            self.enter_phase(Phase::Contracted)
         }
     }
 
     /// Whether every known API server has the bundle, or has had enough time to get it.
     fn is_propagated(&self) -> bool {
         let Propagation { proven, behind, silent } = self.seen.propagation;
-        behind == 0 && ((silent == 0 && proven > 0) || self.had_time())
+        behind == 0 && ((silent == 0 && proven > 0) || self.is_timeout_over())
     }
 
     /// Whether an API server does not trust the newest CA although it had enough time.
     fn is_rejected(&self) -> bool {
-        self.seen.propagation.behind > 0 && self.had_time()
+        self.seen.propagation.behind > 0 && self.is_timeout_over()
     }
 
-    fn had_time(&self) -> bool {
+    fn is_timeout_over(&self) -> bool {
         self.deadline().is_some_and(|deadline| self.seen.clock_agrees && self.seen.now >= deadline)
     }
 
@@ -422,7 +424,7 @@ impl Plan<'_> {
     }
 
     /// Returns the step to another phase.
-    fn to(&self, phase: Phase) -> Step {
+    fn enter_phase(&self, phase: Phase) -> Step {
         let record = self.record.clone();
         let epoch = record.epoch + 1;
         let changes_bundle = matches!(phase, Phase::Expanded | Phase::Contracted)
@@ -456,7 +458,7 @@ fn after(time: Timestamp, duration: Duration) -> Timestamp {
 /// Tests rare cases: lost or compromised keys, and forged records and epochs.
 #[cfg(test)]
 mod tests {
-    use super::super::{Endpoints, ServingCertificate};
+    use super::super::{ProbeSummary, ServingCertificate};
     use super::*;
 
     const EPOCH: u64 = 7;
@@ -467,7 +469,7 @@ mod tests {
     }
 
     /// Returns the observed state in phase `Soaking`, without anything to correct.
-    fn soaking(asked: Option<Trigger>) -> Observed {
+    fn soaking(requested: Option<Trigger>) -> Observed {
         let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
         let cas = [Generation(1), Generation(2)].into();
         let record = Record {
@@ -495,9 +497,15 @@ mod tests {
                 epoch: EPOCH,
                 written: now,
             }),
-            endpoints: Endpoints { answering: 3, rounds: 3, older: false, untrusted: false, unreachable: 0 },
+            endpoints: ProbeSummary {
+                answering: 3,
+                rounds: 3,
+                is_other_ca_served: false,
+                untrusted: false,
+                unreachable: 0,
+            },
             propagation: Propagation { proven: 0, behind: 0, silent: 0 },
-            asked,
+            requested,
             highest: Some(Generation(2)),
         }
     }
@@ -510,10 +518,10 @@ mod tests {
     fn compromised_key_skips_soaking() {
         let settings = Settings::default();
         assert_eq!(phase(&next(&settings, &soaking(None))), None);
-        assert_eq!(phase(&next(&settings, &soaking(Some(Trigger::Asked)))), None);
+        assert_eq!(phase(&next(&settings, &soaking(Some(Trigger::Requested)))), None);
         let compromised = soaking(Some(Trigger::Compromised));
         assert_eq!(phase(&next(&settings, &compromised)), Some(Phase::Contracted));
-        let endpoints = Endpoints { rounds: 0, unreachable: 1, ..compromised.endpoints };
+        let endpoints = ProbeSummary { rounds: 0, unreachable: 1, ..compromised.endpoints };
         let unprobed = Observed { endpoints, ..compromised };
         assert_eq!(
             phase(&next(&settings, &unprobed)),

@@ -13,13 +13,13 @@ const PER_SECOND: usize = 40;
 const CONCURRENT: usize = 8;
 
 /// Lookups with a fake fetcher, and their metrics.
-struct World {
+struct TestLookups {
     live: LiveNamespaces,
     registry: Registry,
     requests: Arc<AtomicUsize>,
 }
 
-impl World {
+impl TestLookups {
     /// Looks up a namespace; `None` if it does not exist or the lookup failed.
     async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         match self.live.get(name).await {
@@ -63,7 +63,7 @@ fn not_found() -> std::future::Ready<Fetched> {
 async fn concurrent_lookups_share_one_request() {
     let gate = Arc::new(Semaphore::new(0));
     let closed = Arc::clone(&gate);
-    let world = World::new(move |_| {
+    let world = TestLookups::new(move |_| {
         let gate = Arc::clone(&closed);
         async move {
             gate.acquire().await.unwrap().forget();
@@ -83,7 +83,7 @@ async fn concurrent_lookups_share_one_request() {
 
 #[tokio::test]
 async fn invalid_namespace_name_is_not_looked_up() {
-    let world = World::new(|_| not_found());
+    let world = TestLookups::new(|_| not_found());
     let long = "a".repeat(64);
     let names = ["", "-a", "a-", "A", "a.b", "a/../../secrets", "..", "a%2fb", "a?b", "a#b", "a b", "é", "a\n", &long];
     for name in names {
@@ -101,7 +101,7 @@ async fn invalid_namespace_name_is_not_looked_up() {
 
 #[tokio::test(start_paused = true)]
 async fn at_most_forty_namespace_requests_per_second() {
-    let world = World::new(|_| not_found());
+    let world = TestLookups::new(|_| not_found());
     for number in 0..60 {
         assert_eq!(world.get(&format!("n{number}")).await, None);
     }
@@ -118,7 +118,7 @@ async fn at_most_forty_namespace_requests_per_second() {
 
 #[tokio::test(start_paused = true)]
 async fn client_rate_limit_spares_other_clients() {
-    let world = World::new(|_| not_found());
+    let world = TestLookups::new(|_| not_found());
     let (greedy, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
     for number in 0..100 {
         world.live.get_for(&format!("n{number}"), greedy, None).await;
@@ -135,7 +135,7 @@ async fn client_rate_limit_spares_other_clients() {
 async fn older_result_is_requested_again() {
     let level = Arc::new(std::sync::Mutex::new(Ok(None)));
     let shared = Arc::clone(&level);
-    let world = World::new(move |_| {
+    let world = TestLookups::new(move |_| {
         let level = *shared.lock().unwrap();
         let found = level.map(|level| Some(level.map_or_else(Namespace::default, Namespace::opted_in)));
         std::future::ready(found.map_err(|()| FetchError::unavailable("no route")))
@@ -167,7 +167,7 @@ async fn older_result_is_requested_again() {
 async fn at_most_eight_concurrent_namespace_requests() {
     let waiting = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&waiting);
-    let world = World::new(move |_| {
+    let world = TestLookups::new(move |_| {
         counter.fetch_add(1, Ordering::SeqCst);
         std::future::pending()
     });
@@ -187,7 +187,7 @@ async fn at_most_eight_concurrent_namespace_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn failed_lookup_is_cached_briefly() {
-    let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
+    let world = TestLookups::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
     assert_eq!(world.get("shop").await, None);
     assert_eq!(world.counted(LookupResult::Failed), 1);
     tokio::time::advance(Duration::from_millis(999)).await;
@@ -199,7 +199,7 @@ async fn failed_lookup_is_cached_briefly() {
 #[tokio::test(start_paused = true)]
 async fn found_namespace_survives_long_api_outage() {
     let began = Instant::now();
-    let world = World::new(move |name| async move {
+    let world = TestLookups::new(move |name| async move {
         if began.elapsed() > Duration::from_secs(5) {
             return Err(FetchError::unavailable("no route"));
         }

@@ -48,7 +48,7 @@ enum State {
     PartlyFailing,
 }
 
-struct World {
+struct TestLookups {
     cache: LookupCache<Box<str>, usize, TestKind>,
     state: Arc<Mutex<State>>,
     /// Number of requests so far. The value of an existing object is the number of its request.
@@ -56,7 +56,7 @@ struct World {
     registry: Registry,
 }
 
-impl World {
+impl TestLookups {
     fn new() -> Self {
         let state = Arc::new(Mutex::new(State::Available));
         let requests = Arc::new(AtomicUsize::new(0));
@@ -130,7 +130,7 @@ async fn pass(seconds: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn entry_in_use_is_refreshed_in_background() {
-    let world = World::new();
+    let world = TestLookups::new();
     assert_eq!(world.text("a").await, "found 1");
     pass(19).await;
     assert_eq!(world.text("a").await, "found 1");
@@ -155,7 +155,7 @@ async fn entry_in_use_is_refreshed_in_background() {
 #[tokio::test(start_paused = true)]
 async fn api_outage_changes_no_cached_result() {
     for state in [State::Unreachable, State::Hanging] {
-        let world = World::new();
+        let world = TestLookups::new();
         let names: Vec<_> =
             (0..20).map(|number| format!("{}-{number}", if number % 4 == 0 { "no" } else { "yes" })).collect();
         let mut before = Vec::new();
@@ -193,7 +193,7 @@ async fn api_outage_changes_no_cached_result() {
 
 #[tokio::test(start_paused = true)]
 async fn stale_entry_expires_sooner_after_refusal() {
-    let world = World::new();
+    let world = TestLookups::new();
     world.get("a").await;
     world.get("b").await;
     world.becomes(State::Forbidding);
@@ -215,7 +215,7 @@ async fn stale_entry_expires_sooner_after_refusal() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_of_one_lookup_leaves_others_fresh() {
-    let world = World::new();
+    let world = TestLookups::new();
     assert_eq!([world.text("broken").await, world.text("a").await], ["found 1", "found 2"]);
     world.becomes(State::PartlyFailing);
     pass(2400).await;
@@ -225,7 +225,7 @@ async fn failure_of_one_lookup_leaves_others_fresh() {
 
 #[tokio::test(start_paused = true)]
 async fn callers_of_expired_entry_share_one_request() {
-    let world = World::new();
+    let world = TestLookups::new();
     world.get("a").await;
     pass(40).await;
     let answers = futures::future::join_all((0..50).map(|_| world.text("a"))).await;

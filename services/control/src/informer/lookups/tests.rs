@@ -11,13 +11,13 @@ use super::*;
 use crate::informer::lookup_cache::FetchError;
 
 /// Lookups with a fake fetcher, and their requests.
-struct World {
+struct TestLookups {
     lookups: Lookups,
     registry: Registry,
     requests: Arc<Mutex<Vec<String>>>,
 }
 
-impl World {
+impl TestLookups {
     fn new<F>(answer: impl Fn(Key) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Fetched> + Send + 'static,
@@ -65,7 +65,7 @@ fn name_of(answer: &ObjectAnswer) -> Option<String> {
 async fn pods_of_one_workload_share_one_request() {
     let gate = Arc::new(Semaphore::new(0));
     let closed = Arc::clone(&gate);
-    let world = World::new(move |_| {
+    let world = TestLookups::new(move |_| {
         let gate = Arc::clone(&closed);
         async move {
             gate.acquire().await.unwrap().forget();
@@ -83,9 +83,9 @@ async fn pods_of_one_workload_share_one_request() {
 
 #[tokio::test]
 async fn missing_object_differs_from_failed_lookup() {
-    let world = World::new(|_| std::future::ready(Ok(None)));
+    let world = TestLookups::new(|_| std::future::ready(Ok(None)));
     assert_eq!(world.lookups.get(account("web")).await.service_account.ending(), "missing");
-    let world = World::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
+    let world = TestLookups::new(|_| std::future::ready(Err(FetchError::unavailable("no route"))));
     let Answer::Failed(why) = world.lookups.get(account("web")).await.service_account else { panic!("a failure") };
     assert!(!why.contains("route"), "{why}: the message must not reveal the API server's address");
     world.lookups.get(account("web")).await;
@@ -109,7 +109,7 @@ impl<T> Ending for Answer<T> {
 
 #[tokio::test(start_paused = true)]
 async fn lookups_of_review_share_one_deadline() {
-    let world = World::new(|_| std::future::pending());
+    let world = TestLookups::new(|_| std::future::pending());
     let query = |name: &str| Query {
         group: "".into(),
         version: "v1".into(),
@@ -151,7 +151,7 @@ async fn owner_lookup_stops_at_the_wanted_kind() {
             async move { if &*key.resource == "jobs" { found(&job) } else { Err(FetchError::refused("asked for more")) } }
         }
     };
-    let world = World::new(answer);
+    let world = TestLookups::new(answer);
     let object = json!({"metadata": {"ownerReferences": [
         {"apiVersion": "batch/v1beta1/../x", "kind": "Job", "name": "backup-1", "uid": "j", "controller": true}]}});
     // The engine builds the owner chain of a pod.
@@ -182,7 +182,7 @@ fn chain_of(pod: &Value) -> OwnerChain {
 
 #[tokio::test]
 async fn invalid_object_name_is_not_looked_up() {
-    let world = World::new(|_| std::future::ready(Ok(None)));
+    let world = TestLookups::new(|_| std::future::ready(Ok(None)));
     let long = "a".repeat(254);
     for name in ["", "-a", "a/../../secrets/x", "..", "a..b", "A", "a%2fb", "a?b", &long] {
         assert_eq!(world.lookups.get(account(name)).await.service_account.ending(), "missing", "{name}");
@@ -211,7 +211,7 @@ async fn invalid_object_name_is_not_looked_up() {
 #[tokio::test(start_paused = true)]
 async fn api_outage_changes_no_lookup() {
     let began = Instant::now();
-    let world = World::new(move |key: Key| async move {
+    let world = TestLookups::new(move |key: Key| async move {
         if began.elapsed() > Duration::from_secs(5) {
             return Err(FetchError::unavailable("no route"));
         }

@@ -97,7 +97,7 @@ async fn synced_without_revision_that_stays_unavailable() {
     let (publisher, mut status) = Publisher::new(Arc::default());
     let watches = watches(updates, Some(Client::new(answers, "default")));
     let shutdown = CancellationToken::new();
-    let running = tokio::spawn(publisher.of_revisions().follow(watches, shutdown.clone()));
+    let running = tokio::spawn(publisher.serves_revisions().follow(watches, shutdown.clone()));
     let began = tokio::time::Instant::now();
     let limit = Duration::from_mins(1);
     let synced = tokio::time::timeout(limit, status.wait_for(|status| status.synced)).await;

@@ -314,11 +314,11 @@ fn keeps_latest_and_used_revisions() {
 }
 
 /// Applies one text or request after the other, and returns the case after the last one.
-struct Story {
+struct CaseSequence {
     case: Case,
 }
 
-impl Story {
+impl CaseSequence {
     fn new() -> Self {
         Self { case: Case::new(Some("a"), &["a", "b", "c", "d"]) }
     }
@@ -357,7 +357,7 @@ fn served(revision: &str, kept: &[&str]) -> (String, Vec<String>) {
 
 #[test]
 fn ended_rollback_does_not_begin_again() {
-    let mut story = Story::new();
+    let mut story = CaseSequence::new();
     for text in ["a", "b", "c"] {
         story.accept(text);
     }
@@ -381,7 +381,7 @@ fn ended_rollback_does_not_begin_again() {
 
 #[test]
 fn revisions_are_in_order_of_publication() {
-    let mut story = Story::new();
+    let mut story = CaseSequence::new();
     for text in ["a", "b", "c"] {
         story.accept(text);
     }
@@ -392,7 +392,7 @@ fn revisions_are_in_order_of_publication() {
     // The next leader has the order from the status, and not from the times of creation.
     assert_eq!(story.accept("b"), served("b", &["b", "d", "a", "c"]));
     // Without `rollback-from`, a text that is accepted meanwhile is not published, but kept as the latest.
-    let mut story = Story::new();
+    let mut story = CaseSequence::new();
     story.accept("a");
     story.accept("b");
     story.case.existing.remove("c");
@@ -403,7 +403,7 @@ fn revisions_are_in_order_of_publication() {
 
 #[test]
 fn event_names_revision_and_end_of_rollback() {
-    let mut story = Story::new();
+    let mut story = CaseSequence::new();
     story.accept("a");
     story.accept("b");
     story.roll_back("a", Some("b"), None);

@@ -53,12 +53,12 @@ impl Remark {
 }
 
 /// Whether a value is empty, as an unset field in Go is.
-fn is_nothing(value: &Json) -> bool {
+fn is_empty_value(value: &Json) -> bool {
     match value {
         Json::Null => true,
         Json::String(text) => text.is_empty(),
         Json::Array(items) => items.is_empty(),
-        Json::Object(members) => members.values().all(is_nothing),
+        Json::Object(members) => members.values().all(is_empty_value),
         Json::Bool(_) | Json::Number(_) => false,
     }
 }

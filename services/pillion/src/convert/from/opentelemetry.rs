@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
 
-use super::{Converted, Document, Remark, escaped, is_nothing, literal, object_name};
+use super::{Converted, Document, Remark, escaped, is_empty_value, literal, object_name};
 
 /// The prefix of all request annotations.
 const REQUEST: &str = "instrumentation.opentelemetry.io/inject-";
@@ -193,7 +193,8 @@ impl<'d> Resource<'d> {
         let mut profiles = Vec::new();
         for language in LANGUAGES.iter().filter(is_meant) {
             let full = format!("{}/{}", self.namespace, self.name);
-            let name = free(&object_name(&format!("otel-{}-{}-{}", language.name, self.namespace, self.name)), names);
+            let name =
+                unique_name(&object_name(&format!("otel-{}-{}-{}", language.name, self.namespace, self.name)), names);
             let annotation = format!("{REQUEST}{}", language.name);
             profiles.push(json!({
                 "apiVersion": "pillion.dev/v1alpha1",
@@ -225,7 +226,7 @@ impl<'d> Resource<'d> {
     fn parameters(&self, language: &Language, notes: &mut Vec<Remark>) -> Result<Json, Remark> {
         let mut parameters = Vec::new();
         let mut set = |name: &str, value: &Json, path: &str| -> Result<(), Remark> {
-            if is_nothing(value) {
+            if is_empty_value(value) {
                 return Ok(());
             }
             let value = literal(value, path)
@@ -252,8 +253,8 @@ impl<'d> Resource<'d> {
             }
         }
         let claim =
-            own.get("volumeClaimTemplate").filter(|claim| claim.get("spec").is_some_and(|spec| !is_nothing(spec)));
-        let limit = own.get("volumeLimitSize").filter(|limit| !is_nothing(limit));
+            own.get("volumeClaimTemplate").filter(|claim| claim.get("spec").is_some_and(|spec| !is_empty_value(spec)));
+        let limit = own.get("volumeLimitSize").filter(|limit| !is_empty_value(limit));
         match (claim, limit) {
             (None, None) => {}
             _ if language.name == "go" => {
@@ -284,7 +285,7 @@ impl<'d> Resource<'d> {
         let mut note = |path: String| {
             notes.push(Remark::new(self.document, path, "the profile has no parameter for this: it is left out"));
         };
-        for (field, value) in self.spec.as_object().into_iter().flatten().filter(|(_, value)| !is_nothing(value)) {
+        for (field, value) in self.spec.as_object().into_iter().flatten().filter(|(_, value)| !is_empty_value(value)) {
             let pointer = format!("/{field}");
             if known.contains(&pointer) {
                 continue;
@@ -294,7 +295,7 @@ impl<'d> Resource<'d> {
                 note(format!("spec.{field}"));
                 continue;
             }
-            for (member, _) in value.as_object().into_iter().flatten().filter(|(_, value)| !is_nothing(value)) {
+            for (member, _) in value.as_object().into_iter().flatten().filter(|(_, value)| !is_empty_value(value)) {
                 if !known.contains(&format!("{below}{member}")) {
                     note(format!("spec.{field}.{member}"));
                 }
@@ -304,7 +305,7 @@ impl<'d> Resource<'d> {
 }
 
 /// Returns `name`, or `name` with a number if it is taken. Adds the result to `taken`.
-fn free(name: &str, taken: &mut Vec<String>) -> String {
+fn unique_name(name: &str, taken: &mut Vec<String>) -> String {
     let numbered = (2..).map(|number| format!("{}-{number}", name.get(..name.len().min(59)).unwrap_or(name)));
     // Always finds one: there are more numbers than names.
     let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or_default();

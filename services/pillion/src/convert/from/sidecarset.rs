@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Converted, Document, Remark, escaped, is_nothing, literal, object_name, quoted};
+use super::{Converted, Document, Remark, escaped, is_empty_value, literal, object_name, quoted};
 
 /// The label with the name of each namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
@@ -62,7 +62,9 @@ impl Reader {
             text("/metadata/name").ok_or_else(|| Remark::new(index, "metadata.name", "a SidecarSet needs a name"))?;
         let empty = Map::new();
         let spec = object.get("spec").and_then(Json::as_object).unwrap_or(&empty);
-        for (field, _) in spec.iter().filter(|(field, value)| !KNOWN.contains(&field.as_str()) && !is_nothing(value)) {
+        for (field, _) in
+            spec.iter().filter(|(field, value)| !KNOWN.contains(&field.as_str()) && !is_empty_value(value))
+        {
             let (message, help) = match field.as_str() {
                 "updateStrategy" => (
                     "running pods keep their sidecars: it is left out",
@@ -81,7 +83,7 @@ impl Reader {
             self.notes.push(Remark::new(index, "spec.injectionStrategy.paused", message));
             return Ok(None);
         }
-        if strategy("revision").is_some_and(|revision| !is_nothing(revision)) {
+        if strategy("revision").is_some_and(|revision| !is_empty_value(revision)) {
             let message = "the SidecarSet injects an older revision: the profile contains the latest one";
             self.notes.push(Remark::new(index, "spec.injectionStrategy.revision", message));
         }
@@ -91,7 +93,7 @@ impl Reader {
         if let Some(selector) = namespaces(spec) {
             profile.insert("namespaceSelector".to_owned(), selector);
         }
-        if let Some(selector) = spec.get("selector").filter(|selector| !is_nothing(selector)) {
+        if let Some(selector) = spec.get("selector").filter(|selector| !is_empty_value(selector)) {
             profile.insert("objectSelector".to_owned(), selector.clone());
         }
         let mut pod = Map::new();
@@ -107,7 +109,7 @@ impl Reader {
             }
         }
         for list in ["volumes", "imagePullSecrets"] {
-            if let Some(value) = spec.get(list).filter(|value| !is_nothing(value)) {
+            if let Some(value) = spec.get(list).filter(|value| !is_empty_value(value)) {
                 pod.insert(list.to_owned(), plain(index, value, &format!("spec.{list}"))?);
             }
         }
@@ -135,7 +137,7 @@ impl Reader {
             return Err(Remark::new(index, path, "a sidecar needs a `name`"));
         }
         let mut container = fields.clone();
-        container.retain(|field, value| !OF_SIDECARS.contains(&field.as_str()) && !is_nothing(value));
+        container.retain(|field, value| !OF_SIDECARS.contains(&field.as_str()) && !is_empty_value(value));
         let Json::Object(container) = plain(index, &container.into(), &path)? else {
             return Err(Remark::new(index, path, "expected a mapping"));
         };
@@ -162,7 +164,7 @@ impl Reader {
                 mounts.push(json!({"$forEach": shared, "$value": "${item}", "$conflict": "Keep"}));
             }
         }
-        if !is_nothing(fields.get("shareVolumeDevicePolicy").unwrap_or(&Json::Null)) {
+        if !is_empty_value(fields.get("shareVolumeDevicePolicy").unwrap_or(&Json::Null)) {
             let message = "devices of the application are not shared: it is left out";
             self.notes.push(Remark::new(index, format!("{path}.shareVolumeDevicePolicy"), message));
         }
@@ -229,10 +231,10 @@ fn namespaces(spec: &Map<String, Json>) -> Option<Json> {
     let spec = spec.get("specificNamespace").and_then(Json::as_object).unwrap_or(spec);
     let named =
         |names: Vec<Json>| json!({"matchExpressions": [{"key": NAMESPACE_NAME, "operator": "In", "values": names}]});
-    if let Some(name) = spec.get("namespace").filter(|name| !is_nothing(name)) {
+    if let Some(name) = spec.get("namespace").filter(|name| !is_empty_value(name)) {
         return Some(named(vec![name.clone()]));
     }
-    let selector = spec.get("namespaceSelector").filter(|selector| !is_nothing(selector))?;
+    let selector = spec.get("namespaceSelector").filter(|selector| !is_empty_value(selector))?;
     if let Some(names) = selector.get("namespaces").and_then(Json::as_array).filter(|names| !names.is_empty()) {
         return Some(named(names.clone()));
     }

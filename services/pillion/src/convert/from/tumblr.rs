@@ -77,7 +77,7 @@ struct Configuration {
 pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
     let mut reader = Reader { documents, faults: Vec::new(), notes: Vec::new() };
     let configurations: Vec<_> = (0..documents.len()).filter_map(|index| reader.configuration(index)).collect();
-    reader.twice(&configurations);
+    reader.report_duplicates(&configurations);
     let names = profile_names(&configurations);
     let profiles: Vec<_> = configurations
         .iter()
@@ -192,7 +192,7 @@ impl Reader<'_> {
     fn with_inherited(&mut self, document: usize, mut fields: Fields, chain: &mut Vec<usize>) -> Option<Fields> {
         let Some(Json::String(parent)) = fields.remove("inherits") else { return Some(fields) };
         let file = self.documents.get(document).map(|document| document.file.as_str()).unwrap_or_default();
-        let wanted = beside(file, &parent);
+        let wanted = path_beside(file, &parent);
         let Some(found) = self.documents.iter().position(|other| other.file == wanted) else {
             let fault = Remark::new(document, "inherits", format!("`{wanted}` is not among the converted files"));
             self.faults.push(fault.with_help("convert both files together, for instance by naming their folder"));
@@ -219,11 +219,11 @@ impl Reader<'_> {
         self.notes.truncate(notes);
         self.faults.truncate(faults);
         let parent = self.with_inherited(found, parent?, chain)?;
-        Some(united(parent, fields))
+        Some(merge_inherited(parent, fields))
     }
 
     /// Reports configurations with the same name and version.
-    fn twice(&mut self, configurations: &[Configuration]) {
+    fn report_duplicates(&mut self, configurations: &[Configuration]) {
         for (index, configuration) in configurations.iter().enumerate() {
             let same =
                 |other: &&Configuration| other.name == configuration.name && other.version == configuration.version;
@@ -302,7 +302,7 @@ fn read_as_text(value: &mut Json) {
 }
 
 /// Resolves a path in a file relative to that file.
-fn beside(file: &str, name: &str) -> String {
+fn path_beside(file: &str, name: &str) -> String {
     let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut parts: Vec<&str> = folder.split('/').collect();
     for part in name.split('/') {
@@ -320,11 +320,11 @@ fn beside(file: &str, name: &str) -> String {
 
 /// Merges a configuration into the one that it inherits from. An element of the child replaces the parent's element of
 /// the same name, in its position. Host aliases of both are kept.
-fn united(mut parent: Fields, child: Fields) -> Fields {
+fn merge_inherited(mut parent: Fields, child: Fields) -> Fields {
     for (key, value) in child {
         match (parent.get_mut(&key), value) {
             (Some(Json::Array(list)), Json::Array(items)) if NAMED.contains(&key.as_str()) => {
-                *list = overlaid(list, items);
+                *list = merge_by_name(list, items);
             }
             (Some(Json::Array(list)), Json::Array(items)) => list.extend(items),
             // An empty string means unset.
@@ -337,7 +337,7 @@ fn united(mut parent: Fields, child: Fields) -> Fields {
     parent
 }
 
-fn overlaid(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
+fn merge_by_name(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
     let mut whole = Vec::new();
     for old in list {
         let (own, rest): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item.get("name") == old.get("name"));

@@ -53,7 +53,7 @@ pub(super) struct Playground {
 
 /// An error response: its status and message.
 #[derive(Debug)]
-struct Refused(StatusCode, String);
+struct ErrorResponse(StatusCode, String);
 
 /// The query that selects an example.
 #[derive(Deserialize)]
@@ -104,7 +104,7 @@ impl Playground {
     /// The token is cancelled if the work takes too long, or the client disconnects.
     async fn answer<T: Serialize>(
         self: Arc<Self>,
-        work: impl FnOnce(&Self, &CancellationToken) -> Result<T, Refused> + Send + 'static,
+        work: impl FnOnce(&Self, &CancellationToken) -> Result<T, ErrorResponse> + Send + 'static,
     ) -> Response {
         let given_up = CancellationToken::new();
         let _gives_up = given_up.clone().drop_guard();
@@ -122,7 +122,7 @@ impl Playground {
         };
         match tokio::time::timeout(ANSWER_WITHIN, worked).await {
             Ok(Ok(Ok(body))) => (StatusCode::OK, [(CONTENT_TYPE, "application/json")], body).into_response(),
-            Ok(Ok(Err(Refused(status, message)))) => refused(status, &message),
+            Ok(Ok(Err(ErrorResponse(status, message)))) => refused(status, &message),
             Ok(Err(error)) => {
                 tracing::error!(%error, "the playground cannot respond");
                 refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug in Pillion; the log contains the error")
@@ -142,7 +142,7 @@ async fn examples(State(playground): State<Arc<Playground>>) -> Response {
 async fn example(State(playground): State<Arc<Playground>>, Query(Chosen { id }): Query<Chosen>) -> Response {
     let texts = move |playground: &Playground, given_up: &CancellationToken| {
         let texts = playground.library().texts(&id, &playground.platform, given_up);
-        texts.ok_or_else(|| Refused(StatusCode::NOT_FOUND, "this example does not exist any more".to_owned()))
+        texts.ok_or_else(|| ErrorResponse(StatusCode::NOT_FOUND, "this example does not exist any more".to_owned()))
     };
     playground.answer(texts).await
 }
@@ -166,7 +166,7 @@ async fn run(
     };
     let run = move |playground: &Playground, given_up: &CancellationToken| {
         let texts = serde_json::from_slice(&body)
-            .map_err(|error| Refused(StatusCode::BAD_REQUEST, format!("the body is invalid: {error}")))?;
+            .map_err(|error| ErrorResponse(StatusCode::BAD_REQUEST, format!("the body is invalid: {error}")))?;
         Ok(run::run(&texts, &playground.platform, playground.library().parents(), given_up))
     };
     playground.answer(run).await
@@ -236,7 +236,7 @@ enum Refusal {
     /// The `Host` is not a name of this machine.
     Host,
     /// The request comes from another page.
-    Elsewhere,
+    CrossOrigin,
 }
 
 /// Rejects requests from other pages and hosts, and adds the page's headers to every response.
@@ -252,7 +252,7 @@ async fn guard(request: Request, next: Next) -> Response {
             StatusCode::MISDIRECTED_REQUEST,
             "the playground is served only at localhost, 127.0.0.1 and [::1]: open it at one of these addresses",
         ),
-        Err(Refusal::Elsewhere) => {
+        Err(Refusal::CrossOrigin) => {
             refused(StatusCode::FORBIDDEN, "the playground accepts requests only from its own page")
         }
     };
@@ -275,14 +275,14 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     let is_own_origin = |origin: &str| origin.strip_prefix("http://").is_some_and(|origin| origin == host);
     if headers.get(ORIGIN).is_some_and(|origin| !origin.to_str().is_ok_and(is_own_origin)) {
-        return Err(Refusal::Elsewhere);
+        return Err(Refusal::CrossOrigin);
     }
     // Another page may link here, but not send any other request.
     let is_link = uri.path() == "/" && text("sec-fetch-mode") == Some("navigate");
     match text("sec-fetch-site") {
         None | Some("same-origin" | "none") => Ok(()),
         Some(_) if is_link => Ok(()),
-        Some(_) => Err(Refusal::Elsewhere),
+        Some(_) => Err(Refusal::CrossOrigin),
     }
 }
 
@@ -425,7 +425,7 @@ mod tests {
             ("/playground/examples", vec![("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")]),
             ("/", vec![("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")]),
         ] {
-            assert_eq!(checked(uri, &[&[host], &*more].concat()), Err(Refusal::Elsewhere), "{uri} {more:?}");
+            assert_eq!(checked(uri, &[&[host], &*more].concat()), Err(Refusal::CrossOrigin), "{uri} {more:?}");
         }
     }
 }

@@ -186,7 +186,7 @@ fn parse(
     });
     let is_right = problems.is_empty();
     problems.extend(warnings);
-    problems.extend(elsewhere(object, &documents, name));
+    problems.extend(foreign_namespace_warnings(object, &documents, name));
     (is_right.then_some(Parsed { profiles, documents, namespace }), problems)
 }
 
@@ -237,7 +237,7 @@ fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
 }
 
 /// Returns problems for objects in other namespaces than the given one.
-fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<Problem> {
+fn foreign_namespace_warnings(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<Problem> {
     // Values have no positions, so the source is parsed again in this rare case.
     let nodes = || yaml::documents(&source.text).unwrap_or_default();
     let mut reported = BTreeSet::new();
@@ -250,7 +250,7 @@ fn elsewhere(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<
             let span = nodes().get(index).map(|node| node.place("metadata.namespace")).unwrap_or_default();
             let message =
                 format!("{NAMESPACE} describes {described} and not {namespace}, which is treated as opted in");
-            let problem = Problem::at(source, span, message).of_field("metadata.namespace").harmless();
+            let problem = Problem::at(source, span, message).of_field("metadata.namespace").into_warning();
             problems.push(problem.with_help(format!("name the Namespace {namespace} to use its labels")));
         }
     }
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn errors_are_listed_before_warnings() {
-        let mut problems = vec![Problem::whole(OBJECT, "mild").harmless(); output::MAX_PROBLEMS];
+        let mut problems = vec![Problem::whole(OBJECT, "mild").into_warning(); output::MAX_PROBLEMS];
         problems.push(Problem::whole(OBJECT, "grave"));
         let listed = diagnostics(problems);
         assert_eq!(listed.len(), output::MAX_PROBLEMS);

@@ -14,7 +14,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::stored::CorruptSecret;
 use super::{BundleContents, CaMaterial, CaSecret, Issuing, KnownCas, Lifetimes, MAX_EPOCH, MissingCa, Reason};
 use crate::certificates::rotation::{
-    Ca, Configuration, Endpoints, Generation, Observed, Phase, Propagation, Record, Serving, ServingCertificate,
+    Ca, Configuration, Generation, Observed, Phase, ProbeSummary, Propagation, Record, Serving, ServingCertificate,
     Settings, Stored, Trigger, next,
 };
 use crate::certificates::serving_secret::{ServingInputs, ServingSecret};
@@ -194,9 +194,15 @@ fn decide(secret: &CaSecret) {
             record: secret.record(),
             serving: Stored::Corrupt,
             configuration,
-            endpoints: Endpoints { answering: 0, rounds: 0, older: false, untrusted: false, unreachable: 0 },
+            endpoints: ProbeSummary {
+                answering: 0,
+                rounds: 0,
+                is_other_ca_served: false,
+                untrusted: false,
+                unreachable: 0,
+            },
             propagation: Propagation { proven: 0, behind: 0, silent: 0 },
-            asked: None,
+            requested: None,
             highest: secret.highest,
         };
         let _ = next(&Settings::default(), &seen);

@@ -33,7 +33,7 @@ fn pointer(uid: &str, published: Option<(&str, Option<&str>, Option<u8>)>) -> St
 }
 
 fn listed(pointers: impl IntoIterator<Item = StoredProfile>) -> Index {
-    let mut index = Index::default().of_revisions();
+    let mut index = Index::default().serves_revisions();
     feed(&mut index, list([]).into_iter().map(Update::Namespaced));
     feed(&mut index, list([]).into_iter().map(Update::Namespace));
     feed(&mut index, list(pointers).into_iter().map(Update::Cluster));

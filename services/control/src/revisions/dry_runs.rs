@@ -30,7 +30,7 @@ pub(super) struct DryRunRequest {
 
 /// All dry runs of this leader.
 #[derive(Debug, Default)]
-pub(super) struct Trials {
+pub(super) struct DryRuns {
     all: HashMap<ProfileName, Trial>,
     budget: Budget,
     /// When a namespace that had no budget may start a dry run again.
@@ -53,7 +53,7 @@ enum State {
     RetryAt(Instant),
 }
 
-impl Trials {
+impl DryRuns {
     /// Returns the result of the dry run of a revision, if there is one.
     pub(super) fn verdict(&self, name: &ProfileName, revision: &str) -> Option<&Verdict> {
         self.all.get(name).filter(|trial| *trial.revision == *revision)?.verdict.as_ref()
@@ -123,53 +123,54 @@ mod tests {
 
     #[test]
     fn each_revision_has_one_dry_run() {
-        let (mut trials, now, name) = (Trials::default(), Instant::now(), ProfileName::cluster("proxy"));
+        let (mut dry_runs, now, name) = (DryRuns::default(), Instant::now(), ProfileName::cluster("proxy"));
         let profile = profile(&name);
-        let begin = |trials: &mut Trials, revision: &str, now| trials.begin(&name, revision, &profile, now).is_some();
-        assert!(begin(&mut trials, "a", now));
-        assert!(!begin(&mut trials, "a", now), "the dry run is running");
-        trials.record_verdict(&name, "a", Verdict::Valid, now);
-        assert!(!begin(&mut trials, "a", now + LONGEST_PAUSE), "the dry run is done");
-        assert_eq!((trials.verdict(&name, "a"), trials.verdict(&name, "b")), (Some(&Verdict::Valid), None));
-        assert_eq!(trials.next_after(now), None);
+        let begin =
+            |dry_runs: &mut DryRuns, revision: &str, now| dry_runs.begin(&name, revision, &profile, now).is_some();
+        assert!(begin(&mut dry_runs, "a", now));
+        assert!(!begin(&mut dry_runs, "a", now), "the dry run is running");
+        dry_runs.record_verdict(&name, "a", Verdict::Valid, now);
+        assert!(!begin(&mut dry_runs, "a", now + LONGEST_PAUSE), "the dry run is done");
+        assert_eq!((dry_runs.verdict(&name, "a"), dry_runs.verdict(&name, "b")), (Some(&Verdict::Valid), None));
+        assert_eq!(dry_runs.next_after(now), None);
 
-        assert!(begin(&mut trials, "b", now));
-        trials.record_verdict(&name, "a", Verdict::Valid, now);
-        assert_eq!(trials.verdict(&name, "b"), None, "a late response for another revision is ignored");
-        trials.retain(|_| false);
-        assert!(begin(&mut trials, "b", now));
+        assert!(begin(&mut dry_runs, "b", now));
+        dry_runs.record_verdict(&name, "a", Verdict::Valid, now);
+        assert_eq!(dry_runs.verdict(&name, "b"), None, "a late response for another revision is ignored");
+        dry_runs.retain(|_| false);
+        assert!(begin(&mut dry_runs, "b", now));
     }
 
     #[test]
     fn dry_run_without_response_is_retried_with_pauses() {
-        let (mut trials, mut now, name) = (Trials::default(), Instant::now(), ProfileName::cluster("proxy"));
+        let (mut dry_runs, mut now, name) = (DryRuns::default(), Instant::now(), ProfileName::cluster("proxy"));
         let profile = profile(&name);
         let away = Verdict::NotAsked("away".to_owned());
         let mut pauses = Vec::new();
         for _ in 0..12 {
-            assert!(trials.begin(&name, "a", &profile, now).is_some());
-            trials.record_verdict(&name, "a", away.clone(), now);
-            let next = trials.next_after(now).unwrap();
-            assert!(trials.begin(&name, "a", &profile, next - Duration::from_millis(1)).is_none());
+            assert!(dry_runs.begin(&name, "a", &profile, now).is_some());
+            dry_runs.record_verdict(&name, "a", away.clone(), now);
+            let next = dry_runs.next_after(now).unwrap();
+            assert!(dry_runs.begin(&name, "a", &profile, next - Duration::from_millis(1)).is_none());
             pauses.push((next - now).as_secs());
             now = next;
         }
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]);
-        assert!(trials.begin(&name, "a", &profile, now).is_some());
-        assert_eq!(trials.verdict(&name, "a"), Some(&away), "the last result is kept until the next response");
+        assert!(dry_runs.begin(&name, "a", &profile, now).is_some());
+        assert_eq!(dry_runs.verdict(&name, "a"), Some(&away), "the last result is kept until the next response");
     }
 
     #[test]
     fn budget_delays_only_its_namespace() {
-        let (mut trials, now) = (Trials::default(), Instant::now());
+        let (mut dry_runs, now) = (DryRuns::default(), Instant::now());
         let names: Vec<_> = (0..100).map(|number| ProfileName::namespaced("noisy", format!("p{number}"))).collect();
         let profile = profile(&names[0]);
-        let start = |trials: &mut Trials, now| {
-            names.iter().filter(|name| trials.begin(name, "a", &profile, now).is_some()).count()
+        let start = |dry_runs: &mut DryRuns, now| {
+            names.iter().filter(|name| dry_runs.begin(name, "a", &profile, now).is_some()).count()
         };
-        assert_eq!(start(&mut trials, now), 25);
-        assert!(trials.begin(&ProfileName::namespaced("quiet", "p"), "a", &profile, now).is_some());
-        let next = trials.next_after(now).unwrap();
-        assert_eq!(start(&mut trials, next), 1);
+        assert_eq!(start(&mut dry_runs, now), 25);
+        assert!(dry_runs.begin(&ProfileName::namespaced("quiet", "p"), "a", &profile, now).is_some());
+        let next = dry_runs.next_after(now).unwrap();
+        assert_eq!(start(&mut dry_runs, next), 1);
     }
 }
