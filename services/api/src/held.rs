@@ -22,7 +22,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 
 use crate::names::{
-    INJECTION_GATE, INJECTION_LABEL, InjectionLevel, MIRROR_ANNOTATION, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES,
+    FailureMode, INJECTION_GATE, INJECTION_LABEL, MIRROR_ANNOTATION, NAMESPACE_NAME_LABEL, SYSTEM_NAMESPACES,
 };
 
 /// The settings for the policies.
@@ -170,7 +170,7 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
         namespace_selector: Some(LabelSelector {
             match_labels: None,
             match_expressions: Some(vec![
-                requirement(INJECTION_LABEL, "In", [InjectionLevel::Held.label_value()]),
+                requirement(INJECTION_LABEL, "In", [FailureMode::Held.label_value()]),
                 not_excluded(&settings.release_namespace, &settings.excluded_namespaces),
             ]),
         }),
@@ -220,10 +220,10 @@ mod tests {
     #[test]
     fn policies_match_pods_of_webhook() {
         let excluded_namespaces = settings().excluded_namespaces;
-        let levels = vec![InjectionLevel::Held];
+        let failure_modes = vec![FailureMode::Held];
         let webhook = webhook_configuration::Settings {
             excluded_namespaces,
-            levels,
+            failure_modes,
             ..webhook_configuration::Settings::new("pillion-system", b"-----BEGIN".as_slice())
         };
         let [entry] = webhook_configuration::mutating(&webhook).webhooks.unwrap().try_into().unwrap();

@@ -73,7 +73,7 @@ pub struct ProfileStatus {
 
 /// An active rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RollbackInForce<'s> {
+pub struct ActiveRollback<'s> {
     /// The served revision.
     pub to: &'s str,
     /// The last accepted revision, which is not served.
@@ -83,9 +83,9 @@ pub struct RollbackInForce<'s> {
 impl ProfileStatus {
     /// Returns the active rollback. `None` if the last accepted revision is served.
     #[must_use]
-    pub fn rollback(&self) -> Option<RollbackInForce<'_>> {
+    pub fn rollback(&self) -> Option<ActiveRollback<'_>> {
         let (to, from) = (self.revision.as_deref()?, self.accepted_revision.as_deref()?);
-        (to != from).then_some(RollbackInForce { to, from })
+        (to != from).then_some(ActiveRollback { to, from })
     }
 }
 

@@ -9,7 +9,7 @@ pub const VERSION: &str = "v1alpha1";
 /// The value of `apiVersion` in a profile.
 pub const API_VERSION: &str = "pillion.dev/v1alpha1";
 
-/// Label on a namespace: opts the namespace in. The value is the label value of an [`InjectionLevel`].
+/// Label on a namespace: opts the namespace in. The value is the label value of an [`FailureMode`].
 pub const INJECTION_LABEL: &str = "pillion.dev/injection";
 
 /// Label on a pod: with the value `false`, the pod opts out of every profile that allows it.
@@ -63,7 +63,7 @@ pub const VALIDATE_PATH: &str = "/validate";
 
 /// The failure mode of a namespace: what happens to its pods while Pillion is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum InjectionLevel {
+pub enum FailureMode {
     /// The pod is created without injection (`failurePolicy: Ignore`), and the audit finds it.
     Enabled,
     /// The pod is rejected (`failurePolicy: Fail`).
@@ -72,7 +72,7 @@ pub enum InjectionLevel {
     Held,
 }
 
-impl InjectionLevel {
+impl FailureMode {
     /// All failure modes, in the order of their entries in the webhook configuration.
     pub const ALL: [Self; 3] = [Self::Enabled, Self::Required, Self::Held];
 
@@ -109,7 +109,7 @@ impl InjectionLevel {
     /// Returns the failure mode with this label value. `None` for other values.
     #[must_use]
     pub fn from_label_value(value: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|level| level.label_value() == value)
+        Self::ALL.into_iter().find(|failure_mode| failure_mode.label_value() == value)
     }
 }
 /// The maximum length of a DNS label, such as the name of a namespace, in bytes.

@@ -7,7 +7,7 @@
 
 use thiserror::Error;
 
-use crate::names::{GROUP, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
+use crate::names::{FailureMode, GROUP, INJECTION_LABEL, NAMESPACE_NAME_LABEL};
 
 /// A label with which namespaces opt in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct OptInLabel {
     /// The label's key.
     pub key: String,
     /// The values that opt a namespace in, each with its failure mode.
-    pub values: Vec<(String, InjectionLevel)>,
+    pub values: Vec<(String, FailureMode)>,
 }
 
 /// All labels with which namespaces opt in, in order of precedence. There is at least one.
@@ -55,7 +55,7 @@ pub enum OptInError {
 impl Default for OptIn {
     /// Returns an opt-in with only Pillion's own label.
     fn default() -> Self {
-        let values = InjectionLevel::ALL.map(|level| (level.label_value().to_owned(), level));
+        let values = FailureMode::ALL.map(|failure_mode| (failure_mode.label_value().to_owned(), failure_mode));
         Self { labels: vec![OptInLabel { key: INJECTION_LABEL.to_owned(), values: values.into() }] }
     }
 }
@@ -89,11 +89,11 @@ impl OptIn {
         for text in others {
             let syntax = || OptInError::Syntax(text.to_owned());
             let (key, rest) = text.split_once('=').ok_or_else(syntax)?;
-            let (value, level) = rest.split_once(':').unwrap_or((rest, InjectionLevel::Enabled.label_value()));
-            let level = InjectionLevel::from_label_value(level).ok_or_else(syntax)?;
+            let (value, failure_mode) = rest.split_once(':').unwrap_or((rest, FailureMode::Enabled.label_value()));
+            let failure_mode = FailureMode::from_label_value(failure_mode).ok_or_else(syntax)?;
             match labels.iter_mut().find(|label| label.key == key) {
-                Some(label) => label.values.push((value.to_owned(), level)),
-                None => labels.push(OptInLabel { key: key.to_owned(), values: vec![(value.to_owned(), level)] }),
+                Some(label) => label.values.push((value.to_owned(), failure_mode)),
+                None => labels.push(OptInLabel { key: key.to_owned(), values: vec![(value.to_owned(), failure_mode)] }),
             }
         }
         Self::new(labels)
@@ -109,25 +109,23 @@ impl OptIn {
     /// `None` if there are none. The admission policies for waiting pods only support `pillion.dev/injection=held`.
     #[must_use]
     pub fn held_by_others(&self) -> Option<(&str, &str)> {
-        let held = self
-            .labels
-            .iter()
-            .flat_map(|label| label.values_of(InjectionLevel::Held).map(|value| (&*label.key, value)));
-        let own = (INJECTION_LABEL, InjectionLevel::Held.label_value());
+        let held =
+            self.labels.iter().flat_map(|label| label.values_of(FailureMode::Held).map(|value| (&*label.key, value)));
+        let own = (INJECTION_LABEL, FailureMode::Held.label_value());
         held.into_iter().find(|other| *other != own)
     }
 
     /// Returns the failure mode of a namespace with these labels. `None` if it is not opted in.
-    pub fn level<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> Option<InjectionLevel> {
+    pub fn failure_mode<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> Option<FailureMode> {
         let (known, value) = self.labels.iter().find_map(|known| Some((known, label(&known.key)?)))?;
-        known.values.iter().find(|(opts_in, _)| opts_in == value).map(|(_, level)| *level)
+        known.values.iter().find(|(opts_in, _)| opts_in == value).map(|(_, failure_mode)| *failure_mode)
     }
 }
 
 impl OptInLabel {
     /// Returns the label values that set this failure mode.
-    pub(crate) fn values_of(&self, level: InjectionLevel) -> impl Iterator<Item = &str> {
-        self.values.iter().filter(move |(_, of)| *of == level).map(|(value, _)| &**value)
+    pub(crate) fn values_of(&self, failure_mode: FailureMode) -> impl Iterator<Item = &str> {
+        self.values.iter().filter(move |(_, of)| *of == failure_mode).map(|(value, _)| &**value)
     }
 
     /// Returns the last part of the names of this label's webhooks. For Pillion's own label, this is the API group.
@@ -178,8 +176,8 @@ fn dns_name(key: &str) -> String {
 mod tests {
     use super::*;
 
-    fn level(opt_in: &OptIn, labels: &[(&str, &'static str)]) -> Option<InjectionLevel> {
-        opt_in.level(|key| labels.iter().find(|(known, _)| *known == key).map(|(_, value)| *value))
+    fn failure_mode(opt_in: &OptIn, labels: &[(&str, &'static str)]) -> Option<FailureMode> {
+        opt_in.failure_mode(|key| labels.iter().find(|(known, _)| *known == key).map(|(_, value)| *value))
     }
 
     #[test]
@@ -188,19 +186,19 @@ mod tests {
         let own = INJECTION_LABEL;
         for (labels, expected) in [
             (&[][..], None),
-            (&[(own, "held")], Some(InjectionLevel::Held)),
+            (&[(own, "held")], Some(FailureMode::Held)),
             (&[(own, "maybe")], None),
-            (&[("istio-injection", "enabled")], Some(InjectionLevel::Enabled)),
-            (&[("istio-injection", "strict")], Some(InjectionLevel::Required)),
+            (&[("istio-injection", "enabled")], Some(FailureMode::Enabled)),
+            (&[("istio-injection", "strict")], Some(FailureMode::Required)),
             (&[("istio-injection", "disabled")], None),
-            (&[("b", "c")], Some(InjectionLevel::Held)),
+            (&[("b", "c")], Some(FailureMode::Held)),
             (&[("b", "c"), ("istio-injection", "disabled")], None),
-            (&[("istio-injection", "enabled"), (own, "required")], Some(InjectionLevel::Required)),
+            (&[("istio-injection", "enabled"), (own, "required")], Some(FailureMode::Required)),
             (&[("istio-injection", "enabled"), (own, "disabled")], None),
         ] {
-            assert_eq!(level(&opt_in, labels), expected, "{labels:?}");
+            assert_eq!(failure_mode(&opt_in, labels), expected, "{labels:?}");
         }
-        assert_eq!(level(&OptIn::default(), &[("istio-injection", "enabled")]), None);
+        assert_eq!(failure_mode(&OptIn::default(), &[("istio-injection", "enabled")]), None);
     }
 
     #[test]

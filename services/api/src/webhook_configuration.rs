@@ -1,7 +1,7 @@
 //! Builds the webhook configurations with pure functions: the `MutatingWebhookConfiguration`, and the
 //! `ValidatingWebhookConfiguration` if it has entries.
 //!
-//! A configuration has one entry for each [`InjectionLevel`] and each opt-in label that can set it. The failure mode
+//! A configuration has one entry for each [`FailureMode`] and each opt-in label that can set it. The failure mode
 //! determines the path, failure policy and timeout of the entry. The namespace selectors do not overlap, so the API
 //! server makes only one call for each pod. All entries are in one object, so that their CA bundles change together.
 //!
@@ -26,7 +26,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use crate::held::{not_excluded, requirement};
-use crate::names::{GROUP, INJECT_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL, VALIDATE_PROFILES_PATH, VERSION};
+use crate::names::{FailureMode, GROUP, INJECT_LABEL, NAMESPACE_NAME_LABEL, VALIDATE_PROFILES_PATH, VERSION};
 use crate::opt_in::{OptIn, OptInLabel};
 use crate::trust_probe;
 use rules::Scope;
@@ -58,7 +58,7 @@ pub struct Settings {
     /// Further excluded namespaces, in addition to the system namespaces and that of the release.
     pub excluded_namespaces: Vec<String>,
     /// The failure modes that have entries.
-    pub levels: Vec<InjectionLevel>,
+    pub failure_modes: Vec<FailureMode>,
     /// The labels with which namespaces opt in.
     pub opt_in: OptIn,
     /// The timeouts of the API server's calls.
@@ -97,11 +97,11 @@ impl Default for Timeouts {
 impl Timeouts {
     /// Returns the timeout for a failure mode in seconds, clamped to the API server's range.
     #[must_use]
-    pub fn of(self, level: InjectionLevel) -> i32 {
-        let seconds = match level {
-            InjectionLevel::Enabled => self.enabled,
-            InjectionLevel::Required => self.required,
-            InjectionLevel::Held => self.held,
+    pub fn of(self, failure_mode: FailureMode) -> i32 {
+        let seconds = match failure_mode {
+            FailureMode::Enabled => self.enabled,
+            FailureMode::Required => self.required,
+            FailureMode::Held => self.held,
         };
         seconds.clamp(1, 30)
     }
@@ -119,7 +119,7 @@ impl Settings {
             service_port: 443,
             ca_bundle: ca_bundle.into(),
             excluded_namespaces: Vec::new(),
-            levels: vec![InjectionLevel::Enabled, InjectionLevel::Required],
+            failure_modes: vec![FailureMode::Enabled, FailureMode::Required],
             opt_in: OptIn::default(),
             timeouts: Timeouts::default(),
             trust_probe: false,
@@ -131,10 +131,13 @@ impl Settings {
 
     /// Returns the failure mode, the index of the label, and the label for each entry. A failure mode has one entry for
     /// each label that has values for it.
-    fn entries(&self) -> impl Iterator<Item = (InjectionLevel, usize, &OptInLabel)> {
+    fn entries(&self) -> impl Iterator<Item = (FailureMode, usize, &OptInLabel)> {
         let labels = || self.opt_in.labels().iter().enumerate();
-        let entries = self.levels.iter().flat_map(move |level| labels().map(|(index, label)| (*level, index, label)));
-        entries.filter(|(level, _, label)| label.values_of(*level).next().is_some())
+        let entries = self
+            .failure_modes
+            .iter()
+            .flat_map(move |failure_mode| labels().map(|(index, label)| (*failure_mode, index, label)));
+        entries.filter(|(failure_mode, _, label)| label.values_of(*failure_mode).next().is_some())
     }
 }
 
@@ -147,7 +150,7 @@ pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
 /// Builds the mutating configuration with the `rules` from [`mutating_rules`].
 #[must_use]
 pub fn mutating_with(settings: &Settings, rules: &[RuleWithOperations]) -> MutatingWebhookConfiguration {
-    let entry = |(level, index, label)| mutating_entry(settings, level, index, label, rules);
+    let entry = |(failure_mode, index, label)| mutating_entry(settings, failure_mode, index, label, rules);
     let entries = settings.entries().map(entry).chain(settings.trust_probe.then(|| trust_probe_entry(settings)));
     MutatingWebhookConfiguration {
         metadata: ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() },
@@ -166,24 +169,24 @@ pub fn is_connectivity_check(configuration: &MutatingWebhookConfiguration, servi
 
 fn mutating_entry(
     settings: &Settings,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     index: usize,
     label: &OptInLabel,
     rules: &[RuleWithOperations],
 ) -> MutatingWebhook {
     MutatingWebhook {
-        name: format!("{}.{}", level.label_value(), label.webhook_suffix()),
+        name: format!("{}.{}", failure_mode.label_value(), label.webhook_suffix()),
         admission_review_versions: review_versions(),
-        client_config: client_config(settings, &settings.service_name, level.path()),
-        failure_policy: Some(failure_policy(settings, level).to_owned()),
+        client_config: client_config(settings, &settings.service_name, failure_mode.path()),
+        failure_policy: Some(failure_policy(settings, failure_mode).to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(namespace_selector(settings, level, index, label)),
-        object_selector: Some(object_selector(level)),
+        namespace_selector: Some(namespace_selector(settings, failure_mode, index, label)),
+        object_selector: Some(object_selector(failure_mode)),
         reinvocation_policy: Some("IfNeeded".to_owned()),
         rules: Some(rules.to_vec()),
         side_effects: "None".to_owned(),
-        timeout_seconds: Some(settings.timeouts.of(level)),
+        timeout_seconds: Some(settings.timeouts.of(failure_mode)),
     }
 }
 
@@ -248,19 +251,19 @@ pub fn validating(settings: &Settings, validated: &Validated) -> Option<Validati
 /// authors can opt out.
 fn validating_entry(
     settings: &Settings,
-    (level, index, label): (InjectionLevel, usize, &OptInLabel),
+    (failure_mode, index, label): (FailureMode, usize, &OptInLabel),
     scope: &Scope<'_>,
 ) -> ValidatingWebhook {
-    let mut selector = namespace_selector(settings, level, index, label);
+    let mut selector = namespace_selector(settings, failure_mode, index, label);
     if let Some(namespaces) = scope.namespaces {
         let named = requirement(NAMESPACE_NAME_LABEL, "In", namespaces.iter().map(String::as_str));
         selector.match_expressions.get_or_insert_default().push(named);
     }
-    let failure_policy = if scope.deletes { "Ignore" } else { failure_policy(settings, level) };
+    let failure_policy = if scope.deletes { "Ignore" } else { failure_policy(settings, failure_mode) };
     ValidatingWebhook {
-        name: format!("validate-{}{}.{}", level.label_value(), scope.suffix, label.webhook_suffix()),
+        name: format!("validate-{}{}.{}", failure_mode.label_value(), scope.suffix, label.webhook_suffix()),
         admission_review_versions: review_versions(),
-        client_config: client_config(settings, &settings.service_name, level.validate_path()),
+        client_config: client_config(settings, &settings.service_name, failure_mode.validate_path()),
         failure_policy: Some(failure_policy.to_owned()),
         match_conditions: None,
         match_policy: Some("Equivalent".to_owned()),
@@ -268,7 +271,7 @@ fn validating_entry(
         object_selector: Some(LabelSelector::default()),
         rules: Some(scope.rules.clone()),
         side_effects: "None".to_owned(),
-        timeout_seconds: Some(settings.timeouts.of(level)),
+        timeout_seconds: Some(settings.timeouts.of(failure_mode)),
     }
 }
 
@@ -287,7 +290,7 @@ fn profiles_entry(settings: &Settings) -> ValidatingWebhook {
         object_selector: Some(LabelSelector::default()),
         rules: Some(vec![rules::rule(GROUP, VERSION, &kinds, &["CREATE", "UPDATE"], "*")]),
         side_effects: "None".to_owned(),
-        timeout_seconds: Some(settings.timeouts.of(InjectionLevel::Enabled)),
+        timeout_seconds: Some(settings.timeouts.of(FailureMode::Enabled)),
     }
 }
 
@@ -310,17 +313,22 @@ fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClien
 
 /// Returns the failure policy for a failure mode. In `held` namespaces, failed calls are ignored, because the
 /// scheduling gate makes the pod wait.
-const fn failure_policy(settings: &Settings, level: InjectionLevel) -> &'static str {
-    match level {
+const fn failure_policy(settings: &Settings, failure_mode: FailureMode) -> &'static str {
+    match failure_mode {
         _ if settings.checks_connectivity => "Ignore",
-        InjectionLevel::Enabled | InjectionLevel::Held => "Ignore",
-        InjectionLevel::Required => "Fail",
+        FailureMode::Enabled | FailureMode::Held => "Ignore",
+        FailureMode::Required => "Fail",
     }
 }
 
 /// Selects namespaces with a value of the label that sets this failure mode, and without labels of higher precedence.
-fn namespace_selector(settings: &Settings, level: InjectionLevel, index: usize, label: &OptInLabel) -> LabelSelector {
-    let opted_in = requirement(&label.key, "In", label.values_of(level));
+fn namespace_selector(
+    settings: &Settings,
+    failure_mode: FailureMode,
+    index: usize,
+    label: &OptInLabel,
+) -> LabelSelector {
+    let opted_in = requirement(&label.key, "In", label.values_of(failure_mode));
     let earlier = settings.opt_in.labels().iter().take(index);
     let earlier = earlier.map(|label| requirement(&label.key, "DoesNotExist", []));
     let excluded = not_excluded(&settings.release_namespace, &settings.excluded_namespaces);
@@ -332,7 +340,10 @@ fn namespace_selector(settings: &Settings, level: InjectionLevel, index: usize, 
 
 /// Returns the object selector. In `enabled` namespaces, pods can always opt out, so the API server does not call
 /// Pillion for them. In other namespaces, the profile determines whether they can.
-fn object_selector(level: InjectionLevel) -> LabelSelector {
+fn object_selector(failure_mode: FailureMode) -> LabelSelector {
     let opt_out = requirement(INJECT_LABEL, "NotIn", ["false"]);
-    LabelSelector { match_labels: None, match_expressions: (level == InjectionLevel::Enabled).then(|| vec![opt_out]) }
+    LabelSelector {
+        match_labels: None,
+        match_expressions: (failure_mode == FailureMode::Enabled).then(|| vec![opt_out]),
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECT_LABEL, INJECTED_ANNOTATION, INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
+use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTED_ANNOTATION, INJECTION_LABEL, NAMESPACE_NAME_LABEL};
 use serde_json::{Map, Value as Json, json};
 
 use super::compare::unequal;
@@ -83,7 +83,7 @@ impl<'c> CaseRunner<'c> {
         let namespace_name = namespace_name.unwrap_or_else(|| "default".to_owned());
         let Metadata { labels, annotations, .. } = &case.namespace;
         let mut labels = labels.clone();
-        labels.entry(INJECTION_LABEL.to_owned()).or_insert_with(|| InjectionLevel::Enabled.label_value().to_owned());
+        labels.entry(INJECTION_LABEL.to_owned()).or_insert_with(|| FailureMode::Enabled.label_value().to_owned());
         labels.entry(NAMESPACE_NAME_LABEL.to_owned()).or_insert_with(|| namespace_name.clone());
         let namespace = Namespace::new(labels, annotations.clone());
         let snapshot = Snapshot::new(profiles.of_case(case)?).with_namespace(&namespace_name, Some(namespace.clone()));
@@ -165,18 +165,18 @@ impl<'c> CaseRunner<'c> {
     }
 
     fn mutate(&self, object: &Json, trust: RecordTrust) -> Result<Pass, Unusable> {
-        self.send(object, self.namespace.level().map_or(Endpoint::Any, Endpoint::Level), trust)
+        self.send(object, self.namespace.failure_mode().map_or(Endpoint::Any, Endpoint::FailureMode), trust)
     }
 
     fn validate(&self, object: &Json) -> Result<Pass, Unusable> {
-        let endpoint = self.namespace.level().map_or(Endpoint::Validate, Endpoint::ValidateLevel);
+        let endpoint = self.namespace.failure_mode().map_or(Endpoint::Validate, Endpoint::ValidateFailureMode);
         self.send(object, endpoint, RecordTrust::ManagedFields)
     }
 
     /// Whether the API server skips the webhook for the object.
     fn is_excluded(&self, object: &Json) -> bool {
         let label = object.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL));
-        self.namespace.level() == Some(InjectionLevel::Enabled) && label.is_some_and(|label| label == "false")
+        self.namespace.failure_mode() == Some(FailureMode::Enabled) && label.is_some_and(|label| label == "false")
     }
 
     /// Mutates the result of the first pass again, and returns the changes. A second pass must change nothing.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use allocation_counter::{AllocationInfo, measure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::opt_in::OptIn;
 use pillion_control::audit::{self, Auditor, ClusterFacts};
 use pillion_control::informer::index::{Index, Update};
@@ -153,7 +153,7 @@ fn ask_everywhere(snapshot: &Snapshot) {
         .to_string();
         let review = Review::parse(body.as_bytes()).unwrap();
         let facts = Facts { namespace: snapshot.namespace(&name), ..Facts::default() };
-        let wanted = review.needs(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts);
+        let wanted = review.needs(Endpoint::FailureMode(FailureMode::Enabled), snapshot, &facts);
         assert!(wanted.service_account.is_none());
     }
 }

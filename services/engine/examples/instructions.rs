@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::decision::ProfileOutcome;
 use pillion_engine::profile::{ProfileName, compile};
@@ -83,7 +83,7 @@ impl Work {
         let compiled = profiles.iter().map(|file| profile(file).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let namespace = Review::parse(&body)?.namespace().to_owned();
         let snapshot = Snapshot::new(ProfileSet::new(compiled))
-            .with_namespace(&namespace, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+            .with_namespace(&namespace, Some(Namespace::opted_in(FailureMode::Enabled)));
         Ok(Self { body, snapshot, profiles: profiles.len() })
     }
 
@@ -91,7 +91,7 @@ impl Work {
     fn answer(&self) -> Result<Vec<u8>, Failure> {
         let review = Review::parse(black_box(&self.body))?;
         let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
-        let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &self.snapshot, &facts)?;
+        let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), &self.snapshot, &facts)?;
         let applied = decided.decision.profiles.iter().filter(|profile| profile.outcome == ProfileOutcome::Applied);
         if applied.count() != self.profiles {
             return Err("not every profile is applied, so the measurement would not be comparable".into());

@@ -112,14 +112,17 @@ pub fn of_metadata(
     pod: Value<'_>,
     mut known: impl FnMut(&CompiledProfile, &str) -> Option<bool>,
 ) -> Vec<Expected> {
-    let Some(level) = namespace.level().filter(|_| !SYSTEM_NAMESPACES.contains(&name)) else { return Vec::new() };
+    let Some(failure_mode) = namespace.failure_mode().filter(|_| !SYSTEM_NAMESPACES.contains(&name)) else {
+        return Vec::new();
+    };
     let candidates = snapshot.candidates(name, namespace);
     let (candidates, pins) = snapshot.choose_available(candidates, subject(name, namespace, pod));
     let pin =
         |profile: &CompiledProfile| pins.iter().find(|(name, _)| name == profile.name()).map(|(_, revision)| revision);
     let known =
         |profile: &CompiledProfile| known(profile, pin(profile).map_or_else(|| profile.revision(), |pin| &**pin));
-    let found = considered::expected(&candidates, level, pod, |profile| pin(profile).is_some(), known).into_iter();
+    let found =
+        considered::expected(&candidates, failure_mode, pod, |profile| pin(profile).is_some(), known).into_iter();
     found
         .map(|considered::Expected { decision, profile }| Expected {
             pinned: pin(&profile).cloned(),
@@ -140,9 +143,9 @@ pub fn is_open(profile: &CompiledProfile) -> bool {
 pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<'_>) -> Wanted {
     let candidates = snapshot.candidates(name, namespace);
     let (candidates, revisions) = snapshot.missing_revisions(candidates, subject(name, namespace, pod));
-    match namespace.level().filter(|_| candidates.wants_lookups() || !revisions.is_empty()) {
-        Some(level) => {
-            let mut wanted = select::wanted(&candidates, Action::CREATE_POD, level, name, pod);
+    match namespace.failure_mode().filter(|_| candidates.wants_lookups() || !revisions.is_empty()) {
+        Some(failure_mode) => {
+            let mut wanted = select::wanted(&candidates, Action::CREATE_POD, failure_mode, name, pod);
             wanted.objects.extend(revisions);
             wanted
         }
@@ -165,7 +168,9 @@ pub fn of_object(
     pod: Value<'_>,
     looked_up: &LookedUp,
 ) -> Vec<Expected> {
-    let Some(level) = namespace.level().filter(|_| !SYSTEM_NAMESPACES.contains(&name)) else { return Vec::new() };
+    let Some(failure_mode) = namespace.failure_mode().filter(|_| !SYSTEM_NAMESPACES.contains(&name)) else {
+        return Vec::new();
+    };
     let Some(request) = request_of(name, pod) else { return Vec::new() };
     let candidates = snapshot.candidates(name, namespace);
     let candidates = snapshot.choose_revisions(candidates, subject(name, namespace, pod), looked_up);
@@ -180,7 +185,7 @@ pub fn of_object(
         looked_up,
         allowances: &allowances,
     };
-    let selection = select::select(&candidates, Action::CREATE_POD, level, context, &arena);
+    let selection = select::select(&candidates, Action::CREATE_POD, failure_mode, context, &arena);
     let profiles = selection.profiles.into_iter().map(|selected| selected.decision);
     let expected = |decision: ProfileDecision| Expected {
         match_state: match_state(&decision),

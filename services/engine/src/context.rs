@@ -180,8 +180,8 @@ impl<'v> ProfileBindings<'v> {
         self.definitions.own_containers.iter().any(|own| **own == *container)
     }
 
-    /// Binds a name until [`ProfileBindings::forget`].
-    pub(crate) fn know(&self, name: &'v str, value: Value<'v>) {
+    /// Binds a name until [`ProfileBindings::unbind_to`].
+    pub(crate) fn bind(&self, name: &'v str, value: Value<'v>) {
         self.locals.borrow_mut().push((name, value));
         if name != EXISTING {
             self.forget_local_values();
@@ -189,23 +189,23 @@ impl<'v> ProfileBindings<'v> {
     }
 
     /// Returns the number of bound names.
-    pub(crate) fn known(&self) -> usize {
+    pub(crate) fn bound_count(&self) -> usize {
         self.locals.borrow().len()
     }
 
-    /// Unbinds all names except the first `known`. Usually there is nothing to unbind.
+    /// Unbinds all names except the first `count`. Usually there is nothing to unbind.
     #[inline]
-    pub(crate) fn forget(&self, known: usize) {
-        if self.known() > known {
-            self.forget_since(known);
+    pub(crate) fn unbind_to(&self, count: usize) {
+        if self.bound_count() > count {
+            self.truncate_locals(count);
         }
     }
 
-    fn forget_since(&self, known: usize) {
+    fn truncate_locals(&self, count: usize) {
         let mut locals = self.locals.borrow_mut();
-        let forgotten = locals.get(known..).unwrap_or_default();
+        let forgotten = locals.get(count..).unwrap_or_default();
         let matter = forgotten.iter().any(|(name, _)| *name != EXISTING);
-        locals.truncate(known);
+        locals.truncate(count);
         if matter {
             self.forget_local_values();
         }
@@ -396,7 +396,7 @@ fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<
 
 /// Returns the owners if the pod itself names all of them. `None` if the owners were looked up or a lookup is needed.
 fn known_from_pod(context: &EvalContext<'_>) -> Option<OwnerChain> {
-    if !matches!(context.looked_up.owners, Answer::NotAsked) {
+    if !matches!(context.looked_up.owners, Answer::NotRequested) {
         return None;
     }
     Some(OwnerChain::of_pod(context.object, false)).filter(|chain| !chain.is_open())

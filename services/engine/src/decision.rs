@@ -169,14 +169,14 @@ pub enum Notice {
     /// The annotation `pillion.dev/injected` was written by the author, not by Pillion, and was dropped.
     RecordDropped,
     /// A label or annotation requests a profile that does not exist.
-    UnknownWord {
+    UnknownProfile {
         /// The label or annotation that holds the value.
         key: Box<str>,
         /// The value.
         word: Box<str>,
     },
     /// A label or annotation has a truthy value, and several profiles use this key.
-    AmbiguousWord {
+    AmbiguousRequest {
         /// The label or annotation that holds the value.
         key: Box<str>,
     },
@@ -203,10 +203,10 @@ impl fmt::Display for Notice {
                 formatter,
                 "the annotation {INJECTED_ANNOTATION} was not written by Pillion and was dropped; was the pod copied?"
             ),
-            Self::UnknownWord { key, word } => {
+            Self::UnknownProfile { key, word } => {
                 write!(formatter, "{key} requests {word:?}, and no profile has this name")
             }
-            Self::AmbiguousWord { key } => {
+            Self::AmbiguousRequest { key } => {
                 write!(formatter, "{key} could mean more than one profile; request one by its name")
             }
             Self::OfProfile { profile, text } => write!(formatter, "profile {profile}: {text}"),

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECTION_LABEL};
 use pillion_api::opt_in::OptIn;
 
 /// The metadata of a namespace for selectors, profile requests and expressions.
@@ -18,7 +18,7 @@ pub struct NamespaceMetadata {
     /// The offset of the annotations in `text`.
     annotations_at: u32,
     /// The failure mode. `None` if the namespace is not opted in.
-    level: Option<InjectionLevel>,
+    failure_mode: Option<FailureMode>,
 }
 
 /// An iterator over labels or annotations, in the order of their keys.
@@ -40,22 +40,22 @@ impl NamespaceMetadata {
         // The offset fits, because the size of an object is limited to a few megabytes.
         let annotations_at = u32::try_from(text.len()).unwrap_or(u32::MAX);
         write_pairs(&mut text, annotations);
-        let mut namespace = Self { text: text.into(), annotations_at, level: None };
-        namespace.level = namespace.label(INJECTION_LABEL).and_then(InjectionLevel::from_label_value);
+        let mut namespace = Self { text: text.into(), annotations_at, failure_mode: None };
+        namespace.failure_mode = namespace.label(INJECTION_LABEL).and_then(FailureMode::from_label_value);
         namespace
     }
 
     /// Sets the failure mode from the opt-in labels of a release.
     #[must_use]
     pub fn opting_in_by(mut self, opt_in: &OptIn) -> Self {
-        self.level = opt_in.level(|key| self.label(key));
+        self.failure_mode = opt_in.failure_mode(|key| self.label(key));
         self
     }
 
     /// Creates the metadata of a namespace that has only the opt-in label.
     #[must_use]
-    pub fn opted_in(level: InjectionLevel) -> Self {
-        Self::new([(INJECTION_LABEL, level.label_value())], [])
+    pub fn opted_in(failure_mode: FailureMode) -> Self {
+        Self::new([(INJECTION_LABEL, failure_mode.label_value())], [])
     }
 
     /// Returns the labels.
@@ -84,8 +84,8 @@ impl NamespaceMetadata {
 
     /// Returns the failure mode. `None` if the namespace is not opted in.
     #[must_use]
-    pub const fn level(&self) -> Option<InjectionLevel> {
-        self.level
+    pub const fn failure_mode(&self) -> Option<FailureMode> {
+        self.failure_mode
     }
 
     /// Returns the size of all labels and annotations with their length prefixes, in bytes.
@@ -177,11 +177,11 @@ mod tests {
     #[test]
     fn opts_in_by_labels_of_release() {
         let opt_in = OptIn::with(["istio-injection=enabled", "istio-injection=strict:required"]).unwrap();
-        let level = |labels: &[(&'static str, &'static str)]| {
+        let failure_mode = |labels: &[(&'static str, &'static str)]| {
             let namespace = NamespaceMetadata::new(labels.iter().copied(), []);
-            (namespace.level(), namespace.opting_in_by(&opt_in).level())
+            (namespace.failure_mode(), namespace.opting_in_by(&opt_in).failure_mode())
         };
-        let (enabled, required) = (Some(InjectionLevel::Enabled), Some(InjectionLevel::Required));
+        let (enabled, required) = (Some(FailureMode::Enabled), Some(FailureMode::Required));
         for (labels, own_alone, by_both) in [
             (&[][..], None, None),
             (&[(INJECTION_LABEL, "required")], required, required),
@@ -190,9 +190,9 @@ mod tests {
             (&[("istio-injection", "disabled")], None, None),
             (&[("istio-injection", "enabled"), (INJECTION_LABEL, "disabled")], None, None),
         ] {
-            assert_eq!(level(labels), (own_alone, by_both), "{labels:?}");
+            assert_eq!(failure_mode(labels), (own_alone, by_both), "{labels:?}");
         }
-        assert_eq!(NamespaceMetadata::opted_in(InjectionLevel::Held).clone().level(), Some(InjectionLevel::Held));
+        assert_eq!(NamespaceMetadata::opted_in(FailureMode::Held).clone().failure_mode(), Some(FailureMode::Held));
     }
 
     #[test]

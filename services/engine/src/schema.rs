@@ -11,7 +11,7 @@ pub struct Type {
     /// The fields that are mutually exclusive.
     pub one_of: OneOf,
     /// Whether the record contains each added field separately, instead of the object as one addition.
-    pub spread: bool,
+    pub records_by_field: bool,
 }
 
 /// The schema of a field that is an object or a keyed list.
@@ -83,7 +83,7 @@ impl OneOf {
 pub static ANY: Type = plain(&[]);
 
 /// The schema of labels and annotations: a map whose entries are separate additions in the record.
-static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, spread: true };
+static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, records_by_field: true };
 
 /// Returns the schema for the objects of a resource. Only the fields of pods are known. In other objects, maps merge by
 /// key, and each list is one value.
@@ -94,23 +94,25 @@ pub fn of(group: &str, resource: &str) -> &'static Type {
 }
 
 /// The schema for objects of other kinds. The metadata is the same for all kinds.
-pub static OBJECT: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
+pub static OBJECT: Type =
+    recorded_by_field(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
 
 /// The schema of an object without known fields, whose fields are separate additions in the record.
-static SPREAD: Type = spread(&[]);
+static SPREAD: Type = recorded_by_field(&[]);
 
 /// The schema of a pod.
-pub static POD: Type = spread(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&POD_SPEC))]);
+pub static POD: Type =
+    recorded_by_field(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&POD_SPEC))]);
 
 /// The schema of any object's metadata.
-pub static OBJECT_META: Type = spread(&[
+pub static OBJECT_META: Type = recorded_by_field(&[
     ("labels", Field::Object(&ENTRIES)),
     ("annotations", Field::Object(&ENTRIES)),
     ("ownerReferences", Field::Keyed(&KeyedList { keys: &["uid"], ..by_name(&ANY) })),
 ]);
 
 /// The schema of a pod's spec.
-pub static POD_SPEC: Type = spread(&[
+pub static POD_SPEC: Type = recorded_by_field(&[
     ("containers", Field::Keyed(&CONTAINERS)),
     ("initContainers", Field::Keyed(&CONTAINERS)),
     ("volumes", Field::Keyed(&KeyedList { names: true, ..by_name(&VOLUME) })),
@@ -176,11 +178,11 @@ static LIFECYCLE_HANDLER: Type = Type { one_of: OneOf::Among(&HOOK_HANDLERS), ..
 static RESOURCES: Type = plain(&[("claims", Field::Keyed(&by_name(&ANY)))]);
 
 const fn plain(fields: &'static [(&'static str, Field)]) -> Type {
-    Type { fields, one_of: OneOf::Nothing, spread: false }
+    Type { fields, one_of: OneOf::Nothing, records_by_field: false }
 }
 
-const fn spread(fields: &'static [(&'static str, Field)]) -> Type {
-    Type { fields, one_of: OneOf::Nothing, spread: true }
+const fn recorded_by_field(fields: &'static [(&'static str, Field)]) -> Type {
+    Type { fields, one_of: OneOf::Nothing, records_by_field: true }
 }
 
 const fn by_name(element: &'static Type) -> KeyedList {

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
@@ -49,7 +49,7 @@ fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
 fn decide_about(pod: Json, profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     let run = move || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
-            .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)));
+            .with_namespace("team-a", Some(Namespace::opted_in(FailureMode::Enabled)));
         let body = review(&pod);
         let began = Instant::now();
         let mut decided = None;
@@ -240,13 +240,13 @@ fn checks_of_many_profiles_are_charged() {
 #[test]
 fn expressions_end_at_request_deadline() {
     let profile = tenant("long", annotated(&[], "${string(lists.range(10000).all(i, i >= 0))}")).unwrap();
-    let namespace = Namespace::opted_in(InjectionLevel::Enabled);
+    let namespace = Namespace::opted_in(FailureMode::Enabled);
     let snapshot = Snapshot::new(ProfileSet::new([profile])).with_namespace("team-a", Some(namespace.clone()));
     let body = review(&pod());
     for (deadline, expected) in [(None, "injected"), (Some(Instant::now()), "expression_failed")] {
         let facts = Facts { namespace: Some(Arc::new(namespace.clone())), deadline, ..Facts::default() };
         let review = Review::parse(&body).unwrap();
-        let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts).unwrap();
+        let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), &snapshot, &facts).unwrap();
         let decision = &decided.decision.profiles[0];
         assert_eq!(decision.reason.as_str(), expected, "{decision:?}");
         let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("the deadline of the request"));

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::common::{apply, with_managed_fields};
-use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECTED_ANNOTATION};
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::inject::undo;
 use pillion_engine::lookup::{Answer, LookedUp, ObjectSelection, Wanted};
@@ -121,9 +121,9 @@ fn looked_up(file: &File, case: &Case, wanted: Wanted) -> LookedUp {
     let found = |object: Option<Json>| object.map_or(Answer::Missing, |object| Answer::Found(tape(&object)));
     let service_account = match wanted.service_account {
         Some(_) => found(case.service_account.as_ref().map(|metadata| json!({"metadata": metadata}))),
-        None => Answer::NotAsked,
+        None => Answer::NotRequested,
     };
-    let owners = wanted.owners.map_or(Answer::NotAsked, |mut chain| {
+    let owners = wanted.owners.map_or(Answer::NotRequested, |mut chain| {
         while let Some(next) = chain.next() {
             let named = |owner: &&Json| owner["metadata"]["name"] == *next.name && owner["kind"] == *next.kind;
             let owner = case.owners.iter().find(named).map(tape);
@@ -159,7 +159,7 @@ fn review(case: &Case, pod: &Json) -> Vec<u8> {
 }
 
 fn decide(file: &File, snapshot: &Snapshot, case: &Case, pod: &Json, record_trust: RecordTrust) -> (Decided, Json) {
-    decide_at(file, snapshot, case, pod, (Endpoint::Level(InjectionLevel::Enabled), record_trust))
+    decide_at(file, snapshot, case, pod, (Endpoint::FailureMode(FailureMode::Enabled), record_trust))
 }
 
 fn decide_at(
@@ -233,7 +233,7 @@ fn check(name: &str, file: &File, profiles: &ProfileSet, case: &Case) {
         }
         assert_messages(&messages(&response), &case.messages, &at);
         if let Some(expected) = &case.validated {
-            let endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
+            let endpoint = Endpoint::ValidateFailureMode(FailureMode::Enabled);
             let (_, response) = decide_at(file, snapshot, case, &result, (endpoint, trust));
             assert_messages(&messages(&response), expected, &format!("{at}: on the validating path"));
         }

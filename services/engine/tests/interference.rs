@@ -14,7 +14,7 @@ mod generate;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::decision::{Outcome, ProfileDecision, ProfileOutcome, Reason};
 use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSource};
@@ -106,7 +106,7 @@ fn review(
     let annotations = parameters.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let namespace = Namespace::new([("pillion.dev/injection", "enabled")], annotations);
     let facts = Facts { namespace: Some(Arc::new(namespace)), ..Facts::default() };
-    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    let endpoint = Endpoint::FailureMode(FailureMode::Enabled);
     let decided = Review::parse(body.as_bytes()).unwrap().decide(endpoint, snapshot, &facts).unwrap();
     if decided.decision.outcome == Outcome::Denied {
         return (decided, None);

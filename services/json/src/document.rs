@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 
 use thiserror::Error;
 
-use super::string::{Key, key_that_stands_twice};
+use super::string::{Key, first_duplicate_key};
 use super::tape::{Kind, Value};
 
 mod edit;
@@ -427,7 +427,7 @@ impl<'a> Document<'a> {
         let members = self.slots.get(start..).unwrap_or_default();
         let keys = || members.iter().filter_map(|slot| slot.key);
         let twice = if members.len() <= Self::FEW {
-            key_that_stands_twice(keys).map(Key::text)
+            first_duplicate_key(keys).map(Key::text)
         } else {
             let mut sorted: Vec<_> = keys().map(Key::text).collect();
             sorted.sort_unstable();

@@ -38,6 +38,6 @@ pub(crate) use parse::is_scalar;
 pub use parse::{Limits, SyntaxError};
 pub(crate) use string::after_plain;
 pub use string::{
-    Key, Sink, is_plain, key_that_stands_twice, needs_escape, split_at_escape, write_escaped, write_string,
+    Key, Sink, first_duplicate_key, is_plain, needs_escape, split_at_escape, write_escaped, write_string,
 };
 pub use tape::{BorrowedTape, Kind, OwnedTape, Value};

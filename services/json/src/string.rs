@@ -98,7 +98,7 @@ pub(crate) const fn may_equal(escaped: &str, text: &str) -> bool {
 /// Returns the first duplicate key. Compares a key with the previous ones only if their filters overlap. This is only
 /// suitable for small objects, because in large ones every key would be compared.
 #[inline]
-pub fn key_that_stands_twice<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
+pub fn first_duplicate_key<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I) -> Option<Key<'t>> {
     let mut seen = 0;
     let twice = keys().enumerate().find(|(index, key)| {
         let (before, bits) = (seen, key.bits());

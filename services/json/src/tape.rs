@@ -273,7 +273,7 @@ impl<'t> Value<'t> {
     /// Whether two values are equal. Objects may have their members in any order. Strings are compared by content, and
     /// other scalars by their JSON text.
     #[must_use]
-    pub fn means(self, other: Self) -> bool {
+    pub fn equals(self, other: Self) -> bool {
         match (self.kind(), other.kind()) {
             (Kind::Object, Kind::Object) => {
                 let count = self.members().count();
@@ -284,13 +284,13 @@ impl<'t> Value<'t> {
                     return self
                         .sorted()
                         .zip(other.sorted())
-                        .all(|((key, value), (other_key, other))| key == other_key && value.means(other));
+                        .all(|((key, value), (other_key, other))| key == other_key && value.equals(other));
                 }
-                self.members().all(|(key, value)| other.get(&key.text()).is_some_and(|other| value.means(other)))
+                self.members().all(|(key, value)| other.get(&key.text()).is_some_and(|other| value.equals(other)))
             }
             (Kind::Array, Kind::Array) => {
                 self.items().count() == other.items().count()
-                    && self.items().zip(other.items()).all(|(item, other)| item.means(other))
+                    && self.items().zip(other.items()).all(|(item, other)| item.equals(other))
             }
             (Kind::String | Kind::EscapedString, Kind::String | Kind::EscapedString) => self.as_str() == other.as_str(),
             _ => self.raw() == other.raw(),

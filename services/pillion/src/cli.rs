@@ -388,7 +388,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use clap::CommandFactory;
-    use pillion_api::names::InjectionLevel;
+    use pillion_api::names::FailureMode;
 
     use super::*;
     use crate::telemetry::logs::LogFormat;
@@ -451,8 +451,9 @@ mod tests {
         let line = "pillion dev -p a --profile b --namespace shop=required --namespace till=held";
         let Command::Dev(args) = parse(line).unwrap().command else { panic!("another command") };
         assert_eq!(args.profiles, [PathBuf::from("a"), PathBuf::from("b")]);
-        let levels: Vec<_> = args.namespaces.iter().map(|namespace| (&*namespace.name, namespace.level)).collect();
-        assert_eq!(levels, [("shop", InjectionLevel::Required), ("till", InjectionLevel::Held)]);
+        let levels: Vec<_> =
+            args.namespaces.iter().map(|namespace| (&*namespace.name, namespace.failure_mode)).collect();
+        assert_eq!(levels, [("shop", FailureMode::Required), ("till", FailureMode::Held)]);
     }
 
     #[test]

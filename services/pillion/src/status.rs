@@ -132,7 +132,8 @@ async fn run_audit(
         progress.show_step("namespaces", number, of, name);
     });
     status.report = report.await?;
-    let opted_in = listing.snapshot.namespaces().filter(|(_, found)| found.level().is_some()).map(|(name, _)| name);
+    let opted_in =
+        listing.snapshot.namespaces().filter(|(_, found)| found.failure_mode().is_some()).map(|(name, _)| name);
     status.problems.extend(failing_sidecars(client, opted_in.collect(), scope.selector).await?);
     Ok(())
 }

@@ -13,7 +13,7 @@ use futures::future::try_join_all;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME, SERVICE};
@@ -86,7 +86,7 @@ fn shed_request_is_retried_on_another_replica() {
 async fn serve(ca: &TestCa, addresses: &[IpAddr], max_in_flight: usize) -> Result<Arc<Registry>> {
     let mut registry = Registry::default();
     let metrics = Arc::new(Metrics::register(&mut registry));
-    let namespace = Namespace::opted_in(InjectionLevel::Required);
+    let namespace = Namespace::opted_in(FailureMode::Required);
     let snapshot = Snapshot::default().with_namespace("tenant", Some(namespace));
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = max_in_flight;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use axum::body::Body;
 use http::Request;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_webhook::admission::{Admission, RequestSettings};
 use pillion_webhook::metrics::Metrics;
@@ -50,7 +50,7 @@ fn run() -> Result<(), Failure> {
 
 async fn answer(count: u32) -> Result<(), Failure> {
     let metrics = Arc::new(Metrics::register(&mut Registry::default()));
-    let namespace = Namespace::opted_in(InjectionLevel::Enabled);
+    let namespace = Namespace::opted_in(FailureMode::Enabled);
     let snapshot = Snapshot::default().with_namespace("team-a", Some(namespace));
     let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
     let mut settings = RequestSettings::default();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures::future::BoxFuture;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::decision::{Decision, ProfileDecision, ProfileOutcome, Reason};
 use pillion_engine::lookup::{Answer, LookedUp, Wanted};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
@@ -195,7 +195,7 @@ impl Admission {
             // with 503: another replica may know the namespace, or else `failurePolicy` decides.
             (None, Answer::Failed(_)) if needs_namespace(endpoint) => return Err(Refusal::Shed(Shed::Namespace)),
             // Cluster-scoped objects have no namespace.
-            (None, Answer::NotAsked) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
+            (None, Answer::NotRequested) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
                 let name = review.namespace().into();
                 return Ok(Next::Lookup(Lookup::Namespace { name, contradicts }));
             }
@@ -293,7 +293,9 @@ impl Admission {
 /// namespace's labels changed, and the snapshot or the API server lags behind.
 fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     match endpoint {
-        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => namespace.level() != Some(level),
+        Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => {
+            namespace.failure_mode() != Some(failure_mode)
+        }
         Endpoint::Any | Endpoint::Validate => false,
     }
 }
@@ -301,7 +303,9 @@ fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
 /// Whether a decision requires the namespace: in failure modes where no pod may miss its sidecars.
 const fn needs_namespace(endpoint: Endpoint) -> bool {
     match endpoint {
-        Endpoint::Level(level) | Endpoint::ValidateLevel(level) => !matches!(level, InjectionLevel::Enabled),
+        Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => {
+            !matches!(failure_mode, FailureMode::Enabled)
+        }
         Endpoint::Any | Endpoint::Validate => false,
     }
 }

@@ -276,7 +276,7 @@ impl Service {
             let LookedUp { objects, .. } = self.admission.look_up_objects(wanted, client, deadline).await;
             match objects.into_iter().next() {
                 Some((query, answer)) => parents.found(&query, &answer),
-                None => parents.found(&query, &Answer::NotAsked),
+                None => parents.found(&query, &Answer::NotRequested),
             }
         }
         let work = move || {

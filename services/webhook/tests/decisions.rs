@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use http::StatusCode;
 use http_body_util::BodyExt;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::Namespace;
 use pillion_webhook::admission::RequestSettings;
@@ -118,7 +118,7 @@ async fn kill_switch_allows_everything_unchanged() {
         "validations": [{"expression": "containers.all(c, c.image.startsWith('registry.example/'))"}],
     });
     let snapshot = opted_in_snapshot(Some(&spec));
-    let snapshot = snapshot.with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Required)));
+    let snapshot = snapshot.with_namespace(KNOWN, Some(Namespace::opted_in(FailureMode::Required)));
     let switch = Switch::default();
     let off = switch.clone();
     let app = App::of(snapshot, |admission| {
@@ -126,7 +126,7 @@ async fn kill_switch_allows_everything_unchanged() {
         // The path of `held` contradicts the namespace in the snapshot.
         admission.live_namespace = Some(Arc::new(move |lookup| {
             assert!(!off.is_off(), "{lookup:?}");
-            let found = Answer::Found(Arc::new(Namespace::opted_in(InjectionLevel::Required)));
+            let found = Answer::Found(Arc::new(Namespace::opted_in(FailureMode::Required)));
             async { found }.boxed()
         }));
     });

@@ -17,7 +17,7 @@ use axum::extract::Request;
 use axum::middleware::{self, Next};
 use nix::time::ClockId;
 use nix::unistd::{Pid, gettid};
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::snapshot::Namespace;
 use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::serve::ServerSettings;
@@ -128,7 +128,7 @@ impl Server {
         let counter = Arc::clone(&answered);
         let names = (0..QUIET).map(|tenant| format!("quiet-{tenant}")).chain([NOISY.to_owned()]);
         let snapshot = names.fold(opted_in_snapshot(Some(&profile())), |snapshot, name| {
-            snapshot.with_namespace(&name, Some(Namespace::opted_in(InjectionLevel::Enabled)))
+            snapshot.with_namespace(&name, Some(Namespace::opted_in(FailureMode::Enabled)))
         });
         let (app, running) = runtime.block_on(async {
             let app = App::of(snapshot, |admission| admission.settings.overload = overload);

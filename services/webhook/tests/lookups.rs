@@ -7,7 +7,7 @@ use std::time::Duration;
 use base64::Engine;
 use futures::FutureExt;
 use http::StatusCode;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::lookup::Answer;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_json::OwnedTape;
@@ -34,7 +34,7 @@ async fn only_unknown_namespaces_are_looked_up() {
     let counter = Arc::clone(&calls);
     let live: LiveNamespace = Arc::new(move |NamespaceLookup { name, .. }| {
         counter.fetch_add(1, Ordering::Relaxed);
-        let new = Arc::new(Namespace::opted_in(InjectionLevel::Enabled));
+        let new = Arc::new(Namespace::opted_in(FailureMode::Enabled));
         let found = if name == "new" { Answer::Found(new) } else { Answer::Missing };
         async move { found }.boxed()
     });
@@ -92,7 +92,7 @@ async fn namespace_that_contradicts_path_is_looked_up() {
             "a stale cache entry was accepted"
         );
         let answer = match name {
-            "changed" => Answer::Found(Arc::new(Namespace::opted_in(InjectionLevel::Required))),
+            "changed" => Answer::Found(Arc::new(Namespace::opted_in(FailureMode::Required))),
             "unlabelled" => Answer::Found(Arc::new(Namespace::default())),
             _ => Answer::Failed("no route".into()),
         };
@@ -101,7 +101,7 @@ async fn namespace_that_contradicts_path_is_looked_up() {
     let snapshot = ["changed", "unlabelled", "away"]
         .into_iter()
         .fold(Snapshot::default(), |snapshot, name| snapshot.with_namespace(name, Some(Namespace::default())));
-    let snapshot = snapshot.with_namespace("agreed", Some(Namespace::opted_in(InjectionLevel::Required)));
+    let snapshot = snapshot.with_namespace("agreed", Some(Namespace::opted_in(FailureMode::Required)));
     let app = App::of(snapshot, |admission| admission.live_namespace = Some(live));
     for (path, namespace, expected, looked_up, no_profile) in [
         ("/mutate/required", "agreed", 200, 0, Some(1.0)),

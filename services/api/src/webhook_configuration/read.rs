@@ -5,7 +5,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 
 use super::rules::{OwnCalls, Validated, rules_of, targets_of};
-use crate::names::{InjectionLevel, NAMESPACE_NAME_LABEL};
+use crate::names::{FailureMode, NAMESPACE_NAME_LABEL};
 use crate::opt_in::{OptIn, OptInLabel};
 
 /// Returns the labels with which namespaces opt in, according to a configuration. `None` if its entries have no such
@@ -21,7 +21,8 @@ pub fn opt_in_of(configuration: &MutatingWebhookConfiguration) -> Option<OptIn> 
     }
     let labels = keys.iter().map(|key| {
         let of_key = entries.iter().filter(|entry| entry.keys.last() == Some(key));
-        let values = of_key.flat_map(|entry| entry.values.iter().map(|value| ((*value).to_owned(), entry.level)));
+        let values =
+            of_key.flat_map(|entry| entry.values.iter().map(|value| ((*value).to_owned(), entry.failure_mode)));
         OptInLabel { key: (*key).to_owned(), values: values.collect() }
     });
     OptIn::new(labels.collect()).ok()
@@ -33,7 +34,7 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
     let (mut everywhere, mut own) = (Vec::new(), OwnCalls::new());
     for entry in configuration.webhooks.iter().flatten() {
         let path = entry.client_config.service.as_ref().and_then(|service| service.path.as_deref());
-        if !InjectionLevel::ALL.into_iter().any(|level| path == Some(level.validate_path())) {
+        if !FailureMode::ALL.into_iter().any(|failure_mode| path == Some(failure_mode.validate_path())) {
             continue;
         }
         let selector = entry.namespace_selector.as_ref();
@@ -59,7 +60,7 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
 
 /// The parts of an entry that are about opting in.
 struct Entry<'c> {
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     /// The labels of higher precedence, followed by the entry's own label.
     keys: Vec<&'c str>,
     values: Vec<&'c str>,
@@ -68,7 +69,7 @@ struct Entry<'c> {
 /// Reads an entry. `None` if the entry is not for namespaces that opt in.
 fn read(entry: &MutatingWebhook) -> Option<Entry<'_>> {
     let path = entry.client_config.service.as_ref()?.path.as_deref()?;
-    let level = InjectionLevel::ALL.into_iter().find(|level| level.path() == path)?;
+    let failure_mode = FailureMode::ALL.into_iter().find(|failure_mode| failure_mode.path() == path)?;
     let requirements = entry.namespace_selector.as_ref()?.match_expressions.as_ref()?;
     let label_requirements = || requirements.iter().filter(|requirement| requirement.key != NAMESPACE_NAME_LABEL);
     let own = label_requirements().find(|requirement| requirement.operator == "In")?;
@@ -76,7 +77,7 @@ fn read(entry: &MutatingWebhook) -> Option<Entry<'_>> {
         .filter(|requirement| requirement.operator == "DoesNotExist")
         .map(|requirement| &*requirement.key);
     let keys = earlier.chain([&*own.key]).collect();
-    Some(Entry { level, keys, values: own.values.iter().flatten().map(String::as_str).collect() })
+    Some(Entry { failure_mode, keys, values: own.values.iter().flatten().map(String::as_str).collect() })
 }
 
 #[cfg(test)]
@@ -100,10 +101,15 @@ mod tests {
             let keys = |opt_in: &OptIn| opt_in.labels().iter().map(|label| label.key.clone()).collect::<Vec<_>>();
             assert_eq!(keys(&read), keys(&opt_in));
             for label in opt_in.labels() {
-                for (value, level) in &label.values {
-                    let level_of = |opt_in: &OptIn| opt_in.level(|key| (key == label.key).then_some(value));
-                    let expected = settings.levels.contains(level).then_some(*level);
-                    assert_eq!((level_of(&opt_in), level_of(&read)), (Some(*level), expected), "{}={value}", label.key);
+                for (value, failure_mode) in &label.values {
+                    let level_of = |opt_in: &OptIn| opt_in.failure_mode(|key| (key == label.key).then_some(value));
+                    let expected = settings.failure_modes.contains(failure_mode).then_some(*failure_mode);
+                    assert_eq!(
+                        (level_of(&opt_in), level_of(&read)),
+                        (Some(*failure_mode), expected),
+                        "{}={value}",
+                        label.key
+                    );
                 }
             }
         }

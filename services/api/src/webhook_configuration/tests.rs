@@ -4,14 +4,15 @@ use super::*;
 use crate::names::INJECTION_LABEL;
 use crate::profile::{ProfileSpec, Target};
 
-fn webhooks(levels: &[InjectionLevel]) -> Vec<MutatingWebhook> {
-    let settings = Settings { levels: levels.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
+fn webhooks(failure_modes: &[FailureMode]) -> Vec<MutatingWebhook> {
+    let settings =
+        Settings { failure_modes: failure_modes.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
     mutating(&settings).webhooks.unwrap()
 }
 
 #[test]
 fn failure_modes_have_path_and_failure_policy() {
-    let found: Vec<_> = webhooks(&InjectionLevel::ALL)
+    let found: Vec<_> = webhooks(&FailureMode::ALL)
         .into_iter()
         .map(|entry| (entry.name, entry.failure_policy.unwrap(), entry.client_config.service.unwrap().path.unwrap()))
         .collect();
@@ -25,7 +26,7 @@ fn failure_modes_have_path_and_failure_policy() {
 
 #[test]
 fn excludes_system_and_release_namespaces() {
-    for entry in webhooks(&InjectionLevel::ALL) {
+    for entry in webhooks(&FailureMode::ALL) {
         let expressions = entry.namespace_selector.unwrap().match_expressions.unwrap();
         let excluded = expressions.iter().find(|e| e.key == NAMESPACE_NAME_LABEL).unwrap();
         assert_eq!(excluded.operator, "NotIn");
@@ -36,9 +37,9 @@ fn excludes_system_and_release_namespaces() {
 
 #[test]
 fn only_enabled_namespaces_opt_out_before_call() {
-    for (entry, level) in webhooks(&InjectionLevel::ALL).into_iter().zip(InjectionLevel::ALL) {
+    for (entry, failure_mode) in webhooks(&FailureMode::ALL).into_iter().zip(FailureMode::ALL) {
         let opts_out = entry.object_selector.unwrap().match_expressions.is_some();
-        assert_eq!(opts_out, level == InjectionLevel::Enabled, "{level:?}");
+        assert_eq!(opts_out, failure_mode == FailureMode::Enabled, "{failure_mode:?}");
     }
 }
 
@@ -60,8 +61,10 @@ fn validated(everywhere: Vec<RuleWithOperations>) -> Validated {
 #[test]
 fn validation_rules_match_targets_only() {
     use serde_json::{Value, json};
-    let settings =
-        Settings { levels: InjectionLevel::ALL.to_vec(), ..Settings::new("pillion-system", b"-----BEGIN".as_slice()) };
+    let settings = Settings {
+        failure_modes: FailureMode::ALL.to_vec(),
+        ..Settings::new("pillion-system", b"-----BEGIN".as_slice())
+    };
     assert_eq!(validating(&settings, &validated(validating_rules([&spec(Value::Null, false)]))), None);
     let both = json!({"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["UPDATE"]});
     let games = json!({"group": "agones.dev", "version": "v1", "resources": ["gameservers"]});
@@ -70,18 +73,18 @@ fn validation_rules_match_targets_only() {
     let expected = [("pods", "CREATE,UPDATE"), ("pods/ephemeralcontainers", "UPDATE"), ("gameservers", "CREATE")];
     assert_eq!(rule_texts(&rules), expected.map(|(resource, operations)| (resource.to_owned(), operations.to_owned())));
     assert_eq!(rules, validating_rules(profiles.iter().rev()));
-    for (entry, level) in
-        validating(&settings, &validated(rules.clone())).unwrap().webhooks.unwrap().into_iter().zip(InjectionLevel::ALL)
+    for (entry, failure_mode) in
+        validating(&settings, &validated(rules.clone())).unwrap().webhooks.unwrap().into_iter().zip(FailureMode::ALL)
     {
-        assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(level.validate_path()));
-        assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(&settings, level)));
+        assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(failure_mode.validate_path()));
+        assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(&settings, failure_mode)));
         assert_eq!(entry.object_selector, Some(LabelSelector::default()), "the profile decides about opt-out");
     }
 }
 
 #[test]
 fn default_rule_matches_pod_creation_only() {
-    for entry in webhooks(&InjectionLevel::ALL) {
+    for entry in webhooks(&FailureMode::ALL) {
         let [rule] = entry.rules.unwrap().try_into().unwrap();
         assert_eq!(rule.resources.unwrap(), ["pods"]);
         assert_eq!(rule.operations.unwrap(), ["CREATE"]);
@@ -144,7 +147,7 @@ fn no_namespace_matches_two_entries() {
     let opt_in =
         OptIn::with(["istio-injection=enabled", "istio-injection=required:required", "team/injector=on:held"]).unwrap();
     let settings =
-        Settings { levels: InjectionLevel::ALL.to_vec(), opt_in: opt_in.clone(), ..Settings::new("system", "") };
+        Settings { failure_modes: FailureMode::ALL.to_vec(), opt_in: opt_in.clone(), ..Settings::new("system", "") };
     let entries = mutating(&settings).webhooks.unwrap();
     let names: Vec<_> = entries.iter().map(|entry| &*entry.name).collect();
     let own = ["enabled.pillion.dev", "enabled.istio-injection.pillion.dev"];
@@ -171,14 +174,14 @@ fn no_namespace_matches_two_entries() {
         let selected: Vec<_> = entries.iter().filter(selects).collect();
         assert!(selected.len() <= 1, "{number}: {selected:?}");
         let path = selected.first().map(|entry| entry.client_config.service.as_ref().unwrap().path.clone().unwrap());
-        assert_eq!(path.as_deref(), opt_in.level(label).map(InjectionLevel::path), "{number}");
+        assert_eq!(path.as_deref(), opt_in.failure_mode(label).map(FailureMode::path), "{number}");
     }
 }
 
 #[test]
 fn failure_modes_have_own_timeouts() {
     let timeouts = Timeouts { enabled: 1, required: 90, held: 0 };
-    let settings = Settings { levels: InjectionLevel::ALL.to_vec(), timeouts, ..Settings::new("system", "") };
+    let settings = Settings { failure_modes: FailureMode::ALL.to_vec(), timeouts, ..Settings::new("system", "") };
     let found: Vec<_> = mutating(&settings).webhooks.unwrap().iter().map(|entry| entry.timeout_seconds).collect();
     assert_eq!(found, [Some(1), Some(30), Some(1)]);
 }
@@ -215,7 +218,7 @@ fn trust_probe_and_profile_entries_are_opt_in() {
 #[test]
 fn connectivity_check_denies_nothing() {
     let checked = Settings {
-        levels: InjectionLevel::ALL.to_vec(),
+        failure_modes: FailureMode::ALL.to_vec(),
         trust_probe: true,
         trust_probe_epoch: 7,
         validates_profiles: true,

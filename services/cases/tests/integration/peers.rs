@@ -144,9 +144,9 @@ fn unexpected_files_are_reported() {
     assert_eq!(messages.join("\n"), expected.trim_end(), "\n{}", messages.join("\n"));
 }
 
-/// The shipped profiles cause no advice, such as advice about a mount whose volume does not exist.
+/// The shipped profiles cause no warnings, such as warnings about a mount whose volume does not exist.
 #[test]
 fn shipped_profiles_cause_no_advice() {
-    let advice = ShippedProfiles::load().advice();
-    assert!(advice.is_empty(), "{advice:#?}");
+    let warnings = ShippedProfiles::load().warnings();
+    assert!(warnings.is_empty(), "{warnings:#?}");
 }

@@ -149,7 +149,8 @@ impl Auditor {
         let other_profiles = !std::ptr::eq(self.snapshot.profiles(), snapshot.profiles());
         let mut seen = BTreeSet::new();
         let excluded = &self.excluded;
-        let is_audited = |name: &str, namespace: &Namespace| namespace.level().is_some() && !excluded.contains(name);
+        let is_audited =
+            |name: &str, namespace: &Namespace| namespace.failure_mode().is_some() && !excluded.contains(name);
         for (name, namespace) in snapshot.namespaces().filter(|(name, namespace)| is_audited(name, namespace)) {
             seen.insert(name);
             if let Some(state) = self.namespaces.get_mut(name) {

@@ -68,7 +68,7 @@ pub async fn once(
     let Served { snapshot, excluded, opt_in, webhook_state } = serving(client, release, &settings.opt_in).await?;
     let opted_in: Vec<Box<str>> = snapshot
         .namespaces()
-        .filter(|(name, found)| found.level().is_some() && namespace.is_none_or(|only| only == *name))
+        .filter(|(name, found)| found.failure_mode().is_some() && namespace.is_none_or(|only| only == *name))
         .map(|(name, _)| name.into())
         .collect();
     if let Some(name) = namespace.filter(|_| opted_in.is_empty()) {

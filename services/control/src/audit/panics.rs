@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
@@ -23,7 +23,7 @@ fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();
     let mut snapshot = Snapshot::new(ProfileSet::new([Arc::new(compiled)]));
     for pod in pods {
-        snapshot = snapshot.with_namespace(&format!("of-{pod}"), Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        snapshot = snapshot.with_namespace(&format!("of-{pod}"), Some(Namespace::opted_in(FailureMode::Enabled)));
     }
     let mut auditor = Auditor::new(Arc::new(snapshot), START);
     auditor.update(Change::Restarted);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECTION_LABEL};
 use pillion_engine::lookup::{Answer, LookedUp};
 use pillion_engine::profile::{NoParents, ProfileName, ProfileSource, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Served, Snapshot};
@@ -42,7 +42,7 @@ fn revision(snapshot: &Snapshot, name: &str) -> String {
 }
 
 fn shop(set: ProfileSet) -> Snapshot {
-    Snapshot::new(set).with_namespace("shop", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+    Snapshot::new(set).with_namespace("shop", Some(Namespace::opted_in(FailureMode::Enabled)))
 }
 
 #[derive(Clone)]
@@ -328,7 +328,7 @@ fn many_pods_are_listed_and_failures_retried() {
 fn namespaces_take_turns_at_reads() {
     let mut snapshot = Snapshot::new(profiles(&[("a", conditional())]));
     for name in ["a-busy", "b-broken", "quiet"] {
-        snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(FailureMode::Enabled)));
     }
     let of = |namespace: &str, name: &str| {
         let mut pod = pod(name);
@@ -368,7 +368,7 @@ fn each_namespace_is_read_by_one_request() {
     let mut snapshot = Snapshot::new(profiles(&[("a", conditional())]));
     let mut pods = Vec::new();
     for name in ["one", "two", "three"] {
-        snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        snapshot = snapshot.with_namespace(name, Some(Namespace::opted_in(FailureMode::Enabled)));
         for number in 0..2 {
             let mut pod = pod(&format!("p{number}"));
             pod.value["metadata"]["namespace"] = name.into();

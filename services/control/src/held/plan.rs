@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::opt_in::OptIn;
 use tokio::time::Instant;
 
@@ -76,7 +76,7 @@ pub enum NamespaceState {
     /// The namespace has no opt-in label, or is excluded by name.
     NotOptedIn,
     /// The namespace is opted in, with this failure mode.
-    OptedIn(InjectionLevel),
+    OptedIn(FailureMode),
 }
 
 /// A waiting pod, and when this process first saw it.
@@ -276,19 +276,19 @@ enum Verdict {
 
 /// Returns how to treat a waiting pod, independently of earlier steps.
 const fn verdict(injection: Injection, namespace_state: NamespaceState, owner: OwnerKind) -> Verdict {
-    let level = match namespace_state {
+    let failure_mode = match namespace_state {
         NamespaceState::Unknown => return Verdict::Wait,
         NamespaceState::NotOptedIn => return Verdict::RemoveGate,
-        NamespaceState::OptedIn(level) => level,
+        NamespaceState::OptedIn(failure_mode) => failure_mode,
     };
-    match (injection, level) {
+    match (injection, failure_mode) {
         // In `enabled` namespaces, a pod runs without injection while no webhook responds.
-        (Injection::SwitchedOff, _) | (Injection::Silent, InjectionLevel::Enabled) => Verdict::RemoveGate,
-        (Injection::Silent, InjectionLevel::Held | InjectionLevel::Required) => Verdict::Wait,
-        (Injection::Answering, level) => match (owner.recreates_pods(), level) {
+        (Injection::SwitchedOff, _) | (Injection::Silent, FailureMode::Enabled) => Verdict::RemoveGate,
+        (Injection::Silent, FailureMode::Held | FailureMode::Required) => Verdict::Wait,
+        (Injection::Answering, failure_mode) => match (owner.recreates_pods(), failure_mode) {
             (true, _) => Verdict::Recreate,
-            (false, InjectionLevel::Enabled) => Verdict::RemoveGate,
-            (false, InjectionLevel::Held | InjectionLevel::Required) => Verdict::Report,
+            (false, FailureMode::Enabled) => Verdict::RemoveGate,
+            (false, FailureMode::Held | FailureMode::Required) => Verdict::Report,
         },
     }
 }

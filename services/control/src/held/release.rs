@@ -225,8 +225,8 @@ fn namespace_state(
     if excluded.iter().any(|excluded| excluded == name) {
         return NamespaceState::NotOptedIn;
     }
-    let level = opt_in.level(|key| labels.get(key).map(String::as_str));
-    level.map_or(NamespaceState::NotOptedIn, NamespaceState::OptedIn)
+    let failure_mode = opt_in.failure_mode(|key| labels.get(key).map(String::as_str));
+    failure_mode.map_or(NamespaceState::NotOptedIn, NamespaceState::OptedIn)
 }
 
 struct Executor {
@@ -324,7 +324,7 @@ fn parameters() -> PatchParams {
 
 #[cfg(test)]
 mod tests {
-    use pillion_api::names::{INJECTION_LABEL, InjectionLevel};
+    use pillion_api::names::{FailureMode, INJECTION_LABEL};
 
     use super::*;
     use crate::release::DEFAULT_CLUSTER_DOMAIN;
@@ -371,9 +371,9 @@ mod tests {
         };
         let NamespaceStates { excluded, opt_in, .. } = NamespaceStates::new(&release, &settings);
         for (name, labels, expected) in [
-            ("shop", labelled("held"), NamespaceState::OptedIn(InjectionLevel::Held)),
-            ("shop", labelled("enabled"), NamespaceState::OptedIn(InjectionLevel::Enabled)),
-            ("shop", with("istio-injection", "enabled"), NamespaceState::OptedIn(InjectionLevel::Enabled)),
+            ("shop", labelled("held"), NamespaceState::OptedIn(FailureMode::Held)),
+            ("shop", labelled("enabled"), NamespaceState::OptedIn(FailureMode::Enabled)),
+            ("shop", with("istio-injection", "enabled"), NamespaceState::OptedIn(FailureMode::Enabled)),
             ("shop", labelled("nonsense"), NamespaceState::NotOptedIn),
             ("shop", Some(BTreeMap::new()), NamespaceState::NotOptedIn),
             ("shop", None, NamespaceState::Unknown),

@@ -1,7 +1,7 @@
 //! Decides whether pods should wait, and whether waiting pods can be released. The leader's other tasks send the
 //! inputs.
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use tokio::sync::watch;
 
 use super::Injection;
@@ -52,7 +52,7 @@ fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Inje
     if off || live.disabled {
         return (Some(false), Injection::SwitchedOff);
     }
-    let path = InjectionLevel::Held.path();
+    let path = FailureMode::Held.path();
     let mut entries = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
     let is_called = entries
         .any(|entry| entry.client_config.service.as_ref().is_some_and(|service| service.path.as_deref() == Some(path)));
@@ -66,14 +66,14 @@ mod tests {
 
     use super::*;
 
-    fn live(levels: &[InjectionLevel], disabled: bool) -> Live {
-        let settings = Settings { levels: levels.to_vec(), ..Settings::new("pillion-system", "") };
+    fn live(failure_modes: &[FailureMode], disabled: bool) -> Live {
+        let settings = Settings { failure_modes: failure_modes.to_vec(), ..Settings::new("pillion-system", "") };
         Live { mutating: Some(mutating(&settings)), disabled, ..Live::default() }
     }
 
     #[test]
     fn pods_wait_for_a_called_webhook() {
-        let all = live(&InjectionLevel::ALL, false);
+        let all = live(&FailureMode::ALL, false);
         assert_eq!(judge(false, Some(&all), true), (Some(true), Injection::Answering));
         // Pods also wait while the webhook does not respond.
         assert_eq!(judge(false, Some(&all), false), (Some(true), Injection::Silent));
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn damaged_configuration_changes_no_policy() {
-        let damaged = live(&[InjectionLevel::Enabled], false);
+        let damaged = live(&[FailureMode::Enabled], false);
         for there in [None, Some(&damaged), Some(&Live::default())] {
             assert_eq!(judge(false, there, true), (None, Injection::Silent));
         }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn no_pod_waits_while_injection_is_disabled() {
-        let (all, disabled) = (live(&InjectionLevel::ALL, false), live(&InjectionLevel::ALL, true));
+        let (all, disabled) = (live(&FailureMode::ALL, false), live(&FailureMode::ALL, true));
         assert_eq!(judge(true, Some(&all), true), (Some(false), Injection::SwitchedOff));
         assert_eq!(judge(false, Some(&disabled), true), (Some(false), Injection::SwitchedOff));
     }

@@ -188,11 +188,11 @@ impl Lookups {
         let own = Caller::own(Instant::now() + self.answer_limit);
         let caller = Caller { client, tenant: Some(&namespace), ..own };
         let account = async {
-            let Some(name) = service_account else { return Answer::NotAsked };
+            let Some(name) = service_account else { return Answer::NotRequested };
             self.look_up(LookupTarget::ServiceAccount, Key::service_account(&namespace, &name), caller).await
         };
         let owners = async {
-            let Some(chain) = owners else { return Answer::NotAsked };
+            let Some(chain) = owners else { return Answer::NotRequested };
             self.follow(chain, &namespace, caller).await
         };
         let objects = objects.into_iter().map(|query: Query| async {
@@ -214,7 +214,7 @@ impl Lookups {
                 }
                 Answer::Missing => chain.found(None),
                 Answer::Failed(why) => return Answer::Failed(why),
-                Answer::NotAsked => return Answer::NotAsked,
+                Answer::NotRequested => return Answer::NotRequested,
             }
         }
         Answer::Found(chain)

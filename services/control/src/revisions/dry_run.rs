@@ -10,7 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::PodTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ApiResource, DynamicObject};
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel, PROFILES_ANNOTATION};
+use pillion_api::names::{FailureMode, INJECTION_LABEL, PROFILES_ANNOTATION};
 use pillion_api::selector::{LabelSelector, Operator};
 use pillion_engine::creation::Creation;
 use pillion_engine::decision::Reason;
@@ -44,7 +44,7 @@ pub(super) enum Verdict {
     /// The revision does not change the pod of the dry run, for this reason.
     NotApplicable(String),
     /// The API server did not validate the pod, for this reason.
-    NotAsked(String),
+    NotRequested(String),
 }
 
 impl Verdict {
@@ -63,7 +63,7 @@ impl Verdict {
                 "NotApplicable",
                 format!("revision {revision} does not change the pod of the dry run: {why}"),
             ),
-            Self::NotAsked(why) => {
+            Self::NotRequested(why) => {
                 ("Unknown", NOT_ASKED, format!("the API server has not validated revision {revision}: {why}"))
             }
         }
@@ -71,7 +71,7 @@ impl Verdict {
 }
 
 /// The condition's reason while there is no response from the API server.
-pub(super) const NOT_ASKED: &str = "NotAsked";
+pub(super) const NOT_ASKED: &str = "NotRequested";
 
 /// Builds the object for the dry run.
 ///
@@ -101,7 +101,7 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     let mut pod = minimal_pod(namespace, &name.name, &matching(profile.object_selector()));
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
     let mut labels = matching(profile.namespace_selector());
-    labels.insert(INJECTION_LABEL.to_owned(), InjectionLevel::Enabled.label_value().to_owned());
+    labels.insert(INJECTION_LABEL.to_owned(), FailureMode::Enabled.label_value().to_owned());
 
     let user = json!({"username": FIELD_MANAGER});
     let creation = Creation { object: &pod, namespace, uid: UID, user: &user, dry_run: true };
@@ -109,7 +109,7 @@ fn injected(profile: &Arc<CompiledProfile>) -> Result<Json, Verdict> {
     let failed = |error: &dyn std::error::Error| Verdict::NotApplicable(error.to_string());
     let review = Review::parse(body.as_bytes()).map_err(|error| failed(&error))?;
     let snapshot = Snapshot::new(ProfileSet::new([Arc::clone(profile)]));
-    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    let endpoint = Endpoint::FailureMode(FailureMode::Enabled);
     let mut facts = Facts { namespace: Some(Arc::new(Namespace::new(labels, BTreeMap::new()))), ..Facts::default() };
     facts.looked_up = KnownObjects::new([&account], namespace).answer(review.needs(endpoint, &snapshot, &facts));
     facts.looked_up.cluster = LookedUp::unknown_cluster();
@@ -179,10 +179,10 @@ pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
         match (status.code, invalid) {
             (422, Some((_, message))) => return Verdict::Rejected(bounded(message)),
             (400, _) if unreadable() => return Verdict::Rejected(bounded(&status.message)),
-            _ => return Verdict::NotAsked(bounded(&status.message)),
+            _ => return Verdict::NotRequested(bounded(&status.message)),
         }
     }
-    Verdict::NotAsked(bounded(&chain(&error)))
+    Verdict::NotRequested(bounded(&chain(&error)))
 }
 
 #[cfg(test)]
@@ -280,7 +280,7 @@ mod tests {
             (400, "admission webhook \"policy.example.com\" denied the request: PodTemplate is invalid"),
             (500, "etcdserver: request timed out"),
         ] {
-            assert_eq!(answer(code, message), Verdict::NotAsked(message.to_owned()));
+            assert_eq!(answer(code, message), Verdict::NotRequested(message.to_owned()));
         }
         let long = format!("PodTemplate \"pillion-dry-run\" is invalid: {}", "ü".repeat(MESSAGE_BYTES));
         let Verdict::Rejected(bounded) = answer(422, &long) else { panic!() };

@@ -86,7 +86,7 @@ impl DryRuns {
     pub(super) fn record_verdict(&mut self, name: &ProfileName, revision: &str, verdict: Verdict, now: Instant) {
         let Some(trial) = self.all.get_mut(name).filter(|trial| *trial.revision == *revision) else { return };
         trial.state = State::Done;
-        if matches!(verdict, Verdict::NotAsked(_)) {
+        if matches!(verdict, Verdict::NotRequested(_)) {
             trial.state = State::RetryAt(now + trial.pause);
             trial.pause = (2 * trial.pause).min(LONGEST_PAUSE);
         }
@@ -145,7 +145,7 @@ mod tests {
     fn dry_run_without_response_is_retried_with_pauses() {
         let (mut dry_runs, mut now, name) = (DryRuns::default(), Instant::now(), ProfileName::cluster("proxy"));
         let profile = profile(&name);
-        let away = Verdict::NotAsked("away".to_owned());
+        let away = Verdict::NotRequested("away".to_owned());
         let mut pauses = Vec::new();
         for _ in 0..12 {
             assert!(dry_runs.begin(&name, "a", &profile, now).is_some());

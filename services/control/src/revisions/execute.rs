@@ -97,7 +97,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
     // No other work waits for a dry run, or for a profile that is read again.
     let (dry_runs, requested) = unbounded();
     let pod_templates = Api::namespaced_with(client.clone(), home, &ApiResource::erase::<PodTemplate>(&()));
-    let mut answers = requested.map(|dry_run| ask(&pod_templates, dry_run)).buffer_unordered(DRY_RUNS);
+    let mut answers = requested.map(|dry_run| send_dry_run(&pod_templates, dry_run)).buffer_unordered(DRY_RUNS);
     let (to_read, reading) = unbounded();
     let mut reads = reading.map(|profile| read_again(&client, profile)).buffer_unordered(CONCURRENT_WRITES);
     let mut round: Option<(Pass, Writes)> = None;
@@ -354,7 +354,7 @@ pub(super) fn decide(
 }
 
 /// Runs the dry run of a revision.
-async fn ask(pod_templates: &Api<DynamicObject>, dry_run: DryRunRequest) -> (DryRunRequest, Verdict) {
+async fn send_dry_run(pod_templates: &Api<DynamicObject>, dry_run: DryRunRequest) -> (DryRunRequest, Verdict) {
     let name = &dry_run.name;
     let applied = guarded(&format_args!("the dry run of {name}"), || pod_template(&dry_run.profile));
     let answer = match applied {
@@ -364,11 +364,11 @@ async fn ask(pod_templates: &Api<DynamicObject>, dry_run: DryRunRequest) -> (Dry
             let parameters = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
             match timeout(DRY_RUN_TIMEOUT, pod_templates.create(&parameters, &object)).await {
                 Ok(answer) => verdict(answer.map(drop)),
-                Err(_) => Verdict::NotAsked(format!("no response within {} s", DRY_RUN_TIMEOUT.as_secs())),
+                Err(_) => Verdict::NotRequested(format!("no response within {} s", DRY_RUN_TIMEOUT.as_secs())),
             }
         }
     };
-    if let Verdict::NotAsked(error) = &answer {
+    if let Verdict::NotRequested(error) = &answer {
         warn!(profile = %name, revision = %dry_run.revision, error, "the dry run of a revision got no response; trying again");
     }
     (dry_run, answer)

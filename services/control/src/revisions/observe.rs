@@ -395,7 +395,7 @@ impl RevisionStore {
             return *count;
         }
         let is_in = |(namespace, known): &(&str, &pillion_engine::snapshot::Namespace)| {
-            known.level().is_some()
+            known.failure_mode().is_some()
                 && !pillion_api::names::SYSTEM_NAMESPACES.contains(namespace)
                 && name.namespace.as_deref().is_none_or(|own| own == *namespace)
                 && selector.is_none_or(|selector| selector.matches(|key| known.label(key)))

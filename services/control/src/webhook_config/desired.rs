@@ -11,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     WebhookClientConfig,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::profile::Operation;
 use pillion_api::webhook_configuration::{self, OwnCalls, Validated, mutating_rules, rules_of, validated_of};
 use pillion_engine::snapshot::ProfileSet;
@@ -106,7 +106,7 @@ fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operat
 /// Whether the entry calls the path of a failure mode.
 fn is_for_level(config: &WebhookClientConfig) -> bool {
     let called = config.service.as_ref().and_then(|service| service.path.as_deref());
-    InjectionLevel::ALL.into_iter().any(|level| called == Some(level.path()))
+    FailureMode::ALL.into_iter().any(|failure_mode| called == Some(failure_mode.path()))
 }
 
 /// Everything that determines the configurations.

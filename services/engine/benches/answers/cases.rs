@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::decision::ProfileOutcome;
 use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
@@ -97,7 +97,7 @@ impl Case {
         };
         let namespace = Review::parse(&body).unwrap().namespace().to_owned();
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
-            .with_namespace(&namespace, Some(Namespace::opted_in(InjectionLevel::Enabled)));
+            .with_namespace(&namespace, Some(Namespace::opted_in(FailureMode::Enabled)));
         let work = Work { body, snapshot };
         // This call also fills the snapshot's cache for the namespace, so that later measurements exclude that cost.
         assert_eq!(work.applied(), applied, "{self:?} applies an unexpected number of profiles");
@@ -116,7 +116,7 @@ impl Work {
     pub(crate) fn answer(&self) -> Vec<u8> {
         let review = Review::parse(&self.body).unwrap();
         let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
-        let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &self.snapshot, &facts).unwrap();
+        let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), &self.snapshot, &facts).unwrap();
         review.respond(&decided)
     }
 
@@ -124,7 +124,7 @@ impl Work {
     fn applied(&self) -> usize {
         let review = Review::parse(&self.body).unwrap();
         let facts = Facts { namespace: self.snapshot.namespace(review.namespace()), ..Facts::default() };
-        let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &self.snapshot, &facts).unwrap();
+        let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), &self.snapshot, &facts).unwrap();
         let profiles = decided.decision.profiles.iter();
         profiles.filter(|profile| profile.outcome == ProfileOutcome::Applied).count()
     }

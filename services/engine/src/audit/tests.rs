@@ -1,6 +1,6 @@
 //! Tests that the expected profiles of a pod are found from its metadata and from the whole pod, and that both agree.
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -19,7 +19,7 @@ fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
 }
 
 fn opted_in() -> Arc<Namespace> {
-    Arc::new(Namespace::opted_in(InjectionLevel::Enabled))
+    Arc::new(Namespace::opted_in(FailureMode::Enabled))
 }
 
 fn shown(expected: &[Expected]) -> Vec<(String, MatchState)> {
@@ -280,9 +280,7 @@ fn reads_record_from_metadata_alone() {
 fn expects_nothing_without_opt_in() {
     let snapshot = snapshot(&[("a", json!({"activation": "Always"}))]);
     let tape = OwnedTape::parse(pod(&json!({}), &json!({})).to_string()).unwrap();
-    for (name, namespace) in
-        [("shop", Namespace::default()), ("kube-system", Namespace::opted_in(InjectionLevel::Held))]
-    {
+    for (name, namespace) in [("shop", Namespace::default()), ("kube-system", Namespace::opted_in(FailureMode::Held))] {
         assert!(super::of_metadata(&snapshot, name, &namespace, tape.root(), |_, _| None).is_empty());
         assert!(super::of_object(&snapshot, name, &namespace, tape.root(), &LookedUp::default()).is_empty());
     }

@@ -29,8 +29,8 @@ struct Rule<'a> {
 
 impl<'a> Rule<'a> {
     fn of(node: &'a Node) -> Option<Self> {
-        let rules = node.rules.as_deref().filter(|rules| rules.change_elements())?;
-        Some(Self { node, prune: rules.prune.as_ref() })
+        let directives = node.directives.as_deref().filter(|directives| directives.targets_existing_elements())?;
+        Some(Self { node, prune: directives.prune.as_ref() })
     }
 }
 
@@ -45,7 +45,7 @@ enum Recording<'s, 'a> {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Changes and removes existing elements of a list with keys, according to the rules in a template's list.
+    /// Changes and removes existing elements of a list with keys, according to the directives in a template's list.
     pub(super) fn change_elements(
         &mut self,
         list: SlotId,
@@ -93,7 +93,7 @@ impl<'a> Merge<'_, 'a> {
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
             let previous = stays.replace(slot);
-            let (known, length, around) = (self.bindings.known(), self.pointer.len(), self.mode);
+            let (known, length, around) = (self.bindings.bound_count(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
             // Skip elements that an earlier pass changed, and elements that the profile added.
             let mut is_settled = self.is_own(slot) || self.is_earlier_item(settled, item)?;
@@ -109,14 +109,14 @@ impl<'a> Merge<'_, 'a> {
                 self.pointer.truncate(length);
             }
             let item = if keyed.is_some() { self.element_before(slot, element)? } else { item };
-            self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+            self.bindings.bind("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
             self.bind_item(item)?;
             let result = if rule.prune.is_some() {
                 self.prune_element(list, slot, rule, keyed.map(|keyed| (keyed, previous)))
             } else {
                 self.change_element(slot, rule, element)
             };
-            self.bindings.forget(known);
+            self.bindings.unbind_to(known);
             self.pointer.truncate(length);
             self.mode = around;
             result?;
@@ -230,7 +230,7 @@ impl<'a> Merge<'_, 'a> {
         for slot in entries {
             let Some(key) = self.document.key(slot) else { continue };
             self.charge(ITEM_COST)?;
-            let (known, length) = (self.bindings.known(), self.pointer.len());
+            let (known, length) = (self.bindings.bound_count(), self.pointer.len());
             let text = key.text();
             push_token(&mut self.pointer, &text);
             let item = match self.original() {
@@ -238,7 +238,7 @@ impl<'a> Merge<'_, 'a> {
                 OriginalValue::Unchanged | OriginalValue::Nothing => self.current(slot)?,
             };
             let key = ComputedText::read_key(key, &mut self.meter).map_err(|error| self.failed(&error))?;
-            self.bindings.know("key", Computed::String(key));
+            self.bindings.bind("key", Computed::String(key));
             self.bind_item(item)?;
             let is_others = !self.is_in_earlier_addition() && !self.is_later_addition();
             let result = self.truth(condition).map(|prunes| {
@@ -247,7 +247,7 @@ impl<'a> Merge<'_, 'a> {
                     self.document.remove(slot, map);
                 }
             });
-            self.bindings.forget(known);
+            self.bindings.unbind_to(known);
             self.pointer.truncate(length);
             result?;
         }
@@ -256,7 +256,7 @@ impl<'a> Merge<'_, 'a> {
 
     fn bind_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
         let item = Computed::read(item, &mut self.meter).map_err(|error| self.failed(&error))?;
-        self.bindings.know("item", item);
+        self.bindings.bind("item", item);
         Ok(())
     }
 
@@ -269,9 +269,9 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<Option<Settled<'a>>, MergeError> {
         // Use a separate meter. Otherwise, a profile that fits its budget in the first pass might exceed it in a second
         // one.
-        std::mem::swap(&mut self.meter, &mut self.again);
+        std::mem::swap(&mut self.meter, &mut self.recompute_meter);
         let settled = self.find_earlier_items(part, work);
-        std::mem::swap(&mut self.meter, &mut self.again);
+        std::mem::swap(&mut self.meter, &mut self.recompute_meter);
         settled
     }
 
@@ -447,7 +447,7 @@ mod tests {
         for left in &tapes {
             for right in &tapes {
                 let (left, right) = (left.root(), right.root());
-                assert_eq!(normal(left) == normal(right), left.means(right), "{} {}", left.raw(), right.raw());
+                assert_eq!(normal(left) == normal(right), left.equals(right), "{} {}", left.raw(), right.raw());
             }
         }
     }

@@ -81,9 +81,9 @@ impl<'a> Merge<'_, 'a> {
         for patch in patches {
             for target in targets.iter().filter(|target| patch.types.contains(&target.kind)) {
                 self.charge(ITEM_COST)?;
-                let known = self.bindings.known();
+                let known = self.bindings.bound_count();
                 let result = self.patch_container(patch, target);
-                self.bindings.forget(known);
+                self.bindings.unbind_to(known);
                 self.pointer.clear();
                 result?;
             }
@@ -182,7 +182,7 @@ impl<'a> Merge<'_, 'a> {
             ContainerType::Injected => "Injected",
         };
         let container = context::container(target.value, kind, &mut self.meter).map_err(|error| self.failed(&error))?;
-        self.bindings.know("container", container);
+        self.bindings.bind("container", container);
         let match_conditions = patch.match_conditions.iter().map(|condition| &condition.expression);
         for condition in patch.where_.iter().chain(match_conditions) {
             if !self.truth(condition)? {
@@ -206,12 +206,12 @@ impl<'a> Merge<'_, 'a> {
                 }
             }
         }
-        let known = self.bindings.known();
+        let known = self.bindings.bound_count();
         self.bind_existing(&patch.template, Some(target.slot))?;
         let part =
             if self.is_wanted(&patch.template)? { self.resolve(&patch.template, &schema::CONTAINER)? } else { None };
         let directives = self.directives(&patch.template)?;
-        self.bindings.forget(known);
+        self.bindings.unbind_to(known);
         let around = self.mode;
         self.apply_directives(directives);
         let result = match part {

@@ -11,11 +11,11 @@ use crate::decision::Reason;
 use crate::expression::{EvaluationError, Meter, Value as Computed};
 use crate::json::{Content, Document, Key, Kind as JsonKind, SlotId, State, Value, has_byte};
 use crate::profile::Expected;
-use crate::profile::template::{ConflictRule, ForEach, Kind, Node, Rules};
+use crate::profile::template::{ConflictRule, ForEach, Kind, Node, NodeDirectives};
 use crate::schema::{self, KeyedList};
 
 use super::keys::{Keys, is_key, key_of, push_token, same_key, text_of};
-use super::merge::{Directives, Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part};
+use super::merge::{Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part, ResolvedDirectives};
 use super::notes::move_of;
 
 /// The budget charged for one item, in bytes.
@@ -80,15 +80,15 @@ impl<'a> Merge<'_, 'a> {
         sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), MergeError>,
     ) -> Result<(), MergeError> {
         for node in nodes {
-            let rules = node.rules.as_deref();
-            if rules.is_some_and(Rules::change_elements) {
+            let directives = node.directives.as_deref();
+            if directives.is_some_and(NodeDirectives::targets_existing_elements) {
                 continue;
             }
-            let Some(ForEach::Items(list)) = rules.and_then(|rules| rules.for_each.as_ref()) else {
+            let Some(ForEach::Items(list)) = directives.and_then(|directives| directives.for_each.as_ref()) else {
                 self.expand_one(node, group, type_, sink)?;
                 continue;
             };
-            let known = self.bindings.known();
+            let known = self.bindings.bound_count();
             let list = self.evaluate(list)?;
             if list.is_absent() {
                 continue;
@@ -99,11 +99,11 @@ impl<'a> Merge<'_, 'a> {
             })?;
             for (index, (key, item)) in items.into_iter().enumerate() {
                 self.charge(ITEM_COST)?;
-                self.bindings.know("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
-                self.bindings.know("key", key);
-                self.bindings.know("item", item);
+                self.bindings.bind("index", Computed::Int(i64::try_from(index).unwrap_or(i64::MAX)));
+                self.bindings.bind("key", key);
+                self.bindings.bind("item", item);
                 let result = self.expand_one(node, group, type_, sink);
-                self.bindings.forget(known);
+                self.bindings.unbind_to(known);
                 result?;
             }
         }
@@ -117,26 +117,26 @@ impl<'a> Merge<'_, 'a> {
         type_: &'static schema::Type,
         sink: &mut dyn FnMut(&mut Self, Element<'a>) -> Result<(), MergeError>,
     ) -> Result<(), MergeError> {
-        let rules = node.rules.as_deref();
+        let directives = node.directives.as_deref();
         if !node.uses_existing && !self.is_wanted(node)? {
             return Ok(());
         }
         let pending = node.uses_existing.then_some(node);
         match &node.kind {
             // A list within a list is a group: its elements are spliced into the outer list.
-            Kind::List(nodes) => return self.expand(nodes, rules.map(|_| node).or(group), type_, sink),
-            Kind::Map(_) => return sink(self, Element { part: Part::Node(node), rules, group, node: pending }),
+            Kind::List(nodes) => return self.expand(nodes, directives.map(|_| node).or(group), type_, sink),
+            Kind::Map(_) => return sink(self, Element { part: Part::Node(node), directives, group, node: pending }),
             Kind::Plain(_) | Kind::Text(..) | Kind::Changed(_) => {}
         }
-        let known = self.bindings.known();
+        let known = self.bindings.bound_count();
         self.bind_existing_to_none(node);
         let part = self.resolve(node, type_)?;
-        self.bindings.forget(known);
+        self.bindings.unbind_to(known);
         match part {
             Some(Part::Plain(value)) if value.kind() == JsonKind::Array => value
                 .items()
-                .try_for_each(|item| sink(self, Element { part: Part::Plain(item), rules, group, node: pending })),
-            Some(part) => sink(self, Element { part, rules, group, node: pending }),
+                .try_for_each(|item| sink(self, Element { part: Part::Plain(item), directives, group, node: pending })),
+            Some(part) => sink(self, Element { part, directives, group, node: pending }),
             None => Ok(()),
         }
     }
@@ -153,7 +153,7 @@ impl<'a> Merge<'_, 'a> {
         let (env, end) = (self.env.len(), self.document.end());
         match part {
             Part::Plain(value) => value.items().try_for_each(|item| {
-                let element = Element { part: Part::Plain(item), rules: None, group: None, node: None };
+                let element = Element { part: Part::Plain(item), directives: None, group: None, node: None };
                 self.element(parent, list, element, keyed)
             })?,
             Part::Node(Node { kind: Kind::List(nodes), .. }) => {
@@ -201,13 +201,13 @@ impl<'a> Merge<'_, 'a> {
             }
         };
         let entries = self.env.get(from..).unwrap_or_default();
-        order_env_by_refs(self.document, list, entries, &mut self.own, note);
+        order_env_by_refs(self.document, list, entries, &mut self.added_slots, note);
         Ok(())
     }
 
     /// Whether an element was added in this pass.
     pub(super) fn is_own(&self, element: SlotId) -> bool {
-        self.own.binary_search(&element).is_ok()
+        self.added_slots.binary_search(&element).is_ok()
     }
 
     fn element(
@@ -218,7 +218,7 @@ impl<'a> Merge<'_, 'a> {
         keyed: &'static KeyedList,
     ) -> Result<(), MergeError> {
         let length = self.pointer.len();
-        let (known, around) = (self.bindings.known(), self.mode);
+        let (known, around) = (self.bindings.bound_count(), self.mode);
         let field = length.saturating_sub(INIT_CONTAINERS.len());
         let is_among_init = !keyed.siblings.is_empty() && self.is_at_init_containers(field);
         let result = self.place(parent, list, element, keyed, length);
@@ -228,7 +228,7 @@ impl<'a> Merge<'_, 'a> {
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
-        self.bindings.forget(known);
+        self.bindings.unbind_to(known);
         self.mode = around;
         result
     }
@@ -257,7 +257,7 @@ impl<'a> Merge<'_, 'a> {
                 return Ok(());
             }
         }
-        let Directives { conflict: written, join } = self.element_directives(element)?;
+        let ResolvedDirectives { conflict: written, join } = self.element_directives(element)?;
         let rule = written.unwrap_or(if keyed.names { ConflictRule::Fail } else { self.mode.conflict });
         let is_here = existing.is_some();
         let existing = match existing {
@@ -345,7 +345,8 @@ impl<'a> Merge<'_, 'a> {
             self.mode = around;
             result?;
         }
-        let join = element.rules.and_then(|rules| rules.join.as_ref()).filter(|join| join.prepend.is_some());
+        let join =
+            element.directives.and_then(|directives| directives.join.as_ref()).filter(|join| join.prepend.is_some());
         if join.is_some()
             && let Some(value) = self.document.member(slot, "value")?
         {
@@ -359,7 +360,7 @@ impl<'a> Merge<'_, 'a> {
     /// Remembers an inserted element for later steps of this pass.
     pub(super) fn note_element(&mut self, list: SlotId, slot: SlotId, keys: &Keys<'a>, keyed: &'static KeyedList) {
         self.index.added(self.document, list, slot, keys);
-        self.own.push(slot);
+        self.added_slots.push(slot);
         if self.collects_containers && !keyed.siblings.is_empty() {
             self.containers.push(self.pointer.as_str().into());
         }
@@ -374,14 +375,14 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Returns the directives of an element. If it sets no conflict rule, the rule of its group applies.
-    fn element_directives(&mut self, element: Element<'a>) -> Result<Directives<'a>, MergeError> {
-        let own = match element.rules {
-            Some(rules) => self.directives_of(rules)?,
-            None => Directives::default(),
+    fn element_directives(&mut self, element: Element<'a>) -> Result<ResolvedDirectives<'a>, MergeError> {
+        let own = match element.directives {
+            Some(directives) => self.directives_of(directives)?,
+            None => ResolvedDirectives::default(),
         };
         match element.of_group() {
             Some(group) if own.conflict.is_none() => {
-                Ok(Directives { conflict: self.directives_of(group)?.conflict, ..own })
+                Ok(ResolvedDirectives { conflict: self.directives_of(group)?.conflict, ..own })
             }
             _ => Ok(own),
         }
@@ -497,7 +498,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Evaluates the computed `restartPolicy` of an init container to determine its list.
     fn container_list(&mut self, element: Element<'a>) -> Result<ContainerList<'a>, MergeError> {
-        let Some(policy) = element.rules.and_then(|rules| rules.restart_policy.as_ref()) else {
+        let Some(policy) = element.directives.and_then(|directives| directives.restart_policy.as_ref()) else {
             return Ok(ContainerList::AsWritten);
         };
         let length = self.pointer.len();
@@ -589,7 +590,7 @@ impl<'a> Merge<'_, 'a> {
             };
             self.document.open(sibling)?;
             let Some(found) = self.find(sibling, keys, keyed)? else { continue };
-            let moves = element.rules.is_some_and(|rules| rules.restart_policy.is_some())
+            let moves = element.directives.is_some_and(|directives| directives.restart_policy.is_some())
                 && matches!(*name, INIT_CONTAINERS | CONTAINERS)
                 && matches!(rule, ConflictRule::Merge | ConflictRule::Replace);
             if !moves {
@@ -609,7 +610,7 @@ impl<'a> Merge<'_, 'a> {
             self.document.remove(found, sibling);
             let length = self.pointer.rfind('/').unwrap_or(0);
             let put = self.insert(list, element, Content::Value(current), keyed, length)?;
-            self.put.push(put);
+            self.moved_containers.push(put);
             self.note_added();
             return Ok(Some(put));
         }

@@ -219,13 +219,13 @@ impl<'a> Merge<'_, 'a> {
 fn text(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,
-        JoinFormat::Json => Some(united(existing, value)),
+        JoinFormat::Json => Some(merged_json(existing, value)),
         JoinFormat::Auto => serde_json::from_str::<Json>(existing)
             .is_ok_and(|existing| existing.is_object() || existing.is_array())
-            .then(|| united(existing, value)),
+            .then(|| merged_json(existing, value)),
     };
     let joined = match as_json {
-        Some(united) => united?,
+        Some(merged_json) => merged_json?,
         None => joined(existing, value, prepend, join)?,
     };
     let mut quoted = String::with_capacity(joined.len() + 2);
@@ -266,7 +266,7 @@ fn joined(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Op
 
 /// Merges two strings that contain JSON. Objects keep their existing keys, and lists get the missing items. `None` if
 /// nothing is missing, if a string is not JSON, or if the types differ.
-fn united(existing_text: &str, value: &str) -> Option<String> {
+fn merged_json(existing_text: &str, value: &str) -> Option<String> {
     let added = OwnedTape::parse(value).ok()?;
     if existing_text.trim().is_empty() {
         return Some(value.to_owned());
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn join_unites_json_objects_and_lists() {
-        let united = |there: &str, value: &str, format| {
+        let merged_json = |there: &str, value: &str, format| {
             let join = Join { separator: ",".into(), format, ..Join::default() };
             text(there, value, None, &join).map(|quoted| serde_json::from_str::<String>(&quoted).unwrap())
         };
@@ -361,7 +361,7 @@ mod tests {
             ("a,b", "b,c", JoinFormat::Auto, Some("a,b,c")),
             ("1", "2", JoinFormat::Auto, Some("1,2")),
         ] {
-            assert_eq!(united(there, value, format).as_deref(), expected, "{there:?} + {value:?}");
+            assert_eq!(merged_json(there, value, format).as_deref(), expected, "{there:?} + {value:?}");
         }
     }
 

@@ -19,7 +19,7 @@ use crate::decision::Reason;
 use crate::expression::{Meter, Purpose};
 use crate::json::{Content, Document, Key, Kind as JsonKind, Malformed, OwnedTape, SlotId, State, Value};
 use crate::limits::{Excess, Protected};
-use crate::profile::template::{ConflictRule, Join, Kind, Node, Position, Rules};
+use crate::profile::template::{ConflictRule, Join, Kind, Node, NodeDirectives, Position};
 use crate::record::{ChangeKind, EarlierPass, RecordWriter};
 use crate::schema::{self, Field, OneOf, Type};
 
@@ -78,7 +78,7 @@ pub(super) enum Part<'a> {
 
 /// The directives of a part that determine how it merges into an existing value.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Directives<'a> {
+pub(super) struct ResolvedDirectives<'a> {
     pub(super) conflict: Option<ConflictRule>,
     pub(super) join: Option<&'a Join>,
 }
@@ -155,7 +155,7 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) arena: &'a Arena,
     pub(super) meter: Meter,
     /// The separate meter for recomputing the result of an earlier pass.
-    pub(super) again: Meter,
+    pub(super) recompute_meter: Meter,
     pub(super) managed_fields: ManagedFields<'a>,
     /// The schema of the whole object.
     pub(super) type_: &'static Type,
@@ -179,10 +179,10 @@ pub(super) struct Merge<'d, 'a> {
     /// The buffers, returned at the end of the merge.
     buffers: &'d mut MergeScratch<'a>,
     /// Slots of the elements that this pass added. Slot numbers increase, so the list is sorted.
-    pub(super) own: Vec<SlotId>,
+    pub(super) added_slots: Vec<SlotId>,
     /// Slots of the containers that this pass moved between `containers` and `initContainers`. They are added elements
     /// in the record.
-    pub(super) put: Vec<SlotId>,
+    pub(super) moved_containers: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
     pub(super) profile_origin: ProfileOrigin<'d>,
@@ -221,7 +221,7 @@ impl<'d, 'a> Merge<'d, 'a> {
             bindings,
             arena,
             meter: bindings.meter(Purpose::Decide, Meter::PROFILE),
-            again: bindings.meter(Purpose::Recognize, Meter::PROFILE),
+            recompute_meter: bindings.meter(Purpose::Recognize, Meter::PROFILE),
             managed_fields,
             type_,
             earlier,
@@ -238,8 +238,8 @@ impl<'d, 'a> Merge<'d, 'a> {
             scratch,
             index,
             env,
-            own,
-            put: Vec::new(),
+            added_slots: own,
+            moved_containers: Vec::new(),
             buffers: merge_scratch,
             containers: Vec::new(),
             notes: Vec::new(),
@@ -248,7 +248,7 @@ impl<'d, 'a> Merge<'d, 'a> {
 
     /// Returns the output of the merge, and returns the buffers for the next merge.
     pub(super) fn finish(self) -> ApplyOutput {
-        let Self { pointer, scratch, own, env, index, .. } = self;
+        let Self { pointer, scratch, added_slots: own, env, index, .. } = self;
         *self.buffers = MergeScratch { pointer, scratch, own, env, index };
         ApplyOutput { changes: self.changes, notes: self.notes, containers: self.containers }
     }
@@ -273,10 +273,13 @@ impl Part<'_> {
         }
     }
 
-    /// Whether the part is a list that contains rules that change or remove existing elements.
-    pub(super) fn changes_elements(self) -> bool {
+    /// Whether the part is a list that contains directives that change or remove existing elements.
+    pub(super) fn targets_existing_elements(self) -> bool {
         let Self::Node(Node { kind: Kind::List(nodes), .. }) = self else { return false };
-        nodes.iter().filter_map(|node| node.rules.as_ref()).any(|rules| rules.change_elements())
+        nodes
+            .iter()
+            .filter_map(|node| node.directives.as_ref())
+            .any(|directives| directives.targets_existing_elements())
     }
 
     /// Whether the part also changes values that an earlier pass added to the object.
@@ -290,7 +293,7 @@ impl Part<'_> {
 pub(super) struct Element<'a> {
     pub(super) part: Part<'a>,
     /// The directives in the element.
-    pub(super) rules: Option<&'a Rules>,
+    pub(super) directives: Option<&'a NodeDirectives>,
     /// The group that contains the element: a list within the template's list.
     pub(super) group: Option<&'a Node>,
     /// The element's node, if its `$when` is not evaluated yet because it reads the existing element.
@@ -305,13 +308,13 @@ impl<'a> Element<'a> {
 
     /// Returns the position that the element sets, or else that of its group.
     pub(super) fn position(&self) -> Option<&'a Position> {
-        let own = self.rules.and_then(|rules| rules.position.as_ref());
-        own.or_else(|| self.of_group().and_then(|rules| rules.position.as_ref()))
+        let own = self.directives.and_then(|directives| directives.position.as_ref());
+        own.or_else(|| self.of_group().and_then(|directives| directives.position.as_ref()))
     }
 
     /// Returns the directives of the element's group, if it has one.
-    pub(super) fn of_group(&self) -> Option<&'a Rules> {
-        self.group.and_then(|group| group.rules.as_deref())
+    pub(super) fn of_group(&self) -> Option<&'a NodeDirectives> {
+        self.group.and_then(|group| group.directives.as_deref())
     }
 }
 
@@ -418,7 +421,7 @@ impl<'a> Merge<'_, 'a> {
                     let member = Member::new(at, key, type_);
                     push_token(&mut self.pointer, &member.name);
                     let existing = self.find_member(at, &member.name)?;
-                    self.member(&member, existing, Part::Plain(value), Directives::default())?;
+                    self.member(&member, existing, Part::Plain(value), ResolvedDirectives::default())?;
                     self.pointer.truncate(length);
                 }
             }
@@ -433,7 +436,9 @@ impl<'a> Merge<'_, 'a> {
                     push_token(&mut self.pointer, &member.name);
                     let existing = self.find_member(at, &member.name)?;
                     match keys.and_then(|keys| keys.get(&member.name)) {
-                        Some(value) => self.member(&member, existing, Part::Plain(value), Directives::default())?,
+                        Some(value) => {
+                            self.member(&member, existing, Part::Plain(value), ResolvedDirectives::default())?
+                        }
                         None => self.node(&member, existing, node)?,
                     }
                     self.pointer.truncate(length);
@@ -445,7 +450,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Applies the conflict rule of a part to everything below the part.
-    pub(super) fn apply_directives(&mut self, directives: Directives<'a>) {
+    pub(super) fn apply_directives(&mut self, directives: ResolvedDirectives<'a>) {
         if let Some(rule) = directives.conflict {
             self.mode.conflict = rule;
             self.mode.settled &= rule != ConflictRule::Replace;
@@ -478,7 +483,9 @@ impl<'a> Merge<'_, 'a> {
             (JsonKind::Object, JsonKind::Object, Some(Field::Object(type_))) => self.object(present, part, type_, None),
             (JsonKind::Object, JsonKind::Object, None) => self.object(present, part, &schema::ANY, None),
             (JsonKind::Array, JsonKind::Array, Some(Field::Keyed(keyed))) => self.list(parent, present, part, keyed),
-            (JsonKind::Array, JsonKind::Array, None) if part.changes_elements() => self.change_items(present, part),
+            (JsonKind::Array, JsonKind::Array, None) if part.targets_existing_elements() => {
+                self.change_items(present, part)
+            }
             (_, _, Some(_)) => Err(self.conflict_here(Reason::TypeConflict)),
             // The part is a scalar, or a list that is one value.
             _ => match self.value_of(part)? {
@@ -527,7 +534,7 @@ impl<'a> Merge<'_, 'a> {
     pub(super) fn is_equal(&mut self, existing: SlotId, value: Value<'a>) -> Result<bool, MergeError> {
         self.charge(value.raw().len())?;
         if let Content::Value(other) = self.document.content(existing) {
-            return Ok(other.means(value));
+            return Ok(other.equals(value));
         }
         if let Some(raw) = self.document.raw(existing) {
             return Ok(raw == value.raw());
@@ -536,7 +543,7 @@ impl<'a> Merge<'_, 'a> {
         let mut text = String::new();
         self.document.write(existing, &mut text);
         self.charge(text.len())?;
-        Ok(OwnedTape::parse(text).is_ok_and(|tape| tape.root().means(value)))
+        Ok(OwnedTape::parse(text).is_ok_and(|tape| tape.root().equals(value)))
     }
 
     /// Whether an object was created in this pass as part of an addition, so that its members cannot conflict.
@@ -570,7 +577,7 @@ impl<'a> Merge<'_, 'a> {
         existing: Option<SlotId>,
         node: &'a Node,
     ) -> Result<(), MergeError> {
-        let known = self.bindings.known();
+        let known = self.bindings.bound_count();
         self.bind_existing(node, existing)?;
         let below = member.field.map_or(&schema::ANY, |field| match field {
             Field::Object(type_) => type_,
@@ -578,17 +585,17 @@ impl<'a> Merge<'_, 'a> {
         });
         if self.is_wanted(node)? {
             let directives = self.directives(node)?;
-            if let Some(prune) = node.rules.as_ref().and_then(|rules| rules.prune.as_ref())
+            if let Some(prune) = node.directives.as_ref().and_then(|directives| directives.prune.as_ref())
                 && let Some(existing) = existing
             {
                 self.prune_map(existing, prune)?;
             }
             if let Some(part) = self.resolve(node, below)? {
-                self.bindings.forget(known);
+                self.bindings.unbind_to(known);
                 return self.member(member, existing, part, directives);
             }
         }
-        self.bindings.forget(known);
+        self.bindings.unbind_to(known);
         Ok(())
     }
 
@@ -597,7 +604,7 @@ impl<'a> Merge<'_, 'a> {
         member: &Member<'a>,
         existing: Option<SlotId>,
         part: Part<'a>,
-        directives: Directives<'a>,
+        directives: ResolvedDirectives<'a>,
     ) -> Result<(), MergeError> {
         let around = self.mode;
         self.apply_directives(directives);
@@ -608,7 +615,7 @@ impl<'a> Merge<'_, 'a> {
         let result = match present {
             Some(present) => self.merge_part(member.at, present, part, directives.join, member.field),
             None if self.mode.settled && directives.join.is_none() && !part.changes_earlier_additions() => Ok(()),
-            None => match self.clear_choice(member) {
+            None => match self.make_room_for(member) {
                 Ok(true) => self.add_member(member, existing, part, directives.join),
                 Ok(false) => Ok(()),
                 Err(error) => Err(error),
@@ -628,7 +635,9 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<(), MergeError> {
         let Member { at, key, field, .. } = *member;
         let content = match (field, part) {
-            (Some(Field::Object(type_)), _) if type_.spread && part.kind() == JsonKind::Object => Content::Map,
+            (Some(Field::Object(type_)), _) if type_.records_by_field && part.kind() == JsonKind::Object => {
+                Content::Map
+            }
             (Some(Field::Keyed(_)), _) if part.kind() == JsonKind::Array => Content::List,
             (_, Part::Node(Node { kind: Kind::Map(_), .. })) => Content::Map,
             _ if self.mode.settled && join.is_none() => return Ok(()),
@@ -647,7 +656,9 @@ impl<'a> Merge<'_, 'a> {
             None => self.document.add_member(at, key, content),
         };
         match (content, field) {
-            (Content::Map, Some(Field::Object(type_))) if type_.spread => self.object(slot, part, type_, None)?,
+            (Content::Map, Some(Field::Object(type_))) if type_.records_by_field => {
+                self.object(slot, part, type_, None)?
+            }
             (Content::Map, _) => {
                 let type_ = match field {
                     Some(Field::Object(type_)) => type_,
@@ -684,7 +695,7 @@ impl<'a> Merge<'_, 'a> {
 
     /// Whether a member may be added: no existing member excludes it. The conflict rule `Replace` first removes the
     /// members that exclude it. The rule `Fail` returns an error if there are any.
-    fn clear_choice(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
+    fn make_room_for(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.alternatives(member);
         if others.is_empty() {
             return Ok(true);
@@ -741,9 +752,9 @@ impl Node {
                     && keyed.siblings.is_empty()
                     && is_one_value(value, keyed)
             }
-            Some(Field::Object(type_)) => !type_.spread,
+            Some(Field::Object(type_)) => !type_.records_by_field,
             None => true,
         };
-        (is_one && self.rules.is_none()).then_some(value)
+        (is_one && self.directives.is_none()).then_some(value)
     }
 }

@@ -38,7 +38,7 @@ impl<'a> Merge<'_, 'a> {
     /// Records the current value before it is replaced. If an earlier pass replaced it, the record already contains its
     /// original. Values that Pillion added are not originals.
     pub(super) fn note_replaced(&mut self, present: SlotId) {
-        self.note_gone(present, None);
+        self.note_replaced_or_removed(present, None);
     }
 
     /// Records an element of a keyed list before it is removed, together with the preceding element, so that undoing
@@ -54,11 +54,11 @@ impl<'a> Merge<'_, 'a> {
             let item = self.current(previous)?;
             push_keys(&mut behind, keyed, |key| item.get(key));
         }
-        self.note_gone(present, Some(&behind));
+        self.note_replaced_or_removed(present, Some(&behind));
         Ok(())
     }
 
-    fn note_gone(&mut self, present: SlotId, behind: Option<&str>) {
+    fn note_replaced_or_removed(&mut self, present: SlotId, behind: Option<&str>) {
         self.edits += 1;
         if self.mode.within_added {
             return;
@@ -83,7 +83,7 @@ impl<'a> Merge<'_, 'a> {
         let is_ours = self.earlier.added.iter().any(|added| is_at_or_below(pointer, added));
         if !self.mode.within_added && !is_ours && self.record.has_room_for_moves() {
             let moved = move_of(self.document, list, item, pointer, keyed, &self.earlier.added, |slot| {
-                self.own.binary_search(&slot).is_ok() || self.put.contains(&slot)
+                self.added_slots.binary_search(&slot).is_ok() || self.moved_containers.contains(&slot)
             });
             self.record.moves(&moved);
         }

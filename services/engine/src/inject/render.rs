@@ -9,14 +9,16 @@ use crate::decision::Reason;
 use crate::expression::{EvaluationError, Expression, Outcome, Value as Computed};
 use crate::json::{Content, Document, OwnedTape, SlotId, Value, write_escaped};
 use crate::lookup;
-use crate::profile::template::{Changed, Choice, ConflictRule, End, Kind, Node, Piece, Position, Rules, Text};
+use crate::profile::template::{
+    Choice, ConflictRule, End, Kind, Node, NodeDirectives, Piece, Position, Text, ValueWithChanges,
+};
 use crate::profile::{Expected, InvalidValue};
 use crate::record::{EarlierPass, RecordWriter};
 use crate::schema::Type;
 
 use super::merge::{
-    Directives, InsertCounts, InsertPosition, Merge, MergeError, MergeInputs, MergeScratch, OriginalValue, Part,
-    ProfileOrigin,
+    InsertCounts, InsertPosition, Merge, MergeError, MergeInputs, MergeScratch, OriginalValue, Part, ProfileOrigin,
+    ResolvedDirectives,
 };
 
 /// The budget charged for reading one member or element, in bytes.
@@ -147,10 +149,10 @@ impl<'a> Merge<'_, 'a> {
             Part::Node(_) => return Ok(None),
         };
         let Some((_, node)) = fields.iter().find(|(key, _)| **key == *name) else { return Ok(None) };
-        let known = self.bindings.known();
+        let known = self.bindings.bound_count();
         self.bind_existing_to_none(node);
         let part = if self.is_wanted(node)? { self.resolve(node, &crate::schema::ANY)? } else { None };
-        self.bindings.forget(known);
+        self.bindings.unbind_to(known);
         match part {
             Some(part) => self.value_of(part),
             None => Ok(None),
@@ -158,7 +160,11 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Resolves `$value`, and merges the fields beside it into the result. `None` if `$value` is left out.
-    fn changed(&mut self, changed: &'a Changed, type_: &'static Type) -> Result<Option<Value<'a>>, MergeError> {
+    fn changed(
+        &mut self,
+        changed: &'a ValueWithChanges,
+        type_: &'static Type,
+    ) -> Result<Option<Value<'a>>, MergeError> {
         let Some(part) = self.resolve(&changed.value, type_)? else { return Ok(None) };
         let Some(value) = self.value_of(part)? else { return Ok(None) };
         self.change_copy(value, |merge| {
@@ -225,10 +231,10 @@ impl<'a> Merge<'_, 'a> {
                     out.push('"');
                     out.push_str(key);
                     out.push_str("\":");
-                    let known = self.bindings.known();
+                    let known = self.bindings.bound_count();
                     self.bind_existing_to_none(node);
                     let written = self.is_wanted(node)? && self.write_kind(node, out)?;
-                    self.bindings.forget(known);
+                    self.bindings.unbind_to(known);
                     if !written {
                         out.truncate(before);
                     }
@@ -279,27 +285,30 @@ impl<'a> Merge<'_, 'a> {
 
     /// Evaluates the node's `$when`. True if it has no `$when`.
     pub(super) fn is_wanted(&mut self, node: &'a Node) -> Result<bool, MergeError> {
-        match node.rules.as_ref().and_then(|rules| rules.when.as_ref()) {
+        match node.directives.as_ref().and_then(|directives| directives.when.as_ref()) {
             Some(when) => self.truth(when),
             None => Ok(true),
         }
     }
 
     /// Returns the directives of a part that determine how it merges into an existing value.
-    pub(super) fn directives(&mut self, node: &'a Node) -> Result<Directives<'a>, MergeError> {
-        match &node.rules {
-            Some(rules) => self.directives_of(rules),
-            None => Ok(Directives::default()),
+    pub(super) fn directives(&mut self, node: &'a Node) -> Result<ResolvedDirectives<'a>, MergeError> {
+        match &node.directives {
+            Some(directives) => self.directives_of(directives),
+            None => Ok(ResolvedDirectives::default()),
         }
     }
 
-    pub(super) fn directives_of(&mut self, rules: &'a Rules) -> Result<Directives<'a>, MergeError> {
-        let conflict = match &rules.conflict {
+    pub(super) fn directives_of(
+        &mut self,
+        directives: &'a NodeDirectives,
+    ) -> Result<ResolvedDirectives<'a>, MergeError> {
+        let conflict = match &directives.conflict {
             None => None,
             Some(Choice::Constant(rule)) => Some(*rule),
             Some(Choice::Computed(text)) => Some(self.keyword(text, ConflictRule::from_word, ConflictRule::WORDS)?),
         };
-        Ok(Directives { conflict, join: rules.join.as_ref() })
+        Ok(ResolvedDirectives { conflict, join: directives.join.as_ref() })
     }
 
     /// Evaluates the position of a new element. The position is last if none is set, or if the name in it is null or
@@ -375,14 +384,14 @@ impl<'a> Merge<'_, 'a> {
         let meter = &mut self.meter;
         let value = value.map(|value| Computed::read(value, meter)).transpose();
         let value = value.and_then(|value| Computed::optional(value, meter)).map_err(|error| self.failed(&error))?;
-        self.bindings.know(EXISTING, value);
+        self.bindings.bind(EXISTING, value);
         Ok(())
     }
 
     /// Binds the variable `existing` to an empty optional, for parts of a value that is written as a whole.
     pub(super) fn bind_existing_to_none(&self, node: &Node) {
         if node.uses_existing {
-            self.bindings.know(EXISTING, Computed::none());
+            self.bindings.bind(EXISTING, Computed::none());
         }
     }
 

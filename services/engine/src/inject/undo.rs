@@ -266,7 +266,7 @@ impl<'v> Undoing<'v> {
         {
             let content = match field {
                 Field::Keyed(_) => Content::List,
-                Field::Object(type_) if type_.spread => Content::Map,
+                Field::Object(type_) if type_.records_by_field => Content::Map,
                 Field::Object(_) => return Ok(()),
             };
             // Field names in schemas contain no characters that need an escape.
@@ -285,7 +285,7 @@ impl<'v> Undoing<'v> {
         }
         let is_created = |field: Option<Field>| match field {
             Some(Field::Keyed(_)) => true,
-            Some(Field::Object(type_)) => type_.spread,
+            Some(Field::Object(type_)) => type_.records_by_field,
             None => false,
         };
         if let Some(Place { parent, slot: Some(slot), field }) = self.locate(around)?

@@ -98,7 +98,7 @@ impl<'v, 's, E> Differences<'v, 's, E> {
         };
         match field {
             Some(Field::Keyed(keyed)) if is_or_absent(Kind::Array) => self.list((before, after), keyed),
-            Some(Field::Object(type_)) if is_or_absent(Kind::Object) && (both || type_.spread) => {
+            Some(Field::Object(type_)) if is_or_absent(Kind::Object) && (both || type_.records_by_field) => {
                 self.object((before, after), type_)
             }
             None if both && is_or_absent(Kind::Object) => self.object((before, after), &schema::ANY),

@@ -86,7 +86,7 @@ impl KnownObjects {
     #[must_use]
     pub fn answer(&self, wanted: Wanted) -> LookedUp {
         let namespace = wanted.namespace.clone();
-        let service_account = wanted.service_account.as_deref().map_or(Answer::NotAsked, |name| {
+        let service_account = wanted.service_account.as_deref().map_or(Answer::NotRequested, |name| {
             self.metadata("", "serviceaccounts", &namespace, name).map_or(Answer::Missing, Answer::Found)
         });
         let objects = wanted.objects.into_iter().map(|query| {
@@ -96,7 +96,7 @@ impl KnownObjects {
         LookedUp {
             service_account,
             objects: objects.collect(),
-            owners: wanted.owners.map_or(Answer::NotAsked, |chain| Answer::Found(self.follow(chain, &namespace))),
+            owners: wanted.owners.map_or(Answer::NotRequested, |chain| Answer::Found(self.follow(chain, &namespace))),
             cluster: None,
         }
     }

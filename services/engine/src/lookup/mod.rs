@@ -36,7 +36,7 @@ const DEFAULT_ACCOUNT: &str = "default";
 pub enum Answer<T> {
     /// The lookup was not requested.
     #[default]
-    NotAsked,
+    NotRequested,
     /// The object does not exist. This is not an error.
     Missing,
     /// The found object.
@@ -174,7 +174,7 @@ impl<T> Answer<T> {
             Self::Found(found) => Ok(Some(found)),
             Self::Missing => Ok(None),
             Self::Failed(why) => Err(EvaluationError::unavailable(format!("{what} could not be looked up: {why}"))),
-            Self::NotAsked => Err(EvaluationError::unavailable(format!("{what} was not looked up"))),
+            Self::NotRequested => Err(EvaluationError::unavailable(format!("{what} was not looked up"))),
         }
     }
 }
@@ -211,9 +211,9 @@ impl Wanted {
     #[must_use]
     pub fn answered(self, answer: &Answer<Arc<OwnedTape>>) -> LookedUp {
         LookedUp {
-            service_account: if self.service_account.is_some() { answer.clone() } else { Answer::NotAsked },
+            service_account: if self.service_account.is_some() { answer.clone() } else { Answer::NotRequested },
             owners: match (self.owners, answer) {
-                (None, _) => Answer::NotAsked,
+                (None, _) => Answer::NotRequested,
                 (Some(_), Answer::Failed(why)) => Answer::Failed(why.clone()),
                 (Some(chain), _) => Answer::Found(chain),
             },
@@ -230,9 +230,9 @@ impl LookedUp {
         OwnedTape::parse("null".to_owned()).ok().map(Arc::new)
     }
 
-    /// Returns the result of a declared lookup. [`Answer::NotAsked`] if it was not requested.
+    /// Returns the result of a declared lookup. [`Answer::NotRequested`] if it was not requested.
     pub(crate) fn object(&self, query: &Query) -> Answer<Arc<OwnedTape>> {
-        self.objects.iter().find(|(asked, _)| asked == query).map_or(Answer::NotAsked, |(_, answer)| answer.clone())
+        self.objects.iter().find(|(asked, _)| asked == query).map_or(Answer::NotRequested, |(_, answer)| answer.clone())
     }
 }
 

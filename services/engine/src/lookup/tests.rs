@@ -11,7 +11,7 @@ use crate::profile::{CompiledProfile, ProfileName};
 use crate::review::{Decided, Endpoint, Facts, Review};
 use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
-const ENABLED: Endpoint = Endpoint::Level(pillion_api::names::InjectionLevel::Enabled);
+const ENABLED: Endpoint = Endpoint::FailureMode(pillion_api::names::FailureMode::Enabled);
 
 fn try_compile(name: &ProfileName, mut spec: Json) -> Result<CompiledProfile, Vec<String>> {
     spec["activation"] = json!("Always");

@@ -47,7 +47,7 @@ pub(crate) struct Parameter {
 
 impl Parameter {
     /// Whether a service account may set the parameter.
-    pub(crate) fn asks_service_account(&self) -> bool {
+    pub(crate) fn reads_service_account(&self) -> bool {
         self.sources.contains(&Source::ServiceAccount)
     }
 
@@ -218,8 +218,8 @@ fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut
         }
         _ => return,
     };
-    for (field, is_said) in [("pattern", text.pattern.is_some()), ("maxLength", text.max_length.is_some())] {
-        if is_said {
+    for (field, is_set) in [("pattern", text.pattern.is_some()), ("maxLength", text.max_length.is_some())] {
+        if is_set {
             let diagnostic = Diagnostic::new(
                 format!("{path}.{field}"),
                 "values of this type are not strings, so they cannot be checked this way",

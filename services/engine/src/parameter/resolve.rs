@@ -98,7 +98,7 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
 /// Merges the value so far with the value of a more general source. The field `name` identifies the items of lists.
 fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
     match found {
-        Some(specific) => unite(specific, general, name),
+        Some(specific) => merge_values(specific, general, name),
         None => general,
     }
 }
@@ -232,7 +232,7 @@ impl Kind {
 }
 
 /// Merges two values, the more specific first. Maps merge by key, and lists by the field `name` of their items.
-fn unite(specific: Json, general: Json, name: &str) -> Json {
+fn merge_values(specific: Json, general: Json, name: &str) -> Json {
     match (specific, general) {
         (Json::Object(mut specific), Json::Object(general)) => {
             for (key, value) in general {

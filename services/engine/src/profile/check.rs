@@ -267,7 +267,7 @@ impl Names {
 }
 
 /// Top-level fields that templates for objects other than pods cannot set, with the reasons.
-const NOT_OURS: [(&str, &str); 3] = [
+const FORBIDDEN_FIELDS: [(&str, &str); 3] = [
     ("apiVersion", "the target of the profile determines it"),
     ("kind", "the target of the profile determines it"),
     ("status", "controllers set the status"),
@@ -283,7 +283,7 @@ pub(super) fn check_object(template: &Json, diagnostics: &mut Vec<Diagnostic>) -
     }
     let template = &without_directives(template);
     let Some(fields) = object("spec.template", template, diagnostics) else { return true };
-    for (field, why) in NOT_OURS.iter().filter(|(field, _)| fields.contains_key(*field)) {
+    for (field, why) in FORBIDDEN_FIELDS.iter().filter(|(field, _)| fields.contains_key(*field)) {
         let diagnostic = Diagnostic::new(format!("spec.template.{field}"), format!("a template cannot set {field}"));
         diagnostics.push(diagnostic.with_help(*why));
     }
@@ -338,38 +338,38 @@ fn object<'t>(path: &str, value: &'t Json, diagnostics: &mut Vec<Diagnostic>) ->
 /// name of an added container that they do not select, values that older versions of Kubernetes reject, and strings
 /// that look like expressions.
 #[must_use]
-pub fn advise(spec: &ProfileSpec) -> Vec<Diagnostic> {
-    let mut advice = Vec::new();
-    warn_of_unmarked_expressions(spec, &mut advice);
+pub fn warnings(spec: &ProfileSpec) -> Vec<Diagnostic> {
+    let mut warnings = Vec::new();
+    warn_of_unmarked_expressions(spec, &mut warnings);
     let template = spec.template.as_ref().map(value_of).and_then(|template| template.get("spec"));
     let pod = template.map(value_of).and_then(Json::as_object);
-    check_patch_names(spec, pod, &mut advice);
+    check_patch_names(spec, pod, &mut warnings);
     for container in pod.into_iter().flat_map(|pod| elements("spec.template.spec", pod, "initContainers")) {
         if let Some(policy) = container.fields.get("restartPolicy").map(value_of).and_then(literal)
             && policy != "Always"
         {
             let path = format!("{}.restartPolicy", container.path);
             let message = format!("API servers before 1.35 reject pods with {policy} on an init container");
-            advice.push(Diagnostic::new(path, message));
+            warnings.push(Diagnostic::new(path, message));
         }
     }
-    let Some(volumes) = added_volumes(pod) else { return advice };
+    let Some(volumes) = added_volumes(pod) else { return warnings };
     for list in CONTAINER_LISTS {
         for container in pod.into_iter().flat_map(|pod| elements("spec.template.spec", pod, list)) {
-            check_mounts(&container.path, container.fields, &volumes, &mut advice);
+            check_mounts(&container.path, container.fields, &volumes, &mut warnings);
         }
     }
     for (index, patch) in spec.container_patches.iter().enumerate() {
         if let Some(container) = value_of(&patch.template).as_object() {
-            check_mounts(&format!("spec.containerPatches[{index}].template"), container, &volumes, &mut advice);
+            check_mounts(&format!("spec.containerPatches[{index}].template"), container, &volumes, &mut warnings);
         }
     }
-    advice
+    warnings
 }
 
 /// Warns of container patches without `match` that have the name of an added container. The name of a patch does not
 /// select containers, so such a patch changes the containers of the pod's author.
-fn check_patch_names(spec: &ProfileSpec, pod: Option<&Map<String, Json>>, advice: &mut Vec<Diagnostic>) {
+fn check_patch_names(spec: &ProfileSpec, pod: Option<&Map<String, Json>>, warnings: &mut Vec<Diagnostic>) {
     let added =
         CONTAINER_LISTS.into_iter().flat_map(|list| pod.into_iter().flat_map(move |pod| elements("", pod, list)));
     let names: HashSet<_> =
@@ -378,7 +378,7 @@ fn check_patch_names(spec: &ProfileSpec, pod: Option<&Map<String, Json>>, advice
         if patch.match_.is_none() && names.contains(&patch.name) {
             let message = format!("{:?} only names the patch, which changes all containers of type App", patch.name);
             let help = "select containers by match; fields of an added container belong in spec.template.spec";
-            advice.push(Diagnostic::new(format!("spec.containerPatches[{index}].name"), message).with_help(help));
+            warnings.push(Diagnostic::new(format!("spec.containerPatches[{index}].name"), message).with_help(help));
         }
     }
 }
@@ -393,7 +393,7 @@ fn added_volumes(pod: Option<&Map<String, Json>>) -> Option<HashSet<String>> {
     names.filter(|_| known)
 }
 
-fn check_mounts(path: &str, container: &Map<String, Json>, volumes: &HashSet<String>, advice: &mut Vec<Diagnostic>) {
+fn check_mounts(path: &str, container: &Map<String, Json>, volumes: &HashSet<String>, warnings: &mut Vec<Diagnostic>) {
     for mount in elements(path, container, "volumeMounts") {
         let Some(name) = mount.fields.get("name").map(value_of).and_then(literal) else { continue };
         if !volumes.contains(&name) {
@@ -402,7 +402,7 @@ fn check_mounts(path: &str, container: &Map<String, Json>, volumes: &HashSet<Str
                 Some(meant) => format!("did you mean {meant}?"),
                 None => "add it to spec.template.spec.volumes, unless the pods have it".to_owned(),
             };
-            advice.push(Diagnostic::new(format!("{}.name", mount.path), message).with_help(help));
+            warnings.push(Diagnostic::new(format!("{}.name", mount.path), message).with_help(help));
         }
     }
 }
@@ -551,9 +551,9 @@ mod tests {
         assert_eq!(object_diagnostics(&template), Vec::<String>::new());
     }
 
-    fn advice(template: &Json) -> Vec<String> {
+    fn warnings_of(template: &Json) -> Vec<String> {
         let spec = serde_json::from_value(json!({"template": {"spec": template}})).unwrap();
-        advise(&spec).iter().map(ToString::to_string).collect()
+        warnings(&spec).iter().map(ToString::to_string).collect()
     }
 
     fn mounting(name: &str, volumes: &Json) -> Json {
@@ -562,30 +562,30 @@ mod tests {
 
     #[test]
     fn warns_of_mount_without_volume() {
-        let warnings = advice(&mounting("cache", &json!([{"name": "cahce", "emptyDir": {}}])));
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let found = warnings_of(&mounting("cache", &json!([{"name": "cahce", "emptyDir": {}}])));
+        assert_eq!(found.len(), 1, "{found:?}");
         assert!(
-            warnings[0].starts_with("spec.template.spec.containers[0].volumeMounts[0].name: no volume of this profile")
+            found[0].starts_with("spec.template.spec.containers[0].volumeMounts[0].name: no volume of this profile")
         );
-        assert!(warnings[0].ends_with("(help: did you mean cahce?)"), "{warnings:?}");
-        assert!(advice(&mounting("cache", &json!([])))[0].contains("unless the pods have it"));
+        assert!(found[0].ends_with("(help: did you mean cahce?)"), "{found:?}");
+        assert!(warnings_of(&mounting("cache", &json!([])))[0].contains("unless the pods have it"));
         let patch = json!({"name": "r", "template": {"volumeMounts": [{"name": "x", "mountPath": "/x"}]}});
         let spec = serde_json::from_value(json!({"containerPatches": [patch]})).unwrap();
-        let warnings = advise(&spec);
-        assert_eq!(warnings[0].path, "spec.containerPatches[0].template.volumeMounts[0].name");
+        let found = warnings(&spec);
+        assert_eq!(found[0].path, "spec.containerPatches[0].template.volumeMounts[0].name");
     }
 
     #[test]
     fn warns_of_patch_named_like_added_container() {
-        let warnings = |patch: &Json| {
+        let paths = |patch: &Json| {
             let template = json!({"spec": {"containers": [{"name": "agent", "image": "i"}]}});
             let spec = serde_json::from_value(json!({"template": template, "containerPatches": [patch]})).unwrap();
-            advise(&spec).into_iter().map(|diagnostic| diagnostic.path).collect::<Vec<_>>()
+            warnings(&spec).into_iter().map(|diagnostic| diagnostic.path).collect::<Vec<_>>()
         };
-        assert_eq!(warnings(&json!({"name": "agent", "template": {}})), ["spec.containerPatches[0].name"]);
-        assert!(warnings(&json!({"name": "apps", "template": {}})).is_empty());
+        assert_eq!(paths(&json!({"name": "agent", "template": {}})), ["spec.containerPatches[0].name"]);
+        assert!(paths(&json!({"name": "apps", "template": {}})).is_empty());
         let injected = json!({"name": "agent", "match": {"types": ["Injected"]}, "template": {}});
-        assert!(warnings(&injected).is_empty());
+        assert!(paths(&injected).is_empty());
     }
 
     #[test]
@@ -597,8 +597,8 @@ mod tests {
             json!(["${variables.volume}"]),
             json!("${variables.volumes}"),
         ] {
-            assert_eq!(advice(&mounting("cache", &volumes)), Vec::<String>::new(), "{volumes}");
+            assert_eq!(warnings_of(&mounting("cache", &volumes)), Vec::<String>::new(), "{volumes}");
         }
-        assert_eq!(advice(&mounting("${params.volume}", &json!([]))), Vec::<String>::new());
+        assert_eq!(warnings_of(&mounting("${params.volume}", &json!([]))), Vec::<String>::new());
     }
 }

@@ -38,7 +38,7 @@ use request::Request;
 use target::{Action, Phase};
 
 pub use crate::diagnostic::{Diagnostic, Part};
-pub use check::{MAX_TEMPLATE_BYTES, advise};
+pub use check::{MAX_TEMPLATE_BYTES, warnings};
 #[cfg(test)]
 pub(crate) use extend::tests::Library;
 pub use extend::{MAX_CHAIN, NoParents, Parent, Parents};
@@ -279,7 +279,7 @@ impl CompiledProfile {
     /// Whether `values` of the profile's request keys request this profile or another one with the same keys. The
     /// values are in order of precedence: those of the object before those of the namespace.
     #[must_use]
-    pub fn is_asked_for<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
+    pub fn is_requested_by<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
         let set = values.into_iter().filter(|value| request.empty.says(value));
         let mut asks = set.map(|value| !request.declines(value));
@@ -292,7 +292,7 @@ impl CompiledProfile {
 
     /// Returns a value for the request key that requests the profile. `None` if the profile has no request key.
     #[must_use]
-    pub fn request_word(&self) -> Option<&str> {
+    pub fn request_value(&self) -> Option<&str> {
         self.request.as_ref().map(|request| request.truthy.first().map_or(&*self.name.name, |word| &**word))
     }
 

@@ -203,7 +203,7 @@ impl KnownParents {
             // Another version may be able to parse a parent that this version cannot parse.
             Answer::Found(object) => serde_json::from_str(object.root().raw()).ok().map(|Object { spec }| spec),
             Answer::Missing => None,
-            Answer::NotAsked | Answer::Failed(_) => {
+            Answer::NotRequested | Answer::Failed(_) => {
                 self.uncertain = true;
                 None
             }

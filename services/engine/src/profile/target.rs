@@ -62,7 +62,7 @@ const PODS: &str = "pods";
 const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 
 /// API groups that profiles cannot target, with the reasons.
-const REFUSED_GROUPS: [(&str, &str); 6] = [
+const FORBIDDEN_GROUPS: [(&str, &str); 6] = [
     ("pillion.dev", "a profile cannot act on profiles"),
     ("authentication.k8s.io", "profiles cannot decide authentication"),
     ("authorization.k8s.io", "profiles cannot decide access reviews"),
@@ -220,7 +220,7 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
         let message = format!("{resource:?} is not the name of a resource");
         return Some((message, "use lower-case plural names, such as pods or pods/ephemeralcontainers"));
     }
-    let by_group = REFUSED_GROUPS.iter().find(|(refused, _)| *refused == group).map(|(_, why)| *why);
+    let by_group = FORBIDDEN_GROUPS.iter().find(|(refused, _)| *refused == group).map(|(_, why)| *why);
     let by_name = REFUSED.iter().find(|(of, name, _)| *of == group && *name == main).map(|(_, _, why)| *why);
     if let Some(why) = by_group.or(by_name) {
         return Some((format!("{resource} cannot be a target: {why}"), ""));

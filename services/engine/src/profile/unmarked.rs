@@ -17,8 +17,8 @@ const BEGINNINGS: [&str; 5] = ["params.", "variables.", "lookups.", "object.meta
 const BARE_DIRECTIVES: [&str; 3] = ["$when", "$forEach", "$prune"];
 
 /// Adds a warning for each string that looks like an expression without `${…}`.
-pub(super) fn warn_of_unmarked_expressions(spec: &ProfileSpec, advice: &mut Vec<Diagnostic>) {
-    let mut walk = Walk { spec, scope: None, advice };
+pub(super) fn warn_of_unmarked_expressions(spec: &ProfileSpec, warnings: &mut Vec<Diagnostic>) {
+    let mut walk = Walk { spec, scope: None, warnings };
     for (index, parameter) in spec.parameters.iter().enumerate() {
         if let Some(default) = &parameter.default {
             walk.value(&format!("spec.parameters[{index}].default"), default);
@@ -36,7 +36,7 @@ struct Walk<'s, 'a> {
     spec: &'s ProfileSpec,
     /// The names that the profile's expressions may use. Set when the first string is compiled.
     scope: Option<Scope>,
-    advice: &'a mut Vec<Diagnostic>,
+    warnings: &'a mut Vec<Diagnostic>,
 }
 
 impl Walk<'_, '_> {
@@ -65,7 +65,7 @@ impl Walk<'_, '_> {
         let scope = self.scope.get_or_insert_with(|| scope(self.spec));
         if Expression::compile(text, scope).is_ok() {
             let diagnostic = Diagnostic::new(path, format!("the text {text:?} is not evaluated"));
-            self.advice.push(diagnostic.with_help(format!("if it is an expression, write \"${{{text}}}\"")));
+            self.warnings.push(diagnostic.with_help(format!("if it is an expression, write \"${{{text}}}\"")));
         }
     }
 }
@@ -83,7 +83,7 @@ fn scope(spec: &ProfileSpec) -> Scope {
 mod tests {
     use serde_json::{Value as Json, json};
 
-    use crate::profile::advise;
+    use crate::profile;
 
     fn warnings(value: &Json) -> Vec<String> {
         let spec = json!({
@@ -92,7 +92,7 @@ mod tests {
             "template": {"metadata": {"labels": {"a": value}}, "spec": {"dnsPolicy": {"$value": value, "$when": "params.level == 'x'"}}},
             "containerPatches": [{"name": "r", "template": {"args": [value], "env": [{"$forEach": "variables.app", "name": "A"}]}}],
         });
-        advise(&serde_json::from_value(spec).unwrap()).iter().map(ToString::to_string).collect()
+        profile::warnings(&serde_json::from_value(spec).unwrap()).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{FailureMode, INJECTED_ANNOTATION, MIRROR_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::profile::Operation;
 
 use super::{Endpoint, Facts, RecordTrust, Review};
@@ -29,7 +29,7 @@ pub(super) struct ReviewContext<'r> {
     snapshot: &'r Snapshot,
     facts: &'r Facts,
     pub(super) action: Action<'r>,
-    pub(super) level: InjectionLevel,
+    pub(super) failure_mode: FailureMode,
     pub(super) namespace: Arc<Namespace>,
     /// The object of the request. For validations of a deletion, the old object.
     pub(super) object: Value<'r>,
@@ -96,11 +96,11 @@ impl<'r> ReviewContext<'r> {
         facts: &'r Facts,
         (action, object): (Action<'r>, Value<'r>),
     ) -> Option<Self> {
-        let level = facts.level(endpoint)?;
+        let failure_mode = facts.failure_mode(endpoint)?;
         // If the namespace was not found, only the failure mode of the endpoint is known.
-        let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(level)));
+        let namespace = facts.namespace.clone().unwrap_or_else(|| Arc::new(Namespace::opted_in(failure_mode)));
         let allowances = Allowances::until(facts.deadline);
-        Some(Self { review, snapshot, facts, action, level, namespace, object, allowances })
+        Some(Self { review, snapshot, facts, action, failure_mode, namespace, object, allowances })
     }
 
     pub(super) fn guardrails(&self) -> &Guardrails {
@@ -188,7 +188,7 @@ impl<'r> ReviewContext<'r> {
         let Ok(original) = self.original() else { return Wanted::default() };
         let target = self.target(&original, original.record.genuine().filter(|_| is_new));
         let (candidates, revisions) = self.snapshot.missing_revisions(candidates, target);
-        let mut wanted = wanted(&candidates, self.action, self.level, target.namespace_name, target.object);
+        let mut wanted = wanted(&candidates, self.action, self.failure_mode, target.namespace_name, target.object);
         wanted.objects.extend(revisions);
         wanted
     }
@@ -237,7 +237,7 @@ impl Review<'_> {
         let Ok(original) = context.original() else { return Vec::new() };
         let candidates = context.candidates(&original);
         let profiles = snapshot.profiles().iter();
-        considered(profiles, &candidates, context.action, context.level, context.eval_context(&original))
+        considered(profiles, &candidates, context.action, context.failure_mode, context.eval_context(&original))
     }
 }
 

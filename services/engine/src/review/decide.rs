@@ -9,7 +9,7 @@
 //! `recordDecisions`, every decision that allows such a pod writes a record. The record is empty if nothing is
 //! injected.
 
-use pillion_api::names::{INJECTION_GATE, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECTION_GATE};
 use pillion_api::profile::FailurePolicy;
 
 use super::context::{FoundRecord, ReviewContext, malformed_object};
@@ -83,13 +83,13 @@ pub(super) fn decide(
 
 /// Selects the profiles for an object, and merges them into it.
 fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<Decided, MutateError> {
-    let (object, level, guardrails) = (context.object, context.level, context.guardrails());
-    let marks = guardrails.record_decisions && level == InjectionLevel::Required && context.action.is_pod();
+    let (object, failure_mode, guardrails) = (context.object, context.failure_mode, context.guardrails());
+    let marks = guardrails.record_decisions && failure_mode == FailureMode::Required && context.action.is_pod();
     let original = context.original()?;
     let arena = Arena::new();
     let eval_context = context.eval_context(&original);
     let candidates = context.candidates(&original);
-    let selection = select(&candidates, context.action, level, eval_context, &arena);
+    let selection = select(&candidates, context.action, failure_mode, eval_context, &arena);
 
     // The record of an earlier pass. A cluster profile takes over the entries of its former stand-ins.
     let record = original.record.genuine();
@@ -118,7 +118,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     let finish = |applied: &mut Applied<'_>| {
         let record = applied.record.take().or_else(|| marks.then(RecordWriter::empty));
         inject::set_record(&mut applied.document, record)?;
-        remove_gate(&mut applied.document, level)
+        remove_gate(&mut applied.document, failure_mode)
     };
     let Applied { document, verdicts, .. } = apply_profiles(&profiles, target, earlier, &finish)?;
 
@@ -148,7 +148,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     let settled = if marks && record.is_none() {
         settle(object, decided, |document| inject::set_record(document, Some(RecordWriter::empty())))
     } else {
-        without_gate(object, level, decided)
+        without_gate(object, failure_mode, decided)
     };
     settled.map_err(MutateError::SelfCheck)
 }
@@ -289,8 +289,8 @@ fn conclude(
 
 /// Removes the scheduling gate from a document if the namespace is `held`. Also removes the list of gates if it is then
 /// empty.
-fn remove_gate(document: &mut Document<'_>, level: InjectionLevel) -> Result<(), Malformed> {
-    if level != InjectionLevel::Held {
+fn remove_gate(document: &mut Document<'_>, failure_mode: FailureMode) -> Result<(), Malformed> {
+    if failure_mode != FailureMode::Held {
         return Ok(());
     }
     let Some(spec) = document.member(Document::ROOT, "spec")? else { return Ok(()) };
@@ -327,13 +327,13 @@ fn is_the_gate(raw: &str) -> bool {
 /// Removes the scheduling gate of a `held` namespace if the decision allows the object without a patch.
 pub(super) fn without_gate(
     object: Value<'_>,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     decided: Decided,
 ) -> Result<Decided, InternalError> {
-    if level != InjectionLevel::Held {
+    if failure_mode != FailureMode::Held {
         return Ok(decided);
     }
-    settle(object, decided, |document| remove_gate(document, level))
+    settle(object, decided, |document| remove_gate(document, failure_mode))
 }
 
 /// If a decision allows the object without a patch, applies `change` and adds the patch to the decision.

@@ -6,7 +6,7 @@ use pillion_api::names::MAX_UID_BYTES;
 use pillion_api::profile::Operation;
 
 use super::ReviewError;
-use crate::json::{BorrowedTape, Kind, Value, key_that_stands_twice};
+use crate::json::{BorrowedTape, Kind, Value, first_duplicate_key};
 use crate::profile::target::{Action, Phase};
 
 /// The maximum number of keys in an object of the envelope. The API server sends at most sixteen. With so few keys, the
@@ -99,7 +99,7 @@ fn object<'t>(field: &'static str, value: Option<Value<'t>>, expected: &'static 
         if object.members().nth(MAX_KEYS).is_some() {
             return Err(ReviewError::TooManyKeys { field, most: MAX_KEYS });
         }
-        if let Some(key) = key_that_stands_twice(|| object.members().map(|(key, _)| key)) {
+        if let Some(key) = first_duplicate_key(|| object.members().map(|(key, _)| key)) {
             return Err(ReviewError::Twice(key.text().into()));
         }
     }

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pillion_api::names::{InjectionLevel, MUTATE_PATH, VALIDATE_PATH};
+use pillion_api::names::{FailureMode, MUTATE_PATH, VALIDATE_PATH};
 use pillion_api::profile::Operation;
 use thiserror::Error;
 
@@ -32,24 +32,24 @@ pub enum Endpoint {
     /// `/mutate`: the failure mode comes from the labels of the namespace.
     Any,
     /// A path in a mutating webhook configuration. The API server has selected the namespace by this failure mode.
-    Level(InjectionLevel),
+    FailureMode(FailureMode),
     /// `/validate`, for validations. The failure mode comes from the labels of the namespace.
     Validate,
-    /// Like [`Endpoint::Level`], for validations.
-    ValidateLevel(InjectionLevel),
+    /// Like [`Endpoint::FailureMode`], for validations.
+    ValidateFailureMode(FailureMode),
 }
 
 impl Endpoint {
     /// All endpoints.
     pub const ALL: [Self; 8] = [
         Self::Any,
-        Self::Level(InjectionLevel::Enabled),
-        Self::Level(InjectionLevel::Required),
-        Self::Level(InjectionLevel::Held),
+        Self::FailureMode(FailureMode::Enabled),
+        Self::FailureMode(FailureMode::Required),
+        Self::FailureMode(FailureMode::Held),
         Self::Validate,
-        Self::ValidateLevel(InjectionLevel::Enabled),
-        Self::ValidateLevel(InjectionLevel::Required),
-        Self::ValidateLevel(InjectionLevel::Held),
+        Self::ValidateFailureMode(FailureMode::Enabled),
+        Self::ValidateFailureMode(FailureMode::Required),
+        Self::ValidateFailureMode(FailureMode::Held),
     ];
 
     /// Returns the path of the endpoint.
@@ -57,17 +57,17 @@ impl Endpoint {
     pub const fn path(self) -> &'static str {
         match self {
             Self::Any => MUTATE_PATH,
-            Self::Level(level) => level.path(),
+            Self::FailureMode(failure_mode) => failure_mode.path(),
             Self::Validate => VALIDATE_PATH,
-            Self::ValidateLevel(level) => level.validate_path(),
+            Self::ValidateFailureMode(failure_mode) => failure_mode.validate_path(),
         }
     }
 
     /// Returns the phase of the endpoint: mutating or validating.
     pub(crate) const fn phase(self) -> Phase {
         match self {
-            Self::Any | Self::Level(_) => Phase::Mutate,
-            Self::Validate | Self::ValidateLevel(_) => Phase::Validate,
+            Self::Any | Self::FailureMode(_) => Phase::Mutate,
+            Self::Validate | Self::ValidateFailureMode(_) => Phase::Validate,
         }
     }
 
@@ -76,11 +76,11 @@ impl Endpoint {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Any => "any",
-            Self::Level(level) => level.label_value(),
+            Self::FailureMode(failure_mode) => failure_mode.label_value(),
             Self::Validate => "validate_any",
-            Self::ValidateLevel(InjectionLevel::Enabled) => "validate_enabled",
-            Self::ValidateLevel(InjectionLevel::Required) => "validate_required",
-            Self::ValidateLevel(InjectionLevel::Held) => "validate_held",
+            Self::ValidateFailureMode(FailureMode::Enabled) => "validate_enabled",
+            Self::ValidateFailureMode(FailureMode::Required) => "validate_required",
+            Self::ValidateFailureMode(FailureMode::Held) => "validate_held",
         }
     }
 }
@@ -105,10 +105,12 @@ pub struct Facts {
 impl Facts {
     /// Returns the failure mode for the object's namespace: that of the endpoint or, if it has none, that of the
     /// namespace's labels. `None` if the namespace is not opted in.
-    fn level(&self, endpoint: Endpoint) -> Option<InjectionLevel> {
+    fn failure_mode(&self, endpoint: Endpoint) -> Option<FailureMode> {
         match endpoint {
-            Endpoint::Level(level) | Endpoint::ValidateLevel(level) => Some(level),
-            Endpoint::Any | Endpoint::Validate => self.namespace.as_ref().and_then(|namespace| namespace.level()),
+            Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => Some(failure_mode),
+            Endpoint::Any | Endpoint::Validate => {
+                self.namespace.as_ref().and_then(|namespace| namespace.failure_mode())
+            }
         }
     }
 }
@@ -351,8 +353,8 @@ impl<'b> Review<'b> {
     /// Like [`Self::decide`].
     pub fn without_gate(&self, endpoint: Endpoint, facts: &Facts, decided: Decided) -> Result<Decided, InternalError> {
         let object = self.new_object().filter(|_| endpoint.phase() == Phase::Mutate);
-        match (object, facts.level(endpoint)) {
-            (Some(object), Some(level)) => decide::without_gate(object, level, decided),
+        match (object, facts.failure_mode(endpoint)) {
+            (Some(object), Some(failure_mode)) => decide::without_gate(object, failure_mode, decided),
             _ => Ok(decided),
         }
     }

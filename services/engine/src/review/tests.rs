@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base64::Engine;
-use pillion_api::names::{INJECTION_GATE, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECTION_GATE};
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -15,7 +15,7 @@ mod considered;
 mod templates;
 mod validate;
 
-const ENABLED: Endpoint = Endpoint::Level(InjectionLevel::Enabled);
+const ENABLED: Endpoint = Endpoint::FailureMode(FailureMode::Enabled);
 
 fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
     let compiled = profiles.iter().map(|(name, spec)| {
@@ -167,10 +167,10 @@ fn mirror_annotation_counts_only_from_nodes() {
 #[test]
 fn any_endpoint_reads_namespace_label() {
     let snapshot = snapshot(&[("nginx", sidecar())]);
-    for level in InjectionLevel::ALL {
-        let facts = Facts { namespace: Some(Arc::new(Namespace::opted_in(level))), ..Facts::default() };
+    for failure_mode in FailureMode::ALL {
+        let facts = Facts { namespace: Some(Arc::new(Namespace::opted_in(failure_mode))), ..Facts::default() };
         let result = answer(&review_of(&pod()), Endpoint::Any, &snapshot, &facts);
-        assert_eq!(result.decided.decision.outcome, Outcome::Injected, "{level:?}");
+        assert_eq!(result.decided.decision.outcome, Outcome::Injected, "{failure_mode:?}");
     }
 }
 
@@ -384,7 +384,7 @@ fn changed_profile_keeps_recorded_revision() {
     assert_eq!(second.decided.decision.outcome, Outcome::Unchanged);
 }
 
-const HELD: Endpoint = Endpoint::Level(InjectionLevel::Held);
+const HELD: Endpoint = Endpoint::FailureMode(FailureMode::Held);
 
 fn gates(names: &[&str]) -> Json {
     names.iter().map(|name| json!({"name": name})).collect()
@@ -514,10 +514,10 @@ fn without_gate_completes_other_decisions() {
     let patch = |endpoint| review.without_gate(endpoint, &Facts::default(), nothing()).unwrap().patch;
     assert_eq!(patch(HELD).as_deref(), Some(br#"[{"op":"remove","path":"/spec/schedulingGates"}]"#.as_slice()));
     assert_eq!(patch(ENABLED), None);
-    assert_eq!(patch(Endpoint::ValidateLevel(InjectionLevel::Held)), None);
+    assert_eq!(patch(Endpoint::ValidateFailureMode(FailureMode::Held)), None);
 }
 
-const REQUIRED: Endpoint = Endpoint::Level(InjectionLevel::Required);
+const REQUIRED: Endpoint = Endpoint::FailureMode(FailureMode::Required);
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
 
 fn decided(endpoint: Endpoint, object: &Json, profiles: &[(&str, Json)]) -> Result {
@@ -569,9 +569,9 @@ fn every_decision_marks_pod_of_required_namespace() {
 #[test]
 fn only_required_namespaces_get_empty_record() {
     let bare = as_stored(pod());
-    for level in [InjectionLevel::Enabled, InjectionLevel::Held] {
-        let result = decided(Endpoint::Level(level), &bare, &[("nginx", optional())]);
-        assert_eq!(result.decided.patch, None, "{level:?}");
+    for failure_mode in [FailureMode::Enabled, FailureMode::Held] {
+        let result = decided(Endpoint::FailureMode(failure_mode), &bare, &[("nginx", optional())]);
+        assert_eq!(result.decided.patch, None, "{failure_mode:?}");
     }
     let result = answer(&review_of(&bare), REQUIRED, &snapshot(&[("nginx", optional())]), &Facts::default());
     assert_eq!(result.decided.patch, None, "guardrails do not request records");
@@ -632,7 +632,7 @@ fn steps(endpoint: Endpoint, namespace: &str, profiles: &[(&str, Json)]) -> (Vec
 fn observer_sees_only_steps_that_begin() {
     let injecting = [("nginx", sidecar())];
     let failing = json!({"activation": "Always", "validations": [{"expression": "false", "message": "no"}]});
-    let validate = Endpoint::ValidateLevel(InjectionLevel::Enabled);
+    let validate = Endpoint::ValidateFailureMode(FailureMode::Enabled);
     for (endpoint, namespace, profiles, expected, reason) in [
         (ENABLED, "shop", &injecting[..], vec![Step::Match, Step::Merge, Step::SelfCheck], Reason::Injected),
         // A decision without a patch has no self-check.

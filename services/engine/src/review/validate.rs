@@ -33,7 +33,7 @@ pub(super) fn decide(context: &ReviewContext<'_>, observer: &mut impl Observer) 
     let stored = if is_deleted { eval_context } else { EvalContext { object: context.object, ..eval_context } };
     let candidates = context.candidates(&original);
     let arena = Arena::new();
-    let selection = select(&candidates, context.action, context.level, eval_context, &arena);
+    let selection = select(&candidates, context.action, context.failure_mode, eval_context, &arena);
     let Selection { mut profiles, notices, reason, .. } = selection;
     let injected = original.record.genuine().map(injected_containers).unwrap_or_default();
     observer.begins(Step::Validate);

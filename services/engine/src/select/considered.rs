@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECT_LABEL};
 use pillion_api::parameter::{OnInvalid, Source};
 use pillion_api::profile::OptOut;
 use serde_json::Value as Json;
@@ -94,10 +94,10 @@ pub(crate) fn considered<'p>(
     profiles: impl Iterator<Item = &'p Arc<CompiledProfile>>,
     candidates: &Candidates,
     action: Action<'_>,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     context: EvalContext<'_>,
 ) -> Vec<Considered> {
-    let places = request::requested_profiles(candidates, action, level, Pod::of(context)).places;
+    let places = request::requested_profiles(candidates, action, failure_mode, Pod::of(context)).places;
     let requested: Vec<_> = places.into_iter().filter_map(|place| candidates.profile(place)).collect();
     let is_requested = |profile: &CompiledProfile| requested.iter().any(|requested| requested.name() == profile.name());
     let is_visible = |profile: &CompiledProfile| {
@@ -186,7 +186,7 @@ pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
 /// always open.
 pub(crate) fn expected(
     candidates: &Candidates,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     object: Value<'_>,
     is_unread: impl Fn(&CompiledProfile) -> bool,
     mut known: impl FnMut(&CompiledProfile) -> Option<bool>,
@@ -196,7 +196,7 @@ pub(crate) fn expected(
     }
     let pod = Pod::new(object);
     let RequestedProfiles { places, dropped, .. } =
-        request::requested_profiles(candidates, Action::CREATE_POD, level, pod);
+        request::requested_profiles(candidates, Action::CREATE_POD, failure_mode, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     let mut selected: Vec<Selected<'_>> = Vec::with_capacity(places.len());
     let mut unknown = Vec::new();

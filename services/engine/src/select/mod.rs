@@ -12,7 +12,7 @@ pub(crate) mod revisions;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECT_LABEL};
 use pillion_api::parameter::OnInvalid;
 use pillion_api::profile::{Activation, FailurePolicy, OptOut, PreconditionAction};
 
@@ -88,7 +88,7 @@ pub(crate) struct Refusal {
 pub(crate) fn select<'v>(
     candidates: &'v Candidates,
     action: Action<'_>,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     context: EvalContext<'v>,
     arena: &'v Arena,
 ) -> Selection<'v> {
@@ -97,7 +97,7 @@ pub(crate) fn select<'v>(
         return Selection { profiles: Vec::new(), notices: Vec::new(), denied: None, reason: Reason::NoProfile };
     }
     let RequestedProfiles { places, dropped, mut notices, denied } =
-        request::requested_profiles(candidates, action, level, pod);
+        request::requested_profiles(candidates, action, failure_mode, pod);
     notices.extend(candidates.choice.notices.iter().cloned());
     let mut earlier = notices.len();
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
@@ -153,13 +153,13 @@ pub(crate) fn select<'v>(
 pub(crate) fn wanted(
     candidates: &Candidates,
     action: Action<'_>,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     namespace: &str,
     object: Value<'_>,
 ) -> Wanted {
     let mut wanted = Wanted { namespace: namespace.into(), ..Wanted::default() };
     let pod = Pod::new(object);
-    let RequestedProfiles { places, dropped, .. } = request::requested_profiles(candidates, action, level, pod);
+    let RequestedProfiles { places, dropped, .. } = request::requested_profiles(candidates, action, failure_mode, pod);
     let opted_out = pod.label(INJECT_LABEL).is_some_and(|value| value == "false");
     for place in places {
         let Some(profile) = candidates.profile(place).filter(|profile| !profile.needs().is_empty()) else { continue };
@@ -313,7 +313,7 @@ fn resolve_parameters(
 ) -> (Parameters, Option<Refusal>) {
     let pod = Pod::new(context.object);
     // Use the service account only if a parameter may come from it.
-    let reads_account = profile.parameters.iter().any(Parameter::asks_service_account);
+    let reads_account = profile.parameters.iter().any(Parameter::reads_service_account);
     let account = if reads_account { context.looked_up.service_account.known("the service account") } else { Ok(None) };
     let account = account.map(|object| object.map(|object| Pod::new(object.root())));
     let service_account = account.as_ref().map(|account| account.as_ref().map(|account| account as &dyn Metadata));

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION};
+use pillion_api::names::{FailureMode, PROFILES_ANNOTATION};
 
 use crate::context::EvalContext;
 use crate::decision::{Notice, Reason};
@@ -77,12 +77,12 @@ enum RequestSource {
 pub(super) fn requested_profiles(
     candidates: &Candidates,
     action: Action<'_>,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     pod: Pod<'_>,
 ) -> RequestedProfiles {
-    let mut requested = read(candidates, action, level, pod);
+    let mut requested = read(candidates, action, failure_mode, pod);
     if let Some(platform) = candidates.of_platform() {
-        let alone = read(&platform, action, level, pod);
+        let alone = read(&platform, action, failure_mode, pod);
         requested.places.extend(alone.places);
         requested.dropped.extend(alone.dropped);
     }
@@ -93,12 +93,12 @@ pub(super) fn requested_profiles(
     requested
 }
 
-fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod: Pod<'_>) -> RequestedProfiles {
+fn read(candidates: &Candidates, action: Action<'_>, failure_mode: FailureMode, pod: Pod<'_>) -> RequestedProfiles {
     let places = candidates.always(action).collect();
     let mut reader = Reader {
         candidates,
         action,
-        level,
+        failure_mode,
         pod,
         requested: RequestedProfiles { places, dropped: Vec::new(), notices: Vec::new(), denied: None },
     };
@@ -111,7 +111,7 @@ fn read(candidates: &Candidates, action: Action<'_>, level: InjectionLevel, pod:
 struct Reader<'c, 'p> {
     candidates: &'c Candidates,
     action: Action<'c>,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
     pod: Pod<'p>,
     requested: RequestedProfiles,
 }
@@ -175,7 +175,7 @@ impl Reader<'_, '_> {
         match free.as_slice() {
             [place] => self.request(source, kind, *place),
             [] => {}
-            _ => self.requested.notices.push(Notice::AmbiguousWord { key: key.into() }),
+            _ => self.requested.notices.push(Notice::AmbiguousRequest { key: key.into() }),
         }
     }
 
@@ -247,11 +247,13 @@ impl Reader<'_, '_> {
     }
 
     fn unknown(&mut self, key: &str, word: &str, deny: bool) {
-        if deny || self.level == InjectionLevel::Required {
+        if deny || self.failure_mode == FailureMode::Required {
             let detail = format!("{key} requests {:?}", Shortened(word));
             self.requested.denied.get_or_insert_with(|| (Reason::UnknownProfile, detail.into()));
         } else {
-            self.requested.notices.push(Notice::UnknownWord { key: key.into(), word: Shortened(word).text().into() });
+            self.requested
+                .notices
+                .push(Notice::UnknownProfile { key: key.into(), word: Shortened(word).text().into() });
         }
     }
 

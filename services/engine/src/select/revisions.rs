@@ -215,7 +215,7 @@ impl<'c> Chooser<'c, '_> {
                     self.choose(places, *place);
                     return true;
                 }
-                Answer::NotAsked | Answer::Missing | Answer::Failed(_) => return false,
+                Answer::NotRequested | Answer::Missing | Answer::Failed(_) => return false,
             },
         };
         self.choice.pinned.retain(|(other, _)| !places.contains(other));

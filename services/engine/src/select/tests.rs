@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use serde_json::{Value as Json, json};
 
 use crate::context::{Arena, EvalContext};
@@ -40,12 +40,12 @@ struct Found {
 struct Case {
     profiles: Vec<(ProfileName, Json)>,
     namespace: Namespace,
-    level: InjectionLevel,
+    failure_mode: FailureMode,
 }
 
 impl Case {
     fn new(profiles: impl Into<Vec<(ProfileName, Json)>>) -> Self {
-        Self { profiles: profiles.into(), namespace: Namespace::default(), level: InjectionLevel::Enabled }
+        Self { profiles: profiles.into(), namespace: Namespace::default(), failure_mode: FailureMode::Enabled }
     }
 
     fn namespace(self, annotations: &[(&'static str, &'static str)]) -> Self {
@@ -73,7 +73,7 @@ impl Case {
         };
         let arena = Arena::new();
         let Selection { profiles, notices, denied, reason } =
-            select(&candidates, Action::CREATE_POD, self.level, context, &arena);
+            select(&candidates, Action::CREATE_POD, self.failure_mode, context, &arena);
         let profiles = profiles.into_iter().map(|selected| selected.decision).collect();
         Found { profiles, notices, denied, reason }
     }
@@ -146,7 +146,7 @@ fn first_present_key_decides_request() {
     let asked = |spec: Json, values: &[&str]| {
         let (name, spec) = profile("java", spec);
         let profile = compile(&name, &serde_json::from_value(spec).unwrap()).unwrap();
-        profile.is_asked_for(values.iter().copied())
+        profile.is_requested_by(values.iter().copied())
     };
     let counts = json!({"requestedBy": {"annotation": KEY, "falsy": ["never"]}});
     let absent = json!({"requestedBy": {"annotation": KEY, "empty": "Absent"}});
@@ -174,12 +174,12 @@ fn first_present_key_decides_request() {
 fn unknown_value_warns_or_denies() {
     let ask = |case: &Case, word: &str| case.select(&json!({}), &json!({KEY: word}));
     let mild = Case::new([profile("java", by_key())]);
-    assert_eq!(ask(&mild, "ruby").notices, [Notice::UnknownWord { key: KEY.into(), word: "ruby".into() }]);
+    assert_eq!(ask(&mild, "ruby").notices, [Notice::UnknownProfile { key: KEY.into(), word: "ruby".into() }]);
     assert_eq!(ask(&mild, "false").notices, []);
 
     let strict = Case::new([profile("java", json!({"requestedBy": {"annotation": KEY, "onUnknown": "Deny"}}))]);
     assert_eq!(ask(&strict, "ruby").denied.map(|(reason, _)| reason), Some(Reason::UnknownProfile));
-    let required = Case { level: InjectionLevel::Required, ..mild };
+    let required = Case { failure_mode: FailureMode::Required, ..mild };
     assert_eq!(ask(&required, "ruby").denied.map(|(reason, _)| reason), Some(Reason::UnknownProfile));
     let long = ask(&required, &"x".repeat(1_000)).denied.unwrap().1;
     assert!(long.len() < 200, "{long}");
@@ -200,7 +200,7 @@ fn ambiguous_truthy_value_applies_no_profile() {
     let case = Case::new([profile("java", by_key()), profile("python", by_key())]);
     let selection = case.select(&json!({}), &json!({KEY: "true"}));
     assert!(selection.profiles.is_empty());
-    assert_eq!(selection.notices, [Notice::AmbiguousWord { key: KEY.into() }]);
+    assert_eq!(selection.notices, [Notice::AmbiguousRequest { key: KEY.into() }]);
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn names_request_profiles_and_pod_drops_them() {
     assert_eq!(case.applied(&json!({}), &json!({NAMES: "b, own"})), ["a", "b", "forced", "team-a/own"]);
     assert_eq!(case.applied(&json!({}), &json!({NAMES: "-a,-forced"})), ["forced"]);
     let unknown = case.select(&json!({}), &json!({NAMES: "foreign"}));
-    assert_eq!(unknown.notices, [Notice::UnknownWord { key: NAMES.into(), word: "foreign".into() }]);
+    assert_eq!(unknown.notices, [Notice::UnknownProfile { key: NAMES.into(), word: "foreign".into() }]);
 }
 
 #[test]
@@ -432,7 +432,7 @@ fn invalid_parameter_counts_only_for_matching_profile() {
         "activation": "Always",
         "failurePolicy": "Fail",
         "parameters": [
-            {"name": "level", "type": "integer", "default": 5, "annotation": "example.com/level", "sources": ["Pod"]},
+            {"name": "failure_mode", "type": "integer", "default": 5, "annotation": "example.com/failure_mode", "sources": ["Pod"]},
             {"name": "port", "type": "integer", "default": 5, "annotation": "example.com/port", "sources": ["Pod"]},
             {"name": "size", "type": "integer", "default": 5, "onInvalid": "Default", "annotation": "example.com/size", "sources": ["Pod"]},
         ],
@@ -440,7 +440,7 @@ fn invalid_parameter_counts_only_for_matching_profile() {
             {"name": "red", "expression": "object.metadata.labels.team == 'red'"},
         ],
         "preconditions": [
-            {"name": "loud", "expression": "params.level > 3"},
+            {"name": "loud", "expression": "params.failure_mode > 3"},
             {"name": "small", "expression": "params.size < 9", "action": "Deny", "message": "too large"},
         ],
     });
@@ -449,15 +449,15 @@ fn invalid_parameter_counts_only_for_matching_profile() {
         let decision = selection.profiles.remove(0);
         (decision.outcome, decision.reason, decision.detail.unwrap_or_default().into_string(), selection.notices.len())
     };
-    let wrong = json!({"example.com/level": "x", "example.com/port": "y", "example.com/size": "z"});
+    let wrong = json!({"example.com/failure_mode": "x", "example.com/port": "y", "example.com/size": "z"});
     let (outcome, reason, detail, notices) = select("red", &wrong);
     assert_eq!((outcome, reason, notices), (ProfileOutcome::Denied, Reason::InvalidParameter, 1));
-    assert!(detail.contains("example.com/level") && detail.contains("example.com/port"), "{detail}");
+    assert!(detail.contains("example.com/failure_mode") && detail.contains("example.com/port"), "{detail}");
     let (outcome, reason, _, notices) = select("blue", &wrong);
     assert_eq!((outcome, reason, notices), (ProfileOutcome::NotMatched, Reason::MatchCondition, 0));
-    let (outcome, _, detail, _) = select("red", &json!({"example.com/level": "x", "example.com/size": "9"}));
+    let (outcome, _, detail, _) = select("red", &json!({"example.com/failure_mode": "x", "example.com/size": "9"}));
     assert_eq!(outcome, ProfileOutcome::Denied);
-    assert!(detail.starts_with("too large; ") && detail.contains("example.com/level"), "{detail}");
+    assert!(detail.starts_with("too large; ") && detail.contains("example.com/failure_mode"), "{detail}");
 }
 
 #[test]
@@ -474,13 +474,13 @@ fn pod_and_namespace_set_bounded_parameters() {
         json!({
             "activation": "Always",
             "parameters": [
-                {"name": "level", "type": "integer", "minimum": 1, "maximum": 9, "default": 5, "onInvalid": on_invalid,
-                 "annotation": "example.com/level", "sources": ["Pod", "Namespace"]},
+                {"name": "failure_mode", "type": "integer", "minimum": 1, "maximum": 9, "default": 5, "onInvalid": on_invalid,
+                 "annotation": "example.com/failure_mode", "sources": ["Pod", "Namespace"]},
                 {"name": "fixed", "type": "string", "default": "x"},
                 {"name": "open", "type": "string", "annotation": "example.com/open", "sources": ["Pod"]},
             ],
             "matchConditions": [
-                {"name": "level", "expression": "params.level == 3 && params.fixed == 'x' && !has(params.open)"},
+                {"name": "failure_mode", "expression": "params.failure_mode == 3 && params.fixed == 'x' && !has(params.open)"},
             ],
         })
     };
@@ -491,15 +491,19 @@ fn pod_and_namespace_set_bounded_parameters() {
     };
     let holds = (ProfileOutcome::Unchanged, Reason::AlreadyInjected);
     let fails = (ProfileOutcome::NotMatched, Reason::MatchCondition);
-    let level = |value: &str| json!({"example.com/level": value});
-    assert_eq!(select("Skip", &[("example.com/level", "3")], json!({})), holds);
-    assert_eq!(select("Skip", &[("example.com/level", "4")], level("3")), holds);
-    assert_eq!(select("Skip", &[("example.com/level", "3")], level("4")), fails);
+    let failure_mode = |value: &str| json!({"example.com/failure_mode": value});
+    assert_eq!(select("Skip", &[("example.com/failure_mode", "3")], json!({})), holds);
+    assert_eq!(select("Skip", &[("example.com/failure_mode", "4")], failure_mode("3")), holds);
+    assert_eq!(select("Skip", &[("example.com/failure_mode", "3")], failure_mode("4")), fails);
     assert_eq!(select("Skip", &[], json!({})), fails);
     let wrong = Reason::InvalidParameter;
-    assert_eq!(select("Skip", &[], level("10")), (ProfileOutcome::Skipped, wrong));
-    assert_eq!(select("Deny", &[], level("three")), (ProfileOutcome::Denied, wrong));
-    assert_eq!(select("Default", &[("example.com/level", "3")], level("three")), fails, "the default is 5");
+    assert_eq!(select("Skip", &[], failure_mode("10")), (ProfileOutcome::Skipped, wrong));
+    assert_eq!(select("Deny", &[], failure_mode("three")), (ProfileOutcome::Denied, wrong));
+    assert_eq!(
+        select("Default", &[("example.com/failure_mode", "3")], failure_mode("three")),
+        fails,
+        "the default is 5"
+    );
 }
 
 #[test]
@@ -532,7 +536,7 @@ fn parameter_child_stands_in_for_parent() {
             allowances: &Allowances::until(None),
         };
         let arena = Arena::new();
-        let decisions = select(&candidates, Action::CREATE_POD, InjectionLevel::Enabled, context, &arena).profiles;
+        let decisions = select(&candidates, Action::CREATE_POD, FailureMode::Enabled, context, &arena).profiles;
         decisions
             .into_iter()
             .map(|selected| (selected.profile.display_name().to_owned(), selected.decision.reason))

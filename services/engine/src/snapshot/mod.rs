@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arc_swap::ArcSwapWeak;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::opt_in::OptIn;
 use pillion_api::revision::RevisionSpec;
 use serde::Deserialize;
@@ -190,7 +190,7 @@ impl Snapshot {
                     None => Answer::Missing,
                 },
                 Answer::Missing => Answer::Missing,
-                Answer::NotAsked => Answer::NotAsked,
+                Answer::NotRequested => Answer::NotRequested,
                 Answer::Failed(why) => Answer::Failed(why),
             }
         })
@@ -235,7 +235,7 @@ impl Snapshot {
             if !wanted.contains(&query) {
                 wanted.push(query);
             }
-            Answer::NotAsked
+            Answer::NotRequested
         };
         let candidates = revisions::choose(candidates, subject, &mut fetch);
         (candidates, wanted)
@@ -277,8 +277,8 @@ impl Namespace {
 
     /// Creates a namespace that has only the opt-in label.
     #[must_use]
-    pub fn opted_in(level: InjectionLevel) -> Self {
-        NamespaceMetadata::opted_in(level).into()
+    pub fn opted_in(failure_mode: FailureMode) -> Self {
+        NamespaceMetadata::opted_in(failure_mode).into()
     }
 
     /// Returns the approximate memory of the namespace, in bytes.
@@ -428,7 +428,7 @@ impl Entries {
 
 #[cfg(test)]
 mod tests {
-    use pillion_api::names::InjectionLevel;
+    use pillion_api::names::FailureMode;
     use serde_json::json;
 
     use crate::profile::Library;
@@ -437,11 +437,11 @@ mod tests {
 
     #[test]
     fn derived_snapshot_leaves_original_unchanged() {
-        let first = Snapshot::default().with_namespace("a", Some(Namespace::opted_in(InjectionLevel::Enabled)));
-        let second = first.with_namespace("a", Some(Namespace::opted_in(InjectionLevel::Required)));
+        let first = Snapshot::default().with_namespace("a", Some(Namespace::opted_in(FailureMode::Enabled)));
+        let second = first.with_namespace("a", Some(Namespace::opted_in(FailureMode::Required)));
         let third = second.with_namespace("a", None);
-        assert_eq!(first.namespace("a").and_then(|n| n.level()), Some(InjectionLevel::Enabled));
-        assert_eq!(second.namespace("a").and_then(|n| n.level()), Some(InjectionLevel::Required));
+        assert_eq!(first.namespace("a").and_then(|n| n.failure_mode()), Some(FailureMode::Enabled));
+        assert_eq!(second.namespace("a").and_then(|n| n.failure_mode()), Some(FailureMode::Required));
         assert_eq!(third.namespace("a"), None);
         assert_eq!((first.namespace_count(), third.namespace_count()), (1, 0));
     }

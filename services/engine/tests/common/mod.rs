@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
@@ -67,15 +67,14 @@ pub(crate) fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
         let spec = serde_json::from_value(spec.clone()).unwrap();
         Arc::new(compile(&ProfileName::cluster(*name), &spec).unwrap())
     });
-    Snapshot::new(ProfileSet::new(compiled))
-        .with_namespace("team-a", Some(Namespace::opted_in(InjectionLevel::Enabled)))
+    Snapshot::new(ProfileSet::new(compiled)).with_namespace("team-a", Some(Namespace::opted_in(FailureMode::Enabled)))
 }
 
 /// Decides the review in `body`, and returns the decision and the response.
 pub(crate) fn respond(body: &[u8], snapshot: &Snapshot) -> (Decided, Vec<u8>) {
     let review = Review::parse(body).unwrap();
     let facts = Facts { namespace: snapshot.namespace(review.namespace()), ..Facts::default() };
-    let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), snapshot, &facts).unwrap();
+    let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), snapshot, &facts).unwrap();
     let response = review.respond(&decided);
     (decided, response)
 }

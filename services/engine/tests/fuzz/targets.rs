@@ -5,10 +5,10 @@
 
 use std::sync::{Arc, LazyLock};
 
-use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECTED_ANNOTATION};
 use pillion_api::profile::ProfileSpec;
 use pillion_engine::decision::Notice;
-use pillion_engine::profile::{CompiledProfile, ProfileName, advise, compile};
+use pillion_engine::profile::{CompiledProfile, ProfileName, compile, warnings};
 use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_expression::{Bindings, EvaluationError, Expression, Meter, Scope, Text, Value};
@@ -37,7 +37,7 @@ pub fn review_bytes(bytes: &[u8]) {
     static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(realistic);
     let ways = [
         (Endpoint::Any, RecordTrust::ManagedFields),
-        (Endpoint::Level(InjectionLevel::Required), RecordTrust::AsFound),
+        (Endpoint::FailureMode(FailureMode::Required), RecordTrust::AsFound),
     ];
     for (endpoint, trust) in ways {
         if let Some((decided, answer)) = decide(bytes, &SNAPSHOT, endpoint, trust) {
@@ -184,7 +184,7 @@ fn snapshot(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Snapsho
 }
 
 fn compiled(name: &ProfileName, spec: &ProfileSpec) -> Option<Arc<CompiledProfile>> {
-    let _ = advise(spec);
+    let _ = warnings(spec);
     match compile(name, spec) {
         Ok(profile) => Some(Arc::new(profile)),
         Err(reasons) => {

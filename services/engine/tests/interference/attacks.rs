@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::decision::{Outcome, ProfileOutcome, Reason};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, Review};
@@ -333,7 +333,7 @@ fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -
     });
     let body = review.to_string();
     let snapshot = Snapshot::new(ProfileSet::new(profiles.iter().map(Arc::clone)));
-    let endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
+    let endpoint = Endpoint::ValidateFailureMode(FailureMode::Enabled);
     let decided = Review::parse(body.as_bytes()).unwrap().decide(endpoint, &snapshot, &Facts::default()).unwrap();
     match decided.decision.outcome {
         Outcome::Validated => true,

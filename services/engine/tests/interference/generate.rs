@@ -58,7 +58,7 @@ pub(super) enum Kind {
 
 /// The owner of a profile or object. Generated values contain the owner's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum OwnerKind {
     Author,
     Platform,
     Namespace,
@@ -78,19 +78,19 @@ impl Profiles {
     pub(super) fn of(choices: &mut Choices<'_>) -> Self {
         let kind = if choices.one_in(10) { Kind::ConfigMap } else { Kind::Pod };
         let copies = kind == Kind::Pod && choices.one_in(4);
-        let mut maker = Maker { choices, copies, kind, parameter: true, whose: Whose::Platform };
+        let mut maker = Maker { choices, copies, kind, parameter: true, whose: OwnerKind::Platform };
         let mut cluster = Vec::new();
         for name in ["guard", "second", "third"].into_iter().take(1 + maker.choices.below(3)) {
             let profile = maker.profile(name);
             cluster.push((name.to_owned(), profile));
         }
-        maker.whose = Whose::Namespace;
+        maker.whose = OwnerKind::Namespace;
         let mut own = Vec::new();
         for name in ["own", "guard", "z"].into_iter().take(1 + maker.choices.below(3)) {
             let profile = maker.namespaced();
             own.push((name.to_owned(), profile));
         }
-        maker.whose = Whose::Author;
+        maker.whose = OwnerKind::Author;
         let cases = (0..Self::CASES).map(|_| maker.case()).collect();
         Self { cluster, own, cases }
     }
@@ -130,17 +130,17 @@ struct Maker<'m, 'n> {
     kind: Kind,
     /// Whether the profile has the parameter `value`, which its expressions may read.
     parameter: bool,
-    whose: Whose,
+    whose: OwnerKind,
 }
 
 impl Maker<'_, '_> {
     /// Returns the name of the owner as a value. If `copies` is set, may return the platform's value for an author.
     fn value(&mut self) -> &'static str {
         match self.whose {
-            Whose::Author if self.copies && self.choices.one_in(2) => "platform",
-            Whose::Author => "author",
-            Whose::Platform => "platform",
-            Whose::Namespace => "namespace",
+            OwnerKind::Author if self.copies && self.choices.one_in(2) => "platform",
+            OwnerKind::Author => "author",
+            OwnerKind::Platform => "platform",
+            OwnerKind::Namespace => "namespace",
         }
     }
 
@@ -421,7 +421,7 @@ impl Maker<'_, '_> {
             _ => {}
         }
         let mut container = self.container(names);
-        if self.whose == Whose::Namespace || self.choices.one_in(2) {
+        if self.whose == OwnerKind::Namespace || self.choices.one_in(2) {
             container["$conflict"] = json!(self.conflict());
         }
         if self.choices.one_in(2) {
@@ -443,7 +443,7 @@ impl Maker<'_, '_> {
             let count = if self.copies { 1 } else { conditions.len() };
             container["$when"] = json!(self.choices.pick(&conditions[..count]));
         }
-        if self.whose != Whose::Author && self.choices.one_in(10) {
+        if self.whose != OwnerKind::Author && self.choices.one_in(10) {
             container["name"] = json!(self.computed());
         }
         container
@@ -459,7 +459,7 @@ impl Maker<'_, '_> {
 
     /// Adds generated fields to a container. A container in a template also gets directives.
     fn fill(&mut self, container: &mut Json) {
-        let is_template = self.whose != Whose::Author;
+        let is_template = self.whose != OwnerKind::Author;
         if self.choices.one_in(2) {
             container["env"] = if is_template {
                 self.list("value", Self::variable, 3)
@@ -519,7 +519,7 @@ impl Maker<'_, '_> {
         if self.choices.one_in(8) {
             variable = json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}});
         }
-        if self.whose == Whose::Author {
+        if self.whose == OwnerKind::Author {
             return variable;
         }
         match self.choices.below(8) {
@@ -543,7 +543,7 @@ impl Maker<'_, '_> {
     fn volume(&mut self) -> Json {
         let name = self.choices.pick(&VOLUMES);
         let mut volume = json!({"name": name, "configMap": {"name": self.value()}});
-        if self.whose != Whose::Author && self.choices.one_in(3) {
+        if self.whose != OwnerKind::Author && self.choices.one_in(3) {
             volume["$conflict"] = json!(self.conflict());
         }
         volume

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use pillion_api::held;
-use pillion_api::names::{InjectionLevel, is_dns_label};
+use pillion_api::names::{FailureMode, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::Release;
@@ -200,7 +200,7 @@ impl Webhooks {
     fn settings(&self, release: &Release) -> webhook_configuration::Settings {
         let mut settings = webhook_config::settings_of(release);
         let seconds = |time: Time| i32::try_from(time.0.as_secs()).unwrap_or(i32::MAX);
-        settings.levels = InjectionLevel::ALL.to_vec();
+        settings.failure_modes = FailureMode::ALL.to_vec();
         settings.excluded_namespaces.clone_from(&self.excluded_namespaces);
         // The labels were validated when the file was read.
         settings.opt_in = self.labels().unwrap_or_default();

@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
-use pillion_api::names::{INJECT_LABEL, INJECTED_ANNOTATION, InjectionLevel, SYSTEM_NAMESPACES};
+use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
 use pillion_control::Lookups;
 use pillion_control::audit;
@@ -66,7 +66,8 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
             && !served.excluded.contains(name)
             && !SYSTEM_NAMESPACES.contains(&name)
     };
-    let namespaces = inputs.before.namespaces().filter(|(name, known)| known.level().is_some() && is_meant(name));
+    let namespaces =
+        inputs.before.namespaces().filter(|(name, known)| known.failure_mode().is_some() && is_meant(name));
     let namespaces: BTreeMap<Box<str>, Arc<Namespace>> =
         namespaces.map(|(name, known)| (name.into(), Arc::clone(known))).collect();
     if let Some(name) = only.filter(|_| namespaces.is_empty()) {
@@ -205,15 +206,15 @@ async fn rendered(
     snapshot: &Snapshot,
     inputs: &DiffInputs,
 ) -> anyhow::Result<Rendered> {
-    let level = namespace.level().context("its namespace is not opted in")?;
+    let failure_mode = namespace.failure_mode().context("its namespace is not opted in")?;
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
-    let decided = if level == InjectionLevel::Enabled && label == Some("false") {
+    let decided = if failure_mode == FailureMode::Enabled && label == Some("false") {
         // The webhook's object selector excludes such pods.
         Decided { decision: Decision::skipped(Reason::OptedOut), patch: None }
     } else {
         let body = trial::review(pod, name, &json!({"username": "pillion-diff"})).to_string();
         let review = Review::parse(body.as_bytes()).context("cannot parse its review")?;
-        let endpoint = Endpoint::Level(level);
+        let endpoint = Endpoint::FailureMode(failure_mode);
         let mut facts =
             Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
         facts.looked_up = inputs.lookups.get(review.needs(endpoint, snapshot, &facts)).await;

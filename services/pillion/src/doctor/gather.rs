@@ -10,7 +10,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
-use pillion_api::names::{InjectionLevel, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{FailureMode, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
 use pillion_control::certificates::ca::certificates;
@@ -224,14 +224,16 @@ async fn dry_run(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWeb
     let mut namespaces: Vec<_> = snapshot
         .namespaces()
         .filter(|(name, namespace)| {
-            namespace.level().is_some() && !SYSTEM_NAMESPACES.contains(name) && !excluded.iter().any(|one| one == name)
+            namespace.failure_mode().is_some()
+                && !SYSTEM_NAMESPACES.contains(name)
+                && !excluded.iter().any(|one| one == name)
         })
         .collect();
     if namespaces.is_empty() {
         return DryRun::NotTried("no namespace is opted in".to_owned());
     }
     // Namespaces that reject pods on failure come first, because there the API server returns the reason.
-    namespaces.sort_by_key(|(name, namespace)| (namespace.level() != Some(InjectionLevel::Required), *name));
+    namespaces.sort_by_key(|(name, namespace)| (namespace.failure_mode() != Some(FailureMode::Required), *name));
     let pairs = namespaces
         .iter()
         .flat_map(|(name, namespace)| snapshot.profiles().iter().map(move |profile| (*name, *namespace, profile)));

@@ -303,7 +303,7 @@ fn others(facts: &Facts) -> Vec<Finding> {
     let opted_in: Vec<_> = facts
         .namespaces
         .iter()
-        .filter(|(_, labels)| facts.opt_in.level(|key| labels.get(key).map(String::as_str)).is_some())
+        .filter(|(_, labels)| facts.opt_in.failure_mode(|key| labels.get(key).map(String::as_str)).is_some())
         .collect();
     let mut found = Vec::new();
     for configuration in facts.configurations.iter().flatten() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use pillion_api::names::{INJECTED_ANNOTATION, InjectionLevel, MIRROR_ANNOTATION};
+use pillion_api::names::{FailureMode, INJECTED_ANNOTATION, MIRROR_ANNOTATION};
 use pillion_api::opt_in::OptIn;
 use pillion_control::Release;
 use pillion_control::audit::{NamespaceAge, WhyNotCalled};
@@ -63,8 +63,8 @@ pub(crate) struct NamespaceFacts {
 
 impl NamespaceFacts {
     /// Returns the failure mode, if the namespace is opted in.
-    pub(crate) fn level(&self) -> Option<InjectionLevel> {
-        self.found.as_ref().and_then(|found| found.level())
+    pub(crate) fn failure_mode(&self) -> Option<FailureMode> {
+        self.found.as_ref().and_then(|found| found.failure_mode())
     }
 }
 

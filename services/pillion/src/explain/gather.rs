@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::{GroupVersionKind, Selector};
-use pillion_api::names::{INJECTION_LABEL, InjectionLevel, NAMESPACE_NAME_LABEL};
+use pillion_api::names::{FailureMode, INJECTION_LABEL, NAMESPACE_NAME_LABEL};
 use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::audit::NamespaceAge;
@@ -471,7 +471,7 @@ pub(crate) fn around(
         vec![mutating(&Settings {
             name: release.configuration().to_owned(),
             service_name: release.service().to_owned(),
-            levels: InjectionLevel::ALL.to_vec(),
+            failure_modes: FailureMode::ALL.to_vec(),
             opt_in: opt_in.clone(),
             ..Settings::new(release.namespace(), "files")
         })]
@@ -495,7 +495,7 @@ pub(crate) fn around(
 
 /// Returns the metadata of an opted-in namespace without a name.
 pub(crate) fn opted_in() -> ObjectMeta {
-    let labels = [(INJECTION_LABEL.to_owned(), InjectionLevel::Enabled.label_value().to_owned())];
+    let labels = [(INJECTION_LABEL.to_owned(), FailureMode::Enabled.label_value().to_owned())];
     ObjectMeta { labels: Some(labels.into()), ..ObjectMeta::default() }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use pillion_api::names::{INJECT_LABEL, INJECTION_LABEL, InjectionLevel, SYSTEM_NAMESPACES};
+use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTION_LABEL, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
 use pillion_api::profile::Activation;
 use pillion_engine::decision::{Decision, Outcome, ProfileOutcome, Reason};
@@ -161,7 +161,7 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
 /// Decides the object with the engine, on the path that the API server would call.
 fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == CallOutcome::Called);
-    let endpoint = called.and_then(|entry| entry.level).map_or(Endpoint::Any, Endpoint::Level);
+    let endpoint = called.and_then(|entry| entry.failure_mode).map_or(Endpoint::Any, Endpoint::FailureMode);
     let nothing = || (Decision::skipped(Reason::OtherResource), Vec::new());
     let Ok(body) = serde_json::to_vec(&question.review) else { return nothing() };
     let Ok(review) = Review::parse(&body) else { return nothing() };
@@ -462,8 +462,8 @@ impl Judging<'_> {
             },
             Origin::Template | Origin::Review if self.decision.outcome == Outcome::Denied => Verdict::WouldBeRefused,
             Origin::Template | Origin::Review if stands && self.facts.no_replica.is_some() => {
-                match self.facts.namespace.level() {
-                    Some(InjectionLevel::Required) => Verdict::WouldBeRefused,
+                match self.facts.namespace.failure_mode() {
+                    Some(FailureMode::Required) => Verdict::WouldBeRefused,
                     _ => Verdict::WouldNotBeInjected,
                 }
             }
@@ -501,10 +501,10 @@ impl Judging<'_> {
             self.findings.push(availability::not_registered(&release));
         }
         if let Some(finding) = &facts.no_replica {
-            let then = match facts.namespace.level() {
-                Some(InjectionLevel::Required) => "; new pods of this namespace are rejected",
-                Some(InjectionLevel::Enabled) => "; new pods of this namespace get no sidecars",
-                Some(InjectionLevel::Held) => "; new pods of this namespace wait",
+            let then = match facts.namespace.failure_mode() {
+                Some(FailureMode::Required) => "; new pods of this namespace are rejected",
+                Some(FailureMode::Enabled) => "; new pods of this namespace get no sidecars",
+                Some(FailureMode::Held) => "; new pods of this namespace wait",
                 None => "",
             };
             let message = format!("{}{then}", finding.message);
@@ -524,7 +524,7 @@ impl Judging<'_> {
         }
         if self.is_called()
             || (self.facts.configurations.is_none()
-                && namespace.found.as_ref().is_none_or(|found| found.level().is_some()))
+                && namespace.found.as_ref().is_none_or(|found| found.failure_mode().is_some()))
         {
             return;
         }
@@ -563,7 +563,7 @@ impl Judging<'_> {
             self.find_of(Code::NotFound, object, format!("namespace {name} does not exist, or cannot be read"));
             return;
         }
-        if namespace.found.as_ref().is_some_and(|found| found.level().is_some()) {
+        if namespace.found.as_ref().is_some_and(|found| found.failure_mode().is_some()) {
             if self.entries.iter().any(|entry| entry.ours) {
                 self.find_of(
                     Code::ExcludedNamespace,

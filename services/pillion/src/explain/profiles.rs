@@ -62,7 +62,7 @@ pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
     }
     let name = &profile.name().name;
     let own = profile.request_keys().next().map(|key| {
-        let word = profile.request_word().unwrap_or(name);
+        let word = profile.request_value().unwrap_or(name);
         format!("{key}: {word:?}")
     });
     let asked = own.unwrap_or_else(|| format!("{PROFILES_ANNOTATION}: {name}"));
@@ -233,8 +233,8 @@ pub(crate) fn notice(
 ) {
     match notice {
         Notice::RecordDropped => find(Code::ForeignRecord, None, notice.to_string()),
-        Notice::AmbiguousWord { .. } => find(Code::AmbiguousRequest, None, notice.to_string()),
-        Notice::UnknownWord { word, .. } => {
+        Notice::AmbiguousRequest { .. } => find(Code::AmbiguousRequest, None, notice.to_string()),
+        Notice::UnknownProfile { word, .. } => {
             let name = word.split('@').next().unwrap_or(word);
             let selective = considered
                 .iter()
@@ -284,7 +284,7 @@ pub(crate) fn excluded_by_namespace(
     let selective = considered.iter().filter(|one| one.request_state == RequestState::NamespaceSelector);
     let asked = |one: &&Considered| {
         let profile = &one.profile;
-        let by_key = profile.is_asked_for(requests_of(profile, pod, namespace));
+        let by_key = profile.is_requested_by(requests_of(profile, pod, namespace));
         let is_asked = by_key || is_named(&profile.name().name, pod, namespace);
         let is_for_all = profile.activation() == Activation::Always;
         (is_asked || is_for_all).then_some(is_asked)

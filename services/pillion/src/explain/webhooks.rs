@@ -10,7 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector as Text;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::selector::{LabelSelector, Operator, Requirement};
 use pillion_control::Release;
 use pillion_engine::decision::{ProfileOutcome, Reason};
@@ -38,7 +38,7 @@ pub(crate) struct EntryView {
     pub(crate) failure_policy: String,
     /// The failure mode of the entry, if it belongs to Pillion.
     #[serde(skip)]
-    pub(crate) level: Option<InjectionLevel>,
+    pub(crate) failure_mode: Option<FailureMode>,
 }
 
 /// Whether the API server calls an entry.
@@ -82,22 +82,22 @@ pub(crate) fn entries(
     let mut views: Vec<_> = all
         .filter(|(_, entry)| entry.rules.iter().flatten().any(creates_pods))
         .map(|(configuration, entry)| {
-            let level = level(entry, release);
+            let failure_mode = failure_mode(entry, release);
             let (outcome, detail) = outcome(entry, about);
             EntryView {
                 configuration,
                 name: entry.name.clone(),
-                ours: level.is_some(),
+                ours: failure_mode.is_some(),
                 outcome,
                 detail,
                 failure_policy: entry.failure_policy.clone().unwrap_or_else(|| "Fail".to_owned()),
-                level,
+                failure_mode,
             }
         })
         .collect();
-    let called = views.iter().find(|view| view.outcome == CallOutcome::Called).and_then(|view| view.level);
+    let called = views.iter().find(|view| view.outcome == CallOutcome::Called).and_then(|view| view.failure_mode);
     for view in views.iter_mut().filter(|view| view.outcome == CallOutcome::NamespaceSelector) {
-        if let (Some(own), Some(called)) = (view.level, called) {
+        if let (Some(own), Some(called)) = (view.failure_mode, called) {
             let (own, called) = (own.label_value(), called.label_value());
             view.detail = format!("this entry serves `{own}` namespaces; this one is `{called}`");
         }
@@ -122,11 +122,11 @@ pub(crate) fn selects(selector: Option<&Text>, labels: &BTreeMap<String, String>
 }
 
 /// Returns the failure mode of an entry that calls the release's Service; `None` for other entries.
-fn level(entry: &MutatingWebhook, release: &Release) -> Option<InjectionLevel> {
+fn failure_mode(entry: &MutatingWebhook, release: &Release) -> Option<FailureMode> {
     let service = entry.client_config.service.as_ref()?;
     let is_ours = service.namespace == release.namespace() && service.name == release.service();
     let path = service.path.as_deref().filter(|_| is_ours)?;
-    InjectionLevel::ALL.into_iter().find(|level| level.path() == path)
+    FailureMode::ALL.into_iter().find(|failure_mode| failure_mode.path() == path)
 }
 
 fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, String) {
@@ -210,7 +210,7 @@ fn conditions_hold(conditions: &[&MatchCondition], about: EntryRequest<'_>) -> (
     let review = if about.is_dry_run { trial::review } else { trial::of_creation };
     let review = review(about.pod, about.namespace, about.user);
     let body = serde_json::to_vec(&review).unwrap_or_default();
-    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    let endpoint = Endpoint::FailureMode(FailureMode::Enabled);
     let Ok(review) = Review::parse(&body) else { return unknown("the pod cannot be read".to_owned()) };
     let Ok(decided) = review.decide(endpoint, &snapshot, &facts) else {
         return unknown("the conditions cannot be evaluated".to_owned());
@@ -282,7 +282,7 @@ mod tests {
         };
         let release = Release::new("pillion", "pillion-system", "cluster.local").unwrap();
         let views = entries(&[mutating(&Settings::new("pillion-system", "ca"))], &release, about);
-        let required = views.iter().find(|view| view.level == Some(InjectionLevel::Required)).unwrap();
+        let required = views.iter().find(|view| view.failure_mode == Some(FailureMode::Required)).unwrap();
         assert_eq!(required.detail, "this entry serves `required` namespaces; this one is `enabled`");
     }
 

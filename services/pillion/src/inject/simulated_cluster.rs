@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pillion_api::names::{INJECT_LABEL, InjectionLevel};
+use pillion_api::names::{FailureMode, INJECT_LABEL};
 use pillion_api::opt_in::OptIn;
 use pillion_engine::decision::{Decision, Reason};
 use pillion_engine::limits::Guardrails;
@@ -126,8 +126,8 @@ impl SimulatedCluster {
         if let Some(namespace) = self.snapshot.namespace(name) {
             return (namespace, Endpoint::Any);
         }
-        let level = InjectionLevel::Enabled;
-        (Arc::new(Namespace::opted_in(level)), Endpoint::Level(level))
+        let failure_mode = FailureMode::Enabled;
+        (Arc::new(Namespace::opted_in(failure_mode)), Endpoint::FailureMode(failure_mode))
     }
 }
 
@@ -200,7 +200,7 @@ fn ask(
     let (namespace, _) = simulated.namespace(name);
     let pod = place.pod(document, name);
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
-    if namespace.level() == Some(InjectionLevel::Enabled) && label == Some("false") {
+    if namespace.failure_mode() == Some(FailureMode::Enabled) && label == Some("false") {
         // The webhook's object selector excludes such pods.
         return Ok(Decided { decision: Decision::skipped(Reason::OptedOut), patch: None });
     }

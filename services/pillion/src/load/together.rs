@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pillion_api::ProfileSpec;
 use pillion_engine::profile::{
-    CompiledProfile, Diagnostic, MAX_CHAIN, Parent, Parents, Part, ProfileName, ProfileSource, advise, compile,
+    CompiledProfile, Diagnostic, MAX_CHAIN, Parent, Parents, Part, ProfileName, ProfileSource, compile, warnings,
 };
 
 use super::problem::{Problem, Source};
@@ -205,9 +205,9 @@ impl Loaded {
         match compiled {
             Ok(profile) => {
                 self.profiles.push(Arc::new(profile));
-                let advice = advise(&text.spec);
-                if !advice.is_empty() {
-                    self.warnings.extend(located(&text, advice, object(&text)).map(Problem::into_warning));
+                let warnings = warnings(&text.spec);
+                if !warnings.is_empty() {
+                    self.warnings.extend(located(&text, warnings, object(&text)).map(Problem::into_warning));
                 }
                 if keeps_text {
                     let Text { source, name, spec, .. } = text;

@@ -10,7 +10,7 @@ use pillion_api::profile::Activation;
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 use pillion_engine::snapshot::ProfileSet;
 
-use super::namespaces::Levels;
+use super::namespaces::FailureModes;
 use super::profile_files::Loaded;
 use super::sample::{Folder, Sample};
 
@@ -27,7 +27,7 @@ pub(crate) struct Service<'s> {
     pub(crate) paths: &'s [PathBuf],
     /// The library folder, if only one of its profiles is served.
     pub(crate) library: Option<&'s Path>,
-    pub(crate) namespaces: &'s Levels,
+    pub(crate) namespaces: &'s FailureModes,
     pub(crate) folder: &'s Folder,
     pub(crate) sample: &'s Sample,
     /// The path or name of this program in commands.
@@ -66,9 +66,9 @@ impl Service<'_> {
             writeln!(text, "  none")?;
         }
         writeln!(text, "\nNamespaces")?;
-        for (name, level) in self.namespaces {
-            let level = level.map_or("not opted in", |level| level.label_value());
-            writeln!(text, "  {name}: {level}")?;
+        for (name, failure_mode) in self.namespaces {
+            let failure_mode = failure_mode.map_or("not opted in", |failure_mode| failure_mode.label_value());
+            writeln!(text, "  {name}: {failure_mode}")?;
         }
         let is_served = |name: &ProfileName| {
             name.namespace.as_deref().is_none_or(|namespace| self.namespaces.contains_key(namespace))
@@ -128,7 +128,7 @@ fn request_hint(profile: &CompiledProfile) -> String {
         Activation::Requested => {
             let mut text = format!("request it with annotation {PROFILES_ANNOTATION}: {name}");
             for key in profile.request_keys() {
-                let word = profile.request_word().unwrap_or(name);
+                let word = profile.request_value().unwrap_or(name);
                 let _ = write!(text, ", or {key}: {word:?}");
             }
             text

@@ -23,7 +23,7 @@ use tracing::{error, info};
 use super::Signals;
 use super::announce::{self, Service};
 use super::certificate::self_signed_certificate;
-use super::namespaces::{self, Levels, NamespaceArg, Namespaces};
+use super::namespaces::{self, FailureModes, NamespaceArg, Namespaces};
 use super::playground::Playground;
 use super::profile_files::{Loaded, ProfileFiles};
 use super::sample::{Folder, Sample};
@@ -82,7 +82,7 @@ pub(crate) struct DevArgs {
 
 /// Serves until a signal ends it.
 pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
-    // Log level and drain differ from production, and override the policy file.
+    // Log failure mode and drain differ from production, and override the policy file.
     let overrides = Overrides {
         log_level: Some(logs.log_level.clone().unwrap_or_else(|| LOG_LEVEL.to_owned())),
         trace_ratio: args.traces.trace_ratio,
@@ -113,10 +113,10 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     if let Some(loaded) = profiles.load_if_changed() {
         output::problems(&loaded.problems)?;
     }
-    let levels = namespaces::levels(&namespaces);
+    let failure_modes = namespaces::failure_modes(&namespaces);
     let snapshot = Snapshot::new(profiles.active()).with_namespaces(namespaces);
     let snapshot = snapshot.with_guardrails(start.guardrails.clone());
-    let sample = Sample::find(&snapshot, &opted_in(&levels));
+    let sample = Sample::find(&snapshot, &opted_in(&failure_modes));
     folder.write_sample(&sample)?;
 
     let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
@@ -153,7 +153,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
         profiles: snapshot.load().profiles(),
         paths: profiles.paths(),
         library,
-        namespaces: &levels,
+        namespaces: &failure_modes,
         folder: &folder,
         sample: &sample,
         program: &announce::own_program(),
@@ -168,7 +168,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     }
     let _ends = stop.drop_guard();
     let mut serving = tokio::spawn(servers.run(drain.clone()));
-    let follow = Follow { profiles, snapshot, namespaces: &levels, folder: &folder };
+    let follow = Follow { profiles, snapshot, namespaces: &failure_modes, folder: &folder };
     tokio::select! {
         signal = signals.next() => info!(signal, "stopping"),
         ended = follow.run() => match ended {},
@@ -184,7 +184,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
 struct Follow<'f> {
     profiles: ProfileFiles,
     snapshot: Arc<ArcSwap<Snapshot>>,
-    namespaces: &'f Levels,
+    namespaces: &'f FailureModes,
     folder: &'f Folder,
 }
 
@@ -238,16 +238,16 @@ fn all_namespaces(given: &[NamespaceArg], file: Option<&Path>, opt_in: &OptIn) -
     let read = file.map(namespaces::from_file).transpose()?.unwrap_or_default();
     let mut all: Namespaces =
         read.into_iter().map(|(name, namespace)| (name, namespace.opting_in_by(opt_in))).collect();
-    all.extend(given.iter().map(|given| (given.name.clone(), Namespace::opted_in(given.level))));
+    all.extend(given.iter().map(|given| (given.name.clone(), Namespace::opted_in(given.failure_mode))));
     if given.is_empty() && file.is_none() {
-        let level = pillion_api::names::InjectionLevel::Enabled;
-        all.insert("default".into(), Namespace::opted_in(level));
+        let failure_mode = pillion_api::names::FailureMode::Enabled;
+        all.insert("default".into(), Namespace::opted_in(failure_mode));
     }
     Ok(all)
 }
 
-fn opted_in(namespaces: &Levels) -> impl Iterator<Item = &str> + Clone {
-    namespaces.iter().filter(|(_, level)| level.is_some()).map(|(name, _)| &**name)
+fn opted_in(namespaces: &FailureModes) -> impl Iterator<Item = &str> + Clone {
+    namespaces.iter().filter(|(_, failure_mode)| failure_mode.is_some()).map(|(name, _)| &**name)
 }
 
 fn certificate(listen: SocketAddr, folder: &Folder) -> anyhow::Result<Arc<ServingCertificate>> {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::opt_in::OptIn;
 use pillion_engine::snapshot::Namespace;
 use serde::Deserialize;
@@ -17,28 +17,28 @@ pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
 
 /// The failure mode of each namespace; `None` if it is not opted in. The namespaces themselves are moved to the
 /// snapshot.
-pub(crate) type Levels = BTreeMap<Box<str>, Option<InjectionLevel>>;
+pub(crate) type FailureModes = BTreeMap<Box<str>, Option<FailureMode>>;
 
 /// A namespace with its failure mode: `shop=required`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamespaceArg {
     pub(crate) name: Box<str>,
-    pub(crate) level: InjectionLevel,
+    pub(crate) failure_mode: FailureMode,
 }
 
 impl FromStr for NamespaceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let Some((name, level)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
+        let Some((name, failure_mode)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
             return Err("expected NAME=LEVEL, as in shop=required".to_owned());
         };
-        Ok(Self { name: name.into(), level: self::level(level)? })
+        Ok(Self { name: name.into(), failure_mode: self::failure_mode(failure_mode)? })
     }
 }
 
-fn level(text: &str) -> Result<InjectionLevel, String> {
-    InjectionLevel::from_label_value(text)
+fn failure_mode(text: &str) -> Result<FailureMode, String> {
+    FailureMode::from_label_value(text)
         .ok_or_else(|| format!("{text:?} is not a failure mode: expected enabled, required or held"))
 }
 
@@ -46,7 +46,7 @@ fn level(text: &str) -> Result<InjectionLevel, String> {
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected enabled, required or held, or a map with labels and annotations")]
 enum Short {
-    Level(String),
+    FailureMode(String),
     Metadata(Metadata),
 }
 
@@ -66,8 +66,8 @@ struct Object {
 }
 
 /// Returns the failure modes of all namespaces.
-pub(crate) fn levels(namespaces: &Namespaces) -> Levels {
-    namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.level())).collect()
+pub(crate) fn failure_modes(namespaces: &Namespaces) -> FailureModes {
+    namespaces.iter().map(|(name, namespace)| (name.clone(), namespace.failure_mode())).collect()
 }
 
 /// Reads a file: a map of names, or Namespace objects as documents, as a list, or as `kubectl get ns -o yaml` prints
@@ -95,11 +95,11 @@ fn from_text(text: &str) -> anyhow::Result<Namespaces> {
                 for (name, value) in map {
                     let short = serde_json::from_value(value).with_context(|| format!("namespace {name}"))?;
                     let namespace = match short {
-                        Short::Level(text) => {
-                            let level = level(&text)
+                        Short::FailureMode(text) => {
+                            let failure_mode = failure_mode(&text)
                                 .map_err(anyhow::Error::msg)
                                 .with_context(|| format!("namespace {name}"))?;
-                            Namespace::opted_in(level)
+                            Namespace::opted_in(failure_mode)
                         }
                         Short::Metadata(Metadata { labels, annotations }) => Namespace::new(labels, annotations),
                     };
@@ -136,7 +136,7 @@ mod tests {
     fn namespaces_parse_from_names_and_objects() {
         let short = "shop: required\ntill: {labels: {pillion.dev/injection: held, team: red}, annotations: {a: b}}\n";
         let read = from_text(short).unwrap();
-        assert_eq!(read["shop"].level(), Some(InjectionLevel::Required));
+        assert_eq!(read["shop"].failure_mode(), Some(FailureMode::Required));
         assert_eq!((read["till"].label("team"), read["till"].annotation("a")), (Some("red"), Some("b")));
 
         let object =
@@ -149,7 +149,7 @@ mod tests {
         ] {
             let read = from_text(&text).unwrap();
             assert_eq!(read.len(), 1, "{text}");
-            assert_eq!(read["shop"].level(), Some(InjectionLevel::Enabled), "{text}");
+            assert_eq!(read["shop"].failure_mode(), Some(FailureMode::Enabled), "{text}");
         }
     }
 

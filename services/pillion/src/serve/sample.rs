@@ -170,7 +170,7 @@ impl Folder {
 mod tests {
     use std::sync::Arc;
 
-    use pillion_api::names::InjectionLevel;
+    use pillion_api::names::FailureMode;
     use pillion_engine::profile::{ProfileName, compile};
     use pillion_engine::snapshot::{Namespace, ProfileSet};
 
@@ -184,7 +184,7 @@ mod tests {
     }
 
     fn snapshot(profiles: impl IntoIterator<Item = Arc<CompiledProfile>>) -> Snapshot {
-        let enabled = |name: &str| (name.into(), Namespace::opted_in(InjectionLevel::Enabled));
+        let enabled = |name: &str| (name.into(), Namespace::opted_in(FailureMode::Enabled));
         let out = ("out".into(), Namespace::default());
         Snapshot::new(ProfileSet::new(profiles)).with_namespaces([enabled("shop"), enabled("till"), out])
     }

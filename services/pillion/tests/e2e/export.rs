@@ -214,7 +214,7 @@ fn exported_policies_use_given_labels() {
         // The API server reloads policies periodically, and reads namespaces from a cache.
         eventually(SOON, "the policy applies only to namespaces that opt in", async || {
             for (name, labels) in &namespaces {
-                let ours = Namespace::new(labels.iter().copied(), []).opting_in_by(&opt_in).level().is_some();
+                let ours = Namespace::new(labels.iter().copied(), []).opting_in_by(&opt_in).failure_mode().is_some();
                 let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fresh"}});
                 let (namespace, operation) = (*name, Operation::Create);
                 let theirs =

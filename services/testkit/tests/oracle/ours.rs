@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::decision::ProfileOutcome;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
@@ -21,7 +21,7 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
         anyhow!("the profile does not compile: {faults:#?}")
     })?;
     let snapshot = Snapshot::new(ProfileSet::new([Arc::new(compiled)]))
-        .with_namespace("default", Some(Namespace::opted_in(InjectionLevel::Enabled)));
+        .with_namespace("default", Some(Namespace::opted_in(FailureMode::Enabled)));
 
     let mut object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": pod["spec"]});
     object["metadata"]["name"] = json!("pod");
@@ -36,7 +36,7 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
     let body = review.to_string().into_bytes();
     let review = Review::parse(&body)?;
     let facts = Facts { namespace: snapshot.namespace("default"), ..Facts::default() };
-    let decided = review.decide(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts)?;
+    let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), &snapshot, &facts)?;
     let profile = decided.decision.profiles.first().context("the result contains no profile")?;
     if !matches!(profile.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged) {
         return Ok(Err(format!("{:?} {:?}", profile.reason, profile.detail)));

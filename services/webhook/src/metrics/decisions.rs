@@ -148,8 +148,8 @@ impl Collector for DecisionCollector {
 const fn warning_index(notice: &Notice) -> usize {
     match notice {
         Notice::RecordDropped => 0,
-        Notice::UnknownWord { .. } => 1,
-        Notice::AmbiguousWord { .. } => 2,
+        Notice::UnknownProfile { .. } => 1,
+        Notice::AmbiguousRequest { .. } => 2,
         Notice::OfProfile { .. } => 3,
         Notice::Parameter { .. } => 4,
     }
@@ -186,8 +186,8 @@ mod tests {
         let text = || Box::<str>::from("x");
         let notices = vec![
             Notice::RecordDropped,
-            Notice::UnknownWord { key: text(), word: text() },
-            Notice::AmbiguousWord { key: text() },
+            Notice::UnknownProfile { key: text(), word: text() },
+            Notice::AmbiguousRequest { key: text() },
             Notice::OfProfile { profile: text(), text: text() },
             Notice::Parameter { profile: text(), message: text() },
         ];

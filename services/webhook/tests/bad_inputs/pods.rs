@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::decision::Outcome;
 use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Endpoint, Facts, Review};
@@ -292,7 +292,7 @@ fn outcome(snapshot: &Snapshot, namespace: &str, change: impl FnOnce(&mut Json))
 }
 
 fn opted_in() -> Namespace {
-    Namespace::opted_in(InjectionLevel::Enabled)
+    Namespace::opted_in(FailureMode::Enabled)
 }
 
 fn literal_is_there(injected: &Injected) {

@@ -16,7 +16,7 @@ use axum::response::Response;
 use axum::routing::get;
 use http::Request;
 use http_body_util::BodyExt;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
@@ -224,7 +224,7 @@ pub fn opted_in_snapshot(profile: Option<&serde_json::Value>) -> Snapshot {
         let spec = serde_json::from_value(spec.clone()).unwrap();
         Arc::new(compile(&ProfileName::cluster("profile"), &spec).unwrap())
     });
-    Snapshot::new(ProfileSet::new(compiled)).with_namespace(KNOWN, Some(Namespace::opted_in(InjectionLevel::Enabled)))
+    Snapshot::new(ProfileSet::new(compiled)).with_namespace(KNOWN, Some(Namespace::opted_in(FailureMode::Enabled)))
 }
 
 /// Sends a POST with a JSON body to a router, without a server.

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use pillion_cases::{Aspect, Case, Difference, Profiles, missing, run, unequal};
-use pillion_engine::profile::{ProfileName, advise};
+use pillion_engine::profile::{ProfileName, warnings};
 use serde_json::{Map, Value as Json, json};
 
 use crate::peers::files;
@@ -236,12 +236,12 @@ impl ShippedProfiles {
         parameters.find(|found| found["name"] == parameter).or_else(|| self.parameter(parent?, parameter))
     }
 
-    /// Returns the advice that the profiles' author would get.
-    pub(crate) fn advice(&self) -> Vec<String> {
+    /// Returns the warnings that the profiles' author would get.
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let mut messages = Vec::new();
         for profile in &self.0 {
             let (_, spec) = profile_from(&profile.name, &profile.spec);
-            messages.extend(advise(&spec).into_iter().map(|diagnostic| format!("{}: {diagnostic}", profile.name)));
+            messages.extend(warnings(&spec).into_iter().map(|diagnostic| format!("{}: {diagnostic}", profile.name)));
         }
         messages
     }

@@ -1,6 +1,6 @@
 use super::*;
 
-const HELD: NamespaceState = NamespaceState::OptedIn(InjectionLevel::Held);
+const HELD: NamespaceState = NamespaceState::OptedIn(FailureMode::Held);
 
 fn key(name: &str) -> Key {
     Key { namespace: "shop".into(), name: name.into() }
@@ -35,8 +35,8 @@ fn recreated(plan: &Plan) -> Vec<&str> {
 
 #[test]
 fn verdict_depends_on_injection_namespace_and_owner() {
+    use FailureMode::{Enabled, Held, Required};
     use Injection::{Answering, Silent, SwitchedOff};
-    use InjectionLevel::{Enabled, Held, Required};
     use Verdict::{Recreate, RemoveGate, Report, Wait};
     let by_owner = |injection, namespace_state| {
         let of = |owner| verdict(injection, namespace_state, owner);
@@ -46,7 +46,7 @@ fn verdict_depends_on_injection_namespace_and_owner() {
         assert_eq!(of(OwnerKind::Other), of(OwnerKind::NoOwner));
         (of(OwnerKind::ReplicaSet), of(OwnerKind::NoOwner))
     };
-    let at = |level| NamespaceState::OptedIn(level);
+    let at = |failure_mode| NamespaceState::OptedIn(failure_mode);
     for (injection, namespace_state, expected) in [
         (Answering, at(Held), (Recreate, Report)),
         (Answering, at(Required), (Recreate, Report)),

@@ -5,7 +5,7 @@ mod revisions;
 mod sharing;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_engine::snapshot::Namespace;
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn sidecar(image: &str) -> Value {
 }
 
 fn enabled(name: &str) -> (Box<str>, Namespace) {
-    (name.into(), Namespace::opted_in(InjectionLevel::Enabled))
+    (name.into(), Namespace::opted_in(FailureMode::Enabled))
 }
 
 fn list<K, T>(objects: impl IntoIterator<Item = T>) -> Vec<Change<K, T>> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use prometheus_client::registry::Registry;
 use tokio::sync::Semaphore;
 
@@ -24,7 +24,7 @@ impl TestLookups {
     async fn get(&self, name: &str) -> Option<Arc<Namespace>> {
         match self.live.get(name).await {
             Answer::Found(namespace) => Some(namespace),
-            Answer::Missing | Answer::Failed(_) | Answer::NotAsked => None,
+            Answer::Missing | Answer::Failed(_) | Answer::NotRequested => None,
         }
     }
 
@@ -133,34 +133,35 @@ async fn client_rate_limit_spares_other_clients() {
 
 #[tokio::test(start_paused = true)]
 async fn older_result_is_requested_again() {
-    let level = Arc::new(std::sync::Mutex::new(Ok(None)));
-    let shared = Arc::clone(&level);
+    let failure_mode = Arc::new(std::sync::Mutex::new(Ok(None)));
+    let shared = Arc::clone(&failure_mode);
     let world = TestLookups::new(move |_| {
-        let level = *shared.lock().unwrap();
-        let found = level.map(|level| Some(level.map_or_else(Namespace::default, Namespace::opted_in)));
+        let failure_mode = *shared.lock().unwrap();
+        let found =
+            failure_mode.map(|failure_mode| Some(failure_mode.map_or_else(Namespace::default, Namespace::opted_in)));
         std::future::ready(found.map_err(|()| FetchError::unavailable("no route")))
     });
     let client = IpAddr::from([10, 0, 0, 1]);
     let get = async |after| match world.live.get_for("shop", client, after).await {
-        Answer::Found(namespace) => Ok(namespace.level()),
+        Answer::Found(namespace) => Ok(namespace.failure_mode()),
         Answer::Failed(_) => Err("failed"),
-        Answer::Missing | Answer::NotAsked => Err("missing"),
+        Answer::Missing | Answer::NotRequested => Err("missing"),
     };
     assert_eq!(get(None).await, Ok(None));
     tokio::time::advance(Duration::from_secs(2)).await;
     let later = Instant::now();
-    *level.lock().unwrap() = Ok(Some(InjectionLevel::Required));
+    *failure_mode.lock().unwrap() = Ok(Some(FailureMode::Required));
     assert_eq!((get(None).await, world.requests()), (Ok(None), 1), "the result is cached");
-    assert_eq!((get(Some(later)).await, world.requests()), (Ok(Some(InjectionLevel::Required)), 2));
+    assert_eq!((get(Some(later)).await, world.requests()), (Ok(Some(FailureMode::Required)), 2));
     assert_eq!(
         (get(Some(later)).await, world.requests()),
-        (Ok(Some(InjectionLevel::Required)), 2),
+        (Ok(Some(FailureMode::Required)), 2),
         "the cached result is new enough"
     );
     tokio::time::advance(Duration::from_secs(1)).await;
-    *level.lock().unwrap() = Err(());
+    *failure_mode.lock().unwrap() = Err(());
     assert_eq!(get(Some(Instant::now())).await, Err("failed"), "an older result is not used");
-    assert_eq!(get(None).await, Ok(Some(InjectionLevel::Required)), "other callers get the older result");
+    assert_eq!(get(None).await, Ok(Some(FailureMode::Required)), "other callers get the older result");
 }
 
 #[tokio::test(start_paused = true)]

@@ -101,7 +101,7 @@ impl TestLookups {
             Answer::Found(number) => format!("found {number}"),
             Answer::Missing => "missing".to_owned(),
             Answer::Failed(why) => format!("failed: {why}"),
-            Answer::NotAsked => "not asked".to_owned(),
+            Answer::NotRequested => "not asked".to_owned(),
         };
         (text, began.elapsed())
     }

@@ -99,7 +99,7 @@ trait Ending {
 impl<T> Ending for Answer<T> {
     fn ending(&self) -> &'static str {
         match self {
-            Self::NotAsked => "not asked",
+            Self::NotRequested => "not asked",
             Self::Missing => "missing",
             Self::Found(_) => "found",
             Self::Failed(_) => "failed",
@@ -176,7 +176,7 @@ fn chain_of(pod: &Value) -> OwnerChain {
     let request = json!({"uid": "u", "namespace": "shop", "operation": "CREATE", "resource": resource, "object": pod});
     let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).to_string();
     let review = Review::parse(body.as_bytes()).unwrap();
-    let endpoint = Endpoint::Level(pillion_api::names::InjectionLevel::Enabled);
+    let endpoint = Endpoint::FailureMode(pillion_api::names::FailureMode::Enabled);
     review.needs(endpoint, &snapshot, &Facts::default()).owners.unwrap()
 }
 

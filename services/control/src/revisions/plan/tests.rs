@@ -481,7 +481,7 @@ fn dry_run_result_is_reported_once() {
 fn dry_run_without_response_is_retried() {
     let first = Case::new(Some("a"), &["a"]).plan();
     let mut case = Case::new(Some("a"), &["a"]).after(&first);
-    case.verdict = Some(Verdict::NotAsked("forbidden".to_owned()));
+    case.verdict = Some(Verdict::NotRequested("forbidden".to_owned()));
     let plan = case.plan();
     assert!(plan.dry_run && plan.events.is_empty());
     let mut case = case.after(&plan);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 
 use super::*;
 use crate::decision::{Outcome, ProfileOutcome, Reason};
@@ -48,7 +48,7 @@ fn decide(object: &Json, snapshot: &Snapshot, level: Option<&str>) -> (Decided, 
         record_trust: RecordTrust::AsFound,
         ..Facts::default()
     };
-    let endpoint = Endpoint::Level(InjectionLevel::Enabled);
+    let endpoint = Endpoint::FailureMode(FailureMode::Enabled);
     let decided = Review::parse(body.as_bytes()).unwrap().decide(endpoint, snapshot, &facts).unwrap();
     let mut object = object.clone();
     if let Some(patch) = &decided.patch {

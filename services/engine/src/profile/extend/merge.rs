@@ -15,7 +15,7 @@ use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
 const MAX_DEPTH: usize = 64;
 
 /// Directives of elements that cannot be matched by key, because such an element represents other elements.
-const GROUPS: [&str; 3] = ["$value", "$forEach", "$prune"];
+const UNMATCHABLE_DIRECTIVES: [&str; 3] = ["$value", "$forEach", "$prune"];
 
 /// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are
 /// applied. Each profile also has its own rollout of revisions.
@@ -196,7 +196,7 @@ fn name_of(element: &Json) -> Option<String> {
 /// Returns the key of an element of a template's list. Expressions are compared as written.
 fn key_of(element: &Json, list: &KeyedList) -> Option<String> {
     let fields = element.as_object()?;
-    if GROUPS.iter().any(|directive| fields.contains_key(*directive)) {
+    if UNMATCHABLE_DIRECTIVES.iter().any(|directive| fields.contains_key(*directive)) {
         return None;
     }
     let part = |key: &&str| match fields.get(*key) {

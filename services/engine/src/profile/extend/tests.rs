@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base64::Engine;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use pillion_api::profile::{Activation, OptOut};
 use serde_json::json;
 
@@ -709,7 +709,7 @@ fn patched(snapshot: &Snapshot) -> Json {
     });
     let bytes = review.to_string();
     let review_read = Review::parse(bytes.as_bytes()).unwrap();
-    let level = Endpoint::Level(InjectionLevel::Enabled);
+    let level = Endpoint::FailureMode(FailureMode::Enabled);
     let facts = Facts { namespace: snapshot.namespace("team-a"), ..Facts::default() };
     let decided = review_read.decide(level, snapshot, &facts).unwrap();
     let answer: Json = serde_json::from_slice(&review_read.respond(&decided)).unwrap();

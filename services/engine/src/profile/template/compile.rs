@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json};
 
 use super::{
-    Changed, Choice, ConflictRule, End, ForEach, Join, JoinFormat, JoinReference, Kind, Node, Piece, Position, Rules,
-    Text,
+    Choice, ConflictRule, End, ForEach, Join, JoinFormat, JoinReference, Kind, Node, NodeDirectives, Piece, Position,
+    Text, ValueWithChanges,
 };
 use crate::context::EXISTING;
 use crate::expression::{self, Expression, ExpressionError, Scope};
@@ -100,7 +100,7 @@ impl<'d> Compiler<'d> {
             Ok(expression::Text::Literal(text)) => Some(Choice::Constant(text.into())),
             Ok(parsed) => self.text(text, parsed).map(Choice::Computed),
             Err(error) => {
-                self.wrong(text, &error);
+                self.report_expression_error(text, &error);
                 None
             }
         }
@@ -128,7 +128,12 @@ impl<'d> Compiler<'d> {
                     .collect();
                 let nodes: Box<[Node]> = nodes.into_iter().collect::<Option<_>>()?;
                 let changes_earlier_additions = nodes.iter().any(|node| node.changes_earlier_additions);
-                Some(Node { kind: Kind::List(nodes), rules: None, uses_existing: false, changes_earlier_additions })
+                Some(Node {
+                    kind: Kind::List(nodes),
+                    directives: None,
+                    uses_existing: false,
+                    changes_earlier_additions,
+                })
             }
             Json::Object(fields) => self.map(fields, place),
             Json::Null | Json::Bool(_) | Json::Number(_) => self.plain(template),
@@ -139,17 +144,17 @@ impl<'d> Compiler<'d> {
         let around = self.scope.clone();
         let locals = self.locals.len();
         // Compile the directives first: the list of `$forEach` is computed outside of the scope that `$forEach` opens.
-        let mut rules = self.rules(fields, place);
-        let adds = rules.as_ref().is_some_and(|rules| !rules.change_elements());
+        let mut directives = self.directives(fields, place);
+        let adds = directives.as_ref().is_some_and(|directives| !directives.targets_existing_elements());
         let mut nodes = Vec::new();
         let mut complete = true;
         for (name, value) in fields.iter().filter(|(name, _)| !name.starts_with('$')) {
-            if let Some(rules) = rules.as_mut().filter(|_| adds && place == Place::InitContainer)
+            if let Some(directives) = directives.as_mut().filter(|_| adds && place == Place::InitContainer)
                 && name == RESTART_POLICY
                 && !is_constant(value)
             {
-                rules.restart_policy = self.below(".restartPolicy", |compiler| compiler.restart_policy(value));
-                complete &= rules.restart_policy.is_some();
+                directives.restart_policy = self.below(".restartPolicy", |compiler| compiler.restart_policy(value));
+                complete &= directives.restart_policy.is_some();
                 continue;
             }
             let kind = match self.expected {
@@ -165,43 +170,44 @@ impl<'d> Compiler<'d> {
         let value = fields.get("$value").map(|value| self.below(".$value", |compiler| compiler.node(value, place)));
         self.scope = around;
         self.locals.truncate(locals);
-        let rules = rules?;
-        let fields_act_again = nodes.iter().any(|(_, node)| node.changes_earlier_additions);
-        let changes_earlier_additions = rules.changes_earlier_additions()
-            || fields_act_again
+        let directives = directives?;
+        let fields_change_earlier_additions = nodes.iter().any(|(_, node)| node.changes_earlier_additions);
+        let changes_earlier_additions = directives.changes_earlier_additions()
+            || fields_change_earlier_additions
             || matches!(&value, Some(Some(v)) if v.changes_earlier_additions);
-        let uses_existing = rules.use_existing();
-        let rules = (!rules.is_empty()).then(|| Box::new(rules));
+        let uses_existing = directives.reads_existing();
+        let directives = (!directives.is_empty()).then(|| Box::new(directives));
         if !complete {
             return None;
         }
         let map = |nodes: Vec<_>| Kind::Map(nodes.into());
         match value {
-            None => Some(Node { kind: map(nodes), rules, uses_existing, changes_earlier_additions }),
+            None => Some(Node { kind: map(nodes), directives, uses_existing, changes_earlier_additions }),
             Some(value) => {
                 let value = value?;
                 if nodes.is_empty() {
                     let uses_existing = uses_existing || value.uses_existing;
-                    let (mut value, mut rules) = (value, rules);
+                    let (mut value, mut directives) = (value, directives);
                     // A computed `restartPolicy` is not a directive, so it may be in `$value` while directives are
                     // beside `$value`.
-                    if let (Some(rules), Some(inner)) = (&mut rules, &mut value.rules) {
-                        rules.restart_policy = rules.restart_policy.take().or_else(|| inner.restart_policy.take());
-                        value.rules = value.rules.filter(|inner| !inner.is_empty());
+                    if let (Some(directives), Some(inner)) = (&mut directives, &mut value.directives) {
+                        directives.restart_policy =
+                            directives.restart_policy.take().or_else(|| inner.restart_policy.take());
+                        value.directives = value.directives.filter(|inner| !inner.is_empty());
                     }
                     // One map cannot contain both sets of directives.
-                    if value.rules.is_some() && rules.is_some() {
+                    if value.directives.is_some() && directives.is_some() {
                         let help = "move all of them to one of the two places";
                         self.report("there are directives both beside $value and in it", help);
                         return None;
                     }
-                    let rules = rules.or(value.rules);
-                    return Some(Node { kind: value.kind, rules, uses_existing, changes_earlier_additions });
+                    let directives = directives.or(value.directives);
+                    return Some(Node { kind: value.kind, directives, uses_existing, changes_earlier_additions });
                 }
                 let changes =
-                    Node { kind: map(nodes), rules: None, uses_existing: false, changes_earlier_additions: false };
-                let kind = Kind::Changed(Box::new(Changed { value, changes }));
-                Some(Node { kind, rules, uses_existing, changes_earlier_additions })
+                    Node { kind: map(nodes), directives: None, uses_existing: false, changes_earlier_additions: false };
+                let kind = Kind::Changed(Box::new(ValueWithChanges { value, changes }));
+                Some(Node { kind, directives, uses_existing, changes_earlier_additions })
             }
         }
     }
@@ -210,7 +216,7 @@ impl<'d> Compiler<'d> {
         let parsed = match expression::Text::parse(text) {
             Ok(parsed) => parsed,
             Err(error) => {
-                self.wrong(text, &error);
+                self.report_expression_error(text, &error);
                 return None;
             }
         };
@@ -220,14 +226,19 @@ impl<'d> Compiler<'d> {
         let text = self.text(text, parsed)?;
         let uses_existing = text.uses(EXISTING);
         let expected = Expected { kind: self.expected, is_element: place != Place::Field };
-        Some(Node { kind: Kind::Text(text, expected), rules: None, uses_existing, changes_earlier_additions: false })
+        Some(Node {
+            kind: Kind::Text(text, expected),
+            directives: None,
+            uses_existing,
+            changes_earlier_additions: false,
+        })
     }
 
     /// Compiles a string that contains at least one expression.
     fn text(&mut self, whole: &str, parsed: expression::Text) -> Option<Text> {
         match parsed {
             expression::Text::Literal(literal) => Some(Text::Mixed([Piece::Literal(literal.into())].into())),
-            expression::Text::Whole(source) => self.part(whole, &source).map(Text::Whole),
+            expression::Text::Whole(source) => self.single_expression(whole, &source).map(Text::Whole),
             expression::Text::Mixed(parts) => {
                 let pieces: Vec<_> = parts
                     .into_iter()
@@ -242,11 +253,11 @@ impl<'d> Compiler<'d> {
     }
 
     /// Compiles an expression in the string `whole`.
-    fn part(&mut self, whole: &str, source: &expression::Source) -> Option<Expression> {
+    fn single_expression(&mut self, whole: &str, source: &expression::Source) -> Option<Expression> {
         match Expression::compile(&source.text, &self.scope) {
-            Ok(expression) => self.known(expression),
+            Ok(expression) => self.check_locals(expression),
             Err(error) => {
-                self.wrong(whole, &error.moved(source.offset));
+                self.report_expression_error(whole, &error.moved(source.offset));
                 None
             }
         }
@@ -255,9 +266,9 @@ impl<'d> Compiler<'d> {
     /// Compiles a string that is an expression.
     fn expression(&mut self, source: &str) -> Option<Expression> {
         match Expression::compile(source, &self.scope) {
-            Ok(expression) => self.known(expression),
+            Ok(expression) => self.check_locals(expression),
             Err(error) => {
-                self.wrong(source, &error);
+                self.report_expression_error(source, &error);
                 None
             }
         }
@@ -265,7 +276,7 @@ impl<'d> Compiler<'d> {
 
     /// Returns an expression if the local names that its variables read are in scope. Otherwise reports the missing
     /// name.
-    fn known(&mut self, expression: Expression) -> Option<Expression> {
+    fn check_locals(&mut self, expression: Expression) -> Option<Expression> {
         let missing = expression.members("variables").find_map(|variable| {
             let needed = self.variable_locals.get(variable)?.iter();
             let missing = needed.copied().find(|needed| !self.locals.iter().any(|local| local == needed))?;
@@ -287,7 +298,7 @@ impl<'d> Compiler<'d> {
         match OwnedTape::parse(value.to_string()) {
             Ok(tape) => Some(Node {
                 kind: Kind::Plain(tape),
-                rules: None,
+                directives: None,
                 uses_existing: false,
                 changes_earlier_additions: false,
             }),
@@ -298,7 +309,7 @@ impl<'d> Compiler<'d> {
         }
     }
 
-    fn wrong(&mut self, text: &str, error: &ExpressionError) {
+    fn report_expression_error(&mut self, text: &str, error: &ExpressionError) {
         self.diagnostics.push(Diagnostic::of_expression(self.path.clone(), text, error));
     }
 
@@ -322,11 +333,11 @@ impl<'d> Compiler<'d> {
     }
 
     /// Compiles the directives of a map. `None` if one is invalid. Their local names are in scope afterwards.
-    fn rules(&mut self, fields: &Map<String, Json>, place: Place) -> Option<Rules> {
+    fn directives(&mut self, fields: &Map<String, Json>, place: Place) -> Option<NodeDirectives> {
         let before = self.diagnostics.len();
-        let mut rules = Rules::default();
+        let mut directives = NodeDirectives::default();
         if let Some(list) = fields.get("$forEach") {
-            rules.for_each = self.below(".$forEach", |compiler| compiler.for_each(list, place));
+            directives.for_each = self.below(".$forEach", |compiler| compiler.for_each(list, place));
         }
         if fields.contains_key("$forEach") || fields.contains_key("$prune") {
             for name in ITEM_NAMES {
@@ -334,29 +345,31 @@ impl<'d> Compiler<'d> {
             }
         }
         for (name, value) in fields.iter().filter(|(name, _)| name.starts_with('$')) {
-            self.below(&format!(".{name}"), |compiler| compiler.rule(&mut rules, name, value, place));
+            self.below(&format!(".{name}"), |compiler| compiler.directive(&mut directives, name, value, place));
         }
-        if rules.join.is_some() && rules.conflict.is_some() {
+        if directives.join.is_some() && directives.conflict.is_some() {
             self.report("$join and $conflict are mutually exclusive", "$join keeps the object's value and adds to it");
         }
-        if matches!(rules.for_each, Some(ForEach::Existing)) && rules.prune.is_some() {
+        if matches!(directives.for_each, Some(ForEach::Existing)) && directives.prune.is_some() {
             let help = "$forEach: existing changes existing elements, and $prune removes some; use two elements";
             self.report("$forEach: existing and $prune are mutually exclusive", help);
         }
-        (self.diagnostics.len() == before).then_some(rules)
+        (self.diagnostics.len() == before).then_some(directives)
     }
 
-    fn rule(&mut self, rules: &mut Rules, name: &str, value: &Json, place: Place) {
+    fn directive(&mut self, directives: &mut NodeDirectives, name: &str, value: &Json, place: Place) {
         match name {
             "$value" | "$forEach" => {}
-            "$when" => rules.when = self.source(value),
-            "$conflict" => rules.conflict = self.choice(value, ConflictRule::from_word, ConflictRule::WORDS),
+            "$when" => directives.when = self.expression_directive(value),
+            "$conflict" => directives.conflict = self.choice(value, ConflictRule::from_word, ConflictRule::WORDS),
             "$position" if place == Place::Field => {
                 self.report("$position is allowed only in an element of a list", "move it there");
             }
-            "$position" => rules.position = self.position(value),
-            "$join" => rules.join = self.join(value),
-            "$prune" => rules.prune = self.source(value).and_then(|prune| self.without_existing(prune)),
+            "$position" => directives.position = self.position(value),
+            "$join" => directives.join = self.join(value),
+            "$prune" => {
+                directives.prune = self.expression_directive(value).and_then(|prune| self.without_existing(prune))
+            }
             _ => self.diagnostics.push(unknown_directive(&self.path, name)),
         }
     }
@@ -369,7 +382,7 @@ impl<'d> Compiler<'d> {
         if list == EXISTING {
             return Some(ForEach::Existing);
         }
-        let list = self.source(list).and_then(|list| self.without_existing(list));
+        let list = self.expression_directive(list).and_then(|list| self.without_existing(list));
         list.map(ForEach::Items)
     }
 
@@ -410,7 +423,7 @@ impl<'d> Compiler<'d> {
     }
 
     /// Compiles a directive whose value is an expression. `None` if it has an error, which is reported.
-    fn source(&mut self, value: &Json) -> Option<Expression> {
+    fn expression_directive(&mut self, value: &Json) -> Option<Expression> {
         match value {
             Json::String(source) => self.expression(source),
             Json::Bool(value) => self.expression(if *value { "true" } else { "false" }),
@@ -473,7 +486,7 @@ impl<'d> Compiler<'d> {
                 match expression::Text::parse(text) {
                     Ok(parsed) => return self.text(text, parsed).map(Choice::Computed),
                     Err(error) => {
-                        self.wrong(text, &error);
+                        self.report_expression_error(text, &error);
                         return None;
                     }
                 }

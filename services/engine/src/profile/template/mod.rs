@@ -17,7 +17,7 @@ pub(crate) use compile::{Compiler, LocalNames, without_directives};
 pub(crate) struct Node {
     pub(crate) kind: Kind,
     /// The directives in the map, if there are any.
-    pub(crate) rules: Option<Box<Rules>>,
+    pub(crate) directives: Option<Box<NodeDirectives>>,
     /// Whether an expression of this part itself, but not of a nested part, reads `existing`.
     pub(crate) uses_existing: bool,
     /// Whether the part can change values that an earlier pass added, because it contains `$join`, `$forEach:
@@ -37,12 +37,12 @@ pub(crate) enum Kind {
     /// A list.
     List(Box<[Node]>),
     /// `$value` beside other fields: the value of `$value`, changed by these fields.
-    Changed(Box<Changed>),
+    Changed(Box<ValueWithChanges>),
 }
 
 /// A value, and the changes to make to it.
 #[derive(Debug)]
-pub(crate) struct Changed {
+pub(crate) struct ValueWithChanges {
     pub(crate) value: Node,
     /// The fields beside `$value`, as an object.
     pub(crate) changes: Node,
@@ -68,7 +68,7 @@ pub(crate) enum Piece {
 
 /// The directives of a part of a template.
 #[derive(Debug, Default)]
-pub(crate) struct Rules {
+pub(crate) struct NodeDirectives {
     pub(crate) when: Option<Expression>,
     pub(crate) for_each: Option<ForEach>,
     pub(crate) conflict: Option<Choice<ConflictRule>>,
@@ -174,8 +174,8 @@ impl Node {
                 changed.changes.each_expression(see);
             }
         }
-        if let Some(rules) = &self.rules {
-            rules.each_expression(see);
+        if let Some(directives) = &self.directives {
+            directives.each_expression(see);
         }
     }
 }
@@ -230,7 +230,7 @@ impl<T> Choice<T> {
     }
 }
 
-impl Rules {
+impl NodeDirectives {
     fn each_expression(&self, see: &mut dyn FnMut(&Expression)) {
         let Self { when, for_each, conflict, position, join, prune, restart_policy } = self;
         [when, prune].into_iter().flatten().for_each(&mut *see);
@@ -254,7 +254,7 @@ impl Rules {
     }
 
     /// Whether an expression of the directives reads `existing`, the object's value at this path.
-    fn use_existing(&self) -> bool {
+    fn reads_existing(&self) -> bool {
         let found = |text: &Text| text.uses(EXISTING);
         let in_conflict = matches!(&self.conflict, Some(Choice::Computed(text)) if found(text));
         let in_position = match &self.position {
@@ -271,7 +271,7 @@ impl Rules {
     }
 
     /// Whether the element only changes or removes existing elements, and adds none.
-    pub(crate) const fn change_elements(&self) -> bool {
+    pub(crate) const fn targets_existing_elements(&self) -> bool {
         matches!(self.for_each, Some(ForEach::Existing)) || self.prune.is_some()
     }
 
@@ -282,7 +282,7 @@ impl Rules {
             Some(Choice::Computed(_)) => true,
             None => false,
         };
-        replaces || self.join.is_some() || self.change_elements()
+        replaces || self.join.is_some() || self.targets_existing_elements()
     }
 
     fn is_empty(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use serde_json::{Value as Json, json};
 
 use crate::lookup::{Answer, LookedUp, metadata_tape};
@@ -17,11 +17,11 @@ fn profile(name: &ProfileName, spec: &Json) -> Arc<crate::profile::CompiledProfi
 
 /// Returns the considered profiles for a pod with these annotations in the namespace `shop`.
 fn considered(annotations: &Json) -> Vec<Considered> {
-    let template = json!({"metadata": {"annotations": {"a/b": "${params.level}"}}});
+    let template = json!({"metadata": {"annotations": {"a/b": "${params.failure_mode}"}}});
     let everybody = json!(["Pod", "ServiceAccount", "Namespace"]);
     let set = json!({
         "parameters": [
-            {"name": "level", "type": "string", "default": "info", "annotation": "log/level", "sources": everybody},
+            {"name": "failure_mode", "type": "string", "default": "info", "annotation": "log/failure_mode", "sources": everybody},
             {"name": "port", "type": "integer", "minimum": 1024, "annotation": "log/port", "sources": ["Pod"]},
             {"name": "tags", "type": "map", "default": {}, "annotationPrefix": "tag/", "sources": everybody, "merge": "Merge"},
         ],
@@ -41,8 +41,9 @@ fn considered(annotations: &Json) -> Vec<Considered> {
         (ProfileName::namespaced("till", "theirs"), &plain),
     ];
     let snapshot = Snapshot::new(ProfileSet::new(profiles.iter().map(|(name, spec)| profile(name, spec))));
-    let namespace = Namespace::new([("pillion.dev/injection", "enabled")], [("log/level", "warn"), ("tag/team", "a")]);
-    let account = json!({"metadata": {"annotations": {"log/level": "debug", "tag/tier": "web"}}});
+    let namespace =
+        Namespace::new([("pillion.dev/injection", "enabled")], [("log/failure_mode", "warn"), ("tag/team", "a")]);
+    let account = json!({"metadata": {"annotations": {"log/failure_mode": "debug", "tag/tier": "web"}}});
     let looked_up =
         LookedUp { service_account: Answer::Found(metadata_tape(&account).unwrap()), ..LookedUp::default() };
     let facts = Facts { namespace: Some(Arc::new(namespace)), looked_up, ..Facts::default() };
@@ -52,7 +53,7 @@ fn considered(annotations: &Json) -> Vec<Considered> {
         "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "namespace": "shop", "operation": "CREATE",
         "resource": {"group": "", "version": "v1", "resource": "pods"}, "object": pod}});
     let body = review.to_string();
-    Review::parse(body.as_bytes()).unwrap().considered(Endpoint::Level(InjectionLevel::Enabled), &snapshot, &facts)
+    Review::parse(body.as_bytes()).unwrap().considered(Endpoint::FailureMode(FailureMode::Enabled), &snapshot, &facts)
 }
 
 #[test]
@@ -87,12 +88,12 @@ fn considered_parameter_has_sources_and_keys() {
     };
     let by = |by: SetBy, key: &str| (by, key.to_owned());
     let asked = values(&json!({"pillion.dev/profiles": "set"}));
-    assert_eq!(asked[0], (json!("debug"), vec![by(SetBy::ServiceAccount, "log/level")]));
+    assert_eq!(asked[0], (json!("debug"), vec![by(SetBy::ServiceAccount, "log/failure_mode")]));
     assert_eq!(asked[1], (json!(null), vec![by(SetBy::Default, "")]));
     let tags = vec![by(SetBy::ServiceAccount, "tag/*"), by(SetBy::Namespace, "tag/*")];
     assert_eq!(asked[2], (json!({"tier": "web", "team": "a"}), tags));
-    let set = values(&json!({"pillion.dev/profiles": "set", "log/level": "error", "log/port": "80"}));
-    assert_eq!(set[0], (json!("error"), vec![by(SetBy::Object, "log/level")]));
+    let set = values(&json!({"pillion.dev/profiles": "set", "log/failure_mode": "error", "log/port": "80"}));
+    assert_eq!(set[0], (json!("error"), vec![by(SetBy::Object, "log/failure_mode")]));
     assert_eq!(set[1].1, [by(SetBy::Object, "log/port")]);
     assert!(set[1].0["error"].is_string(), "{:?}", set[1]);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use serde_json::{Value as Json, json};
 
 use crate::decision::{Outcome, ProfileOutcome, Reason, ValidationOutcome};
@@ -10,8 +10,8 @@ use crate::profile::{ProfileName, compile};
 use crate::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
-const VALIDATE: Endpoint = Endpoint::ValidateLevel(InjectionLevel::Enabled);
-const MUTATE: Endpoint = Endpoint::Level(InjectionLevel::Enabled);
+const VALIDATE: Endpoint = Endpoint::ValidateFailureMode(FailureMode::Enabled);
+const MUTATE: Endpoint = Endpoint::FailureMode(FailureMode::Enabled);
 
 fn snapshot(profiles: &[(&str, Json)]) -> Snapshot {
     let compiled = profiles.iter().map(|(name, spec)| {
@@ -326,7 +326,7 @@ fn ignores_namespaces_without_opt_in() {
         decide(&review, Endpoint::Validate, &snapshot, &facts).0.decision.reason
     };
     assert_eq!(reason(Namespace::default()), Reason::NotOptedIn);
-    assert_eq!(reason(Namespace::opted_in(InjectionLevel::Enabled)), Reason::ValidationFailed);
+    assert_eq!(reason(Namespace::opted_in(FailureMode::Enabled)), Reason::ValidationFailed);
     let mut system = review.clone();
     system["request"]["namespace"] = json!("kube-system");
     assert_eq!(decide(&system, VALIDATE, &snapshot, &Facts::default()).0.decision.reason, Reason::SystemNamespace);

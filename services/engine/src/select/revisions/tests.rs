@@ -1,5 +1,5 @@
 use pillion_api::ProfileSpec;
-use pillion_api::names::InjectionLevel;
+use pillion_api::names::FailureMode;
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -70,7 +70,7 @@ struct Got {
     outcome: Outcome,
 }
 
-fn inject(snapshot: &Snapshot, object: &Json, level: InjectionLevel, looked_up: LookedUp) -> Got {
+fn inject(snapshot: &Snapshot, object: &Json, failure_mode: FailureMode, looked_up: LookedUp) -> Got {
     let body = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -82,8 +82,8 @@ fn inject(snapshot: &Snapshot, object: &Json, level: InjectionLevel, looked_up: 
     .to_string();
     let review = Review::parse(body.as_bytes()).unwrap();
     let facts = Facts { looked_up, record_trust: RecordTrust::ManagedFields, ..Facts::default() };
-    let wanted = review.needs(Endpoint::Level(level), snapshot, &facts).objects;
-    let decided = review.decide(Endpoint::Level(level), snapshot, &facts).unwrap();
+    let wanted = review.needs(Endpoint::FailureMode(failure_mode), snapshot, &facts).objects;
+    let decided = review.decide(Endpoint::FailureMode(failure_mode), snapshot, &facts).unwrap();
     let mut object = object.clone();
     if let Some(patch) = &decided.patch {
         let patch: json_patch::Patch = serde_json::from_slice(patch).unwrap();
@@ -99,7 +99,7 @@ fn inject(snapshot: &Snapshot, object: &Json, level: InjectionLevel, looked_up: 
 }
 
 fn label(snapshot: &Snapshot, object: &Json) -> Option<String> {
-    inject(snapshot, object, InjectionLevel::Enabled, LookedUp::default()).label
+    inject(snapshot, object, FailureMode::Enabled, LookedUp::default()).label
 }
 
 fn of_replica_set(workload: &str, hash: &str) -> Json {
@@ -160,7 +160,7 @@ fn unpromoted_profile_is_known_outside_its_share() {
     served.stage.as_mut().unwrap().promoted = None;
     let snapshot = snapshot([served]);
     let asking = pod("web", &json!({"pillion.dev/profiles": "proxy"}));
-    let got = inject(&snapshot, &asking, InjectionLevel::Required, LookedUp::default());
+    let got = inject(&snapshot, &asking, FailureMode::Required, LookedUp::default());
     assert_eq!((got.label, got.outcome, got.warnings), (None, Outcome::Skipped, Vec::new()));
 }
 
@@ -201,9 +201,9 @@ fn pin_matches_prefix_of_revision() {
     let name = ProfileName::cluster("proxy");
     let (served, [new, promoted, old]) = staged(&name, 0, &json!({"activation": "Requested"}));
     let snapshot = snapshot([served]);
-    let asked = |word: &str, level| {
+    let asked = |word: &str, failure_mode| {
         let object = pod("web", &json!({"pillion.dev/profiles": word}));
-        let first = inject(&snapshot, &object, level, LookedUp::default());
+        let first = inject(&snapshot, &object, failure_mode, LookedUp::default());
         let found = first.wanted.iter().map(|query| {
             let mut kept = labelled("old");
             kept["activation"] = json!("Requested");
@@ -212,26 +212,26 @@ fn pin_matches_prefix_of_revision() {
             (query.clone(), Answer::Found(Arc::new(OwnedTape::parse(object.to_string()).unwrap())))
         });
         let looked_up = LookedUp { objects: found.collect(), ..LookedUp::default() };
-        (first.wanted, inject(&snapshot, &object, level, looked_up))
+        (first.wanted, inject(&snapshot, &object, failure_mode, looked_up))
     };
     let digits = |profile: &CompiledProfile| profile.revision()[..6].to_owned();
     // Active revisions need no lookup.
     for (pinned, expected) in [(&new, "new"), (&promoted, "promoted")] {
-        let (wanted, got) = asked(&format!("proxy@{}", digits(pinned)), InjectionLevel::Enabled);
+        let (wanted, got) = asked(&format!("proxy@{}", digits(pinned)), FailureMode::Enabled);
         assert_eq!((wanted.len(), got.label.as_deref(), got.warnings.len()), (0, Some(expected), 0));
     }
-    let (wanted, got) = asked(&format!("proxy@{}", digits(&old)), InjectionLevel::Enabled);
+    let (wanted, got) = asked(&format!("proxy@{}", digits(&old)), FailureMode::Enabled);
     let [query] = wanted.as_slice() else { panic!("{wanted:?}") };
     assert_eq!(query.which, ObjectSelection::Named(format!("proxy-{}", old.revision()).into()));
     assert_eq!(got.label.as_deref(), Some("old"));
     assert!(got.object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap().contains(old.revision()));
 
-    let (wanted, got) = asked("proxy@xyz", InjectionLevel::Enabled);
+    let (wanted, got) = asked("proxy@xyz", FailureMode::Enabled);
     assert_eq!((wanted.len(), got.label), (0, None));
     assert!(got.warnings[0].contains("proxy@xyz"), "{:?}", got.warnings);
-    assert_eq!(asked("proxy@xyz", InjectionLevel::Required).1.outcome, Outcome::Denied);
-    assert_eq!(asked("proxy@", InjectionLevel::Required).1.outcome, Outcome::Denied);
-    let (_, got) = asked(&format!("-proxy@{}", digits(&old)), InjectionLevel::Required);
+    assert_eq!(asked("proxy@xyz", FailureMode::Required).1.outcome, Outcome::Denied);
+    assert_eq!(asked("proxy@", FailureMode::Required).1.outcome, Outcome::Denied);
+    let (_, got) = asked(&format!("-proxy@{}", digits(&old)), FailureMode::Required);
     assert_eq!((got.label, got.outcome), (None, Outcome::Skipped), "the profile is dropped despite the pin");
 }
 
@@ -243,7 +243,7 @@ fn only_last_pin_of_profile_is_fetched() {
     served.kept = kept.iter().map(|revision| Box::from(revision.as_str())).collect();
     let words: Vec<_> = kept.iter().map(|revision| format!("proxy@{revision}")).collect();
     let object = pod("web", &json!({"pillion.dev/profiles": words.join(",")}));
-    let got = inject(&snapshot([served]), &object, InjectionLevel::Enabled, LookedUp::default());
+    let got = inject(&snapshot([served]), &object, FailureMode::Enabled, LookedUp::default());
     let wanted: Vec<_> = got.wanted.iter().map(|query| query.which.clone()).collect();
     assert_eq!(wanted, [ObjectSelection::Named(format!("proxy-{}", kept[7]).into())]);
 }
@@ -254,7 +254,7 @@ fn forbidden_opt_out_cannot_be_pinned() {
     let (served, [_, _, old]) = staged(&name, 0, &json!({"optOut": "Forbidden"}));
     let snapshot = snapshot([served]);
     let object = pod("web", &json!({"pillion.dev/profiles": format!("proxy@{}", old.revision())}));
-    let got = inject(&snapshot, &object, InjectionLevel::Enabled, LookedUp::default());
+    let got = inject(&snapshot, &object, FailureMode::Enabled, LookedUp::default());
     assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("promoted"), 0));
     assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
 }
@@ -282,19 +282,19 @@ fn parameter_child_cannot_be_pinned() {
     };
     let object = pod("web", &json!({"pillion.dev/profiles": format!("own@{old_revision}")}));
 
-    let got = inject(&served(&bounded), &object, InjectionLevel::Enabled, LookedUp::default());
+    let got = inject(&served(&bounded), &object, FailureMode::Enabled, LookedUp::default());
     assert_eq!((got.label.as_deref(), got.wanted.len()), (Some("parent"), 0));
     assert!(got.warnings[0].contains("cannot be pinned"), "{:?}", got.warnings);
 
     // A profile that now has its own template cannot be pinned to a revision that only set values of the parent.
     assert_eq!(compiled(&own).limits(), Limits::Tenant);
     let own = served(&own);
-    let asking = inject(&own, &object, InjectionLevel::Enabled, LookedUp::default());
+    let asking = inject(&own, &object, FailureMode::Enabled, LookedUp::default());
     let [query] = asking.wanted.as_slice() else { panic!("{:?}", asking.wanted) };
     let kept = json!({"spec": old.to_revision(&name, None, None).unwrap()});
     let kept = Answer::Found(Arc::new(OwnedTape::parse(kept.to_string()).unwrap()));
     let looked_up = LookedUp { objects: vec![(query.clone(), kept)], ..LookedUp::default() };
-    let got = inject(&own, &object, InjectionLevel::Enabled, looked_up);
+    let got = inject(&own, &object, FailureMode::Enabled, looked_up);
     assert_eq!(got.label.as_deref(), Some("own"));
     assert!(got.warnings.iter().any(|warning| warning.contains("own@")), "{:?}", got.warnings);
 }
@@ -308,24 +308,24 @@ fn second_pass_keeps_recorded_revision() {
     };
     let old = profile(&name, &labelled("old"));
     let before = snapshot([served("old", &[])]);
-    let first = inject(&before, &pod("web", &json!({})), InjectionLevel::Enabled, LookedUp::default());
+    let first = inject(&before, &pod("web", &json!({})), FailureMode::Enabled, LookedUp::default());
     assert_eq!(first.label.as_deref(), Some("old"));
 
     // A newer revision was published in the meantime, and the old one is still stored.
     let after = snapshot([served("new", &[old.revision()])]);
-    let asking = inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default());
+    let asking = inject(&after, &first.object, FailureMode::Enabled, LookedUp::default());
     let [query] = asking.wanted.as_slice() else { panic!("{:?}", asking.wanted) };
     let kept = whole(&name, &labelled("old")).to_revision(&name, None, None).unwrap();
     let object = Arc::new(OwnedTape::parse(json!({"spec": kept}).to_string()).unwrap());
     let looked_up = LookedUp { objects: vec![(query.clone(), Answer::Found(object))], ..LookedUp::default() };
-    let second = inject(&after, &first.object, InjectionLevel::Enabled, looked_up);
+    let second = inject(&after, &first.object, FailureMode::Enabled, looked_up);
     assert_eq!(second.object, first.object, "a second pass changes nothing");
-    assert!(inject(&after, &first.object, InjectionLevel::Enabled, LookedUp::default()).wanted.is_empty());
+    assert!(inject(&after, &first.object, FailureMode::Enabled, LookedUp::default()).wanted.is_empty());
 
     // During a rollout, the promoted revision is active, so no lookup is needed.
     let stage = Stage { promoted: Some(old), percent: 100, namespaces: None };
     let rolling = snapshot([Served { stage: Some(stage), ..served("new", &[]) }]);
-    let second = inject(&rolling, &first.object, InjectionLevel::Enabled, LookedUp::default());
+    let second = inject(&rolling, &first.object, FailureMode::Enabled, LookedUp::default());
     assert_eq!((second.object, second.wanted.len()), (first.object.clone(), 0));
     assert_eq!(label(&rolling, &pod("web", &json!({}))).as_deref(), Some("new"));
 }

@@ -278,7 +278,7 @@ fn named(object: Map<String, Value>) -> Value {
 
 fn namespace_of(described: &Metadata, name: &str) -> Value {
     let mut described = described.clone();
-    let level = pillion_api::names::InjectionLevel::Enabled.label_value();
+    let level = pillion_api::names::FailureMode::Enabled.label_value();
     let opt_in = pillion_api::names::INJECTION_LABEL;
     described.labels.entry(opt_in.to_owned()).or_insert_with(|| level.to_owned());
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata_of(&described, name, None)})
