@@ -1,4 +1,4 @@
-//! Exposes the last report as metrics. All labels have fixed sets of values, except the names of tenants and profiles.
+//! Exposes the leader's last report as metrics. The report is empty when a term ends. All labels have fixed sets of values, except the names of tenants and profiles.
 //! The number of names with series is limited.
 
 use std::fmt;

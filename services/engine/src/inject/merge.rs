@@ -180,8 +180,8 @@ pub(super) struct Merge<'d, 'a> {
     buffers: &'d mut MergeScratch<'a>,
     /// Slots of the elements that this pass added. Slot numbers increase, so the list is sorted.
     pub(super) added_slots: Vec<SlotId>,
-    /// Slots of the containers that this pass moved between `containers` and `initContainers`. They are added elements
-    /// in the record.
+    /// Slots of the containers that this pass moved between `containers` and `initContainers`. The record
+    /// lists them as added, because it has no entry for a move.
     pub(super) moved_containers: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,

@@ -48,7 +48,7 @@ pillion_api::labelled! {
         Expanded => "expanded",
         /// The next CA issues the serving certificate. The phase ends when the Secret contains that certificate.
         Switched => "switched",
-        /// Like `Switched`. The phase ends when every endpoint has served a certificate of the next CA in several
+        /// The controller verifies the endpoints. The phase ends when every endpoint has served a certificate of the next CA in several
         /// rounds of probes.
         Verified => "verified",
         /// Like `Verified`, but the old key is deleted. Connections and replicas that the probes did not reach may
@@ -246,11 +246,12 @@ pub struct ProbeSummary {
     pub answering: usize,
     /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
     pub rounds: u32,
-    /// Whether the last round found an endpoint that serves a certificate of another CA than the newest.
+    /// Whether a client that trusts only the newest CA would have rejected an endpoint in the last round. True for
+    /// every endpoint before the phase `Switched`.
     pub is_other_ca_served: bool,
     /// Whether the last round found an endpoint that serves an untrusted certificate.
     pub untrusted: bool,
-    /// Number of endpoints that could not be probed in the last round.
+    /// Number of endpoints that could not be probed in the last round. The plan does not use it.
     pub unreachable: usize,
 }
 
