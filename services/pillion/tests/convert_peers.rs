@@ -335,7 +335,7 @@ fn sidecar_set_becomes_profile() {
 
     let paused = SIDECAR_SET.replace("  selector:", "  injectionStrategy: {paused: true}\n  selector:");
     let run = convert(&["sidecarset"], &paused);
-    assert!(run.stdout.is_empty() && run.stderr.contains("it is paused"), "{} {}", run.stdout, run.stderr);
+    assert!(run.stdout.is_empty() && run.stderr.contains("the SidecarSet is paused"), "{} {}", run.stdout, run.stderr);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn path_without_profile_is_an_error() {
     let nowhere = folder.path().join("nowhere");
     let empty = tempfile::tempdir().unwrap();
     for (path, message, code) in
-        [(&*path, "there is no ", 1), (&*nowhere, "cannot be read", 2), (empty.path(), "there is no ", 1)]
+        [(&*path, "contains no ClusterInjectionProfile", 1), (&*nowhere, "cannot be read", 2), (empty.path(), "contains no ", 1)]
     {
         let output = lint(&[path]);
         assert_eq!(output.status.code(), Some(code));

@@ -185,7 +185,7 @@ fn copied_folder_beside_profile_changes_no_result() {
 #[test]
 fn cases_are_selected_by_name() {
     let root = folders(&[("a", PROFILE, CASES)]);
-    let output = test(root.path(), &["a", "--filter", "BESIDE"]);
+    let output = test(root.path(), &["a", "--filter", "ANOTHER"]);
     assert_eq!(stdout(&output), "a  1 case\n1 case: 1 passed, 0 failed\n");
     let output = test(root.path(), &["a", "--filter", "nobody"]);
     assert_eq!(output.status.code(), Some(2));

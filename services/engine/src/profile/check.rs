@@ -461,7 +461,7 @@ mod tests {
                 json!({"containers": [{"$when": "x", "image": "i"}]}),
                 "s.containers[0]: an element of this list needs a name",
             ),
-            (json!({"containers": [{"$when": "x", "name": "a"}]}), "s.containers[0]: a container that is added needs"),
+            (json!({"containers": [{"$when": "x", "name": "a"}]}), "s.containers[0]: an added container needs"),
             (
                 json!({"volumes": [{"name": "v", "emptyDir": {}, "configMap": {}}]}),
                 "s.volumes[0]: a volume has exactly one source, found [\"emptyDir\", \"configMap\"]",
@@ -565,7 +565,7 @@ mod tests {
         let found = warnings_of(&mounting("cache", &json!([{"name": "cahce", "emptyDir": {}}])));
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(
-            found[0].starts_with("spec.template.spec.containers[0].volumeMounts[0].name: no volume of this profile")
+            found[0].starts_with("spec.template.spec.containers[0].volumeMounts[0].name: this profile adds no volume")
         );
         assert!(found[0].ends_with("(help: did you mean cahce?)"), "{found:?}");
         assert!(warnings_of(&mounting("cache", &json!([])))[0].contains("unless the pods have it"));

@@ -455,7 +455,7 @@ fn after(time: Timestamp, duration: Duration) -> Timestamp {
     time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }
 
-/// Tests rare cases; `rotation_model` tests the ordinary ones: lost or compromised keys, and forged records and epochs.
+/// Tests rare cases: lost or compromised keys, and forged records and epochs. `rotation_model` tests the ordinary ones.
 #[cfg(test)]
 mod tests {
     use super::super::{ProbeSummary, ServingCertificate};

@@ -448,7 +448,7 @@ fn reports_mistake_for_originating_profile() {
     let diagnostics = diagnostics(&ProfileName::cluster("child"), child, &library);
     for expected in [
         "spec.variables[0].expression: there is no `nothing` here",
-        "spec.extends.name: spec.variables[1].expression of parent, which it extends: the variable \"c\" is needed",
+        "spec.extends.name: spec.variables[1].expression of parent, which it extends: the variable \"c\" depends on its own value",
         "spec.template.spec.containers[0]: an added container needs an image",
         "spec.template.spec.containers[1].command: ",
     ] {
@@ -573,7 +573,7 @@ fn namespace_sets_permitted_parameters() {
         (json!({"name": "mode", "default": "c"}), "spec.parameters[0].default: \"c\" is not one of"),
         (json!({"name": "host", "default": "A"}), "spec.parameters[0].default: \"A\" does not match"),
         (json!({"name": "port", "default": 1}), "spec.parameters[0].default: \"1\" does not match"),
-        (json!({"name": "host", "default": "${x}"}), "spec.parameters[0].default: a namespace sets a value"),
+        (json!({"name": "host", "default": "${x}"}), "spec.parameters[0].default: a namespace can only set a constant"),
         (json!({"name": "locked", "default": "y"}), "spec.parameters[0].default: the cluster profile does not let"),
         (json!({"name": "by-pod", "default": "y"}), "spec.parameters[0].default: the cluster profile does not let"),
         (
@@ -601,11 +601,11 @@ fn namespace_cannot_widen_inherited_fields() {
         (json!({"namespaceSelector": {}}), "spec.namespaceSelector: "),
         (
             json!({"matchConditions": [{"name": "level", "expression": "true"}]}),
-            "spec.matchConditions[0].name: the condition \"level\" is the cluster profile's",
+            "spec.matchConditions[0].name: the cluster profile already has a condition \"level\"",
         ),
         (
             json!({"preconditions": [{"name": "network", "expression": "true", "action": "Warn"}]}),
-            "spec.preconditions[0].name: the condition \"network\" is the cluster profile's",
+            "spec.preconditions[0].name: the cluster profile already has a condition \"network\"",
         ),
     ] {
         let diagnostics = diagnostics(&own(), child(more.clone()), &library());
