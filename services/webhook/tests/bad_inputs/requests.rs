@@ -132,14 +132,14 @@ fn body_rows() -> Vec<Row> {
     let name = |escaped: &str| text.replacen("\"name\":\"web-0\"", &format!("\"name\":\"{escaped}\""), 2);
     let mut rows = vec![
         good(1, "nothing").body("").refused(400, "AdmissionReview"),
-        good(1, "spaces").body("  \n").refused(400, "not JSON"),
+        good(1, "spaces").body("  \n").refused(400, "not valid JSON"),
         good(2, "null").body("null").refused(400, "the body is null"),
         good(2, "a list").body("[]").refused(400, "the body is []"),
         good(2, "a string").body("\"x\"").refused(400, "the body is"),
         good(2, "an empty object").body("{}").refused(400, "apiVersion"),
-        good(3, "half of the review").body(&text.as_bytes()[..text.len() / 2]).refused(400, "not JSON"),
-        good(3, "all but the last byte").body(&text.as_bytes()[..text.len() - 1]).refused(400, "not JSON"),
-        good(3, "the review twice").body(format!("{text}{text}")).refused(400, "not JSON"),
+        good(3, "half of the review").body(&text.as_bytes()[..text.len() / 2]).refused(400, "not valid JSON"),
+        good(3, "all but the last byte").body(&text.as_bytes()[..text.len() - 1]).refused(400, "not valid JSON"),
+        good(3, "the review twice").body(format!("{text}{text}")).refused(400, "not valid JSON"),
         good(4, "one byte above the limit").body(" ".repeat(LIMIT + 1)).refused(413, "7340032"),
         good(4, "exactly the limit").body(format!("{text}{}", " ".repeat(LIMIT - text.len()))),
         good(11, "nested 129 levels deep").text("\"web-0\"", &nested(129)).refused(400, "deep"),
@@ -152,11 +152,11 @@ fn body_rows() -> Vec<Row> {
         good(13, "not UTF-8").body(not_utf8).refused(400, "UTF-8"),
         good(13, "not UTF-8 after the end").body([text.as_bytes(), b"\xff"].concat()).refused(400, "UTF-8"),
         good(13, "half of a surrogate pair").body(name("\\ud800")).refused(400, "surrogate"),
-        good(13, "a zero byte").body(name("web\0")).refused(400, "not JSON"),
+        good(13, "a zero byte").body(name("web\0")).refused(400, "not valid JSON"),
         // Not 400: an escaped NUL is valid JSON, and allowed in an annotation. The API server itself rejects names with
         // it, with a better message than a webhook's.
         good(13, "an escaped zero byte").body(name("web\\u0000")),
-        good(14, "a byte order mark").body(format!("\u{feff}{text}")).refused(400, "not JSON"),
+        good(14, "a byte order mark").body(format!("\u{feff}{text}")).refused(400, "not valid JSON"),
         good(16, "request null").review(|review| review["request"] = json!(null)).refused(400, "request is null"),
         good(16, "no request")
             .review(|review| _ = review.as_object_mut().unwrap().remove("request"))
