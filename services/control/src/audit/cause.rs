@@ -107,7 +107,7 @@ impl fmt::Display for Cause {
 #[must_use]
 pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
     let Circumstances { created, is_recorded, not_called, .. } = *circumstances;
-    // If the pod's creation time is unknown (0), no change is assumed to be later.
+    // If the pod's creation time is unknown (0), no change counts as later than the pod.
     let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + PROPAGATION_SECONDS);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {

@@ -113,7 +113,7 @@ struct Task {
     reads: Reads,
     facts: ClusterFacts,
     auditor: Auditor,
-    /// The pause before failed lookups are retried, and the time when it ends.
+    /// The pause before failed lookups are retried. `retry_at` is its end.
     retry_pause: Duration,
     retry_at: Instant,
     /// Whether anything has changed since the last report.
@@ -160,7 +160,7 @@ pub async fn run(leading: LeaderContext, parts: AuditChannels, settings: AuditSe
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, retry_pause, retry_at, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
-        // Clears the metrics, since the next leader reports them from now on.
+        // Clear the metrics, since the next leader reports them from now on.
         shown.publish(Arc::default());
     }
 }
@@ -183,8 +183,8 @@ impl Task {
                 pod_fetch = self.auditor.next_fetch();
             }
             tokio::select! {
-                // All branches can be cancelled without loss: changes outside of a batch stay in their stream, and a
-                // waiting fetch has not started.
+                // Cancelling a branch loses nothing: changes that are not in a batch yet remain in the stream, and a
+                // fetch that waits has not started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {

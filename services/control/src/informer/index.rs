@@ -8,8 +8,8 @@
 //! would appear to be missing. After that, the watches are independent: while a watch is interrupted, the objects that
 //! it last delivered remain in use.
 //!
-//! If a namespace's [`share`] lacks memory for a profile, the profile's text is neither compiled nor kept. Once memory
-//! is free, the caller reads the profile again (`Index::take_readable`).
+//! If a profile does not fit into the memory [`share`] of its namespace, the profile's text is neither compiled nor
+//! kept. Once memory is free, the caller reads the profile again (`Index::take_readable`).
 //!
 //! kube's `reflector` and `Store` are not used: they keep whole objects, which are several times larger than the
 //! compiled profiles, and each list clears and refills the store.
