@@ -34,7 +34,7 @@ pub(super) enum Next {
     Wait {
         /// The reason.
         blocked: Blocked,
-        /// When the wait ends, if only time ends it.
+        /// When the wait ends at the latest; `None` to wait until the observed state changes.
         until: Option<Timestamp>,
     },
 }
@@ -95,7 +95,7 @@ impl Reconciler {
         self.settings.interval
     }
 
-    /// Withdraws the values for other tasks and resets the metrics, when leadership ends.
+    /// Clears the values for other tasks and resets the metrics, when leadership ends.
     pub(super) fn end(&self) {
         self.outputs.clear();
         self.metrics.reset();
@@ -119,7 +119,7 @@ impl Reconciler {
         self.check = self.check.after(stage, Instant::now());
         let asked = self.question(&objects);
         let responses = RoundResponses::of(self.inputs.responses.borrow_and_update().as_ref(), asked);
-        // An API server that reached a replica may still not trust the newest CA.
+        // The responses to the connectivity check do not show whether API servers trust the newest CA.
         let propagation = if self.check.is_running() { NO_RESPONSES } else { responses };
         self.end_check(responses);
         let question = self.question(&objects);
@@ -333,7 +333,8 @@ impl Reconciler {
         }
     }
 
-    /// Returns the question for the API servers: the connectivity check's while it runs, otherwise the rotation's.
+    /// Returns the check to make with the API servers: the connectivity check while it runs, otherwise the rotation's
+    /// trust probe.
     fn question(&self, objects: &Objects) -> Option<ApiServerCheck> {
         match &objects.configuration {
             Configuration::Present(bundle) if self.check.is_running() => {
@@ -387,8 +388,8 @@ impl Reconciler {
         }
     }
 
-    /// While API servers are asked whether they trust a CA, makes the trust probe serve a certificate of this CA.
-    /// Otherwise, it serves none.
+    /// While the rotation checks whether API servers trust a CA, makes the trust probe serve a certificate of this CA.
+    /// Otherwise, the trust probe serves none.
     fn serve_trust_probe(&mut self, question: Option<ApiServerCheck>, objects: &Objects) -> Result<(), ReconcileError> {
         let Some((ApiServerCheck::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
             self.outputs.trust_probe.show(None);
@@ -460,8 +461,8 @@ impl Reconciler {
     }
 }
 
-/// Returns the question of a rotation that waits for API servers. `None` if it does not wait for them, or if the
-/// configuration is not in its desired state.
+/// Returns the trust probe that the rotation waits for. `None` if it waits for none, or if the configuration is not in
+/// its desired state.
 fn question(objects: &Objects) -> Option<ApiServerCheck> {
     let record = objects.known()?.record();
     if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {

@@ -2,8 +2,8 @@
 //!
 //! The controller corrects a change at once. But after each change of a bundle, every API server has to open new
 //! connections. So two clients that overwrite each other forever would do more harm than either change. After a few
-//! corrections in a row against the same client, there is a pause before the next one. Pauses grow, and are reset after
-//! some time without changes.
+//! corrections in a row against the same client, there is a pause before the next one. The pauses grow, and start again
+//! from the first one after some time without changes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -171,7 +171,8 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     apply(&mut index, namespaced("own", 1, set(3)));
     let first = revision(&index.publish().unwrap(), "shop/own");
 
-    // After an error in the profile itself, its last valid spec remains active and still follows the parent.
+    // After an error in the profile itself, its last valid spec remains active. A change of the parent still applies to
+    // it.
     assert_eq!(apply(&mut index, namespaced("own", 2, set(9))).len(), 1);
     assert!(index.publish().is_none());
     let mut described = parameter(json!(["Namespace"]));
