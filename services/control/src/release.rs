@@ -126,7 +126,7 @@ impl Release {
         &self.name
     }
 
-    /// Returns the names in a replica's certificate: first the name that the API server calls, then the full name for
+    /// Returns the names in a replica's certificate: first the name that the API server uses, then the full name for
     /// other clients in the cluster.
     #[must_use]
     pub fn server_names(&self) -> [String; 2] {

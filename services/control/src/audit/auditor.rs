@@ -47,7 +47,7 @@ impl PodFetch {
     }
 }
 
-/// The audit's state of the pods of all opted-in namespaces.
+/// The audit's state for the pods of all opted-in namespaces.
 #[derive(Debug)]
 pub struct Auditor {
     snapshot: Arc<Snapshot>,
@@ -265,7 +265,7 @@ impl Auditor {
             let Some((name, discards_results)) = self.unjudged.pop_first() else { break };
             let Some(state) = self.namespaces.get_mut(&name) else { continue };
             judged += state.pods.len().max(1);
-            // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys stay
+            // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys remain
             // valid.
             let mut verdicts = HashMap::new();
             for (pod_name, pod) in &mut state.pods {
@@ -513,7 +513,7 @@ fn judge(
         pod.verdict.iter().find(is_result_of_whole).filter(|_| !discards_results)
     };
     let known = |profile: &CompiledProfile, revision: &str| {
-        // A recorded profile was already matched by the webhook when the pod was created.
+        // The webhook already matched a recorded profile when the pod was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
         has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.match_state == MatchState::Wanted))
     };

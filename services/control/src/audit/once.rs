@@ -148,7 +148,7 @@ async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<S
     Ok(Served { snapshot, excluded, opt_in, webhook_state })
 }
 
-/// Lists the namespaces, and the published revisions or, without `serves_revisions`, the profiles.
+/// Lists the namespaces and, if `serves_revisions`, the published revisions, or else the profiles.
 async fn listed(client: &Client, serves_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));

@@ -36,7 +36,7 @@ pub struct PodCounts {
     pub not_requested: u64,
 }
 
-/// Number of pods by the state of one profile.
+/// Number of pods of one profile, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAudit {
     /// The active revision is injected.

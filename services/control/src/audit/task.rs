@@ -91,13 +91,13 @@ pub struct Audited {
 }
 
 impl Audited {
-    /// Returns the numbers of pods of a profile; `None` if the report does not have the profile.
+    /// Returns the pod counts of a profile; `None` if the report does not have the profile.
     #[must_use]
     pub fn profile(&self, name: &ProfileName) -> Option<ProfileAudit> {
         self.report.profiles.get(name.to_string().as_str()).copied()
     }
 
-    /// Returns the numbers of pods of each profile, by display name.
+    /// Returns the pod counts of each profile, by display name.
     #[must_use]
     pub fn profiles(&self) -> &BTreeMap<Box<str>, ProfileAudit> {
         &self.report.profiles
@@ -176,7 +176,7 @@ impl Task {
         let mut next_fetch = Instant::now();
         let mut pod_fetch = None;
         let mut in_flight = FuturesUnordered::new();
-        // The excluded namespaces must be known before the first pod.
+        // The excluded namespaces must be known before the first pod is judged.
         let mut more_to_judge = self.read_webhook_state().await;
         loop {
             if pod_fetch.is_none() && in_flight.len() < self.settings.requests {

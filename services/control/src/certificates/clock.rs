@@ -67,7 +67,7 @@ pub struct Clock {
     metrics: ClockMetrics,
 }
 
-/// The time, and whether it can be trusted, read together.
+/// A reading of the local clock: the time, and whether it can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// The local time.
@@ -248,7 +248,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Whether `wall` agrees with these responses, each with its age and its lead over `wall` in minutes.
+    /// Whether `wall` agrees with these responses. Each response has its age, and the time by which it is ahead of
+    /// `wall`, in minutes.
     fn agrees(answers: &[(u32, i64)]) -> bool {
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
         let (wall, zero) = (time("2026-11-21T12:00:00Z"), Instant::now());

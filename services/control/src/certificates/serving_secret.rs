@@ -257,7 +257,7 @@ enum Rejection {
 }
 
 impl WatchedSecret {
-    /// Follows the Secret until `stop`, and reports its changes.
+    /// Watches the Secret until `stop`, and reports its changes.
     pub async fn follow(self, client: Client, stop: CancellationToken, report: impl FnMut(SecretChange)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
         self.run(watch_object::watch(api, OBJECT_NAME, &self.name), Timestamp::now, stop, report).await;

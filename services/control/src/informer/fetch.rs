@@ -200,7 +200,7 @@ mod tests {
         Fetches::new(Some(Client::new(service, "default")))
     }
 
-    /// Returns a revision object as JSON, with an annotation of about `bytes` bytes of escapes.
+    /// Returns a revision object as JSON, with an annotation of about `bytes` bytes of escape sequences.
     fn object(bytes: usize) -> String {
         let (text, revision) = (spec().to_string(), key("big").revision);
         let description = "\\u003c".repeat(bytes / 6);

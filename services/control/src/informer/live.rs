@@ -46,7 +46,7 @@ fn bounds(answer_limit: Duration) -> Bounds {
         // A client gets a quarter of the total rate, so that one client cannot use up all of it.
         a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
-        // After this time, the watch has long delivered the namespace.
+        // The watch delivers the namespace long before this time has passed.
         found_for: Duration::from_secs(10),
         missing_for: MISSING_DURATION,
         failed_for: MISSING_DURATION,

@@ -137,7 +137,7 @@ struct TenantPermits {
     permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// If the table has this many tenants, tenants without a running request are removed.
+/// Number of tenants in the table at which tenants without a running request are removed.
 const TENANTS: usize = 256;
 
 impl TenantPermits {
@@ -174,7 +174,7 @@ struct CachedObject<V> {
 
 #[derive(Clone, Debug)]
 struct Failure {
-    /// The message for pod authors. The log has the exact cause.
+    /// The message for pod authors. The log contains the exact cause.
     message: &'static str,
     until: Instant,
 }

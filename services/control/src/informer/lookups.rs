@@ -58,7 +58,8 @@ pub struct LookupSettings {
     pub stale_for: Duration,
     /// Size of the cache in bytes.
     pub memory: u64,
-    /// Requests per second that the reviews of one client address may cause. All API servers may share one address.
+    /// Maximum requests per second that the reviews of one client address may cause. All API servers may share one
+    /// address.
     pub a_second_per_client: u32,
 }
 

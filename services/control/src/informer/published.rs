@@ -173,7 +173,7 @@ impl PublishedRevisions {
         Some(Served { profile, stage: None, kept: Arc::clone(kept) })
     }
 
-    /// Returns the newest revision with its rollout, or `None` if a revision that this needs is not fetched.
+    /// Returns the newest revision with its rollout, or `None` if a revision that is needed is not fetched.
     fn as_published(&self) -> Option<Served> {
         let published = self.publication.as_ref()?;
         let profile = self.available(&published.newest)?;

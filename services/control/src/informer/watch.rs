@@ -43,7 +43,7 @@ use crate::informer::text::Broken;
 /// Maximum number of changes in one publication, so that a constant stream of changes does not delay publications.
 const BATCH: usize = 1024;
 
-/// Namespaces per page of a list. A page is in memory with whole objects.
+/// Namespaces per page of a list. While a page is read, its whole objects are in memory.
 const NAMESPACES_PER_PAGE: u32 = 250;
 /// Profiles per page of a list. Profiles are larger than namespaces.
 pub(crate) const PROFILES_PER_PAGE: u32 = 100;

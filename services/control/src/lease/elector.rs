@@ -139,7 +139,7 @@ impl Elector {
     }
 
     /// Takes part in the election until `stop`. In each term, runs `lead` with the [`Claim`] as a separate task. At the
-    /// end of a term, cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, holds the
+    /// end of a term, cancels the claim's token, and gives the task [`Settings::grace`] to end. At `stop`, holds the
     /// Lease until the task has ended, and then releases it.
     ///
     /// A task that returns early ends the term.

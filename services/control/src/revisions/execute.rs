@@ -244,7 +244,7 @@ impl Pass {
     /// Plans all profiles and starts the writes.
     ///
     /// # Errors
-    /// The pass is over. Returns how it ended.
+    /// The pass is over: returns it with its result.
     fn next_round(
         mut self,
         store: &mut RevisionStore,

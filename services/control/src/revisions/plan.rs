@@ -258,7 +258,7 @@ fn keep_latest(
 ) -> (Vec<String>, Vec<Box<str>>) {
     let Observed { status, existing, .. } = observed;
     let published = status.revision.as_deref();
-    // A rollback leaves the order unchanged, so that the next one goes further back.
+    // A rollback leaves the order unchanged, so that the next rollback goes further back.
     let is_next = publication.rollback != RollbackState::InForce && publication.newest != published;
     let mut first: Vec<&str> = Vec::new();
     if is_next {

@@ -1,5 +1,5 @@
-//! The checks that the rotation makes with the API servers: trust probes while the rotation waits for their results,
-//! and the connectivity check of the replicas.
+//! The checks of the API servers that the rotation needs: trust probes while the rotation waits for their results, and
+//! the connectivity check of the replicas.
 //!
 //! # The connectivity check
 //! The check shows whether API servers reach the replicas. It runs before the final configuration, with which API
@@ -27,7 +27,7 @@ use crate::release::Release;
 use crate::trust_probe::ApiServerProber;
 use crate::webhook_config::Live;
 
-/// A check with the API servers. A response is used only for the check that requested it.
+/// A check of the API servers. A response is used only for the check that requested it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ApiServerCheck {
     /// Whether the API servers trust the newest CA, after the configuration was written.
@@ -69,7 +69,7 @@ impl RoundResponses {
     }
 }
 
-/// Makes the current check with the API servers while this controller leads. `pause` is the time between two rounds of
+/// Runs the current check of the API servers while this controller leads. `pause` is the time between two rounds of
 /// trust probes.
 pub(super) async fn ask(
     stop: &CancellationToken,

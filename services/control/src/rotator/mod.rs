@@ -11,7 +11,7 @@
 //!
 //! - [`request`]: an administrator's request for a rotation.
 //! - `objects`: reads all objects in a consistent state.
-//! - `connectivity`: the checks with the API servers: trust probes, and the connectivity check of the replicas.
+//! - `connectivity`: the checks of the API servers: trust probes, and the connectivity check of the replicas.
 //! - `reconciler`: one reconciliation.
 //! - `report`: Events, log lines and metrics.
 //!
@@ -59,7 +59,7 @@ use crate::webhook_config::{Live, Rules, Target, WriteError};
 
 pub use report::RotatorMetrics;
 
-/// Maximum number of consecutive writes without a pause. A rotation makes ten.
+/// Maximum number of consecutive writes without a pause. A rotation makes ten writes.
 const MAX_WRITES: u32 = 64;
 /// Timeout of a reconciliation, which sends a few requests. If an API server hangs, the next reconciliation may reach
 /// another API server.
@@ -171,7 +171,7 @@ struct Outputs {
     target: watch::Sender<Option<Arc<Target>>>,
     /// The requirements for probing endpoints.
     expected: watch::Sender<Option<Arc<Expected>>>,
-    /// The check to make with the API servers.
+    /// The check of the API servers that should run.
     question: watch::Sender<Option<ApiServerCheck>>,
     /// The endpoint that API servers call for a trust probe.
     trust_probe: TrustProbe,
@@ -206,7 +206,7 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 }
 
 impl Rotator {
-    /// Rotates the CA, probes endpoints, and makes checks with the API servers, while this controller leads.
+    /// Rotates the CA, probes endpoints, and checks the API servers, while this controller leads.
     pub async fn run(self, leading: LeaderContext) {
         let Self { settings, metrics: (metrics, probe_metrics), clock, asker, rules, live, target, found } = self;
         let (expected, expects) = watch::channel(None);

@@ -48,7 +48,7 @@ pub(super) struct Objects {
 pub(super) struct Observations {
     /// Results of probing the endpoints.
     pub(super) endpoints: ProbeSummary,
-    /// Results of the checks with the API servers.
+    /// Results of the checks of the API servers.
     pub(super) propagation: Propagation,
     /// The CA that failed to sign, if any.
     pub(super) unable: Option<Generation>,

@@ -47,14 +47,14 @@ pub(super) struct Reconciler {
     metrics: RotatorMetrics,
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
-    /// Whether the webhooks were disabled at the last reconciliation. This applies if the `ConfigMap` now has an
-    /// unknown value.
+    /// Whether the webhooks were disabled at the last reconciliation. If the `ConfigMap` now has an unknown value, this
+    /// state is kept.
     disabled: bool,
     /// The CA that failed to sign, since it has expired or is for other names.
     unable: Option<Generation>,
     /// The versions of the configurations, and when this leader first saw them.
     unchanged_since: (Versions, Instant),
-    /// Unknown certificates that must stay trusted, even if they were removed from the configuration meanwhile.
+    /// Unknown certificates that must remain trusted, even if they were removed from the configuration meanwhile.
     kept_unknown: Vec<CertificateDer<'static>>,
     /// When to renew the trust probe's certificate.
     trust_probe_renewal: Timestamp,
@@ -156,8 +156,7 @@ impl Reconciler {
             return Ok(Next::Wait { blocked, until });
         }
         if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
-            // Another client may damage the bundle again and again, so the task that corrects drift writes it, with
-            // pauses.
+            // Another client may damage the bundle repeatedly, so the task that corrects drift writes it, with pauses.
             let target = self.wanted(&step, &objects)?;
             replace(&self.outputs.target, target.map(Arc::new));
             self.metrics.set_blocked(Some(Blocked::Repair));
@@ -333,8 +332,8 @@ impl Reconciler {
         }
     }
 
-    /// Returns the check to make with the API servers: the connectivity check while it runs, otherwise the rotation's
-    /// trust probe.
+    /// Returns the check of the API servers that should run: the connectivity check while it runs, otherwise the
+    /// rotation's trust probe.
     fn question(&self, objects: &Objects) -> Option<ApiServerCheck> {
         match &objects.configuration {
             Configuration::Present(bundle) if self.check.is_running() => {

@@ -371,7 +371,7 @@ mod tests {
         call(address, &second, "/trust-probe/validate", &review("two")).await.unwrap();
         assert_eq!((serving_certificate(&one), serving_certificate(&two)), (Some(Generation(1)), Some(Generation(2))));
         assert_eq!(trust_probe.0.metrics.calls(), 4);
-        // Only one of the two configurations has the change.
+        // Only one of the two webhooks is called.
         trust_probe.show(Some(identity(1, &first)));
         call(address, &first, "/trust-probe", &review("two")).await.unwrap();
         assert_eq!(two.shown(), None);

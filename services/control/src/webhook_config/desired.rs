@@ -50,8 +50,8 @@ impl Rules {
     /// is active too. The profiles are compiled, so their targets are valid.
     ///
     /// Namespaced profiles mutate only pods, and the creation of pods always calls the mutating webhooks. Their
-    /// validations may need more calls than cluster profiles do. These calls are limited to the profiles' own
-    /// namespaces, in the order of their names, up to [`MAXIMUM_OWN_CALLS`].
+    /// validations may need calls that no cluster profile needs. These calls are made only for the profiles' own
+    /// namespaces. Up to [`MAXIMUM_OWN_CALLS`] are made, in the order of the namespaces' names.
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
         let (cluster, own): (Vec<_>, Vec<_>) = profiles.active().partition(|one| one.name().namespace.is_none());

@@ -158,8 +158,8 @@ fn moves(
             Leader::Idle => add(Move::Reads(number), with(Leader::Read(Reading::of(world)))),
             Leader::Read(reading) => {
                 for (late, asked) in [(false, false), (false, true), (true, false)] {
-                    // If the API servers cannot be listed, deadlines pass only after every running one has seen the
-                    // bundle that was read.
+                    // If the API servers cannot be listed, deadlines pass only after every running API server has seen
+                    // the bundle that was read.
                     if late && world.uncounted && !world.have_seen(reading.bundle_version) {
                         continue;
                     }
@@ -218,7 +218,7 @@ fn moves(
     moves
 }
 
-/// The amount by which a disturbance raises an epoch. It is more than a few rotations raise the epoch.
+/// The amount by which a disturbance raises an epoch: more than a few rotations would.
 const RAISED: u64 = 100;
 
 fn disturbed(world: &ModelState, disturbance: Disturbance) -> Option<ModelState> {

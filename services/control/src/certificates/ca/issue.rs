@@ -30,16 +30,16 @@ const DAY: Duration = Duration::from_hours(24);
 pub struct Lifetimes {
     /// Validity of a CA from its creation.
     pub ca: Duration,
-    /// How long before its CA a serving certificate should expire.
+    /// Validity of a serving certificate from its creation.
     pub certificate: Duration,
-    /// How long before the end of its CA a serving certificate should end.
+    /// How long before its CA a serving certificate should expire.
     pub margin: Duration,
     /// The share of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
     /// Renewal is earlier by a share of the lifetime that differs between certificates, at most this many percent, so
     /// that not all releases renew at the same time.
     pub jitter_percent: u8,
-    /// How long before its creation a certificate's validity begins, since some clocks are behind.
+    /// How long before its creation a certificate's validity begins, for clients whose clocks are behind.
     pub backdating: Duration,
 }
 
@@ -216,7 +216,7 @@ impl Issuing<'_> {
         Ok(CaMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
-    /// Creates a serving certificate for these names. The API server connects under the first name.
+    /// Creates a serving certificate for these names. API servers verify the first name.
     ///
     /// # Errors
     /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.

@@ -174,7 +174,7 @@ impl KnownCas {
         Self::assemble(record, &cas, self.retired.clone())
     }
 
-    /// Signs a serving certificate for these names. The API server connects under the first name.
+    /// Signs a serving certificate for these names. API servers verify the first name.
     ///
     /// # Errors
     /// The CA does not exist, it has no key, or clients would not trust the new certificate.
@@ -355,8 +355,8 @@ fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Ce
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
     let is_intact = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
-        // The certificate is self-signed, so the signature reveals a changed byte. The exception is the copy of the
-        // algorithm outside the signed part.
+        // The certificate is self-signed, so the signature reveals a changed byte. The exception is the algorithm
+        // identifier after the signed part, which is compared separately.
         let is_signed = parsed.verify_signature(None).is_ok() && repeats_its_algorithm(&certificate, &parsed);
         rest.is_empty() && parsed.is_ca() && is_signed
     });

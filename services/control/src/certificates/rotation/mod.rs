@@ -334,7 +334,7 @@ pillion_api::labelled! {
         /// The local clock and the API server's differ, or the difference is unknown.
         Clock => "clock",
         /// No endpoint serves a trusted certificate, or some endpoint serves another certificate. If the webhook
-        /// configuration had entries, pods would be rejected.
+        /// configuration had entries, API servers could reject pods.
         NoEndpoint => "no_endpoint",
         /// The connectivity check is running. Until it ends, a failed webhook call rejects no pod.
         ConnectivityCheck => "connectivity_check",

@@ -92,8 +92,8 @@ impl Observed {
         is_forged.then_some(own.unwrap_or(MAX_EPOCH_LEAD))
     }
 
-    /// Whether only CAs of this record are trusted and sign. Then the record can be used, and missing parts can be
-    /// written.
+    /// Whether only CAs of this record are trusted and sign certificates. If so, the record can be used, and missing
+    /// parts can be written.
     fn matches(&self, record: &Record) -> bool {
         let wanted: BTreeSet<_> = record.trusted().collect();
         let trusts = self
@@ -594,7 +594,7 @@ mod tests {
     fn restored_record_is_recovered() {
         let is_recovered =
             |seen: &Observed| seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewCa { .. });
-        // The restored record lacks the next CA, which is already trusted or signs.
+        // The restored record lacks the next CA, although that CA is already trusted or already signs.
         let mut seen = observed_in_phase(Phase::Stable);
         raise_epochs(&mut seen, EPOCH + 3, EPOCH);
         let of = |seen: &Observed, change: fn(&mut Bundle, &mut ServingCertificate)| {
