@@ -24,7 +24,7 @@ use tracing::{info, warn};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Clocks agree if their difference is below this.
+    /// Clocks agree if their difference is below this value.
     pub tolerance: Duration,
     /// Number of recent responses that are used.
     pub answers: usize,

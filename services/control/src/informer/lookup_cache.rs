@@ -567,7 +567,7 @@ pub trait LookupKind: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// The help text of the counter.
     const HELP: &'static str;
-    /// All targets.
+    /// All lookup targets of this kind.
     const ALL: &'static [Self];
 
     /// Returns the value of the metric label `kind`; `None` if the kind has only one target.

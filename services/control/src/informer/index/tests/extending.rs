@@ -146,7 +146,7 @@ fn unchanged_list_does_not_recompile_children() {
     index.publish();
     feed(&mut index, list(all()).into_iter().map(Update::Cluster));
     assert!(index.publish().is_none());
-    // An interrupted watch may continue without a list.
+    // An interrupted watch may continue without a new list.
     feed(&mut index, [Update::Cluster(Change::Restarted)]);
     apply(&mut index, profile("other", 1, child("proxy")));
     assert_eq!(names(&index.publish().unwrap()), ["middle", "other", "proxy"]);
