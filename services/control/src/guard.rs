@@ -1,9 +1,9 @@
 //! Isolates panics: a panic while an object is processed affects that object alone.
 //!
-//! Without the guard, a panic would end the leader's term. If a stored object causes the panic, the next leader's term
-//! would end too, and a replica whose watch has ended would exit. So one tenant's profile could stop rotation, drift
-//! correction, revisions and audit for the whole cluster. Therefore all work on users' objects outside of requests runs
-//! in [`guarded`]. Requests have their own guard.
+//! Without the guard, a panic would end the controller's leadership. If a stored object causes the panic, the next
+//! leader would panic too, and a replica whose watch has ended would exit. So one tenant's profile could stop rotation,
+//! drift correction, revisions and audit for the whole cluster. Therefore all work on users' objects outside of
+//! requests runs in [`guarded`]. Requests have their own guard.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ pub fn guarded<T>(object: &dyn Display, work: impl FnOnce() -> T) -> Result<T, P
         inject_fault(object);
         work()
     };
-    // Unwind-safe: callers keep their earlier state, and the engine does not change its inputs.
+    // Unwind-safe: if the work panics, callers keep their earlier state, and the engine does not change its inputs.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let message =
             panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -10,9 +10,9 @@ use crate::release::Release;
 /// The field manager of the controller's server-side apply.
 pub const FIELD_MANAGER: &str = "pillion-controller";
 
-/// The context of a task that only the leader runs, for one term.
+/// The context of a task that only the leader runs, for one term of leadership.
 ///
-/// For a moment, two controllers may believe that they lead. So no task relies on being the only one: every write is
+/// For a moment, two controllers may both act as the leader. So no task relies on being the only one: every write is
 /// guarded by the object's `resourceVersion`, or its result does not depend on the writer.
 #[derive(Clone)]
 pub struct LeaderContext {
@@ -20,7 +20,7 @@ pub struct LeaderContext {
     pub client: Client,
     /// The controller's release.
     pub release: Arc<Release>,
-    /// Cancelled when the term ends: the controller has lost the lease or shuts down. Tasks return soon after.
+    /// Cancelled when the term ends: the controller has lost the Lease or shuts down. Tasks must then return soon.
     pub stop: CancellationToken,
 }
 

@@ -5,7 +5,7 @@
 //!
 //! * [`informer`]: watches profiles and namespaces, looks up single objects, and publishes snapshots.
 //! * [`certificates::serving_secret`]: watches the Secret with the serving certificate.
-//! * [`webhook_config::switch`]: follows the kill switch.
+//! * [`webhook_config::switch`]: watches the kill switch.
 //!
 //! Every replica of the controller takes part in the election ([`lease`]). The leader runs these tasks, each with a
 //! [`LeaderContext`]:

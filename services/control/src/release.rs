@@ -1,6 +1,6 @@
 //! A release of Pillion in a cluster, and the names of all its objects.
 //!
-//! Every name derives from the release's name, so two releases never write the same object. The names are a contract:
+//! Every name derives from the release's name, so two releases never write the same object. The names must not change:
 //! RBAC rules refer to them, and users type them.
 
 use pillion_api::names::{is_dns_label, is_dns_name};
@@ -126,7 +126,7 @@ impl Release {
         &self.name
     }
 
-    /// Returns the names in a replica's certificate: first the name that the API server calls, then the full name for
+    /// Returns the names in a replica's certificate: first the name that the API server uses, then the full name for
     /// other clients in the cluster.
     #[must_use]
     pub fn server_names(&self) -> [String; 2] {

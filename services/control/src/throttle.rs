@@ -1,4 +1,4 @@
-//! Rate limits: of requests to the API server, in total and for each client, and of log lines about frequent events.
+//! Limits the rate of requests to the API server, in total and for each client. Also limits the rate of log lines.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ struct Window {
     count: u32,
 }
 
-/// If the table has this many addresses, inactive ones are removed.
+/// Number of addresses in the table at which inactive addresses are removed.
 const CLIENTS: usize = 1024;
 
 /// Limits log lines about frequent events.

@@ -33,7 +33,7 @@ fn read(metadata: ObjectMeta) -> namespaces::Named {
     namespaces::read(metadata, &OptIn::default())
 }
 
-/// Returns a typical namespace of a platform: five labels, three annotations, and the copy that kubectl stores.
+/// Returns a typical namespace: five labels, three annotations, and the copy that kubectl stores.
 fn namespace(number: usize, cost_center: usize) -> ObjectMeta {
     let team = number % 400;
     let name = format!("team-{team:03}-service-{number:05}");

@@ -1,10 +1,10 @@
 //! Explores the rotation with two leaders, three replicas and two API servers. A change may reach each replica and API
-//! server at any later time. A leader may stop or be paused between any two actions. Some tests add a disturbance from
-//! outside.
+//! server at any later time. A leader may stop or be paused between any two actions. Some tests add a disturbance: a
+//! change that no leader makes.
 //!
-//! In every state, no admission request may fail because of the rotation ([`world::ModelState::broken_trust`]). From every
-//! state, the rotation must complete if there are no further disturbances. The exploration is breadth first, so it
-//! finds the shortest sequence of moves to a failure.
+//! In every state, no admission request may fail because of the rotation ([`world::ModelState::broken_trust`]). From
+//! every state, the rotation must complete if there are no further disturbances. The exploration is breadth first, so
+//! it finds the shortest sequence of moves to a failure.
 
 #![allow(
     clippy::panic,
@@ -98,7 +98,7 @@ fn exploration_finds_wrong_decisions() {
                 record.certificate_epoch = 0;
             }
             match next(settings, &seen) {
-                // This mistake replaces the trusted CAs, since it hides that the record was lost.
+                // The record was lost, so the bundle has unknown certificates. This wrong planner removes them.
                 Step::WriteBundle { cas, epoch, repair, .. } => {
                     Step::WriteBundle { cas, keep_unknown: false, epoch, repair }
                 }
@@ -115,7 +115,7 @@ fn exploration_finds_wrong_decisions() {
     }
 }
 
-/// Without the corrections for these two disturbances, the exploration must find their damage.
+/// Without the fixes for these two disturbances, the exploration must find the failures that they cause.
 #[test]
 fn disturbances_break_trust_without_their_fixes() {
     let uncounted = Rules { fold: |outcomes, servers| fold(outcomes, servers.or(Some(0))), ..Rules::CODE };

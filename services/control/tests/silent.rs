@@ -1,4 +1,4 @@
-//! Tests a lost connection: the API server responds to lists, and then sends nothing more. The time is paused.
+//! Tests a lost connection: the API server responds to lists, and then sends nothing more. Tokio's clock is paused.
 
 #![allow(clippy::unwrap_used, reason = "tests report failures by panicking")]
 

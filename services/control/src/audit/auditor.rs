@@ -1,5 +1,5 @@
-//! The state of the audit: the data of every pod, the pods to judge, and the whole pods to read. This module does no
-//! I/O.
+//! State of the audit: the stored data of each pod, the pods that must be judged, and the pods that must be read as a
+//! whole. This module does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -20,8 +20,8 @@ use crate::informer::objects::Change;
 /// Maximum number of a namespace's pods that are read individually. If more are due, the namespace is listed.
 const MAX_SINGLE_READS: usize = 8;
 
-/// A request for whole pods. For each pod that was read, the caller calls [`Auditor::whole`], and then
-/// [`Auditor::done`] for the request.
+/// A request for whole pods, not only their metadata. The caller passes each pod that it reads to [`Auditor::whole`],
+/// and then calls [`Auditor::done`] once for the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodFetch {
     /// Read one pod.
@@ -47,23 +47,23 @@ impl PodFetch {
     }
 }
 
-/// The audit's state of the pods of all opted-in namespaces.
+/// The audit's state for the pods of all opted-in namespaces.
 #[derive(Debug)]
 pub struct Auditor {
     snapshot: Arc<Snapshot>,
     namespaces: BTreeMap<Box<str>, NamespaceState>,
     /// Namespaces for which the webhook is never called, whatever their labels.
     excluded: BTreeSet<Box<str>>,
-    /// Number of the current or last list.
+    /// Number of the watch's current or last list. A pod with an older number was not in that list.
     epoch: u32,
     is_listed: bool,
-    /// Namespaces whose pods must be judged again. The value is whether to discard results from whole pods.
+    /// Namespaces whose pods must be judged again. If the value is `true`, results from whole pods are discarded.
     unjudged: BTreeMap<Box<str>, bool>,
     due: BTreeMap<Box<str>, Due>,
     /// Running lists, by namespace.
     listings: BTreeMap<Box<str>, Listing>,
-    /// Namespaces with a running request, at most one for each. The set has the pods that the watch has reported since
-    /// the start of the request, since the response is older.
+    /// Namespaces with a running request, at most one request for each. The value has the pods that the watch reported
+    /// during the request: the response may have older versions of them.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
     /// Namespace of the last fetch. The next fetch is for another namespace, so that all of them make progress.
     last: Box<str>,
@@ -79,7 +79,7 @@ struct NamespaceState {
     pods: HashMap<Box<str>, PodEntry>,
 }
 
-/// Pods that must be read as a whole.
+/// The pods of a namespace that must be read as a whole.
 #[derive(Debug)]
 enum Due {
     All,
@@ -265,7 +265,7 @@ impl Auditor {
             let Some((name, discards_results)) = self.unjudged.pop_first() else { break };
             let Some(state) = self.namespaces.get_mut(&name) else { continue };
             judged += state.pods.len().max(1);
-            // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys stay
+            // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys remain
             // valid.
             let mut verdicts = HashMap::new();
             for (pod_name, pod) in &mut state.pods {
@@ -420,7 +420,7 @@ impl Auditor {
             if judged.match_state != MatchState::Open {
                 return judged;
             }
-            // The evaluation panicked, and would panic again.
+            // The evaluation panicked. Another attempt would panic too.
             let Ok(found) = &found else {
                 return ProfileVerdict { match_state: MatchState::Undecided, from_whole: true, ..judged };
             };
@@ -428,7 +428,7 @@ impl Auditor {
             let match_state = match of_whole {
                 // The whole pod does not match this profile.
                 None => MatchState::NotWanted,
-                // The pinned revision was unavailable, so the pod was judged by another one.
+                // The pinned revision was unavailable, so the verdict is for another revision.
                 Some(expected) if expected.revision() != &**judged.revision.as_ref() => MatchState::NotLookedUp,
                 Some(expected) => expected.match_state,
             };
@@ -445,7 +445,7 @@ impl Auditor {
         }
     }
 
-    /// Whether a pod of an opted-in namespace is new to the audit, or waits to be read as a whole.
+    /// Whether a pod of an opted-in namespace is unknown to the audit, or must still be read as a whole.
     #[must_use]
     pub fn waits(&self, namespace: &str, name: &str) -> bool {
         let pod = self.namespaces.get(namespace).map(|state| state.pods.get(name));
@@ -458,7 +458,7 @@ impl Auditor {
         self.namespaces.get(name).map(|state| &state.namespace)
     }
 
-    /// Creates a report with at most this many findings.
+    /// Creates a report that describes at most `most` findings in detail.
     #[must_use]
     pub fn report(&self, facts: &ClusterFacts, most: usize) -> Report {
         let mut reporter = Reporter::new(&self.snapshot, facts, most);
@@ -475,7 +475,7 @@ impl Auditor {
         reporter.finish(self.is_listed, is_idle)
     }
 
-    /// Marks the list as complete: [`Auditor::whole`] has received all pods.
+    /// Marks the list as complete: the caller has passed all pods to [`Auditor::whole`].
     pub(super) const fn set_listed(&mut self) {
         self.is_listed = true;
     }
@@ -513,7 +513,7 @@ fn judge(
         pod.verdict.iter().find(is_result_of_whole).filter(|_| !discards_results)
     };
     let known = |profile: &CompiledProfile, revision: &str| {
-        // A recorded profile was already matched by the webhook when the pod was created.
+        // The webhook already matched a recorded profile when the pod was created.
         let has = pod.has.revision(profile.display_name()).map(|_| true);
         has.or_else(|| before(profile.display_name(), revision).map(|judged| judged.match_state == MatchState::Wanted))
     };

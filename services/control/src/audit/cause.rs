@@ -82,8 +82,8 @@ impl Cause {
             Self::ProfileCreated => "created before the profile",
             Self::SwitchedOff => "injection was disabled",
             Self::WebhookUnavailable => "created while no replica was ready",
-            Self::NamespaceChanged => "the namespace has changed since",
-            Self::ProfileChanged => "the profile has changed since",
+            Self::NamespaceChanged => "the namespace changed after the pod was created",
+            Self::ProfileChanged => "the profile changed after the pod was created",
             Self::ProfileDeleted => "the profile was deleted",
             Self::Skipped => "the webhook skipped it",
             Self::Unknown => "unknown; run pillion explain",
@@ -107,7 +107,7 @@ impl fmt::Display for Cause {
 #[must_use]
 pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
     let Circumstances { created, is_recorded, not_called, .. } = *circumstances;
-    // If the pod's creation time is unknown (0), no change is assumed to be later.
+    // If the pod's creation time is unknown (0), no change counts as later than the pod.
     let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + PROPAGATION_SECONDS);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {

@@ -1,12 +1,12 @@
-//! Writes the audit's findings of each profile as the condition `Injected` of its status.
+//! Writes the audit's result for each profile to the condition `Injected` in the profile's status.
 //!
 //! A separate field manager writes the condition, so that server-side apply does not change the rest of the status. An
 //! unchanged condition is not written: a new leader compares its first report with the stored condition. Nothing is
 //! written until a report is complete, since incomplete counts could be wrong. In a busy cluster, no report may ever be
 //! complete, so writing starts at the latest two minutes after all pods were listed.
 //!
-//! Each write is sent to all watchers of profiles. So a changed status or reason is written at once, and changed
-//! numbers of pods follow at intervals.
+//! The API server sends each write to all watchers of profiles. To limit the load, a changed status or reason is
+//! written at once, but changed pod counts only at intervals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -50,7 +50,7 @@ struct ConditionContent {
     message: String,
 }
 
-/// The condition of a profile that last had to be written.
+/// The last condition that had to be written for a profile.
 #[derive(Clone, Debug)]
 struct LastCondition {
     content: ConditionContent,
@@ -90,7 +90,7 @@ pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) 
 }
 
 impl ConditionTracker {
-    /// Returns the conditions to write. Each one stays due until [`ConditionTracker::is_written`] is called.
+    /// Returns the conditions to write. A condition is returned again until [`ConditionTracker::is_written`] is called.
     fn due(&mut self, report: &Report, now: Instant) -> Vec<(Box<str>, ConditionContent)> {
         let listed = self.listed.or_else(|| report.is_listed.then_some(now));
         self.listed = listed;
@@ -99,7 +99,8 @@ impl ConditionTracker {
         if !self.has_begun {
             return Vec::new();
         }
-        // These profiles are not active any more, and no pod has them. If a profile was deleted, nothing is written.
+        // These profiles are no longer active, and no pod has them. If such a profile was deleted, the write does
+        // nothing.
         let gone = self.last.keys().filter(|name| !report.profiles.contains_key(*name)).cloned();
         let gone: Vec<_> = gone.map(|name| (name, ProfileAudit::default())).collect();
         let found = report.profiles.iter().map(|(name, audit)| (name.clone(), *audit));
@@ -171,7 +172,7 @@ async fn write(client: &Client, profile: &str, content: &ConditionContent) -> ku
     }
 }
 
-/// Returns the condition to write, or `None` if it is already stored.
+/// Returns the condition to write; `None` if it is already stored.
 fn condition(
     before: Option<&Condition>,
     content: &ConditionContent,

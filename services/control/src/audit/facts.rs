@@ -1,8 +1,8 @@
 //! Facts that explain findings: when namespaces and profiles last changed, and when the webhook was unavailable or
 //! disabled.
 //!
-//! Ages are read from `managedFields`, which has the time when a field manager last changed one of its fields. The
-//! times when the webhook was unavailable or disabled are only as exact as the interval of the samples.
+//! The ages come from `managedFields`, which has the time of each field manager's last change. The times when the
+//! webhook was unavailable or disabled come from samples, so they are only as exact as the sampling interval.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use serde_json::Value;
 
 use super::cause::WhyNotCalled;
 
-/// Facts that explain findings, including the ages of objects. The age of an object is requested when a finding needs
-/// it, and counts as unknown once the object has changed.
+/// Facts that explain findings. They include ages: when namespaces and profiles last changed. The audit requests the
+/// age of an object when a finding needs it. Once the object has changed, its stored age is ignored.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterFacts {
     /// When the webhook was unavailable.
     pub unavailable: Spans,
     /// When injection was disabled.
     pub disabled: Spans,
-    /// When the webhook configuration was created, in seconds since 1970. Before that, no webhook was called. `None` if
-    /// it was not read.
+    /// When the webhook configuration was created, in seconds since 1970. Before that, the API server did not call the
+    /// webhook. `None` if it was not read.
     pub registered: Option<i64>,
     namespaces: BTreeMap<Box<str>, (Arc<Namespace>, NamespaceAge)>,
     profiles: BTreeMap<Box<str>, (Box<str>, ProfileAge)>,
@@ -142,8 +142,8 @@ fn latest(metadata: &ObjectMeta, selects: impl Fn(&ManagedFieldsEntry) -> bool) 
 /// Maximum number of ended time spans. The oldest ones are dropped, since pods of that age are rare.
 const MAX_SPANS: usize = 64;
 
-/// If the condition holds in the first sample, its span begins this many seconds earlier. During an election, no
-/// controller takes samples.
+/// If the condition holds in the first sample, its span begins this many seconds earlier, to include the election,
+/// during which no controller takes samples.
 const BEFORE_FIRST: i64 = 60;
 
 /// The time spans in which a condition may have held, in seconds since 1970. A span begins and ends at samples in which

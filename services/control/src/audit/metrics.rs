@@ -1,5 +1,5 @@
-//! Exposes the leader's last report as metrics. The report is empty when a term ends. All labels have fixed sets of values, except the names of tenants and profiles.
-//! The number of names with series is limited.
+//! Exposes the leader's last report as metrics. When leadership ends, the report becomes empty. All labels have fixed
+//! sets of values, except the names of tenants and profiles. The number of names with their own series is limited.
 
 use std::fmt;
 use std::sync::Arc;
@@ -117,7 +117,8 @@ impl Collector for AuditCollector {
 /// Numbers of findings, in the order of [`State::ALL`].
 type StateCounts = [u64; State::ALL.len()];
 
-/// Writes a metric with the findings of the `max` names that have most, and with the sum of all others as `_other`.
+/// Writes a metric with one series for each of the `max` names with the most findings, and the sum of all others as
+/// `_other`.
 fn write_largest<'r>(
     encoder: &mut DescriptorEncoder<'_>,
     (metric, help, label): (&'static str, &'static str, &'static str),

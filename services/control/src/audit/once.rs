@@ -25,7 +25,7 @@ const LIST_LIMIT: Duration = Duration::from_secs(30);
 /// Why the audit failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OnceError {
-    /// Profiles or namespaces could not be listed. The log has the cause.
+    /// Profiles or namespaces could not be listed. The log contains the cause.
     #[error("profiles and namespaces could not be listed within {} seconds", LIST_LIMIT.as_secs())]
     Cluster,
     /// Pods could not be listed.
@@ -54,8 +54,8 @@ pub struct PodScope<'s> {
     pub selector: Option<&'s str>,
 }
 
-/// Audits the pods of `scope`. Before each namespace, calls `progress` with the namespace, its number from 1, and the
-/// number of namespaces.
+/// Audits the pods of `scope`. Before each namespace, calls `progress` with the namespace, its position (from 1), and
+/// the total number of namespaces.
 pub async fn once(
     client: &Client,
     release: &Release,
@@ -116,7 +116,7 @@ pub async fn once(
     Ok(report)
 }
 
-/// The profiles and namespaces from which replicas inject now.
+/// The profiles and namespaces that replicas use now.
 #[derive(Debug)]
 pub struct Served {
     /// Profiles and namespaces, with this release's opt-in labels.
@@ -148,7 +148,7 @@ async fn serving(client: &Client, release: &Release, opt_in: &OptIn) -> Result<S
     Ok(Served { snapshot, excluded, opt_in, webhook_state })
 }
 
-/// Lists the namespaces, and the published revisions or, without `serves_revisions`, the profiles.
+/// Lists the namespaces and, if `serves_revisions`, the published revisions, or else the profiles.
 async fn listed(client: &Client, serves_revisions: bool, opt_in: &OptIn) -> Result<Arc<Snapshot>, OnceError> {
     let published = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
     let (watches, mut status) = Publisher::new(Arc::clone(&published));

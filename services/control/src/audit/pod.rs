@@ -33,8 +33,8 @@ pub struct AuditedPod {
     /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`]. `None` without
     /// a controller.
     pub owner: Option<Box<str>>,
-    /// A JSON object with `metadata`: the original labels and annotations, and the controlling owner. Without an owner,
-    /// it has the pod's `generateName` or `name`.
+    /// A JSON object with the pod's `metadata` before injection: labels, annotations and the controlling owner. Without
+    /// an owner, it has the pod's `generateName` or `name`.
     pub metadata: Box<str>,
     /// The pod's injection record.
     pub has: RecordedProfiles,
@@ -51,12 +51,12 @@ pub struct RecordedProfiles {
     pub profiles: Vec<(Box<str>, Box<str>)>,
 }
 
-/// The data that the audit stores of a pod.
+/// The data that the audit stores for a pod.
 #[derive(Debug)]
 pub(super) struct PodEntry {
     pub(super) uid: u128,
     pub(super) created: i64,
-    /// The auditor's epoch when the watch last reported the pod: the number of the watch's last list.
+    /// The auditor's epoch (the number of the watch's last list) when the watch last reported the pod.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,
@@ -70,7 +70,8 @@ pub(super) struct ProfileVerdict {
     pub(super) profile: Arc<Box<str>>,
     pub(super) revision: Arc<Box<str>>,
     pub(super) match_state: MatchState,
-    /// Whether the result is from the whole pod. It stays valid until the profile or the namespace changes.
+    /// Whether the result is from the whole pod. Such a result remains valid until the profile or the namespace
+    /// changes.
     pub(super) from_whole: bool,
 }
 
@@ -132,9 +133,9 @@ pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
     }
 }
 
-/// Returns a JSON object with `metadata` of the original pod: labels, annotations and the controlling owner. Rollouts
-/// need the owner, since they select whole workloads. Without an owner, adds the pod's `generateName` or `name`.
-/// Annotations that are too large to request a profile are dropped.
+/// Returns a JSON object with the pod's `metadata` before injection: labels, annotations and the controlling owner.
+/// Rollouts need the owner, since they select whole workloads. Without an owner, adds the pod's `generateName` or
+/// `name`. Annotations that are too large to request a profile are dropped.
 fn original_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);

@@ -15,7 +15,7 @@ use super::pod::{PodEntry, ProfileVerdict, RecordedProfiles};
 /// Maximum number of namespaces, and of profiles, whose ages a report requests.
 const MAX_AGES: usize = 64;
 
-/// Number of pods by result. Each pod is counted once, in the first field that fits.
+/// Number of pods by result. Each pod is counted once, in the first field that applies to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodCounts {
     /// A profile is missing.
@@ -36,7 +36,7 @@ pub struct PodCounts {
     pub not_requested: u64,
 }
 
-/// Number of pods of one profile.
+/// Number of pods of one profile, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAudit {
     /// The active revision is injected.
@@ -83,7 +83,7 @@ pub struct Report {
     pub pods: PodCounts,
     /// Number of findings by state and cause, in the order of [`State::ALL`] and [`Cause::ALL`].
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
-    /// Number of findings by namespace, in the order of [`State::ALL`].
+    /// Number of findings by namespace, and by state in the order of [`State::ALL`].
     pub namespaces: BTreeMap<Box<str>, [u64; State::ALL.len()]>,
     /// Number of pods by profile, for all active profiles and all profiles in findings.
     pub profiles: BTreeMap<Box<str>, ProfileAudit>,
@@ -109,7 +109,7 @@ impl Report {
     }
 }
 
-/// A profile, its difference, and the expected and the recorded revision.
+/// A profile's display name, the difference, the expected revision, and the recorded revision.
 type Wrong = (Box<str>, State, Option<Box<str>>, Option<Box<str>>);
 
 /// The comparison of a pod's verdict with its record.

@@ -1,6 +1,6 @@
-//! The audit's requests to the API server. The audit watches the metadata of pods, and reads whole pods by
-//! [`PodFetch`]es. It also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and
-//! profiles.
+//! The audit's requests to the API server. The audit watches the metadata of pods, and reads the whole pods that each
+//! [`PodFetch`] names. It also reads the webhook's availability, the excluded namespaces, and the ages of namespaces
+//! and profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,14 +62,14 @@ pub(super) struct WebhookState {
 pub(super) struct AgeRequests<'a> {
     pub(super) client: &'a Client,
     pub(super) opt_in: &'a OptIn,
-    /// Maximum number of requests for namespaces, and for profiles.
+    /// Maximum number of requests for each kind: namespaces and profiles.
     pub(super) most: usize,
 }
 
 /// The pods of a fetch, and the continue token of the next page.
 pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
-/// Reads the pods that `pod_fetch` names. A pod that does not exist gives an empty page.
+/// Reads the pods that `pod_fetch` names. Returns an empty page if the pod does not exist.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
     match pod_fetch {
         PodFetch::Get { namespace, name } => {
@@ -125,8 +125,8 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     let config = watcher::Config::default().timeout(seconds).page_size(METADATA_PER_PAGE).fields(NOT_ENDED);
-    // Any event resets the pause after errors, and `Init` precedes each attempt to list. So `Init` is removed, and
-    // reported with the first object of the list instead.
+    // kube's watcher emits `Init` before each attempt to list, and any event resets the pause between retries. So
+    // `Init` is removed here, and reported with the first object of the list.
     let begins = Arc::new(AtomicBool::new(false));
     let announced = Arc::clone(&begins);
     let events = watcher(api, config).try_filter(move |event| {

@@ -91,13 +91,13 @@ pub struct Audited {
 }
 
 impl Audited {
-    /// Returns the numbers of pods of a profile; `None` if the report does not have the profile.
+    /// Returns the pod counts of a profile; `None` if the report does not have the profile.
     #[must_use]
     pub fn profile(&self, name: &ProfileName) -> Option<ProfileAudit> {
         self.report.profiles.get(name.to_string().as_str()).copied()
     }
 
-    /// Returns the numbers of pods of each profile, by display name.
+    /// Returns the pod counts of each profile, by display name.
     #[must_use]
     pub fn profiles(&self) -> &BTreeMap<Box<str>, ProfileAudit> {
         &self.report.profiles
@@ -113,7 +113,7 @@ struct Task {
     reads: Reads,
     facts: ClusterFacts,
     auditor: Auditor,
-    /// The pause before failed lookups are retried, and the time when it ends.
+    /// The pause before failed lookups are retried. `retry_at` is its end.
     retry_pause: Duration,
     retry_at: Instant,
     /// Whether anything has changed since the last report.
@@ -160,7 +160,7 @@ pub async fn run(leading: LeaderContext, parts: AuditChannels, settings: AuditSe
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, retry_pause, retry_at, is_stale: true };
         Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
-        // Clears the metrics, since the next leader reports them from now on.
+        // Clear the metrics, since the next leader reports them from now on.
         shown.publish(Arc::default());
     }
 }
@@ -176,15 +176,15 @@ impl Task {
         let mut next_fetch = Instant::now();
         let mut pod_fetch = None;
         let mut in_flight = FuturesUnordered::new();
-        // The excluded namespaces must be known before the first pod.
+        // The excluded namespaces must be known before the first pod is judged.
         let mut more_to_judge = self.read_webhook_state().await;
         loop {
             if pod_fetch.is_none() && in_flight.len() < self.settings.requests {
                 pod_fetch = self.auditor.next_fetch();
             }
             tokio::select! {
-                // All branches can be cancelled without loss: changes outside of a batch stay in their stream, and a
-                // waiting fetch has not started.
+                // Cancelling a branch loses nothing: changes that are not in a batch yet remain in the stream, and a
+                // fetch that waits has not started.
                 batch = pods.next() => {
                     let Some(batch) = batch else { return };
                     for change in batch {

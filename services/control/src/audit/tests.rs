@@ -275,10 +275,10 @@ fn pods_lacking_conditional_profile_are_read_once() {
     assert_eq!(findings(&auditor, &known(&auditor)), missing);
     assert_eq!(auditor.report(&known(&auditor), 1).pods.not_requested, 1);
 
-    // The status of the pod changes, so the result stays valid.
+    // Only the status of the pod changes, so the result remains valid.
     auditor.update(Change::Applied(pods[1].audited()));
     assert_eq!(run_fetches(&mut auditor, &pods), 0);
-    // The result also stays valid when another profile changes.
+    // The result also remains valid when another profile changes.
     let other = Arc::new(first.with_profiles(profiles(&[("a", conditional()), ("b", json!({}))])));
     auditor.set_snapshot(other, 2_000);
     auditor.judge(100);
@@ -433,8 +433,8 @@ fn unknowable_condition_leaves_pod_undecided() {
     assert!(auditor.next_fetch().is_some(), "a changed pod is read again");
 }
 
-/// Returns a snapshot in which profile `a` has an active and an older revision. Also returns the names of both, the
-/// active one first.
+/// Returns a snapshot in which profile `a` has an active and an older revision. Also returns the hashes of both
+/// revisions, the active one first.
 fn with_older_revision() -> (Snapshot, [String; 2]) {
     let text = |text: &str| {
         let spec =

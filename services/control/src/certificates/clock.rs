@@ -1,6 +1,6 @@
 //! Checks whether the local clock and the API server's clock agree.
 //!
-//! Certificates are created and checked by the local clock, so the controller does neither while its clock is wrong.
+//! The controller uses the local clock to create and check certificates, so it does neither while this clock is wrong.
 //! The API server sends its time with every response (`Date` header). It is stored with the *monotonic* time of its
 //! arrival, so a step of the local clock is detected at once. The median of several responses is used: if one of three
 //! API servers has a wrong clock, the result is still right.
@@ -24,7 +24,7 @@ use tracing::{info, warn};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Clocks agree if their difference is below this.
+    /// Clocks agree if their difference is below this value.
     pub tolerance: Duration,
     /// Number of recent responses that are used.
     pub answers: usize,
@@ -32,7 +32,7 @@ pub struct Settings {
     pub max_age: Duration,
     /// Time between two requests.
     pub interval: Duration,
-    /// Timeout of a request. The time in a slower response is too inexact.
+    /// Timeout of a request. The time in a slower response would be too inexact.
     pub timeout: Duration,
 }
 
@@ -67,12 +67,12 @@ pub struct Clock {
     metrics: ClockMetrics,
 }
 
-/// The time, and whether it can be trusted, read together.
+/// A reading of the local clock: the time, and whether it can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// The local time.
     pub now: Timestamp,
-    /// The latest time on any clock that agrees with the local one.
+    /// The latest possible time on a clock that agrees with the local one.
     pub latest: Timestamp,
     /// Whether the API server's clock agrees with `now`.
     pub agrees: bool,
@@ -120,7 +120,7 @@ impl Answers {
             .filter_map(|(date, age)| Some(wall.duration_since(date.checked_add(age).ok()?)))
             .collect();
         all.sort_unstable();
-        // For an even number of responses, the larger of the two middle differences is used.
+        // For an even number of responses, take the middle difference with the larger absolute value.
         let (low, high) = (all.get(all.len().saturating_sub(1) / 2)?, all.get(all.len() / 2)?);
         Some(if low.abs() > high.abs() { *low } else { *high })
     }
@@ -211,7 +211,7 @@ impl Clock {
                     }
                     reported = Some(agrees);
                 }
-                // Until the first response, ask at short intervals, since some steps wait for the time.
+                // Until the first response, send requests at short intervals, since some steps wait for the time.
                 let known = self.difference().is_some();
                 sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST_INTERVAL) }).await;
             }
@@ -248,7 +248,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Whether `wall` agrees with these responses, each with its age and its lead over `wall` in minutes.
+    /// Whether `wall` agrees with these responses. Each response has its age, and the time by which it is ahead of
+    /// `wall`, in minutes.
     fn agrees(answers: &[(u32, i64)]) -> bool {
         let clock = Clock::new(Settings::default(), ClockMetrics::default());
         let (wall, zero) = (time("2026-11-21T12:00:00Z"), Instant::now());

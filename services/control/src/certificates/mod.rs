@@ -2,9 +2,9 @@
 //!
 //! - [`rotation`]: decides the next step of the rotation; a pure function.
 //! - [`ca`]: creates, stores, reads and checks CAs and serving certificates.
-//! - [`serving_secret`]: the Secret with the serving certificate. The leader writes it, and each replica follows it.
-//! - [`clock`]: compares the local clock with the API server's. Certificates are created and checked by the local
-//!   clock.
+//! - [`serving_secret`]: the Secret with the serving certificate. The leader writes it, and each replica watches it.
+//! - [`clock`]: compares the local clock with the API server's. The controller uses the local clock to create and check
+//!   certificates.
 //!
 //! [`crate::rotator`] observes the cluster and executes the steps.
 

@@ -14,11 +14,10 @@
 //! without its certificate.
 //!
 //! # How a replica follows the Secret
-//! First it lists the Secret without a `resourceVersion`. The API server answers such a list from etcd and not from a
-//! cache. From a cache, a replica could start with a certificate that is no longer trusted. Then the replica watches
-//! the Secret.
+//! First it lists the Secret without a `resourceVersion`. The API server reads such a list from etcd. Its cache could
+//! contain a certificate that is no longer trusted. Then the replica watches the Secret.
 //!
-//! The replica checks each new pair, and ignores an invalid one. It continues to serve the last valid pair, also when
+//! The replica checks each new pair, and ignores an invalid one. It continues to serve the last valid pair, even when
 //! the Secret is deleted or the API server is unavailable.
 //!
 //! The replica also rejects a pair whose CA is older than that of the served certificate. Such a pair comes from a
@@ -91,7 +90,7 @@ pub struct ServingInputs<'i> {
 
 impl ServingSecret {
     /// Reads the Secret. `secret` is `None` if the Secret does not exist. The certificate must have the release's own
-    /// names, and further names are ignored.
+    /// names. Additional names are ignored.
     #[must_use]
     pub fn read(secret: Option<&Secret>, judging: ServingInputs<'_>) -> Self {
         let ServingInputs { release, known, lifetimes, now } = judging;
@@ -148,8 +147,8 @@ pub(crate) fn data<'s>(secret: &'s Secret, key: &str) -> &'s [u8] {
 }
 
 impl ServingMaterial {
-    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The `resourceVersion`
-    /// of the existing one guards the write.
+    /// Builds the Secret to write for this epoch: a new one, or the existing one with new data. The existing
+    /// `resourceVersion` is kept, so the write fails if the Secret has changed.
     #[must_use]
     pub fn secret(&self, release: &Release, epoch: u64, existing: Option<&Secret>) -> Secret {
         let fresh = || Secret {
@@ -188,17 +187,17 @@ pub struct WatchedSecret {
 pub enum SecretChange {
     /// The Secret has a pair that can be served.
     Valid(Box<ServingPair>),
-    /// The pair is invalid, and the replica continues to serve the last valid one. Reported once, until the Secret
+    /// The pair is invalid, and the replica continues to serve the last valid one. Reported only once until the Secret
     /// changes.
     Invalid(InvalidPair),
-    /// The CA of the pair is older than that of the served certificate. Reported once, until the Secret changes.
+    /// The CA of the pair is older than that of the served certificate. Reported only once until the Secret changes.
     Older {
         /// The number of the CA that signed the served certificate.
         served: Generation,
         /// The number of the CA that signed the certificate in the Secret.
         offered: Generation,
     },
-    /// The Secret does not exist. Reported once, until it is created.
+    /// The Secret does not exist. Reported only once until the Secret is created.
     Gone,
 }
 
@@ -252,12 +251,13 @@ struct Served {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rejection {
     Invalid(Reason),
-    /// The CA of the pair is older than that of the served certificate. Has the time when the pair was first seen.
+    /// The CA of the pair is older than that of the served certificate. The value is the time when the pair was first
+    /// seen.
     Older(Instant),
 }
 
 impl WatchedSecret {
-    /// Follows the Secret until `stop`, and reports its changes.
+    /// Watches the Secret until `stop`, and reports its changes.
     pub async fn follow(self, client: Client, stop: CancellationToken, report: impl FnMut(SecretChange)) {
         let api = Api::<Secret>::namespaced(client, &self.namespace);
         self.run(watch_object::watch(api, OBJECT_NAME, &self.name), Timestamp::now, stop, report).await;
@@ -314,7 +314,7 @@ impl ReportedState {
         matches!(self.rejection, Some(Rejection::Invalid(Reason::NotYet) | Rejection::Older(_)))
     }
 
-    /// Checks a rejected pair again. It may have become valid, or may have been in the Secret for long enough. An
+    /// Checks a rejected pair again. Its validity may have begun, or it may have been in the Secret for long enough. An
     /// unchanged rejection is not reported again.
     fn recheck(&mut self, watched: &WatchedSecret, now: Timestamp) -> Option<SecretChange> {
         let news = judged(self.secret.as_ref()?, watched, now);
@@ -328,7 +328,7 @@ impl ReportedState {
         (!std::mem::replace(&mut self.gone_reported, true)).then_some(SecretChange::Gone)
     }
 
-    /// Returns the same news, or [`SecretChange::Older`] instead of a valid pair of an older CA.
+    /// Returns `news` unchanged, or [`SecretChange::Older`] instead of a valid pair of an older CA.
     fn compare_with_served(&mut self, news: SecretChange, now: Timestamp) -> SecretChange {
         let pair = match news {
             SecretChange::Valid(pair) => pair,
@@ -486,7 +486,7 @@ mod tests {
     async fn future_certificate_is_checked_again() {
         let began = Instant::now();
         let early = Duration::from_mins(125);
-        // The certificate is still too far in the future, and is acceptable half a minute later.
+        // The certificate's validity begins too far in the future. Half a minute later, the certificate is acceptable.
         let now = move || noon() - early - Duration::from_secs(30) + began.elapsed();
         let events = vec![Ok(Event::Apply(secret(noon(), 1)))];
         assert_eq!(reports(events, now).await, ["not_yet", "fit Some(1) Some(\"4\")"]);

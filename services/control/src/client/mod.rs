@@ -35,7 +35,7 @@ const PAUSE_RESET_AFTER: Duration = Duration::from_mins(2);
 /// Timeout for connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the API server may be silent during a request. The limit is longer than a watch, so it only ends hanging
+/// How long the API server may be silent during a request. The limit is longer than a watch, so it ends only hanging
 /// requests, such as a list whose connection was lost.
 const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_DURATION.as_secs() + 10);
 
@@ -137,7 +137,7 @@ pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
     Ok(with_timeouts(config))
 }
 
-/// Adds timeouts against hanging requests.
+/// Adds timeouts, so that no request hangs.
 fn with_timeouts(mut config: Config) -> Config {
     config.connect_timeout = Some(CONNECT_LIMIT);
     config.read_timeout = Some(SILENCE_LIMIT);
@@ -146,10 +146,11 @@ fn with_timeouts(mut config: Config) -> Config {
     config
 }
 
-/// Returns the client with a limit for responses. A larger response fails with [`http_body_util::LengthLimitError`].
+/// Returns a client that limits responses to this many bytes. A larger response fails with
+/// [`http_body_util::LengthLimitError`].
 ///
-/// kube's client reads a whole response into memory before its size is known, and users decide how large a list is. 200
-/// objects of 1 MiB each, read a few times in parallel, would exceed a replica's memory.
+/// kube's client reads a whole response into memory before its size is known, and users control the size of a list. For
+/// example, 200 objects of 1 MiB each, read a few times in parallel, would exceed a replica's memory.
 pub(crate) fn bounded(client: Client, bytes: usize) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: http::Request<Body>| {

@@ -16,12 +16,12 @@ use crate::client::{WATCH_DURATION, error_message, pauses};
 pub(crate) enum Observation<K> {
     /// The object's state; `None` if it does not exist.
     State(Option<Box<K>>),
-    /// Reading the object is forbidden. All other errors are temporary, and the last state stays valid.
+    /// The API server denies reading the object. All other errors are temporary, and the last state remains valid.
     Forbidden,
 }
 
-/// Watches the object with this name. The stream has the current state first, then each change. After an error, it
-/// restarts by itself after a growing pause. A change that is reverted during a pause is not reported.
+/// Watches the object with this name. The stream starts with the current state, and then has each change. After an
+/// error, it restarts automatically after a growing pause. A change that is reverted during a pause is not reported.
 pub(crate) fn watch<K>(
     api: Api<K>,
     what: &'static str,
@@ -33,7 +33,7 @@ where
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     // By default, a watch starts with the current state.
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
-    // `Init` comes before each attempt to list, and any event would reset the pause.
+    // kube's watcher emits `Init` before each attempt to list. It is removed, since any event would reset the pause.
     let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
     observations(events.backoff(pauses()), what, name)
 }

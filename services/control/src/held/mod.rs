@@ -1,7 +1,7 @@
 //! The controller's part in `held` namespaces: installs the policies that make pods wait, and releases waiting pods.
 //!
 //! - [`policies`]: creates, updates and removes the API server's policies.
-//! - [`pod`]: the controller's data of a waiting pod.
+//! - [`pod`]: the data that the controller stores for a waiting pod.
 //! - [`plan`]: plans the steps for waiting pods. It does no I/O.
 //! - [`release`]: watches waiting pods and executes the plans.
 //! - [`wanted`]: decides whether pods should wait, and whether they can be released.

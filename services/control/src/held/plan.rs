@@ -4,8 +4,8 @@
 //! has never run. Three rules limit this:
 //!
 //! - The number of deleted pods per second is limited.
-//! - If an owner's new pods wait although webhooks respond, the controller deletes none of them for a time that
-//!   doubles. Then it tries one pod.
+//! - If an owner's new pods wait although webhooks respond, the controller deletes none of them during a back-off,
+//!   which doubles each time. Then it deletes one pod, and waits to see if the replacement is injected.
 //! - A pod that no owner would create again is never deleted. An Event reports it instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -33,7 +33,7 @@ pub enum Injection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseSettings {
     /// Maximum number of pods that are deleted or ungated per second, and in one burst after a pause. At 20 per second,
-    /// 600 pods are released in half a minute. Kubernetes' own controllers create about as many.
+    /// 600 pods are released in half a minute. Kubernetes' own controllers create pods at about this rate.
     pub pods_per_second: u32,
     /// Pause before the next step for the same pod, whether the last one succeeded or not.
     pub retry: Duration,
@@ -123,7 +123,7 @@ pub struct Planner {
 /// The attempts to release one owner's pods.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// Start of the attempts. A pod that was first seen later is a new pod that waits again.
+    /// Start of the attempts. A waiting pod that was first seen later is a replacement that was not injected.
     began: Option<Instant>,
     failures: u32,
     /// End of the back-off.
@@ -188,7 +188,7 @@ impl Planner {
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // While no webhook responded, new pods had to wait. That is not a failure of their owner.
+            // New pods had to wait because no webhook responded, so that does not count as a failed attempt.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }
@@ -198,7 +198,7 @@ impl Planner {
         let owners: HashSet<&Arc<str>> = pods.values().map(|waiting| &waiting.pod.owner).collect();
         self.reported.retain(|uid| uids.contains(uid));
         self.stepped_at.retain(|uid, _| uids.contains(uid));
-        // Keep an owner without waiting pods for some time, since its new pod may not have arrived yet.
+        // Keep the state of an owner without waiting pods for some time, since its next pod may not have appeared yet.
         let forget = self.settings.longest_back_off;
         self.owners.retain(|owner, attempts| {
             owners.contains(owner) || attempts.began.is_some_and(|began| now.duration_since(began) < forget)

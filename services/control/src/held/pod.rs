@@ -1,5 +1,5 @@
-//! The controller's data of a pod that has the scheduling gate of `held` namespaces. Other data is dropped when the pod
-//! is read.
+//! The data that the controller stores for a pod with the scheduling gate of `held` namespaces. All other data is
+//! dropped when the pod is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Keeps the policies of `held` namespaces in their desired state, or removes them.
 //!
 //! Stored policies are compared field by field, since server-side apply would keep the additions of other clients.
-//! Drift is corrected at once. If another client keeps changing a policy, corrections have growing pauses.
+//! Drift is corrected at once. If another client keeps changing a policy, the pauses between corrections grow.
 
 use std::time::Duration;
 
@@ -232,7 +232,7 @@ pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, 
 /// Why the policies were not deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// The API server rejected the request.
+    /// The API server is unavailable or rejected the request.
     #[error(transparent)]
     Client(#[from] kube::Error),
     /// The objects could not be serialized, which is a bug in Pillion.
@@ -294,7 +294,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Po
         Some(_) => return Ok(PolicyState::InDesiredState),
     };
     let mut object = wanted.object.clone();
-    // If the owner is unknown, apply the existing owners, since server-side apply would remove them otherwise.
+    // If the owner is unknown, send the existing owners, since server-side apply would otherwise remove them.
     let owners = match owner {
         Some(owner) => Some(vec![owner.clone()]),
         None => before.and_then(|before| before.metadata.owner_references),
@@ -305,7 +305,7 @@ async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<Po
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&object)).await?;
     if !has_desired_spec(&applied, &wanted.object) || !has_desired_owner(&applied) {
-        // Another client added fields that Pillion never wrote, so server-side apply has kept them.
+        // Another client added fields that Pillion never wrote. Server-side apply keeps them, so replace the object.
         let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
         if let Some(owner) = owner {
             owner_reference::set_owner(&mut replaced.metadata, owner.clone());

@@ -1,7 +1,7 @@
 //! Watches pods that have the scheduling gate of `held` namespaces, and executes the plans.
 //!
 //! The preconditions of every write are the pod's UID and the `resourceVersion` for which the plan was made. So the
-//! write fails if the pod has changed since: for example, if it was scheduled or recreated.
+//! write fails if the pod has changed after the plan: for example, if it was scheduled or recreated.
 //!
 //! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First, the finalizer of Job
 //! tracking is removed. Then the pod is deleted. So the pod does not count as failed, and a Job with `backoffLimit: 0`

@@ -45,8 +45,8 @@ pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, i
 /// Returns whether pods should wait, and whether new pods are injected.
 ///
 /// Pods should wait only if the API server calls the webhook of `held` namespaces, and injection is enabled. `None`
-/// leaves the policies as they are: the configurations are unknown, or damaged and soon corrected. Such a short failure
-/// must not release pods without injection.
+/// leaves the policies unchanged: the configurations are unknown, or they are damaged and will soon be corrected. Such
+/// a short failure must not release pods without injection.
 fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
     let Some(live) = live else { return (None, Injection::Silent) };
     if off || live.disabled {

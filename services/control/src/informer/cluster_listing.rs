@@ -31,7 +31,7 @@ const ROUNDS: usize = 64;
 /// Maximum number of concurrent fetches of revisions. A cluster may have thousands of revisions.
 const FETCHES: usize = 16;
 
-/// Profiles and namespaces at the time of the lists.
+/// Profiles and namespaces as listed.
 #[derive(Debug)]
 pub struct ClusterListing {
     /// The snapshot that replicas serve.

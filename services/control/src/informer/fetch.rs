@@ -71,7 +71,7 @@ impl Fetches {
     /// runs or is paused.
     pub(crate) async fn next(&mut self) -> (RevisionKey, Duration, FetchResult) {
         loop {
-            // Cancel-safe: unfinished fetches stay in their collections, and `select!` is the only await.
+            // Cancel-safe: unfinished fetches remain in their collections, and `select!` is the only await.
             tokio::select! {
                 Some(waited) = self.paused.next() => {
                     self.queue.push_back(waited);
@@ -121,7 +121,7 @@ fn diagnostic(message: String, help: &str) -> Diagnostic {
     Diagnostic { path: "status.revision".to_owned(), message, help: Some(help.to_owned()), part: Part::Value }
 }
 
-/// Returns why a retry would not help, or `None` if it may.
+/// Returns why a retry cannot help; `None` if it may help.
 fn permanent_error(error: &kube::Error) -> Option<String> {
     match error {
         kube::Error::Service(cause) if cause.is::<LengthLimitError>() => {
@@ -200,7 +200,7 @@ mod tests {
         Fetches::new(Some(Client::new(service, "default")))
     }
 
-    /// Returns a revision object as JSON, with an annotation of about `bytes` bytes of escapes.
+    /// Returns a revision object as JSON, with an annotation of about `bytes` bytes of escape sequences.
     fn object(bytes: usize) -> String {
         let (text, revision) = (spec().to_string(), key("big").revision);
         let description = "\\u003c".repeat(bytes / 6);

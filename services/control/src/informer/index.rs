@@ -8,8 +8,8 @@
 //! would appear to be missing. After that, the watches are independent: while a watch is interrupted, the objects that
 //! it last delivered remain in use.
 //!
-//! If a namespace's [`share`] lacks memory for a profile, the profile's text is neither compiled nor kept. Once memory
-//! is free, the caller reads the profile again (`Index::take_readable`).
+//! If a profile does not fit into the memory [`share`] of its namespace, the profile's text is neither compiled nor
+//! kept. Once memory is free, the caller reads the profile again (`Index::take_readable`).
 //!
 //! kube's `reflector` and `Store` are not used: they keep whole objects, which are several times larger than the
 //! compiled profiles, and each list clears and refills the store.
@@ -289,8 +289,8 @@ impl Index {
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
             seed.json = stored.spec.to_string().into();
         } else if self.defers_new_texts(&name) && known.is_none_or(|known| known.lacking_bytes == Some(0)) {
-            // Accepted specs get memory first. The stored spec is new, so the profile is read again when the list is
-            // complete.
+            // Specs that an earlier leader accepted get memory first. This stored spec is new, so the profile is read
+            // again when the list is complete.
             self.lacking.insert(name);
             let known = known.cloned();
             let state = known.unwrap_or(TextState { due: seed.is_some(), accepted: seed, ..TextState::default() });
@@ -334,7 +334,7 @@ impl Index {
         if !self.cluster.is_complete || self.cluster.unfinished.is_some() {
             return broken;
         }
-        // A profile that waited for its parent may have children that wait for it. Chains are short, so few rounds
+        // A profile that waited for its parent may itself have children that wait. Chains are short, so few rounds
         // suffice.
         for _ in 0..2 * MAX_CHAIN {
             let mut touched = std::mem::take(&mut self.touched);
@@ -387,7 +387,7 @@ impl Index {
                 |name: &ProfileName| self.entries.get(name).is_some_and(|entry| entry.text.parents().any(is_due));
             let mut ready: Vec<_> = due.iter().filter(|name| !waits(name)).cloned().collect();
             if ready.is_empty() {
-                // These profiles extend one another in a cycle, and each of them reports that.
+                // The remaining profiles extend one another in a cycle. Compiling each of them reports the cycle.
                 ready = due;
             }
             for name in ready {
@@ -405,7 +405,7 @@ impl Index {
             let good = guard::compiled(name, || {
                 read(&text.json).and_then(|spec| ProfileSource::Author(&spec, &parents).compile(name))
             })?;
-            // A spec that was accepted before stays accepted, even if its parent has grown.
+            // A spec that was accepted before remains accepted, even if its parent has grown.
             if state.accepted.as_ref() == Some(text) {
                 return Ok(good);
             }
@@ -517,7 +517,7 @@ impl Index {
         keys
     }
 
-    /// Whether the revision of a failed fetch is still needed, so that the caller retries.
+    /// Whether the revision of a failed fetch is still needed. If so, the caller retries the fetch.
     pub(crate) fn still_needs(&mut self, key: &RevisionKey) -> bool {
         let needs = self.entries.get(&key.profile).is_some_and(|entry| entry.published.needs(&key.revision));
         if !needs {
@@ -550,8 +550,8 @@ impl Index {
         Some(ProfileState { uid, good: text.good.as_ref(), broken: text.broken, due, generation: text.generation })
     }
 
-    /// Returns the accepted spec of a profile, flattened and as its author wrote it. Returns `None` if the profile has
-    /// none, or if it does not flatten.
+    /// Returns the accepted spec of a profile, both flattened and as its author wrote it. Returns `None` if the profile
+    /// has none, or if it does not flatten.
     #[must_use]
     pub(crate) fn accepted_text(&self, name: &ProfileName) -> Option<(FlattenedProfile, Arc<str>)> {
         let text = self.entries.get(name)?.text.accepted.as_ref()?;
@@ -581,7 +581,7 @@ impl Index {
         }
     }
 
-    /// Whether the watch has delivered nothing about a profile since `before`.
+    /// Whether `before` is the last state of the profile that the watch delivered.
     pub(crate) fn is_latest(&self, before: &Arc<StoredProfile>) -> bool {
         self.stored_profile(&before.name).is_some_and(|stored| Arc::ptr_eq(stored, before))
     }
@@ -641,7 +641,7 @@ impl Index {
         self.cluster.is_complete && self.namespaced.is_complete && self.namespaces.synced()
     }
 
-    /// Whether the lists, and the revisions if they are served, are complete, so that snapshots are published.
+    /// Whether snapshots can be published: all lists are complete and, if revisions are served, they were fetched.
     const fn synced(&self) -> bool {
         self.is_synced(&self.cluster) && self.is_synced(&self.namespaced) && self.namespaces.synced()
     }

@@ -7,8 +7,9 @@
 //! - Concurrent requests are limited, and so are requests per second, in total and for each client.
 //! - A request has a short timeout.
 //!
-//! Results are cached briefly, and "not found" more briefly. While the API server is unavailable, results are cached
-//! for longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace is treated as unknown.
+//! Results are cached for a short time, and "not found" for an even shorter time. While the API server is unavailable,
+//! results are cached for longer ([`crate::informer::lookup_cache`]). If a lookup fails, the namespace is treated as
+//! unknown.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -45,7 +46,7 @@ fn bounds(answer_limit: Duration) -> Bounds {
         // A client gets a quarter of the total rate, so that one client cannot use up all of it.
         a_second_per_client: 10,
         capacity: 4 * 1024 * 1024,
-        // The watch delivers the namespace much sooner.
+        // The watch delivers the namespace long before this time has passed.
         found_for: Duration::from_secs(10),
         missing_for: MISSING_DURATION,
         failed_for: MISSING_DURATION,
@@ -88,8 +89,8 @@ impl fmt::Debug for LiveNamespaces {
 }
 
 impl LiveNamespaces {
-    /// Looks up namespaces in the API server. `answer_limit` includes the wait for a permit, since the pod's review
-    /// waits for the result. Namespaces opt in by the labels of `opt_in`.
+    /// Looks up namespaces in the API server. A lookup takes at most `answer_limit`, including the wait for a permit,
+    /// since the pod's review waits for the result. Namespaces opt in by the labels of `opt_in`.
     #[must_use]
     pub fn new(client: Client, metrics: LookupMetrics, answer_limit: Duration, opt_in: OptIn) -> Self {
         let api: Api<NamespaceObject> = Api::all(client);
@@ -136,7 +137,7 @@ impl LiveNamespaces {
         self.look_up(name, Caller::own(Instant::now() + self.answer_limit)).await
     }
 
-    /// Like [`Self::get`], for a review that `client` sent. Cache entries from before `after` are not used.
+    /// Like [`Self::get`], for a review that `client` sent. Cached results from before `after` are not used.
     pub async fn get_for(&self, name: &str, client: IpAddr, after: Option<Instant>) -> Answer<Arc<Namespace>> {
         let own = Caller::own(Instant::now() + self.answer_limit);
         self.look_up(name, Caller { client: Some(client), after, ..own }).await

@@ -2,12 +2,13 @@
 //! unavailable.
 //!
 //! A new cache entry is **fresh** for a limited time, which bounds how late a change is seen. An entry that is used in
-//! the last third of that time is refreshed in the background, so a pod never waits for an entry in use. For an older
-//! entry, the pod waits for a new request. If the request fails, the stale entry is served:
+//! the last third of that time is refreshed in the background, so pods do not wait for entries that are in regular use.
+//! For an older entry, the pod waits for a new request. If the request fails, the stale entry is served:
 //!
-//! - If the API server is unavailable: for up to an hour. A restart of the API server must not change what pods get.
+//! - If the API server is unavailable: for up to an hour. A restart of the API server must not change which profiles
+//!   pods get.
 //! - If the API server refuses the request: until the entry is five minutes old. An API server that has just started
-//!   may refuse requests for a moment, but a withdrawn permission must take effect soon.
+//!   may briefly refuse requests, but the removal of a permission must take effect soon.
 //!
 //! While the API server is unavailable, pods do not wait if there is an entry. Occasional requests in the background
 //! show when the API server is available again.
@@ -45,14 +46,14 @@ pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
 pub(crate) const MAX_STALE_DURATION: Duration = Duration::from_hours(1);
 /// The maximum age of an entry that is served although the API server refuses the request.
 const MAX_AGE_IF_REFUSED: Duration = Duration::from_mins(5);
-/// How long callers with a stale entry do not wait, after a request has found the API server unavailable.
+/// How long callers with a stale entry get it without waiting, after a request has found the API server unavailable.
 const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about failed lookups.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The result of a request; `None` if the object does not exist.
 pub type Fetched<V> = Result<Option<V>, FetchError>;
-/// Requests an object.
+/// A function that requests an object.
 pub(crate) type Fetch<K, V> = dyn Fn(K) -> BoxFuture<'static, Fetched<V>> + Send + Sync;
 
 /// Why a request failed.
@@ -83,7 +84,7 @@ pub(crate) struct Bounds {
     pub(crate) found_for: Duration,
     /// How long "not found" is fresh.
     pub(crate) missing_for: Duration,
-    /// How long a failed request is not repeated.
+    /// Minimum time before a failed request is repeated.
     pub(crate) failed_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub(crate) stale_for: Duration,
@@ -115,7 +116,7 @@ struct Fetcher<K, V, W> {
 pub(crate) struct Caller<'a> {
     /// When the caller needs the result.
     pub(crate) deadline: Instant,
-    /// The address that sent the review; `None` for lookups that no client caused.
+    /// The address of the client that sent the review; `None` for a lookup that no client caused.
     pub(crate) client: Option<IpAddr>,
     /// The namespace of the review's object, if known.
     pub(crate) tenant: Option<&'a str>,
@@ -136,7 +137,7 @@ struct TenantPermits {
     permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// If the table has this many tenants, those without a running request are removed.
+/// Number of tenants in the table at which tenants without a running request are removed.
 const TENANTS: usize = 256;
 
 impl TenantPermits {
@@ -173,7 +174,7 @@ struct CachedObject<V> {
 
 #[derive(Clone, Debug)]
 struct Failure {
-    /// The message for pod authors. The log has the exact cause.
+    /// The message for pod authors. The log contains the exact cause.
     message: &'static str,
     until: Instant,
 }
@@ -191,7 +192,7 @@ enum EntryState {
     Stale,
     /// The entry has no object, and the last request has just failed.
     Failed,
-    /// The entry has no object, and no request has failed just now.
+    /// The entry has no object, and no request has just failed.
     Unknown,
 }
 
@@ -207,8 +208,9 @@ impl FetchError {
         Self::Unavailable(error.into())
     }
 
-    /// Whether the API server responded, even with an error. Such an API server is treated as available, so other stale
-    /// entries are not served without a request. For example, an aggregated API server may fail for one kind.
+    /// Whether the API server responded, even with an error. If so, it is treated as available, and stale entries of
+    /// other objects are not served without a request. For example, an aggregated API server may fail for one kind
+    /// only.
     fn is_response(&self) -> bool {
         let (Self::Unavailable(source) | Self::Refused(source)) = self;
         matches!(source.downcast_ref(), Some(kube::Error::Api(_)))
@@ -274,7 +276,7 @@ impl<V> CacheEntry<V> {
 }
 
 impl<V: Clone> CacheEntry<V> {
-    /// Returns the result for a caller that needs a result from after `after`.
+    /// Returns the result for a caller. An object that was received before `after` is not used.
     fn answer(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> Answer<V> {
         match self.object(bounds, now) {
             Some(object) if is_before(object, after) => Answer::Failed("only an older response is cached".into()),
@@ -341,7 +343,7 @@ where
         self.fetcher.metrics.count(target, result);
     }
 
-    /// Looks up an object in the cache or by a request. Returns at the caller's deadline at the latest.
+    /// Looks up an object in the cache or with a request. Returns at the caller's deadline at the latest.
     pub(crate) async fn get(&self, target: W, key: K, caller: Caller<'_>) -> Answer<V> {
         let (now, bounds) = (Instant::now(), self.fetcher.bounds);
         let Caller { deadline, client, tenant, after } = caller;
@@ -367,7 +369,8 @@ where
             }
         }
         let object = entry.as_ref().and_then(|entry| entry.object(&bounds, now).cloned());
-        // Check the client's rate before other callers can wait for the request: they must not fail because of it.
+        // Check the client's rate before other callers can wait for the request. They must not fail because of this
+        // client.
         if client.is_some_and(|client| !self.fetcher.clients.take(client)) {
             self.fetcher.log_refused(&key, client, bounds.a_second_per_client as usize);
             self.count(target, if object.is_some() { LookupResult::Stale } else { LookupResult::Refused });
@@ -399,8 +402,8 @@ where
         entry.answer(&bounds, Instant::now(), after)
     }
 
-    /// Refreshes an entry while it is served. Each key has at most one refresh, and it takes no permit that a caller
-    /// waits for.
+    /// Refreshes an entry while it is served. Each key has at most one running refresh, and a refresh takes no permit
+    /// that a caller waits for.
     fn refresh(&self, target: W, key: &K, entry: &Arc<CacheEntry<V>>) {
         if entry.refreshing.swap(true, Ordering::Relaxed) {
             return;
@@ -450,7 +453,7 @@ impl<K: Clone + Display, V: Clone, W: LookupKind> Fetcher<K, V, W> {
     async fn request(&self, key: &K, old: Option<CachedObject<V>>, tenant: Option<&str>) -> Arc<CacheEntry<V>> {
         let limit = self.bounds.request_timeout;
         let answer = async {
-            // Take the tenant's permit first, so that a tenant with many requests leaves shared permits to others.
+            // Take the tenant's permit first, so that a tenant with many requests does not use up the shared permits.
             let own = tenant.map(|tenant| self.tenants.of(tenant));
             let _own_permit = match &own {
                 Some(own) => Some(own.acquire().await.map_err(FetchError::unavailable)?),
@@ -564,7 +567,7 @@ pub trait LookupKind: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// The help text of the counter.
     const HELP: &'static str;
-    /// All targets.
+    /// All lookup targets of this kind.
     const ALL: &'static [Self];
 
     /// Returns the value of the metric label `kind`; `None` if the kind has only one target.

@@ -3,8 +3,8 @@
 //!
 //! This module opens no watch: the service accounts, Jobs and workloads of a large cluster would take more memory than
 //! everything else, and profiles need few of them. An object is read when the first pod needs it, and cached for half a
-//! minute, which bounds how late a change is seen. The pods of a workload are created together and share a service
-//! account, so they cost one request. Only the metadata of service accounts and owners is read.
+//! minute, so a change may be seen this late. The pods of a workload are created together and share a service account,
+//! so they need only one request. Only the metadata of service accounts and owners is read.
 //!
 //! A pod waits for the result, so lookups are bounded:
 //!
@@ -13,8 +13,8 @@
 //! - Few requests run concurrently, and fewer for one tenant. Each client has a rate limit.
 //! - The cache has a memory limit.
 //!
-//! "Not found" is cached briefly, and failures more briefly. [`crate::informer::lookup_cache`] refreshes objects in use
-//! before they expire, and serves stale ones while the API server is unavailable.
+//! "Not found" is cached for a short time, and a failure for an even shorter time. [`crate::informer::lookup_cache`]
+//! refreshes objects in use before they expire, and serves stale ones while the API server is unavailable.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -52,13 +52,14 @@ pub struct LookupSettings {
     /// Timeout for all lookups of one review together. The caller's own timeout is longer, so that the cause of each
     /// failure is known.
     pub answer_limit: Duration,
-    /// How long an object is fresh, which bounds how late a change is seen.
+    /// How long an object is fresh. A change of the object may be seen this late.
     pub fresh_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub stale_for: Duration,
     /// Size of the cache in bytes.
     pub memory: u64,
-    /// Requests per second that the reviews of one client address may cause. All API servers may share one address.
+    /// Maximum requests per second that the reviews of one client address may cause. All API servers may share one
+    /// address.
     pub a_second_per_client: u32,
 }
 
@@ -87,7 +88,7 @@ impl From<LookupSettings> for Bounds {
             capacity: memory,
             found_for: fresh_for,
             missing_for: Duration::from_secs(5).min(fresh_for),
-            // During this time, other pods fail at once instead of waiting for a timeout.
+            // During this time, other lookups of the object fail at once instead of waiting for a timeout.
             failed_for: Duration::from_secs(1),
             stale_for,
             wanted: "an object that a profile reads",
@@ -272,8 +273,8 @@ impl Key {
         Self::metadata(owner.group(), owner.resource()?, namespace, &owner.name)
     }
 
-    /// Creates a key for metadata; `None` if a name is invalid. The version is v1, which all kinds have whose metadata
-    /// Pillion requests, whatever version a reference names.
+    /// Creates a key for metadata; `None` if a name is invalid. The key has the version v1, whatever version a
+    /// reference has: all kinds whose metadata Pillion requests have this version.
     fn metadata(group: &str, resource: &str, namespace: &str, name: &str) -> Option<Self> {
         (is_dns_name(namespace) && is_dns_name(name)).then(|| Self {
             group: group.into(),

@@ -47,8 +47,8 @@ pub fn read(metadata: ObjectMeta, opt_in: &OptIn) -> Named {
     (name, Namespace::new(metadata.labels.into_iter().flatten(), annotations).opting_in_by(opt_in))
 }
 
-/// Follows a watch of namespaces. Namespaces are stored only in the snapshot, so each is in memory once. This index has
-/// only the namespaces of an unfinished list.
+/// Applies the changes from a watch of namespaces to the snapshot. Only the snapshot stores the namespaces, so each is
+/// in memory once. This index has only the namespaces of an unfinished list.
 #[derive(Debug, Default)]
 pub struct NamespaceIndex {
     listing: Option<Listing>,

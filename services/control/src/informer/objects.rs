@@ -1,5 +1,5 @@
-//! Objects as a watch or a list delivers them, without the client's types. So all code that uses these objects is
-//! tested without a cluster.
+//! Objects as a watch or a list delivers them, without the types of kube's client. So code that uses these objects can
+//! be tested without a cluster.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::Event;
@@ -124,7 +124,7 @@ pub fn name(metadata: ObjectMeta) -> ProfileName {
     ProfileName { namespace: metadata.namespace.map(Into::into), name: metadata.name.unwrap_or_default().into() }
 }
 
-/// Parses the status of a profile. If this build cannot parse it, since a newer version of Pillion wrote it, only the
+/// Parses the status of a profile. If this build cannot parse it because a newer version of Pillion wrote it, only the
 /// revisions are read, and all pods get the promoted revision.
 pub(crate) fn read_status(status: Value) -> ProfileStatus {
     let text = |field: &str| status.get(field).and_then(Value::as_str).map(str::to_owned);

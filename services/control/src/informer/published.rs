@@ -2,8 +2,8 @@
 //!
 //! A replica does not read the spec of a profile. The status names the served revision and the namespaces that get it.
 //! The replica fetches the revision by name, compiles it, and keeps it while it is published. So an edited or broken
-//! profile changes nothing until the controller has accepted it, even for a replica that starts later. Of revisions
-//! that are no longer published, the replica has only the hashes.
+//! profile changes nothing until the controller has accepted it, even for a replica that starts later. The replica
+//! keeps only the hashes of revisions that are no longer published.
 //!
 //! A published revision may be missing, or unusable for this build. A replica that already serves the profile then
 //! keeps its active version. A replica that has just started serves the promoted revision instead, or the latest kept
@@ -22,7 +22,7 @@ use pillion_engine::snapshot::{Served, Stage};
 pub struct Publication {
     /// The newest revision. During a rollout, only some of the pods get it.
     pub newest: Box<str>,
-    /// The promoted revision, for all other pods. `None` if no revision was promoted yet.
+    /// The promoted revision, which the other pods get during a rollout. `None` if no revision was promoted yet.
     pub promoted: Option<Box<str>>,
     /// Which pods get the newest revision; `None` for all.
     pub rollout: Option<Rollout>,
@@ -129,7 +129,7 @@ impl PublishedRevisions {
         published.fallbacks().find(is_usable)
     }
 
-    /// Returns the revisions to fetch: those that are needed, not fetched, and not known as unusable.
+    /// Returns the revisions to fetch: those that are needed, not fetched, and not known to be unusable.
     pub(crate) fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
         let missing =
             self.needed().filter(|revision| !self.unusable.contains(*revision) && self.available(revision).is_none());
@@ -140,7 +140,7 @@ impl PublishedRevisions {
         self.needed().any(|needed| needed == revision)
     }
 
-    /// Returns the compiled revision if it was fetched or is already served.
+    /// Returns the compiled revision if it was fetched or is already served, else `None`.
     fn available(&self, revision: &str) -> Option<Arc<CompiledProfile>> {
         let served = self.served.iter().flat_map(|served| {
             let promoted = served.stage.as_ref().and_then(|stage| stage.promoted.as_ref());
@@ -173,7 +173,7 @@ impl PublishedRevisions {
         Some(Served { profile, stage: None, kept: Arc::clone(kept) })
     }
 
-    /// Returns the newest revision with its rollout, or `None` if a revision that they need is not fetched.
+    /// Returns the newest revision with its rollout, or `None` if a revision that is needed is not fetched.
     fn as_published(&self) -> Option<Served> {
         let published = self.publication.as_ref()?;
         let profile = self.available(&published.newest)?;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Limits {
     /// Bytes for the profiles of one namespace.
     pub of_namespace: usize,
-    /// Bytes for the profiles of all namespaces together. A namespace gets at most half of the bytes that all other
-    /// namespaces leave.
+    /// Bytes for the profiles of all namespaces together. A namespace gets at most half of the bytes that the other
+    /// namespaces do not use.
     pub of_all: usize,
 }
 
@@ -55,9 +55,9 @@ impl Shares {
 
     /// Checks that a namespace may have `bytes`. These bytes replace the grant `replaced`, if there is one.
     ///
-    /// A namespace gets up to [`Limits::of_namespace`], and at most half of the bytes that the other namespaces leave
-    /// of [`Limits::of_all`]. So a few large namespaces do not take all memory. While there is memory, each namespace
-    /// gets 64 KiB, and a replacement may be up to 64 KiB larger. A smaller replacement is always allowed.
+    /// A namespace gets up to [`Limits::of_namespace`], and at most half of the bytes of [`Limits::of_all`] that the
+    /// other namespaces do not use. So a few large namespaces do not take all memory. While memory is free, each
+    /// namespace gets 64 KiB, and a replacement may be up to 64 KiB larger. A smaller replacement is always allowed.
     ///
     /// # Errors
     /// Returns the bytes that all profiles of the namespace may take now.

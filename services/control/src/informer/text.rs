@@ -1,12 +1,12 @@
 //! The stored spec of a profile, and the last version that compiled. A *text* is a spec as JSON.
 //!
 //! This build may be unable to read a stored profile (a field of a newer version), or the profile may not compile. Then
-//! the last valid version stays active, and the errors are reported once for each generation. A mistake in one profile
-//! must not remove an active version. Nor may it stop the watch that would deliver the correction.
+//! the last valid version remains active, and the errors are reported once for each generation. A mistake in one
+//! profile must not remove an active version. Nor may it stop the watch that would deliver the correction.
 //!
 //! A profile that extends another one is compiled when its parent is known, and again when the parent changes. If the
 //! stored spec is broken by then, the last valid spec is compiled. If that fails too, or if the parent is deleted, the
-//! last valid version stays active. The exception is a namespaced profile that only its parent limits: it becomes
+//! last valid version remains active. The exception is a namespaced profile that only its parent limits: it becomes
 //! inactive, since it would otherwise keep permissions that the platform has withdrawn.
 
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::informer::share::{Grant, Shares};
 pub struct Broken {
     /// The profile's name.
     pub name: ProfileName,
-    /// The generation that is broken.
+    /// The generation of the stored version.
     pub generation: Option<i64>,
-    /// The revision of the last valid version, which stays active; `None` if there is none.
+    /// The revision of the last valid version, which remains active; `None` if there is none.
     pub serving: Option<Box<str>>,
     /// The errors, at least one.
     pub diagnostics: Vec<Diagnostic>,
@@ -68,7 +68,7 @@ pub(crate) struct TextState {
 pub(crate) struct MemoryLack {
     /// Bytes that the profile needs.
     pub(crate) bytes: usize,
-    /// Bytes for all profiles of the namespace.
+    /// Maximum bytes of all profiles of the namespace.
     limit: usize,
 }
 
@@ -105,8 +105,9 @@ impl TextState {
         Self { generation, ..Self::default() }
     }
 
-    /// Returns the state after `stored` was seen, and its errors if they are new. `known` is the earlier state of the
-    /// same object. `seed` is a spec that an earlier leader accepted. `keeps_text`: always keeps the accepted spec.
+    /// Returns the state after `stored` was read, and the errors of its spec if they are new. `known` is the earlier
+    /// state of the same object. `seed` is a spec that an earlier leader accepted. `keeps_text`: always keeps the
+    /// accepted spec.
     pub(crate) fn next(
         known: Option<&Self>,
         stored: &StoredProfile,
@@ -189,7 +190,7 @@ impl TextState {
         }
     }
 
-    /// Returns the bytes of the kept data, without the active version while a spec is due to be compiled.
+    /// Returns the bytes of the kept data. The active version is not included while a spec must be compiled.
     fn bytes(&self) -> usize {
         let texts = self.accepted.iter().chain(&self.extending).map(|text| text.json.len());
         let good = self.good.as_ref().filter(|_| !self.due).map_or(0, |good| good.memory());

@@ -5,8 +5,8 @@
 //! after a growing pause. Until then, the last snapshot remains in use.
 //!
 //! A watch ends after 45 seconds, and the next one continues. So the API server responds at least that often, and a
-//! lost connection is noticed soon. Lists are read in pages, and only one page is in memory at a time. Each object is
-//! reduced to the parts that are kept. kube's `reflector` is not used, since its store has whole objects.
+//! lost connection is detected soon. Lists are read in pages, and only one page is in memory at a time. Each object is
+//! reduced to the parts that are kept. kube's `reflector` is not used, since its store keeps whole objects.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -43,7 +43,7 @@ use crate::informer::text::Broken;
 /// Maximum number of changes in one publication, so that a constant stream of changes does not delay publications.
 const BATCH: usize = 1024;
 
-/// Namespaces per page of a list. A page is in memory with whole objects.
+/// Namespaces per page of a list. While a page is read, its whole objects are in memory.
 const NAMESPACES_PER_PAGE: u32 = 250;
 /// Profiles per page of a list. Profiles are larger than namespaces.
 pub(crate) const PROFILES_PER_PAGE: u32 = 100;
@@ -182,9 +182,9 @@ impl Watches {
     pub(crate) async fn next(&mut self, index: &mut Index) -> Option<Vec<Update>> {
         tokio::select! {
             biased;
-            // Cancel-safe: changes outside of a batch stay in their stream.
+            // Cancel-safe: changes that are not in a batch yet remain in their stream.
             batch = self.batches.next() => batch,
-            // Cancel-safe: unfinished fetches keep running.
+            // Cancel-safe: unfinished fetches continue.
             (key, paused, outcome) = self.fetches.next() => {
                 Some(self.fetched(index, key, paused, outcome).into_iter().collect())
             }

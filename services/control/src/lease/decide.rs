@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::Settings;
 
-/// The fields of a Lease that the election uses. Times are only compared with their earlier values: any change means
-/// that the holder wrote.
+/// The fields of a Lease that the election uses. Times are compared only with their earlier values: any change shows
+/// that the holder has written the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseContent {
     /// The holder; `None` after a release.
@@ -140,7 +140,8 @@ pub fn decide(settings: &Settings, identity: &str, view: &LeaseView, now: Instan
             if leads {
                 Action::Renew
             } else {
-                // The response to this process's last write was lost, or its last term ended without a release.
+                // This process holds the Lease without leading: the response to its last write was lost, or its last
+                // term ended without a release.
                 Action::Acquire
             }
         }
@@ -246,7 +247,7 @@ mod tests {
         view.observe(Some(by("other")), zero + SECOND);
         view.observe(Some(by("other")), zero + 9 * SECOND);
         assert_eq!(view.since, zero + SECOND);
-        // Even a renewal time that goes back proves that the holder is alive.
+        // Even a renewal time that is earlier than before proves that the holder is alive.
         let backwards = LeaseContent { renewed: Some("1970-01-01T00:00:00Z".parse().unwrap()), ..by("other") };
         view.observe(Some(backwards), zero + 10 * SECOND);
         assert_eq!(view.since, zero + 10 * SECOND);

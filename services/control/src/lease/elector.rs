@@ -139,7 +139,7 @@ impl Elector {
     }
 
     /// Takes part in the election until `stop`. In each term, runs `lead` with the [`Claim`] as a separate task. At the
-    /// end of a term, cancels the claim's token, and the task has [`Settings::grace`] to end. At `stop`, holds the
+    /// end of a term, cancels the claim's token, and gives the task [`Settings::grace`] to end. At `stop`, holds the
     /// Lease until the task has ended, and then releases it.
     ///
     /// A task that returns early ends the term.
@@ -161,7 +161,7 @@ impl Elector {
                 self.release().await;
             }
             self.view.claim = None;
-            // Give another candidate the chance to take over.
+            // Pause, so that another candidate can take over.
             if end != TermEnd::Stopped {
                 pause = pause_after(&self.settings, pause, end, began.elapsed());
                 sleep_with_jitter(pause, &stop).await;
@@ -238,7 +238,7 @@ impl Elector {
         }
         match decide(&self.settings, &self.identity, &self.view, Instant::now()) {
             Action::Wait { until } => {
-                // Add a random delay, so that not all candidates try at once.
+                // Add a random delay, so that the candidates do not all try at once.
                 let until = until + random::up_to(self.settings.retry_period);
                 self.wait(until).await.map_err(|error| (LeaseOperation::Read, error))?;
                 Ok(None)
@@ -266,7 +266,7 @@ impl Elector {
             let action = decide(&self.settings, &self.identity, &self.view, now);
             let outcome = match action {
                 Action::Lost(loss) => return loss,
-                // This action is impossible while leading.
+                // `decide` never returns this action to a leader.
                 Action::Wait { .. } => return Loss::Taken,
                 // The result of the last write is unknown, so read the Lease first.
                 _ if self.stale => {
@@ -310,7 +310,8 @@ impl Elector {
         self.lease = lease;
     }
 
-    /// Writes the Lease as its holder; fails with a conflict if it has changed since it was read.
+    /// Creates, acquires or renews the Lease, with this process as the holder. Fails with a conflict if the Lease has
+    /// changed since it was read.
     async fn write(&mut self) -> Result<(), RequestError> {
         let clock = Timestamp::now();
         let before = self.view.content.clone().unwrap_or_default();
@@ -353,7 +354,7 @@ impl Elector {
     }
 
     /// Releases the Lease if this candidate holds it. Tries twice, since the result of the last write may be unknown.
-    /// Does not try longer, since the Lease expires anyway.
+    /// After that, the Lease is left to expire.
     async fn release(&mut self) {
         let limit = self.settings.request_timeout * 2;
         let tries = async {
@@ -399,7 +400,7 @@ impl Elector {
             Err(error) => {
                 let lived = self.changes.take().map(|changes| changes.since.elapsed());
                 self.stale = true;
-                // A watch ends regularly, and the next read shows any changes.
+                // Watches end regularly, which is not an error. The next read finds any changes.
                 let is_old = lived.is_some_and(|lived| lived > self.settings.retry_period);
                 if is_old && matches!(error, RequestError::Ended) { Ok(()) } else { Err(error) }
             }

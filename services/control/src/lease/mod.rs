@@ -1,4 +1,4 @@
-//! Leader election among the controllers, by a Lease.
+//! Leader election among the controllers, with a Lease.
 //!
 //! The holder renews the Lease every few seconds, and all other candidates watch it. Clocks of different machines are
 //! never compared. A candidate may take the Lease when it has not changed for the lease duration, *measured by the
@@ -7,7 +7,7 @@
 //! The holder stops leading before others may take over: [`Settings::renew_deadline`] after it *sent* its last
 //! successful write. [`Claim::holds`] reads the clock, so a process that was paused notices this at once. The
 //! `resourceVersion` that was read is a precondition of each write, so one of two concurrent writers gets a conflict.
-//! The Lease does not guard the leader's other writes: each of those has its own guard.
+//! The Lease does not protect the leader's other writes: each of them has its own preconditions.
 //!
 //! At the end of a term, the leader's tasks end first. Then the holder is removed from the Lease. The other candidates
 //! watch the Lease, so the next one takes over at once.

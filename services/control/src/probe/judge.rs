@@ -43,7 +43,7 @@ pub struct Expected {
     /// The certificates that API servers trust. While this is empty, no API server calls the webhook, and `known` is
     /// used instead.
     pub bundle: Vec<CertificateDer<'static>>,
-    /// The epoch of the record at which the serving certificate last had to change.
+    /// The epoch of the record when the serving certificate last had to change.
     pub certificate_epoch: u64,
 }
 
@@ -117,7 +117,7 @@ impl Verdict {
 
 impl Expected {
     /// Returns the requirements on a release's endpoints. `None` if the release's name is not a DNS name, which
-    /// [`Release`] does not allow.
+    /// [`Release`] rules out.
     #[must_use]
     pub fn of(
         release: &Release,
@@ -136,7 +136,7 @@ impl Expected {
     pub fn of_other_issuer(release: &Release, bundle: Vec<CertificateDer<'static>>) -> Option<Self> {
         Self::of(release, Vec::new(), None, bundle, 0)
     }
-    /// Judges an endpoint's certificate chain, which must stay valid for `least_left`.
+    /// Judges an endpoint's certificate chain, which must remain valid for `least_left`.
     #[must_use]
     pub fn judge(&self, chain: &[CertificateDer<'_>], now: Timestamp, least_left: Duration) -> Judgement {
         let validity = chain.first().and_then(validity);

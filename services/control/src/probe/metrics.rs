@@ -42,7 +42,7 @@ impl ProbeMetrics {
         let text =
             "Rounds of probes of all endpoints, by result. A round passes if every certificate is valid and trusted";
         registry.register("probe_rounds", text, metrics.rounds.clone());
-        let text = "Latest rounds in a row in which every endpoint served a certificate of the newest CA";
+        let text = "Latest consecutive rounds in which every endpoint served a certificate of the newest CA";
         registry.register("probe_consecutive_passes", text, metrics.passed.clone());
         let text = "Earliest end of a certificate that an endpoint serves, as Unix time; 0 if unknown";
         let name = "endpoint_certificate_not_after_timestamp";

@@ -1,13 +1,13 @@
 //! Connects to every endpoint of the webhook and checks the certificate that it serves.
 //!
-//! The Secret does not prove what a replica serves, and API servers need not trust a ready replica. So each address
-//! behind the Service is probed by a separate TLS connection, whether it is ready, not ready or terminating. The served
-//! certificate is checked against the *bundle* of the API servers, and against the *newest* CA alone. The handshake
-//! proves that the replica has the key.
+//! The Secret does not prove which certificate a replica serves, and API servers may not trust the certificate of a
+//! ready replica. So each address behind the Service is probed over a separate TLS connection, whether it is ready, not
+//! ready or terminating. The served certificate is checked against the *bundle* of the API servers, and against the
+//! *newest* CA alone. The handshake proves that the replica has the key.
 //!
-//! [`targets`] selects the endpoints. [`judge`] connects to them and gives the verdicts. This module repeats the
-//! probes, and summarises the verdicts for the rotation. With certificates of another issuer, such as cert-manager,
-//! nothing rotates. Endpoints with such certificates are probed too, but are checked only against the bundle
+//! [`targets`] selects the endpoints. [`judge`] connects to them and judges their certificates. This module repeats the
+//! probes, and summarises the verdicts for the rotation. If another issuer, such as cert-manager, creates the
+//! certificates, there is no rotation. The endpoints are probed too, but are checked only against the bundle
 //! ([`Expected::of_other_issuer`]).
 //!
 //! No object of the API server shows which certificate an endpoint serves. So the loop runs at a fixed interval, and is
@@ -50,13 +50,13 @@ pub use targets::{Endpoint, Selected};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Time between two rounds. Rounds that follow sooner count as one.
+    /// Time between two rounds. Of rounds that follow one another sooner, only the first counts.
     pub gap: Duration,
     /// Timeout for one endpoint, connection and handshake together.
     pub timeout: Duration,
     /// Maximum number of concurrent probes.
     pub parallel: usize,
-    /// How long a certificate must stay valid, at least.
+    /// Minimum time for which a certificate must remain valid.
     pub least_left: Duration,
     /// The name of the probed port of the Service. If a slice has only one port, that port is probed.
     pub port: String,
@@ -94,7 +94,7 @@ pub struct Probed {
 /// Results of a round.
 #[derive(Clone, Debug)]
 pub struct ProbeRound {
-    /// The requirements on the endpoints.
+    /// The requirements for which the endpoints were probed.
     pub expected: Arc<Expected>,
     /// The summary for the rotation.
     pub endpoints: ProbeSummary,
@@ -114,7 +114,7 @@ pub struct Prober {
 }
 
 impl ProbeRound {
-    /// Returns the summary of the round. Without a round for these requirements, returns a summary without results.
+    /// Returns the summary of a round for these requirements, or a summary without results if there is none.
     #[must_use]
     pub fn of(found: Option<&Self>, expected: &Expected) -> ProbeSummary {
         found.filter(|found| *found.expected == *expected).map_or(NO_RESULTS, |found| found.endpoints)
@@ -128,7 +128,7 @@ impl Prober {
         Self { settings, metrics, rounds: RoundCounter::default(), clock: None }
     }
 
-    /// Judges validity by the API server's time instead of the local time.
+    /// Uses the API server's time instead of the local time to judge validity.
     #[must_use]
     pub fn by(self, clock: Clock) -> Self {
         Self { clock: Some(clock), ..self }
@@ -224,8 +224,8 @@ pub async fn run(
 }
 
 /// Probes endpoints with certificates of another issuer against the `caBundle`s of the webhook configuration, and logs
-/// the results. Once API servers would trust an endpoint, also creates the `ConfigMap` of the kill switch. With another
-/// issuer, no other task creates it, and guardrails need it.
+/// the results. Once API servers would trust an endpoint, also creates the `ConfigMap` of the kill switch, which
+/// guardrails need: if another issuer creates the certificates, no other task creates the `ConfigMap`.
 pub async fn report(leading: LeaderContext, settings: Settings, metrics: ProbeMetrics) {
     let gap = settings.gap;
     let mut prober = Prober::new(settings, metrics.clone());

@@ -117,8 +117,8 @@ impl Selected {
 }
 
 impl Replicas {
-    /// Reads how a Service selects and reaches its pods. Returns `None` if its endpoints are managed by hand, or if it
-    /// has no port with the name `port`.
+    /// Reads how a Service selects and reaches its pods. Returns `None` if the Service has no selector, or no port with
+    /// the name `port`.
     fn of(service: &Service, port: &str) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty())?;

@@ -1,7 +1,9 @@
-//! Finds profiles that conflict with one another by their specs and names alone, for the condition `Conflicted`.
+//! Finds conflicts between profiles, for the condition `Conflicted`. Only the specs and names of the profiles are
+//! compared.
 //!
 //! - If two profiles of one scope share a request key, a value such as `true` selects neither of them.
-//! - If a namespaced profile has the name of a cluster profile, the name means the namespaced profile in its namespace.
+//! - If a namespaced profile has the name of a cluster profile, the name refers to the namespaced profile in that
+//!   namespace.
 //!
 //! Conflicts over the same pod are not considered here. They are found when the pod is created, and reported by
 //! warnings and by the audit.

@@ -2,7 +2,7 @@
 //! I/O.
 //!
 //! The engine applies the revision alone to a minimal pod. The API server validates the result as a `PodTemplate`: like
-//! a pod, but without calling Pod Security or webhooks for pods. Nothing is stored.
+//! a pod, but without Pod Security admission or webhooks for pods. Nothing is stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) enum Verdict {
     Valid,
     /// The API server rejects the pod, with this message.
     Rejected(String),
-    /// The engine did not apply the revision, because the API server would reject the pod for this reason.
+    /// The engine did not apply the revision, since the API server would reject the pod for this reason.
     Invalid(String),
     /// The revision does not change the pod of the dry run, for this reason.
     NotApplicable(String),
@@ -163,8 +163,8 @@ fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     labels
 }
 
-/// Interprets the response to the dry run. Only a validation error rejects the pod: a policy or a quota for
-/// `PodTemplates` does not apply to pods.
+/// Interprets the response to the dry run. Only a validation error shows that a pod would be rejected. Policies and
+/// quotas for `PodTemplates` do not apply to pods.
 pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     let error = match answer {
         Ok(()) => return Verdict::Valid,

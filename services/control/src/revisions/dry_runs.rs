@@ -1,8 +1,8 @@
 //! Tracks which dry runs of accepted revisions are due, running and done. It does no I/O.
 //!
-//! Each leader runs one dry run for each revision. A dry run without a response is repeated after pauses that double.
-//! If a namespace accepts revisions faster than its budget allows, its dry runs wait, without delaying other
-//! namespaces.
+//! Each leader runs one dry run for each revision. A dry run without a response is repeated after a pause, which
+//! doubles each time. If a namespace accepts revisions faster than its budget allows, its dry runs wait, without
+//! delaying other namespaces.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::dry_run::Verdict;
 use super::schedule::Budget;
 
-/// Pause before the second dry run of a revision. Also the pause before a namespace without budget tries again.
+/// Pause before the second dry run of a revision, and before a namespace without budget tries again.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// The longest pause before a dry run is repeated.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
@@ -93,8 +93,8 @@ impl DryRuns {
         trial.verdict = Some(verdict);
     }
 
-    /// Returns when the next dry run may be due. Dry runs that were due at `start` were started, or are no longer
-    /// needed.
+    /// Returns when the next dry run may be due. The caller has started, or no longer needs, the dry runs that were due
+    /// at `start`.
     pub(super) fn next_after(&self, start: Instant) -> Option<Instant> {
         let again = self.all.values().filter_map(|trial| match trial.state {
             State::RetryAt(at) => Some(at),

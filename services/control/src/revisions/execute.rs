@@ -44,7 +44,8 @@ const BATCH: usize = 1024;
 const MAX_READS: usize = 256;
 /// Maximum number of profiles that are written concurrently.
 const CONCURRENT_WRITES: usize = 8;
-/// Number of consecutive rounds in one pass: first a revision is created, then the status publishes it.
+/// Maximum number of consecutive rounds in one pass. For example, the first round creates a revision, and the second
+/// one publishes it in the status.
 const ROUNDS: usize = 3;
 /// Maximum number of concurrent dry runs.
 const DRY_RUNS: usize = 4;
@@ -64,7 +65,7 @@ enum ActionResult {
         /// Whether some revision could not be deleted.
         failed: bool,
     },
-    /// The profile has changed since it was observed. The watch delivers the change.
+    /// The profile has changed since it was observed. The watch will deliver the change.
     Outdated,
     /// The action failed and must be retried.
     Failed,
@@ -116,7 +117,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 None => std::future::pending().await,
             }
         };
-        // All branches are cancel-safe: unfinished items stay in their streams, and writes continue.
+        // All branches are cancel-safe: unfinished items remain in their streams, and writes continue.
         let pass = tokio::select! {
             updates = watches.next(store.index_mut()) => {
                 let Some(updates) = updates else { return };
@@ -196,7 +197,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
 }
 
 impl RevisionStore {
-    /// Applies a profile that was read again. Returns false if the profile was deleted or has changed since: the watch
+    /// Applies a profile that was read again. Returns false if the profile was deleted or changed meanwhile: the watch
     /// delivers the deletion or the change.
     fn apply_read(
         &mut self,
@@ -217,7 +218,7 @@ impl RevisionStore {
     }
 }
 
-/// Reads a namespaced profile again that lacked memory and now fits. Returns `None` if it was deleted.
+/// Reads again a namespaced profile that lacked memory and now fits. Returns `None` if the profile was deleted.
 async fn read_again(
     client: &Client,
     profile: Arc<StoredProfile>,
@@ -243,7 +244,7 @@ impl Pass {
     /// Plans all profiles and starts the writes.
     ///
     /// # Errors
-    /// The pass is over. Returns how it ended.
+    /// The pass is over: returns it with its result.
     fn next_round(
         mut self,
         store: &mut RevisionStore,
@@ -253,7 +254,7 @@ impl Pass {
     ) -> Result<(Self, Writes), (Self, PassResult)> {
         let result = if self.failed.is_empty() { PassResult::Complete } else { PassResult::Failed };
         if self.is_outdated || self.rounds == ROUNDS {
-            // The next pass does the rest.
+            // The next pass does the remaining work.
             return Err((self, result.max(PassResult::Incomplete)));
         }
         self.rounds += 1;
@@ -262,7 +263,8 @@ impl Pass {
             store.index().stored().filter(|stored| !self.failed.contains(&stored.name)).cloned().collect();
         let mut work = Vec::new();
         for profile in all {
-            // A panic over one profile must not end leadership, since the next leader would read the same profile.
+            // Isolate a panic over one profile. It would end leadership, and the next leader would read the same
+            // profile.
             let decided = guarded(&format_args!("the plan of {}", profile.name), || decide(store, &profile, keep));
             if let Ok(Some((plan, revision))) = decided {
                 work.push((profile, plan, revision));
@@ -330,7 +332,8 @@ pub(super) fn decide(
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
-                    // Another build created the missing revision, and this build serializes the spec differently.
+                    // Another build created this revision. It is missing now, and this build serializes the spec
+                    // differently.
                     store.forget_alias(name);
                     return decide(store, profile, keep);
                 }

@@ -11,14 +11,14 @@
 //!
 //! The task is level-triggered: after a change, it plans all profiles again. A profile in its desired state costs only
 //! a comparison. Accepted revisions are stored in the cluster, so the next leader continues from there. Before it
-//! watches, it reads the accepted specs, and uses them for profiles that are broken now.
+//! starts its watches, it reads the accepted specs, and uses them for profiles that are broken now.
 //!
 //! The watches of profiles and namespaces are those of a [`Publisher`](crate::informer::watch::Publisher), which also
 //! publishes the snapshot for the leader's other tasks. kube's `Controller` is not used: it reconciles one object at a
 //! time. But a plan depends on all profiles (conflicts, parents, shares of memory) and on the number of namespaces.
 //!
-//! A revision is created before its profile's status names it, and deleted after the status no longer names it. Writes
-//! of the status have the observed `resourceVersion`, so a leader that was paused gets a conflict.
+//! A revision is created before its profile's status names it, and deleted after the status no longer names it. Each
+//! write of the status requires the observed `resourceVersion`, so a leader that was paused gets a conflict.
 
 mod conflicts;
 mod dry_run;
@@ -41,7 +41,7 @@ pub use execute::run;
 use crate::informer::share;
 use crate::labels::Label;
 
-/// The label with the bounds of a revision, since watches of the metadata do not include the spec.
+/// The label with the bounds of a revision. The bounds are also in the spec, but the watches read only the metadata.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
 /// The value of [`BOUNDS_LABEL`] for a revision that only its parent bounds.
 const BOUNDED_BY_PARENT: &str = "Parent";
@@ -49,7 +49,7 @@ const BOUNDED_BY_PARENT: &str = "Parent";
 /// Settings for accepting profiles and keeping revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Number of the latest revisions of a profile that are kept. Published and accepted revisions are always kept.
+    /// How many of the latest revisions of a profile are kept. Published and accepted revisions are always kept.
     pub keep: usize,
     /// How long changes are collected before all profiles are planned.
     pub settle: Duration,

@@ -95,7 +95,7 @@ pub(super) struct RevisionStore {
     counts: HashMap<String, i64>,
 }
 
-/// The part of a profile that names its accepted revision.
+/// The metadata and the status of a profile. The status names the accepted revision.
 #[derive(Deserialize)]
 struct WithStatus {
     metadata: ObjectMeta,
@@ -170,7 +170,8 @@ impl RevisionStore {
         self.index_mut().seed(name, uid, spec.source.as_deref().unwrap_or(&spec.text));
     }
 
-    /// From now on, uses this build's hash for the accepted revision of a profile, even if another build accepted it.
+    /// Discards the stored hash of an accepted revision that another build computed. From now on, this build's hash is
+    /// used.
     pub(super) fn forget_alias(&mut self, name: &ProfileName) {
         self.aliases.remove(name);
     }

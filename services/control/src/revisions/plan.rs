@@ -30,19 +30,19 @@ use super::conflicts::Conflict;
 use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
 use crate::informer::objects::RollbackRequest;
 
-/// Condition: whether the latest generation is accepted.
+/// The condition that shows whether the latest generation is accepted.
 pub(super) const ACCEPTED: &str = "Accepted";
-/// Condition: whether any revision of the profile is served.
+/// The condition that shows whether any revision of the profile is served.
 pub(super) const READY: &str = "Ready";
-/// Condition: whether another profile conflicts with this one.
+/// The condition that shows whether another profile conflicts with this one.
 pub(super) const CONFLICTED: &str = "Conflicted";
-/// Condition: whether the API server accepts a pod with the accepted revision.
+/// The condition that shows whether the API server accepts a pod with the accepted revision.
 pub(super) const VALID: &str = "Valid";
 
-/// The reason of a condition that is not known yet.
+/// The reason of a condition whose status is not known yet.
 const PENDING: &str = "Pending";
 
-/// The maximum length of the identity of a rollback's request in the status.
+/// Maximum bytes of a rollback request's identity in the status.
 const IDENTITY_BYTES: usize = 200;
 
 /// A generation that compiles.
@@ -99,8 +99,8 @@ pub(super) struct Plan {
     pub(super) create: bool,
     /// Start a dry run of the accepted revision. No other action waits for the result.
     pub(super) dry_run: bool,
-    /// The desired status, if it differs from the stored one. Unchanged conditions keep their times, and changed ones
-    /// have the time zero.
+    /// The desired status, if it differs from the stored one. Unchanged conditions keep their transition times. The
+    /// writer sets the times of changed ones, which are zero here.
     pub(super) status: Option<ProfileStatus>,
     pub(super) events: Vec<ProfileEvent>,
     /// Revisions to delete.
@@ -122,7 +122,7 @@ enum RollbackState {
     None,
     /// The requested revision is published.
     InForce,
-    /// Another revision was accepted since. Holds the identity of the request.
+    /// Another revision was accepted after the rollback was requested. Holds the identity of the request.
     Ended(String),
 }
 
@@ -195,7 +195,8 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
         return Publication { newest: Some(to), promoted: Some(to), rollout: None, rollback };
     }
     let rollout = match &observed.accepted {
-        // A revision has no rollout, so a broken profile keeps its active rollout.
+        // The accepted spec of a broken profile may come from a revision, which contains no rollout. So keep the active
+        // rollout.
         Some(accepted) => {
             accepted.rollout.as_ref().or_else(|| status.rollout.as_ref().filter(|_| observed.rejected.is_some()))
         }
@@ -257,7 +258,7 @@ fn keep_latest(
 ) -> (Vec<String>, Vec<Box<str>>) {
     let Observed { status, existing, .. } = observed;
     let published = status.revision.as_deref();
-    // A rollback leaves the order unchanged, so that the next one goes further back.
+    // A rollback leaves the order unchanged, so that the next rollback goes further back.
     let is_next = publication.rollback != RollbackState::InForce && publication.newest != published;
     let mut first: Vec<&str> = Vec::new();
     if is_next {
@@ -266,7 +267,7 @@ fn keep_latest(
         first.extend(accepted.filter(|accepted| !status.revisions.iter().any(|listed| listed == accepted)));
     }
     let listed = status.revisions.iter().map(String::as_str);
-    // Without a status, the order of creation is the best guess.
+    // Without a status, assume that the revisions were published in the order of their creation.
     let mut latest: Vec<_> = existing.iter().collect();
     latest.sort_by_cached_key(|(revision, created)| (Reverse(**created), (*revision).clone()));
     let others = latest.into_iter().map(|(revision, _)| &**revision);
@@ -423,7 +424,7 @@ fn events(observed: &Observed<'_>, wanted: &ProfileStatus, publication: &Publica
     events
 }
 
-/// Joins the errors to one message of about [`MESSAGE_BYTES`] at most.
+/// Joins the errors into one message of at most about [`MESSAGE_BYTES`].
 pub(super) fn summary(diagnostics: &[Diagnostic]) -> String {
     let mut text = String::new();
     for (number, diagnostic) in diagnostics.iter().enumerate() {

@@ -32,8 +32,8 @@ where
     }
 }
 
-/// Server-side applies the fields of the status that `manager` owns. `guard` is a field of the metadata that must still
-/// have this value: the `uid` or the `resourceVersion`. Returns the new object.
+/// Server-side applies the fields of the status that `manager` owns. `guard` is a metadata field (`uid` or
+/// `resourceVersion`) and its expected value: if the field has another value, the write fails. Returns the new object.
 pub(crate) async fn apply(
     client: &Client,
     name: &ProfileName,

@@ -87,7 +87,8 @@ impl Schedule {
 /// The rate of each namespace, and of all cluster profiles together.
 const NAMESPACE_RATE: Rate = Rate { burst: 25, pause: Duration::from_secs(2) };
 
-/// The rate of all namespaces together. Ten noisy namespaces exhaust it in a burst, and twenty in the long run.
+/// The rate of all namespaces together. Ten namespaces at their limit exhaust it in a burst, and twenty in the long
+/// run.
 const TOTAL_RATE: Rate = Rate { burst: 250, pause: Duration::from_millis(100) };
 
 /// Permits `burst` uses at once, then one use for each `pause`.
@@ -185,7 +186,7 @@ mod tests {
             schedule.changed(ended + Duration::from_millis(passed));
             assert_eq!(schedule.next_pass(), Some(ended + RETRY), "after {passed} ms");
         }
-        // One pass handles all changes, and clears the wait.
+        // One pass handles all changes, so no other pass is scheduled.
         schedule.start_pass(false, ended + RETRY);
         schedule.end_pass(PassResult::Complete, ended + RETRY);
         assert_eq!(schedule.next_pass(), None);

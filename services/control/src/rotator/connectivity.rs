@@ -1,15 +1,16 @@
-//! The checks that the rotation requests from the API servers: trust probes while the rotation waits for them, and the
-//! connectivity check of the replicas.
+//! The checks of the API servers that the rotation needs: trust probes while the rotation waits for their results, and
+//! the connectivity check of the replicas.
 //!
 //! # The connectivity check
 //! The check shows whether API servers reach the replicas. It runs before the final configuration, with which API
 //! servers reject pods if no replica responds.
 //!
 //! A replica that responds at its own address proves nothing about the Service. The Service's endpoints, and the rules
-//! for them on each API server's machine, follow seconds later. So an empty configuration is first filled for a check:
-//! in it, a failed call rejects no pod, and dry runs are routed to the replicas. Each API server is asked for a dry
-//! run. When each has reached a replica, the final configuration is written. After a time limit, the final
-//! configuration is written anyway: then the replicas are known to be ready, but not to be reachable.
+//! for them on each API server's machine, follow seconds later. So the controller first writes entries for a check into
+//! an empty configuration. With these entries, a failed call rejects no pod, and dry runs are routed to the replicas.
+//! The controller then sends a dry run to each API server. When each has reached a replica, the final configuration is
+//! written. After a time limit, the final configuration is written anyway, although the replicas are known only to be
+//! ready, not to be reachable.
 //!
 //! The result is kept while this controller leads, so a deleted configuration is created again without another check.
 //! When an administrator disables the webhooks, the result is discarded.
@@ -26,7 +27,7 @@ use crate::release::Release;
 use crate::trust_probe::ApiServerProber;
 use crate::webhook_config::Live;
 
-/// A check that the API servers are asked for. A response is used only for the check that requested it.
+/// A check of the API servers. A response is used only for the check that requested it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ApiServerCheck {
     /// Whether the API servers trust the newest CA, after the configuration was written.
@@ -50,7 +51,7 @@ pub(super) enum ApiServerCheck {
 /// during the check.
 const CONNECTIVITY_PAUSE: Duration = Duration::from_millis(200);
 
-/// The results of the last round, with its question.
+/// The results of the last round, and the check that they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RoundResponses {
     question: ApiServerCheck,
@@ -68,7 +69,7 @@ impl RoundResponses {
     }
 }
 
-/// Sends the current question to the API servers while this controller leads. `pause` is the time between two rounds of
+/// Runs the current check of the API servers while this controller leads. `pause` is the time between two rounds of
 /// trust probes.
 pub(super) async fn ask(
     stop: &CancellationToken,
@@ -105,7 +106,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// State of the connectivity check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectivityCheck {
-    /// No webhook is called yet. The configuration will be filled for a check.
+    /// No webhook is called yet. The controller will write the entries for a check.
     Due,
     /// The check started at this time.
     Since(Instant),
@@ -119,7 +120,7 @@ pub(super) enum CheckResult {
     /// Each API server reached a replica.
     Proven,
     /// At the time limit, some API servers have reached a replica, but not all are known to: for example, they cannot
-    /// be asked one by one.
+    /// be addressed one by one.
     Partly,
     /// At the time limit, no API server is known to have reached a replica.
     Late,
@@ -132,9 +133,9 @@ pub(super) enum Stage {
     WebhooksDisabled,
     /// No webhook is called, since the configuration is missing or has no entries.
     Empty,
-    /// The configuration is filled for a check.
+    /// The configuration has the entries for a check.
     Check,
-    /// The configuration is final.
+    /// The configuration has the final entries.
     Filled,
 }
 
@@ -150,7 +151,7 @@ impl Stage {
 }
 
 impl ConnectivityCheck {
-    /// Whether a configuration is filled for a check, instead of with final entries.
+    /// Whether the configuration should have the entries for a check, instead of the final ones.
     pub(super) const fn is_wanted(self) -> bool {
         !matches!(self, Self::Over)
     }
@@ -218,10 +219,11 @@ mod tests {
             ConnectivityCheck::Since(now),
             "an earlier leader did not complete the check"
         );
-        // A deleted configuration is created again as it was. A check that another client requests is ignored.
+        // A configuration that is deleted and created again needs no new check. Entries for a check that another client
+        // writes start no check.
         assert_eq!(after(&[Stage::Filled, Stage::Empty]), ConnectivityCheck::Over);
         assert_eq!(after(&[Stage::Filled, Stage::Check]), ConnectivityCheck::Over);
-        // A configuration that another client made final too early is corrected.
+        // If another client writes the final entries too early, the check continues.
         assert_eq!(after(&[Stage::Check, Stage::Filled]), ConnectivityCheck::Since(now));
         // After an administrator enables the webhooks again, other replicas may be running.
         assert_eq!(after(&[Stage::Filled, Stage::WebhooksDisabled, Stage::Empty]), ConnectivityCheck::Due);

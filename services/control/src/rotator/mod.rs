@@ -4,15 +4,14 @@
 //! A reconciliation reads the objects, computes the next step, and makes at most one write. All its state is in the
 //! objects, so any leader can make the next step. Reconciliations follow one another while there is something to write.
 //! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. Each
-//! reconciliation reads all objects again, so events need no content, and an interrupted watch does no harm.
+//! reconciliation reads all objects again. So the content of events is not used, and an interrupted watch does no harm.
 //!
 //! The rotation is not a kube-rs `Controller`. A `Controller` reconciles one object for each event, but the rotation
 //! has one state in several objects and in the results of probes.
 //!
 //! - [`request`]: an administrator's request for a rotation.
 //! - `objects`: reads all objects in a consistent state.
-//! - `connectivity`: the checks that API servers are asked for: trust probes, and the connectivity check of the
-//!   replicas.
+//! - `connectivity`: the checks of the API servers: trust probes, and the connectivity check of the replicas.
 //! - `reconciler`: one reconciliation.
 //! - `report`: Events, log lines and metrics.
 //!
@@ -60,7 +59,7 @@ use crate::webhook_config::{Live, Rules, Target, WriteError};
 
 pub use report::RotatorMetrics;
 
-/// Maximum number of consecutive writes without a pause. A rotation makes ten.
+/// Maximum number of consecutive writes without a pause. A rotation makes ten writes.
 const MAX_WRITES: u32 = 64;
 /// Timeout of a reconciliation, which sends a few requests. If an API server hangs, the next reconciliation may reach
 /// another API server.
@@ -93,7 +92,7 @@ pub struct Rotator {
     pub metrics: (RotatorMetrics, ProbeMetrics),
     /// Compares the local clock with the API server's.
     pub clock: Clock,
-    /// Asks API servers for trust probes, and whether they reach a replica.
+    /// Sends trust probes and connectivity checks to the API servers.
     pub asker: ApiServerProber,
     /// The webhook rules that the profiles require. While this is `None`, the existing rules are kept.
     pub rules: watch::Receiver<Option<Rules>>,
@@ -133,7 +132,7 @@ enum ReconcileError {
     /// A certificate could not be created.
     #[error("no certificate can be created")]
     Issue(#[from] IssueError),
-    /// The material of a CA in the record is missing.
+    /// The certificate or the key of a CA in the record is missing.
     #[error(transparent)]
     Missing(#[from] MissingCa),
     /// The trust probe cannot serve its new certificate.
@@ -172,7 +171,7 @@ struct Outputs {
     target: watch::Sender<Option<Arc<Target>>>,
     /// The requirements for probing endpoints.
     expected: watch::Sender<Option<Arc<Expected>>>,
-    /// The question for the API servers.
+    /// The check of the API servers that should run.
     question: watch::Sender<Option<ApiServerCheck>>,
     /// The endpoint that API servers call for a trust probe.
     trust_probe: TrustProbe,
@@ -207,7 +206,7 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 }
 
 impl Rotator {
-    /// Rotates, probes endpoints and asks API servers while this controller leads.
+    /// Rotates the CA, probes endpoints, and checks the API servers, while this controller leads.
     pub async fn run(self, leading: LeaderContext) {
         let Self { settings, metrics: (metrics, probe_metrics), clock, asker, rules, live, target, found } = self;
         let (expected, expects) = watch::channel(None);
@@ -301,7 +300,7 @@ fn object_changes(leading: &LeaderContext) -> Vec<BoxStream<'static, ()>> {
     ]
 }
 
-/// Returns a stream of the changes of one object: only changes of the value that `what` reads. `called` names the
+/// Returns a stream with an item for each change of the value that `what` reads from one object. `called` names the
 /// object in log lines.
 fn of<K>(
     api: Api<PartialObjectMeta<K>>,

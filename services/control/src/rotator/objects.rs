@@ -48,7 +48,7 @@ pub(super) struct Objects {
 pub(super) struct Observations {
     /// Results of probing the endpoints.
     pub(super) endpoints: ProbeSummary,
-    /// Results of asking the API servers.
+    /// Results of the checks of the API servers.
     pub(super) propagation: Propagation,
     /// The CA that failed to sign, if any.
     pub(super) unable: Option<Generation>,
@@ -112,9 +112,9 @@ impl Objects {
     }
 
     /// Returns the record for the rotation, with two corrections. The key of `unable`, a CA that failed to sign, is
-    /// treated as lost. If the writer's clock was behind the API server's, the phase begins when the record was
-    /// written. A write time far in the future is ignored: one API server's clock may be wrong, and the phase would
-    /// last until that time.
+    /// treated as lost. If the clock of the record's writer was behind the API server's, the phase begins when the
+    /// record was written. A write time far in the future is ignored: one API server's clock may be wrong, and the
+    /// phase would last until that time.
     fn record(&self, unable: Option<Generation>) -> Stored<Record> {
         let mut record = self.ca.record();
         if let Stored::Is(record) = &mut record {
@@ -127,8 +127,8 @@ impl Objects {
         record
     }
 
-    /// Returns the configuration for the rotation. Its write time is replaced by the time since when this leader has
-    /// seen it unchanged.
+    /// Returns the configuration for the rotation. Its write time is replaced with the time when this leader first saw
+    /// the current version.
     fn configuration(&self, unchanged_for: Duration) -> Configuration {
         let mut configuration = self.configuration.clone();
         if let Configuration::Present(bundle) = &mut configuration {
@@ -156,7 +156,7 @@ impl Objects {
 }
 
 /// Returns when the controller last wrote the Secret, by the API server's clock. Times after `latest` are ignored.
-/// `None` if no time is left.
+/// `None` if `managedFields` has no other such time.
 fn written(secret: &Secret, latest: Timestamp) -> Option<Timestamp> {
     let entries = secret.metadata.managed_fields.iter().flatten();
     let ours = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));

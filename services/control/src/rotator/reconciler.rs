@@ -34,7 +34,7 @@ pub(super) enum Next {
     Wait {
         /// The reason.
         blocked: Blocked,
-        /// When the wait ends, if only time ends it.
+        /// When the wait ends at the latest; `None` to wait until the observed state changes.
         until: Option<Timestamp>,
     },
 }
@@ -47,14 +47,14 @@ pub(super) struct Reconciler {
     metrics: RotatorMetrics,
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
-    /// Whether the webhooks were disabled at the last reconciliation. This applies if the `ConfigMap` now has an
-    /// unknown value.
+    /// Whether the webhooks were disabled at the last reconciliation. If the `ConfigMap` now has an unknown value, this
+    /// state is kept.
     disabled: bool,
     /// The CA that failed to sign, since it has expired or is for other names.
     unable: Option<Generation>,
     /// The versions of the configurations, and when this leader first saw them.
     unchanged_since: (Versions, Instant),
-    /// Unknown certificates that must stay trusted, even if they were removed from the configuration meanwhile.
+    /// Unknown certificates that must remain trusted, even if they were removed from the configuration meanwhile.
     kept_unknown: Vec<CertificateDer<'static>>,
     /// When to renew the trust probe's certificate.
     trust_probe_renewal: Timestamp,
@@ -95,7 +95,7 @@ impl Reconciler {
         self.settings.interval
     }
 
-    /// Withdraws the values for other tasks and resets the metrics, when leadership ends.
+    /// Clears the values for other tasks and resets the metrics, when leadership ends.
     pub(super) fn end(&self) {
         self.outputs.clear();
         self.metrics.reset();
@@ -119,7 +119,7 @@ impl Reconciler {
         self.check = self.check.after(stage, Instant::now());
         let asked = self.question(&objects);
         let responses = RoundResponses::of(self.inputs.responses.borrow_and_update().as_ref(), asked);
-        // An API server that reached a replica may still not trust the newest CA.
+        // The responses to the connectivity check do not show whether API servers trust the newest CA.
         let propagation = if self.check.is_running() { NO_RESPONSES } else { responses };
         self.end_check(responses);
         let question = self.question(&objects);
@@ -156,8 +156,7 @@ impl Reconciler {
             return Ok(Next::Wait { blocked, until });
         }
         if let Step::WriteBundle { repair: Repair::Damaged | Repair::Foreign, .. } = step {
-            // Another client may damage the bundle again and again, so the task that corrects drift writes it, with
-            // pauses.
+            // Another client may damage the bundle repeatedly, so the task that corrects drift writes it, with pauses.
             let target = self.wanted(&step, &objects)?;
             replace(&self.outputs.target, target.map(Arc::new));
             self.metrics.set_blocked(Some(Blocked::Repair));
@@ -333,7 +332,8 @@ impl Reconciler {
         }
     }
 
-    /// Returns the question for the API servers: the connectivity check's while it runs, otherwise the rotation's.
+    /// Returns the check of the API servers that should run: the connectivity check while it runs, otherwise the
+    /// rotation's trust probe.
     fn question(&self, objects: &Objects) -> Option<ApiServerCheck> {
         match &objects.configuration {
             Configuration::Present(bundle) if self.check.is_running() => {
@@ -387,8 +387,8 @@ impl Reconciler {
         }
     }
 
-    /// While API servers are asked whether they trust a CA, makes the trust probe serve a certificate of this CA.
-    /// Otherwise, it serves none.
+    /// While the rotation checks whether API servers trust a CA, makes the trust probe serve a certificate of this CA.
+    /// Otherwise, the trust probe serves none.
     fn serve_trust_probe(&mut self, question: Option<ApiServerCheck>, objects: &Objects) -> Result<(), ReconcileError> {
         let Some((ApiServerCheck::Trust { newest, .. }, known)) = question.zip(objects.known()) else {
             self.outputs.trust_probe.show(None);
@@ -460,8 +460,8 @@ impl Reconciler {
     }
 }
 
-/// Returns the question of a rotation that waits for API servers. `None` if it does not wait for them, or if the
-/// configuration is not in its desired state.
+/// Returns the trust probe that the rotation waits for. `None` if it waits for none, or if the configuration is not in
+/// its desired state.
 fn question(objects: &Objects) -> Option<ApiServerCheck> {
     let record = objects.known()?.record();
     if !matches!(record.phase, Phase::Expanded | Phase::Contracted) {

@@ -85,7 +85,7 @@ impl fmt::Debug for ApiServerProber {
 }
 
 impl ApiServerProber {
-    /// Creates an asker with the credentials and CAs of `config`. `address` is the address at which API servers reach
+    /// Creates a prober with the credentials and CAs of `config`. `address` is the address at which API servers reach
     /// the trust probe: the controller's own pod.
     #[must_use]
     pub fn new(
@@ -190,7 +190,7 @@ impl ApiServerProber {
         }
         let answers = join_all(asking).await;
         for answer in &answers {
-            // The connection may be dead, so drop the client.
+            // The connection may have failed, so drop the client.
             if matches!(answer.outcome, ServerOutcome::Silent(Silence::Unreachable | Silence::Timeout)) {
                 self.clients.remove(&answer.server);
             }
@@ -277,8 +277,8 @@ struct ApiServers {
 }
 
 impl KnownServers {
-    /// Merges the current list with API servers that were listed recently. An API server that hangs leaves the list,
-    /// but may continue with its old configuration.
+    /// Merges the current list with API servers that were listed recently. An API server that hangs disappears from the
+    /// list, but may later continue with its old configuration.
     fn merge(&mut self, listed: ApiServers, now: Instant, keep_unlisted_for: Duration) -> ApiServers {
         self.seen.extend(listed.addresses.into_iter().map(|address| (address, now)));
         self.seen.retain(|_, last| now.saturating_duration_since(*last) < keep_unlisted_for || *last == now);
@@ -363,7 +363,7 @@ async fn publish(client: &Client, release: &Release, address: SocketAddr) -> kub
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), release.namespace());
     let (name, params) = (release.trust_probe_service(), PatchParams::apply(FIELD_MANAGER).force());
     match slices.patch(&name, &params, &Patch::Apply(&slice)).await {
-        // The address has the other IP family, and the address type of a slice is immutable.
+        // The new address has another IP family, and the address type of a slice is immutable.
         Err(kube::Error::Api(status)) if status.code == 422 => {
             slices.delete(&name, &DeleteParams::default()).await?;
             slices.patch(&name, &params, &Patch::Apply(&slice)).await.map(drop)

@@ -4,7 +4,7 @@
 //! serves a small admission endpoint, with a certificate of the newest CA and behind a separate Service. Both webhook
 //! configurations have an entry ([`pillion_api::trust_probe::WEBHOOK`]) that routes the kind `InjectionTrustProbe` to
 //! this endpoint. The controller sends each API server, at its own address, a dry run that creates an object of this
-//! kind. The API server must call the endpoint, and so shows whether it trusts the CA.
+//! kind. The API server must call the endpoint, and the result shows whether it trusts the CA.
 //!
 //! Only a recorded call is proof. Each request has a random name. The endpoint records the names in the calls, together
 //! with the certificate of the connection. A connection serves one call, so an earlier handshake is never used as proof
@@ -43,9 +43,9 @@ pub use server::{Identity, TrustProbe};
 pub struct Settings {
     /// Timeout of one dry run, including the API server's call.
     pub timeout: Duration,
-    /// How long an API server that left the list is still asked, since it may be paused and continue with an old
-    /// configuration. Without a response, it counts as silent. Must be at least as long as the rotation waits for
-    /// silent API servers.
+    /// How long an API server is still asked after it disappeared from the list, since it may be paused and continue
+    /// with an old configuration. Without a response, it counts as silent. Must be at least as long as the rotation
+    /// waits for silent API servers.
     pub keep_unlisted_for: Duration,
     /// Timeout of one call to the endpoint, from the connection to the response.
     pub call_limit: Duration,

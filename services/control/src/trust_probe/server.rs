@@ -192,8 +192,8 @@ impl TrustProbe {
         let stream = match TlsAcceptor::from(Arc::clone(&identity.config)).accept(stream).await {
             Ok(stream) => stream,
             Err(error) => {
-                // An API server that does not trust the certificate ends here too. Its response to the dry run reports
-                // the error.
+                // The handshake also fails if the API server does not trust the certificate. The API server then
+                // reports the error in its response to the dry run.
                 debug!(%error, "a handshake with the trust probe failed");
                 return;
             }
@@ -243,7 +243,7 @@ impl TrustProbe {
         }
     }
 
-    /// Records calls with this name until the result is dropped. The name must not be guessable.
+    /// Records calls with this name until the returned value is dropped. The name must not be guessable.
     pub(super) fn expect(&self, name: String) -> Expectation {
         self.lock().insert(name.clone(), Calls::default());
         Expectation { trust_probe: self.clone(), name }
@@ -255,7 +255,8 @@ impl TrustProbe {
 }
 
 impl Expectation {
-    /// Returns the recorded call if both configurations called with this name and with the same epoch and certificate.
+    /// Returns the recorded call, if API servers called through both configurations with this name, and with the same
+    /// epoch and certificate.
     pub(super) fn shown(&self) -> Option<ReceivedCall> {
         let Calls { mutating, validating } = self.trust_probe.lock().get(&self.name).copied()?;
         mutating.filter(|_| mutating == validating)
@@ -370,7 +371,7 @@ mod tests {
         call(address, &second, "/trust-probe/validate", &review("two")).await.unwrap();
         assert_eq!((serving_certificate(&one), serving_certificate(&two)), (Some(Generation(1)), Some(Generation(2))));
         assert_eq!(trust_probe.0.metrics.calls(), 4);
-        // Only one of the two configurations has the change.
+        // Only one of the two webhooks is called.
         trust_probe.show(Some(identity(1, &first)));
         call(address, &first, "/trust-probe", &review("two")).await.unwrap();
         assert_eq!(two.shown(), None);

@@ -22,9 +22,9 @@ use super::live::{
 use super::{EPOCH_ANNOTATION, MANAGED_BY, RELEASE_ANNOTATION, WRITTEN_ANNOTATION};
 use crate::release::Release;
 
-/// Maximum number of calls for the validations of namespaced profiles. A call is an operation on a resource in one
-/// namespace. The configuration lists the namespaces once for each failure mode and opt-in label, and etcd limits an
-/// object to 1.5 MB.
+/// Maximum number of calls for the validations of namespaced profiles. One operation on one resource in one namespace
+/// counts as a call. The configuration lists the namespaces once for each failure mode and opt-in label, and etcd
+/// limits an object to 1.5 MB.
 pub const MAXIMUM_OWN_CALLS: usize = 1_000;
 
 /// The requests for which the API server calls the webhooks.
@@ -50,8 +50,8 @@ impl Rules {
     /// is active too. The profiles are compiled, so their targets are valid.
     ///
     /// Namespaced profiles mutate only pods, and the creation of pods always calls the mutating webhooks. Their
-    /// validations may need more calls than cluster profiles do. These calls are limited to the profiles' own
-    /// namespaces, in the order of their names, up to [`MAXIMUM_OWN_CALLS`].
+    /// validations may need calls that no cluster profile needs. These calls are made only for the profiles' own
+    /// namespaces. Up to [`MAXIMUM_OWN_CALLS`] are made, in the order of the namespaces' names.
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
         let (cluster, own): (Vec<_>, Vec<_>) = profiles.active().partition(|one| one.name().namespace.is_none());
@@ -81,7 +81,7 @@ impl Rules {
         Self { mutating, validated: Validated { everywhere, own }, omitted_namespaces }
     }
 
-    /// Returns the rules of the observed configurations. A controller that does not know the profiles yet must not
+    /// Returns the rules of the observed configurations. A controller that has not read the profiles yet must not
     /// change them.
     #[must_use]
     pub(crate) fn of_live(live: &Live) -> Self {
@@ -103,7 +103,7 @@ fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operat
     })
 }
 
-/// Whether the entry calls the path of a failure mode.
+/// Whether the entry calls the URL path of a failure mode.
 fn is_for_level(config: &WebhookClientConfig) -> bool {
     let called = config.service.as_ref().and_then(|service| service.path.as_deref());
     FailureMode::ALL.into_iter().any(|failure_mode| called == Some(failure_mode.path()))

@@ -1,8 +1,8 @@
 //! The task that keeps the configurations in their desired state.
 //!
 //! It watches both configurations and the `ConfigMap` of the switch by name, so it corrects a change within
-//! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and decides nothing about the CA. It
-//! never writes for an older epoch than the written one. It fills an empty configuration only if the rotation has
+//! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and makes no decisions about the CA.
+//! It never overwrites a later epoch with an earlier one. It fills an empty configuration only if the rotation has
 //! confirmed the target, since an entry with an untrusted certificate rejects pods.
 //!
 //! It is not a kube-rs `Controller`, for two reasons. Three objects form one state, and all three must be known before
@@ -94,8 +94,8 @@ struct KeeperState {
     seen: [bool; 3],
     pacing: Pacing,
     creator: SwitchCreator,
-    /// The versions that last matched the target. If the objects still have these versions and differ from the target,
-    /// the target has changed.
+    /// The versions that last matched the target. If the objects still have these versions but differ from the target,
+    /// then the target has changed.
     matching: Option<Versions>,
     /// Start of the current drift.
     since: Option<Instant>,
@@ -209,7 +209,7 @@ impl KeeperState {
                 self.apply_switch(existing.as_deref());
                 2
             }
-            // If the switch may not be read, the task does not wait for its state.
+            // If the controller may not read the switch, it does not wait for the switch's state.
             Update::Switch(Observation::Forbidden) => 2,
             Update::Mutating(Observation::Forbidden) | Update::Validating(Observation::Forbidden) => return,
         };
@@ -219,7 +219,8 @@ impl KeeperState {
         self.send_live();
     }
 
-    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to try again; `None` if it is not needed.
+    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to try again; `None` if no attempt is
+    /// needed.
     async fn create_switch(&mut self) -> Option<Instant> {
         // Create the `ConfigMap` only when webhooks are called. While it exists, a guardrail rejects pods without a
         // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has

@@ -1,5 +1,5 @@
-//! The observed state: both configurations and the switch in the `ConfigMap`. Also the certificates in a `caBundle`,
-//! and which client wrote a field.
+//! Reads the observed state: both configurations, and the switch in the `ConfigMap`. Also reads the certificates in a
+//! `caBundle`, and finds the client that wrote a field.
 
 use std::collections::BTreeSet;
 
@@ -107,7 +107,7 @@ impl Live {
         self.views().map(|view| (view.metadata.uid.clone(), view.metadata.generation)).collect()
     }
 
-    /// Removes epochs above `highest`, which are forged. Returns the client that last wrote one, if known.
+    /// Removes epochs above `highest`, which are forged. Returns the client that last wrote such an epoch, if known.
     pub(crate) fn remove_forged_epochs(&mut self, highest: u64) -> Option<String> {
         let mutating = self.mutating.as_mut().map(|mutating| &mut mutating.metadata);
         let validating = self.validating.as_mut().map(|validating| &mut validating.metadata);
@@ -209,7 +209,7 @@ impl Bundle {
                     certificates.push(der);
                 }
                 Ok(_) => clean = false,
-                // Sections after an unreadable one cannot be separated from it.
+                // An unreadable section cannot be separated from the sections after it.
                 Err(_) => {
                     clean = false;
                     break;

@@ -1,11 +1,11 @@
 //! The webhook configurations of a release: desired state, observed state, drift, and the task that corrects it.
 //!
 //! The controller owns both configurations as a whole: anything else in their entries is drift and is removed. So it
-//! *replaces* what it read, guarded by the `resourceVersion`. Server-side apply would keep entries, conditions and
-//! fields of other clients. Labels and annotations of other clients are kept.
+//! *replaces* the objects that it read, if they still have the same `resourceVersion`. Server-side apply would keep
+//! entries, conditions and fields of other clients. Labels and annotations of other clients are kept.
 //!
-//! The annotation `EPOCH_ANNOTATION` has the *epoch* of the rotation's record for which a configuration was written.
-//! A write never lowers the epoch: a writer with an older record is outdated.
+//! The annotation `EPOCH_ANNOTATION` has the *epoch* of the rotation's record for which a configuration was written. A
+//! write never lowers the epoch: a writer with an older record is outdated.
 //!
 //! - [`live`]: the observed state, also for the rotation.
 //! - [`switch`]: the `ConfigMap` with the kill switch, and its creation.

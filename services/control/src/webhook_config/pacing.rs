@@ -2,8 +2,8 @@
 //!
 //! The controller corrects a change at once. But after each change of a bundle, every API server has to open new
 //! connections. So two clients that overwrite each other forever would do more harm than either change. After a few
-//! corrections in a row against the same client, there is a pause before the next one. Pauses grow, and are reset after
-//! some time without changes.
+//! consecutive corrections against the same client, there is a pause before the next one. The pauses grow, and start
+//! again from the first one after some time without changes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ impl Pacing {
         of_late.count() > self.settings.many
     }
 
-    /// Returns the pause after this number of corrections in a row.
+    /// Returns the pause after this number of consecutive corrections.
     fn pause(&self, repairs: u32) -> Duration {
         match repairs.checked_sub(self.settings.at_once) {
             None => Duration::ZERO,

@@ -40,7 +40,7 @@ const SHOWN: usize = 64;
 ///
 /// The controller's service account becomes the owner, so Kubernetes deletes the `ConfigMap` after the account is
 /// deleted. By then, no controller can create the configurations again, and a later installation starts enabled.
-/// Returns false if the account does not exist, so that the `ConfigMap` has no owner.
+/// Returns false if the account does not exist. The `ConfigMap` then has no owner.
 ///
 /// # Errors
 /// The API server rejected the request.
@@ -101,7 +101,7 @@ pub struct SwitchState {
 }
 
 impl SwitchState {
-    /// Applies a position. Returns whether the state changed; an unknown value changes nothing.
+    /// Applies the value of a key. Returns whether the state changed; an unknown value changes nothing.
     pub(crate) fn move_to(&mut self, position: &Position) -> bool {
         let before = self.off;
         self.off = match position {
@@ -113,13 +113,13 @@ impl SwitchState {
     }
 }
 
-/// Returns the position of the kill switch, which is on if the `ConfigMap` or the key is missing.
+/// Returns the value of the kill switch, which is on if the `ConfigMap` or the key is missing.
 #[must_use]
 pub fn injection(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, INJECTION_KEY, "enabled", "disabled")
 }
 
-/// Returns the position of the break-glass, which is on if the `ConfigMap` or the key is missing.
+/// Returns the value of the break-glass, which is on if the `ConfigMap` or the key is missing.
 #[must_use]
 pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, WEBHOOKS_KEY, "enabled", "disabled")
@@ -147,7 +147,7 @@ fn position(config_map: Option<&ConfigMap>, key: &str, on: &str, off: &str) -> P
 /// Called with true when injection is disabled, and with false when it is enabled again.
 pub type OnChange = Arc<dyn Fn(bool) + Send + Sync>;
 
-/// Follows the kill switch of a release.
+/// Watches the kill switch of a release.
 pub struct KillSwitch {
     client: Client,
     release: Release,
@@ -175,8 +175,8 @@ pub fn register(registry: &mut Registry) -> Gauge {
 }
 
 impl KillSwitch {
-    /// Creates the follower of a release's switch. `on_change` is called at each change. `known` is called once, as
-    /// soon as the position is known or cannot be read. Until then, a starting replica should not inject.
+    /// Creates the watch of a release's switch. `on_change` is called at each change. `known` is called once, as soon
+    /// as the value is known or cannot be read. Until then, a starting replica should not inject.
     pub fn new(
         client: Client,
         release: Release,
@@ -187,7 +187,7 @@ impl KillSwitch {
         Self { client, release, on_change, known: Some(Box::new(known)), gauge, state: SwitchState::default() }
     }
 
-    /// Follows the switch until `stop`.
+    /// Watches the switch until `stop`.
     pub async fn follow(mut self, stop: CancellationToken) {
         let api = Api::<ConfigMap>::namespaced(self.client.clone(), self.release.namespace());
         let mut seen = std::pin::pin!(watch_object::watch(api, "the kill switch", self.release.switch()));

@@ -1,4 +1,4 @@
-//! Tests the comparison of observed and desired state, and what follows from it.
+//! Tests the comparison of observed and desired state, and the decisions that depend on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -176,7 +176,8 @@ fn paused_leader_notices_lost_lease_at_once() {
         let (claims, mut claimed) = watch::channel(None::<Claim>);
         let (frozen, freeze) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (their_frozen, their_freeze) = (Arc::clone(&frozen), Arc::clone(&freeze));
-        // A runtime on one thread that blocks, like a stopped process: timers, tasks and sockets make no progress.
+        // The candidate runs on a separate thread, which is then blocked. Timers, tasks and sockets make no progress,
+        // as in a stopped process.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
@@ -190,7 +191,7 @@ fn paused_leader_notices_lost_lease_at_once() {
                             tokio::time::sleep(Duration::from_millis(5)).await;
                         }
                         std::thread::sleep(Duration::from_secs(10));
-                        // The leader's task runs before the elector does, and must notice the end of the term too.
+                        // The leader's task may run before the elector does, and must detect the end of the term too.
                         let (cancelled, holds) = (claim.stop().is_cancelled(), claim.holds());
                         frozen.store(!cancelled && !holds, Ordering::SeqCst);
                         claim.stop().cancelled().await;

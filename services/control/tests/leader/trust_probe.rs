@@ -118,7 +118,7 @@ impl Rig {
         self.asker.ask(NEWEST, self.epoch).await
     }
 
-    /// Asks until the summary has these numbers.
+    /// Sends trust probes until the summary has these numbers.
     async fn becomes(&mut self, proven: usize, behind: usize, silent: usize) -> anyhow::Result<TrustRound> {
         let wanted = Propagation { proven, behind, silent };
         eventually(SOON, "the API servers have this summary", async || {
@@ -129,7 +129,7 @@ impl Rig {
         .await
     }
 
-    /// Asks until this many API servers are silent, all for this reason. The first responses may be late.
+    /// Sends trust probes until this many API servers are silent, all for this reason. The first responses may be late.
     async fn are_silent(&mut self, count: usize, why: &Silence) -> anyhow::Result<()> {
         let (wanted, why) = (Propagation { proven: 0, behind: 0, silent: count }, ServerOutcome::Silent(why.clone()));
         eventually(SOON, "the API servers are silent", async || {
@@ -168,7 +168,7 @@ fn each_api_server_proves_its_own_trust() {
         rig.becomes(2, 0, 0).await?;
         ensure!(rig.metrics.calls() >= 2);
 
-        // A paused API server is silent although it was proven before, since the bundle changes meanwhile.
+        // A paused API server counts as silent although it was proven before, since the bundle has changed.
         second.process().pause()?;
         eventually(SOON, "the running API server is asked in time", async || {
             let since = Instant::now();
@@ -307,7 +307,7 @@ fn asks_configured_address_without_listed_api_servers() {
             SocketAddr::new(CONTROLLER, 8444),
             {
                 let mut settings = settings();
-                // No API server has a certificate of this name, so none can be asked at its own address.
+                // No API server's certificate has this name, so none can be asked at its own address.
                 settings.server_name = "nobody.example.org".to_owned();
                 settings
             },

@@ -14,7 +14,7 @@ use crate::rotation_model::world::{
 /// Maximum number of moves until an undisturbed rotation is complete.
 const MAX_REST_MOVES: usize = 120;
 
-/// A move of a leader, a replica, an API server, or from outside.
+/// A move of a leader, a replica or an API server, or a disturbance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
     Reads(usize),
@@ -71,7 +71,7 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
             explored.phases.insert(record.phase);
         }
         let wrong = world.broken_trust().or_else(|| world.went_backwards());
-        // Check only some of the states for coming to rest, since this check is expensive.
+        // Check only some of the states for whether the rotation completes from there, since this check is expensive.
         let wrong =
             wrong.or_else(|| (explored.states % 16 == 0).then(|| never_rests(&world, rules, &settings)).flatten());
         if let Some(what) = wrong {
@@ -91,8 +91,8 @@ pub(crate) fn explore(rules: Rules, disturbances: &[Disturbance], limit: usize) 
     explored
 }
 
-/// Walks at random from the initial state, and so gets deeper than a complete exploration. The walks are the same in
-/// each run.
+/// Walks at random from the initial state, and so reaches states that a complete exploration cannot reach in time. The
+/// walks are the same in each run.
 pub(crate) fn walk(rules: Rules, disturbances: &[Disturbance], walks: u64, length: usize) -> Explored {
     let settings = Settings::default();
     let mut explored = Explored::default();
@@ -158,8 +158,8 @@ fn moves(
             Leader::Idle => add(Move::Reads(number), with(Leader::Read(Reading::of(world)))),
             Leader::Read(reading) => {
                 for (late, asked) in [(false, false), (false, true), (true, false)] {
-                    // If the API servers cannot be listed, deadlines pass only after every running one has seen the
-                    // bundle that was read.
+                    // If the API servers cannot be listed, deadlines pass only after every running API server has seen
+                    // the bundle that was read.
                     if late && world.uncounted && !world.have_seen(reading.bundle_version) {
                         continue;
                     }
@@ -198,7 +198,7 @@ fn moves(
         let Replica { seen, serves, .. } = world.replicas[replica];
         if seen < world.certificate.version() {
             let mut next = world.clone();
-            // A replica without a certificate reads the current Secret before it follows changes.
+            // A replica without a certificate reads the current Secret before it watches the changes.
             let seen = if serves.is_some() { seen + 1 } else { world.certificate.version() };
             next.replicas[replica] = world.replicas[replica].sees(seen, world.certificate.seen(seen), rules);
             add(Move::ReplicaSees(replica), next);
@@ -218,7 +218,7 @@ fn moves(
     moves
 }
 
-/// By how much a disturbance raises an epoch: more than a few rotations do.
+/// The amount by which a disturbance raises an epoch: more than a few rotations would.
 const RAISED: u64 = 100;
 
 fn disturbed(world: &ModelState, disturbance: Disturbance) -> Option<ModelState> {

@@ -1,6 +1,6 @@
 //! A leader of the model. It reads the objects and then the record, decides, and writes. Between any two of these
-//! steps, it may be paused for any time, or end. Two leaders act at the same time, since a paused leader does not know
-//! that its term has ended.
+//! steps, it may be paused for any time, or end. Two leaders may act at the same time, since a paused leader cannot
+//! detect that its term has ended.
 
 use jiff::Timestamp;
 use pillion_control::certificates::rotation::{Generation, Observed, Record, Settings, Step, Stored};

@@ -1,5 +1,5 @@
-//! The state of the model: three objects with their histories, the replicas and API servers that follow them, and the
-//! leaders.
+//! The state of the model: three objects with their histories, the leaders, and the replicas and API servers that watch
+//! the objects.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub(crate) const LEADERS: usize = 2;
 /// Number of CAs: enough for two rotations, and one more after a loss.
 pub(crate) const GENERATIONS: u32 = 3;
 
-/// A time after all deadlines. No CA of the model is old by then.
+/// A time after all deadlines. No CA of the model has reached its rotation age by then.
 const LATE: Timestamp = Timestamp::constant(100 * 24 * 3600, 0);
 
 /// A set of CAs, one bit each. Bit 7 is an unknown certificate.
@@ -30,7 +30,7 @@ pub(crate) const fn bit(generation: Generation) -> Mask {
     1 << generation.0
 }
 
-/// A single change of the objects from outside.
+/// A single disturbance: a change that no leader makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Disturbance {
     BundleEmptied,
@@ -71,9 +71,9 @@ pub(crate) struct BundleVersion {
     pub(crate) entries: bool,
     pub(crate) trusted: Mask,
     pub(crate) epoch: u64,
-    /// Whether the bundle was written from outside. Its failures are not caused by the rotation.
+    /// Whether a disturbance wrote the bundle. The rotation does not cause the failures of such a bundle.
     pub(crate) is_external: bool,
-    /// Whether the epoch was written from outside.
+    /// Whether a disturbance raised the epoch. A later bundle may then have a lower epoch.
     pub(crate) raised: bool,
 }
 
@@ -82,8 +82,8 @@ pub(crate) struct BundleVersion {
 pub(crate) struct CertificateVersion {
     pub(crate) signer: Option<Generation>,
     pub(crate) epoch: u64,
-    /// Whether this version was restored from outside. A replica that starts with it fails, which is not caused by the
-    /// rotation.
+    /// Whether a disturbance restored this version. The rotation does not cause the failure of a replica that starts
+    /// with it.
     pub(crate) restored: bool,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Replica {
     pub(crate) misled: bool,
 }
 
-/// Functions of the real code. Tests replace one of them by a wrong function, and show that the model then finds a
+/// Functions of the real code. Tests replace one of them with a wrong function, and show that the model then finds a
 /// failure.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
@@ -136,7 +136,7 @@ impl Replica {
     }
 }
 
-/// An object with its versions, from the oldest one that a follower still uses to the newest.
+/// An object with its versions: from the oldest one that a replica or an API server still uses to the newest one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Object<T> {
     /// Number of earlier versions, which were dropped.
@@ -162,7 +162,7 @@ impl<T: Copy> Object<T> {
         self.versions.push(version);
     }
 
-    /// Drops versions that no follower uses any more.
+    /// Drops versions that no replica or API server uses any more.
     pub(crate) fn forget(&mut self, oldest_seen: u32) {
         let gone = oldest_seen.saturating_sub(self.base + 1) as usize;
         let gone = gone.min(self.versions.len().saturating_sub(1));

@@ -339,7 +339,7 @@ mod tests {
         );
         assert!(
             table(&[line(Plan::Restart, None)], true)
-                .contains("nginx outdated (a1 -> b2)   the profile has changed since")
+                .contains("nginx outdated (a1 -> b2)   the profile changed after the pod was created")
         );
         let lines = [line(Plan::Skip("it is paused".to_owned()), None), line(Plan::Restart, None)];
         assert!(table(&lines, false).contains("skipped: it is paused"));

@@ -32,14 +32,14 @@ pub struct Lifetimes {
     pub ca: Duration,
     /// Validity of a serving certificate from its creation.
     pub certificate: Duration,
-    /// How long before the end of its CA a serving certificate should end.
+    /// How long before its CA a serving certificate should expire.
     pub margin: Duration,
     /// The share of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// Renewal is earlier by a random share of the lifetime, at most this many percent, so that not all releases renew
-    /// at the same time.
+    /// Renewal is earlier by a share of the lifetime that differs between certificates, at most this many percent, so
+    /// that not all releases renew at the same time.
     pub jitter_percent: u8,
-    /// How long before its creation a certificate becomes valid, since some clocks are behind.
+    /// How long before its creation a certificate's validity begins, for clients whose clocks are behind.
     pub backdating: Duration,
 }
 
@@ -59,7 +59,7 @@ impl Default for Lifetimes {
 
 impl Lifetimes {
     /// Returns the default lifetimes with these validities. The margin keeps its default share of the CA's validity,
-    /// and backdating is at most `certificate`. A serving certificate cannot be created for less than a second.
+    /// and backdating is at most `certificate`. A validity below one second is too short for a serving certificate.
     #[must_use]
     pub fn of(ca: Duration, certificate: Duration) -> Self {
         let default = Self::default();
@@ -77,7 +77,7 @@ impl Lifetimes {
     #[must_use]
     pub fn renew_at(&self, certificate: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         let issued = not_before.saturating_add(self.backdating).unwrap_or(not_before);
-        // A certificate shorter than the backdating was created by another tool, without backdating.
+        // A certificate whose lifetime is shorter than the backdating was created by another tool, without backdating.
         let issued = if issued < not_after { issued } else { not_before };
         let life = Duration::try_from(not_after.duration_since(issued)).unwrap_or_default().as_nanos();
         let share = life * u128::from(self.renew_percent.min(100)) / 100;
@@ -216,7 +216,7 @@ impl Issuing<'_> {
         Ok(CaMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
-    /// Creates a serving certificate for these names. The API server requires the first name.
+    /// Creates a serving certificate for these names. API servers verify the first name.
     ///
     /// # Errors
     /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.

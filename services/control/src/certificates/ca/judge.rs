@@ -1,8 +1,8 @@
 //! Checks whether a certificate and its key can be served. A replica checks each new pair before it loads it, and the
 //! leader checks the pair in the Secret.
 //!
-//! A pair is invalid if the API server would reject it, or if this machine cannot serve it. A replica then keeps the
-//! last valid pair. The verifier of the TLS library checks trust as a client does.
+//! A pair is invalid if the API server would reject it, or if this machine cannot serve it. A replica then continues to
+//! serve the last valid pair. The verifier of the TLS library checks trust as a client does.
 
 use std::fmt;
 use std::sync::Arc;
@@ -115,7 +115,8 @@ pub fn judge(chain_pem: &[u8], key: &[u8], expected: Expected<'_>) -> Result<Val
         ));
     }
     if let Some(trusted) = expected.trusted {
-        // A certificate slightly ahead of the clock passed the check above, and the verifier must accept it too.
+        // The check above accepts a certificate whose validity begins slightly after `now`. The verifier must accept it
+        // too.
         check_signature(&chain, trusted, name, expected.now.max(not_before))?;
     }
     drop(parsed);
@@ -161,7 +162,7 @@ pub(crate) fn verify<'c>(
 ) -> Result<(), CertificateError> {
     let mut roots = RootCertStore::empty();
     for ca in cas {
-        // A certificate that cannot be added is not a readable CA, so it has not signed the chain.
+        // A certificate that cannot be added is not a readable CA, so it cannot have signed the chain.
         let _ = roots.add(ca.clone());
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
@@ -220,7 +221,7 @@ fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), Invali
         .load_private_key(key)
         .map_err(|error| InvalidPair::new(Reason::BadKey, format!("the private key cannot be used: {error}")))?;
     match CertifiedKey::new(chain.to_vec(), key).keys_match() {
-        // Keys of this kind do not expose their public key. The handshake will show a mismatch.
+        // Keys of this kind do not expose their public key. With a wrong key, the handshake fails.
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(()),
         Err(Error::InconsistentKeys(_)) => {
             let text =

@@ -33,7 +33,7 @@ pub use issue::{IssueError, Issuing, Lifetimes, ServingMaterial};
 pub use judge::{Expected, InvalidPair, Reason, ValidCertificate};
 pub use stored::{BundleContents, CaSecret, KnownCas, MissingCa};
 
-/// The highest valid epoch. A record is never written that often, and all JSON parsers read integers up to this one
+/// The highest valid epoch. The record is never written that often, and all JSON parsers read integers up to this one
 /// exactly.
 pub(crate) const MAX_EPOCH: u64 = 1 << 53;
 
@@ -117,8 +117,8 @@ pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, T
     Some((time(parsed.validity().not_before)?, time(parsed.validity().not_after)?))
 }
 
-/// The prefix of a CA's common name. The CA's number and a random tag follow. A verifier searches the issuer by name,
-/// so two CAs must never share a name, even if all data about one is lost and its number is used again.
+/// The prefix of a CA's common name. The CA's number and a random tag follow. A verifier looks up the issuer by its
+/// name, so two CAs must never share a name, even if all data about a CA is lost and its number is used again.
 const CA_NAME: &str = "Pillion CA ";
 /// The common name of serving certificates.
 const SERVING_NAME: &str = "Pillion";
@@ -140,8 +140,8 @@ fn distinguished_name(release: &Release, common_name: String) -> DistinguishedNa
     name
 }
 
-/// The name of a CA in a certificate. The name is only a claim: a comparison with the stored certificate, or the
-/// signature, proves it.
+/// The name of a CA in a certificate. Anyone can put this name into a certificate. Only a comparison with the stored
+/// certificate, or the signature, proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaName {
     /// The namespace of the release.

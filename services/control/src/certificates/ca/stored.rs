@@ -79,7 +79,7 @@ pub enum CorruptSecret {
     },
 }
 
-/// The material of a CA in the record is missing.
+/// The error if the certificate or the key of a CA in the record is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the certificate or the key of CA {} is missing", (.0).0)]
 pub struct MissingCa(pub Generation);
@@ -164,17 +164,17 @@ impl KnownCas {
     }
 
     /// Returns the contents to write for this record: the record and its CAs. `fresh` is a CA that was created for it.
-    /// Keys that the record no longer has are dropped. CAs that the record no longer has are retired: their last few
-    /// certificates are kept.
+    /// Keys that the record no longer lists are dropped. CAs that the record no longer lists are retired: the last few
+    /// of their certificates are kept.
     ///
     /// # Errors
-    /// A certificate or a key that the record has is missing.
+    /// A certificate or a key that the record lists is missing.
     pub fn with(&self, record: Record, fresh: Option<CaMaterial>) -> Result<Self, MissingCa> {
         let cas: Vec<_> = self.cas().cloned().chain(fresh).collect();
         Self::assemble(record, &cas, self.retired.clone())
     }
 
-    /// Signs a serving certificate for these names. The API server requires the first name.
+    /// Signs a serving certificate for these names. API servers verify the first name.
     ///
     /// # Errors
     /// The CA does not exist, it has no key, or clients would not trust the new certificate.
@@ -209,8 +209,8 @@ impl KnownCas {
         Ok(data)
     }
 
-    /// Builds the Secret to write: a new one, or the existing one with new data. The `resourceVersion` of the existing
-    /// one guards the write.
+    /// Builds the Secret to write: a new one, or the existing one with new data. The existing `resourceVersion` is
+    /// kept, so the write fails if the Secret has changed.
     ///
     /// # Errors
     /// See [`KnownCas::data`].
@@ -355,8 +355,8 @@ fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Ce
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
     let is_intact = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
-        // The certificate is self-signed, so the signature reveals a changed byte. The exception is the copy of the
-        // algorithm outside the signed part.
+        // The certificate is self-signed, so the signature reveals a changed byte. The exception is the algorithm
+        // identifier after the signed part, which is compared separately.
         let is_signed = parsed.verify_signature(None).is_ok() && repeats_its_algorithm(&certificate, &parsed);
         rest.is_empty() && parsed.is_ca() && is_signed
     });
@@ -364,8 +364,8 @@ fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Ce
     is_expected.then_some((generation, certificate))
 }
 
-/// Whether the algorithm after the signed part equals the one inside, byte for byte. The parser also accepts other DER
-/// tags.
+/// Whether the algorithm identifier after the signed part equals the one inside it, byte for byte. The parser alone
+/// would also accept other DER tags.
 fn repeats_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bool {
     let signed: &[u8] = parsed.tbs_certificate.as_ref();
     let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);

@@ -5,15 +5,15 @@
 //! The leader may crash or pause between any two writes. None of this may make an admission request fail. So:
 //!
 //! - The bundle of every API server must have a CA before a replica serves a certificate of this CA. The CA is removed
-//!   from the bundle only when every replica serves a certificate of its successor, and after an additional time.
+//!   from the bundle only when every replica serves a certificate of its successor, and an additional time has passed.
 //! - All state between steps is in three objects: the *record* (a Secret with the CAs and the [`Phase`]), the Secret
 //!   with the serving certificate, and the webhook configuration. The next leader continues from there.
 //! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*. The epoch grows
 //!   with each write of the record, and is written into the other two objects. If an object has a later epoch than the
 //!   record that a leader read, this leader is outdated and observes again.
 //!
-//! A replica without a certificate first reads the Secret from etcd and not from a cache of the API server. Then it
-//! watches the Secret. Otherwise it could start with a certificate that is no longer trusted.
+//! A replica without a certificate first reads the Secret from etcd. A cache of the API server could return a
+//! certificate that is no longer trusted. Then the replica watches the Secret.
 //!
 //! This file has the stored state ([`Record`]), the observed state ([`Observed`]) and the possible steps ([`Step`]).
 //! [`plan`] decides ([`next`]). `tests/rotation_model/` explores the rotation with two leaders, lagging replicas and
@@ -35,12 +35,12 @@ pub use plan::{Settings, next};
 pub struct Generation(pub u32);
 
 pillion_api::labelled! {
-    /// The phase of a rotation. Each phase defines the bundle and the serving certificate while it lasts, and the
-    /// condition for its end.
+    /// The phase of a rotation. Each phase requires a bundle and a serving certificate, and ends on a condition.
     #[derive(PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Phase {
-        /// There is one CA. The phase ends when the CA is old, or when an administrator requests a rotation.
+        /// There is one CA. The phase ends when the CA reaches its rotation age, or when an administrator requests a
+        /// rotation.
         Stable => "stable",
         /// The next CA exists, and is not trusted yet.
         Staged => "staged",
@@ -48,11 +48,11 @@ pillion_api::labelled! {
         Expanded => "expanded",
         /// The next CA issues the serving certificate. The phase ends when the Secret contains that certificate.
         Switched => "switched",
-        /// The controller verifies the endpoints. The phase ends when every endpoint has served a certificate of the next CA in several
-        /// rounds of probes.
+        /// The controller verifies the endpoints. The phase ends when every endpoint has served a certificate of the
+        /// next CA in several consecutive rounds of probes.
         Verified => "verified",
         /// Like `Verified`, but the old key is deleted. Connections and replicas that the probes did not reach may
-        /// still need the old CA, so it stays trusted for some time.
+        /// still need the old CA, so it remains trusted for some time.
         Soaking => "soaking",
         /// The bundle has only the next CA. The phase ends when every API server is known to trust it.
         Contracted => "contracted",
@@ -109,8 +109,8 @@ pub struct Record {
     pub bundle_epoch: u64,
     /// The epoch of the last required change of the serving certificate.
     pub certificate_epoch: u64,
-    /// The CA of the current or earlier serving certificates. `None` after the record was lost. Then the bundle has
-    /// unknown certificates, which stay trusted until the rotation is complete.
+    /// The active CA, which signs the serving certificates before phase `Switched`. `None` after the record was lost.
+    /// The bundle then has unknown certificates, which remain trusted until the rotation is complete.
     pub active: Option<Ca>,
     /// The next CA. `None` only in phase `Stable`.
     pub next: Option<Ca>,
@@ -138,8 +138,8 @@ impl Record {
         active.into_iter().chain(next).map(|ca| ca.generation)
     }
 
-    /// Whether unknown certificates stay in the bundle: the record of their CA is lost, and replicas may still serve
-    /// certificates of that CA.
+    /// Whether unknown certificates are kept in the bundle: the record of their CA is lost, and replicas may still
+    /// serve certificates of that CA.
     #[must_use]
     pub(crate) fn keeps_unknown(&self) -> bool {
         self.active.is_none() && self.phase != Phase::Contracted
@@ -246,12 +246,12 @@ pub struct ProbeSummary {
     pub answering: usize,
     /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
     pub rounds: u32,
-    /// Whether a client that trusts only the newest CA would have rejected an endpoint in the last round. True for
-    /// every endpoint before the phase `Switched`.
+    /// Whether a client that trusts only the newest CA would have rejected an endpoint in the last round. In the phases
+    /// `Staged` and `Expanded`, it would reject every endpoint.
     pub is_other_ca_served: bool,
     /// Whether the last round found an endpoint that serves an untrusted certificate.
     pub untrusted: bool,
-    /// Number of endpoints that could not be probed in the last round. The plan does not use it.
+    /// Number of endpoints that could not be probed in the last round. [`plan`] does not use it.
     pub unreachable: usize,
 }
 
@@ -280,7 +280,7 @@ pub enum Step {
     /// Write this record.
     Advance(Record),
     /// Write the configuration without entries, for this epoch, and create it if it is missing. From then on, a leader
-    /// with an earlier epoch gets a conflict when it fills the configuration.
+    /// with an earlier epoch gets a conflict when it adds entries.
     Claim {
         /// The epoch of the record.
         epoch: u64,
@@ -296,7 +296,7 @@ pub enum Step {
     WriteBundle {
         /// The CAs of the bundle.
         cas: Vec<Generation>,
-        /// Whether unknown certificates stay in the bundle.
+        /// Whether unknown certificates are kept in the bundle.
         keep_unknown: bool,
         /// The epoch of the record.
         epoch: u64,
@@ -307,7 +307,7 @@ pub enum Step {
     Wait {
         /// The reason.
         blocked: Blocked,
-        /// When the wait ends, if only time ends it.
+        /// When the wait ends at the latest; `None` to wait until the observed state changes.
         until: Option<Timestamp>,
     },
 }
@@ -333,10 +333,10 @@ pillion_api::labelled! {
         Idle => "idle",
         /// The local clock and the API server's differ, or the difference is unknown.
         Clock => "clock",
-        /// No endpoint serves a trusted certificate, or some endpoint serves another certificate. A filled webhook
-        /// configuration would then reject pods.
+        /// No endpoint serves a trusted certificate, or some endpoint serves another certificate. If the webhook
+        /// configuration had entries, API servers could reject pods.
         NoEndpoint => "no_endpoint",
-        /// The connectivity check is running. Until it ends, a failed call rejects no pod.
+        /// The connectivity check is running. Until it ends, a failed webhook call rejects no pod.
         ConnectivityCheck => "connectivity_check",
         /// An administrator disabled the webhooks.
         WebhooksDisabled => "disabled",
@@ -344,7 +344,7 @@ pillion_api::labelled! {
         Propagation => "propagation",
         /// Not every endpoint is known to serve the newest certificate.
         Endpoints => "endpoints",
-        /// The old CA stays trusted for some time.
+        /// The old CA remains trusted for some time.
         Soaking => "soaking",
         /// The webhook configuration is damaged, and the task that corrects drift must correct it first.
         Repair => "repair",

@@ -24,7 +24,7 @@ pub struct Settings {
     pub propagation_timeout: Duration,
     /// Number of consecutive rounds of probes that must find the newest certificate on every endpoint.
     pub rounds: u32,
-    /// How long the old CA stays trusted after these rounds.
+    /// How long the old CA remains trusted after these rounds.
     pub overlap: Duration,
 }
 
@@ -41,9 +41,9 @@ impl Default for Settings {
 
 /// Returns the next step.
 ///
-/// The leader must read the record before and after the other objects, and start again if it changed. Writes must be
-/// guarded by the version that was read. Probes must be later than the last change of the bundle and of the serving
-/// certificate.
+/// The leader must read the record before and after the other objects, and start again if it changed. Each write must
+/// require the `resourceVersion` that was read. Only probes after the last change of the bundle and of the serving
+/// certificate count.
 #[must_use]
 pub fn next(settings: &Settings, seen: &Observed) -> Step {
     let seen = &*seen.without_forged_epochs();
@@ -55,9 +55,9 @@ pub fn next(settings: &Settings, seen: &Observed) -> Step {
     plan.repair().unwrap_or_else(|| plan.advance())
 }
 
-/// Whether an object was written for a later epoch than the record's. Then the record was restored to an older version:
-/// for example, from a backup. The record did not change while the objects were read, so no newer record explains the
-/// epoch.
+/// Whether an object was written for a later epoch than the record's. If so, the record was restored to an older
+/// version, for example from a backup. The leader has checked that the record did not change while the objects were
+/// read, so a newer record cannot explain the epoch.
 fn is_record_restored(record: &Record, seen: &Observed) -> bool {
     newest_epoch(seen).is_some_and(|epoch| epoch > record.epoch)
 }
@@ -79,8 +79,8 @@ impl Observed {
     /// Returns the highest epoch that the controller can have written, if an object has a higher one. Another client
     /// wrote that epoch into the annotation, so it is ignored. `None` if no epoch is forged.
     ///
-    /// A restored older record looks similar. But the writes of the later record left traces: other CAs are trusted or
-    /// sign than the record requires. If everything matches the record, the higher epoch can be ignored in both cases.
+    /// The epochs look the same after an older record was restored. But then CAs that this record does not require are
+    /// trusted or sign. If everything matches the record, the higher epoch can be ignored in both cases.
     #[must_use]
     pub fn forged(&self) -> Option<u64> {
         let newest = newest_epoch(self)?;
@@ -92,8 +92,8 @@ impl Observed {
         is_forged.then_some(own.unwrap_or(MAX_EPOCH_LEAD))
     }
 
-    /// Whether only CAs of this record are trusted and sign. Then the record can be used, and missing parts can be
-    /// written.
+    /// Whether only CAs of this record are trusted and sign certificates. If so, the record can be used, and missing
+    /// parts can be written.
     fn matches(&self, record: &Record) -> bool {
         let wanted: BTreeSet<_> = record.trusted().collect();
         let trusts = self
@@ -131,8 +131,8 @@ impl Observed {
     }
 }
 
-/// Returns the step without a usable record. The CAs of the lost record can neither sign nor be recognized. Their
-/// certificates stay in the bundle, and a new CA is added.
+/// Returns the next step if there is no usable record. The CAs of the lost record can neither sign nor be recognized.
+/// Their certificates are kept in the bundle, and a new CA is added.
 fn recover(seen: &Observed) -> Step {
     if !seen.clock_agrees {
         return Step::Wait { blocked: Blocked::Clock, until: None };
@@ -247,7 +247,7 @@ impl Plan<'_> {
         Step::Advance(Record { phase, since, epoch, bundle_epoch: 0, certificate_epoch: 0, active, next, trigger })
     }
 
-    /// Returns why the bundle must be written, if it must.
+    /// Returns why the bundle must be written; `None` if it is correct.
     fn bundle_deviation(&self, bundle: &Bundle) -> Option<Repair> {
         let wanted: BTreeSet<_> = self.record.trusted().collect();
         let keeps_unknown = self.record.keeps_unknown();
@@ -361,7 +361,7 @@ impl Plan<'_> {
     }
 
     /// Replaces a next CA that cannot sign. This is impossible if replicas may already serve its certificates. Then an
-    /// administrator must delete the record: both CAs stay trusted while a third one is added.
+    /// administrator must delete the record: both CAs remain trusted while a third one is added.
     fn replace_next(&self) -> Step {
         let active = self.record.active.map(|active| active.generation);
         let serving = self.seen.serving.get();
@@ -378,8 +378,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether the old CA's key is compromised. The compromised key started the rotation, or an administrator has
-    /// reported it since.
+    /// Whether the old CA's key is compromised: this started the rotation, or an administrator reported it later.
     fn is_compromised(&self) -> bool {
         [self.record.trigger, self.seen.requested].contains(&Some(Trigger::Compromised))
     }
@@ -399,13 +398,13 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether every known API server has the bundle, or has had enough time to get it.
+    /// Whether every API server is known to have the bundle, or none is known to lack it and the timeout has passed.
     fn is_propagated(&self) -> bool {
         let Propagation { proven, behind, silent } = self.seen.propagation;
         behind == 0 && ((silent == 0 && proven > 0) || self.is_timeout_over())
     }
 
-    /// Whether an API server does not trust the newest CA although it had enough time.
+    /// Whether an API server still does not trust the newest CA after the timeout.
     fn is_rejected(&self) -> bool {
         self.seen.propagation.behind > 0 && self.is_timeout_over()
     }
@@ -455,7 +454,8 @@ fn after(time: Timestamp, duration: Duration) -> Timestamp {
     time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }
 
-/// Tests rare cases: lost or compromised keys, and forged records and epochs. `rotation_model` tests the ordinary ones.
+/// Tests rare cases: lost or compromised keys, and forged records and epochs. `rotation_model` tests the ordinary
+/// cases.
 #[cfg(test)]
 mod tests {
     use super::super::{ProbeSummary, ServingCertificate};
@@ -468,7 +468,7 @@ mod tests {
         Ca { generation: Generation(number), created, not_after, has_key: true }
     }
 
-    /// Returns the observed state in phase `Soaking`, without anything to correct.
+    /// Returns the observed state in phase `Soaking`, with nothing to correct.
     fn soaking(requested: Option<Trigger>) -> Observed {
         let (now, signer) = (Timestamp::UNIX_EPOCH, Some(Generation(2)));
         let cas = [Generation(1), Generation(2)].into();
@@ -546,7 +546,7 @@ mod tests {
         assert_eq!(next(&Settings::default(), &seen), expected);
     }
 
-    /// Returns the observed state with a record in this phase, without anything to correct.
+    /// Returns the observed state with a record in this phase, with nothing to correct.
     fn observed_in_phase(phase: Phase) -> Observed {
         let mut seen = soaking(None);
         let next = (phase != Phase::Stable).then(|| ca(2));
@@ -594,7 +594,7 @@ mod tests {
     fn restored_record_is_recovered() {
         let is_recovered =
             |seen: &Observed| seen.forged().is_none() && matches!(next(&Settings::default(), seen), Step::NewCa { .. });
-        // The restored record lacks the next CA, which is already trusted or signs.
+        // The restored record lacks the next CA, although that CA is already trusted or already signs.
         let mut seen = observed_in_phase(Phase::Stable);
         raise_epochs(&mut seen, EPOCH + 3, EPOCH);
         let of = |seen: &Observed, change: fn(&mut Bundle, &mut ServingCertificate)| {

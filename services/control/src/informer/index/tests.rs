@@ -264,7 +264,8 @@ fn seed_is_last_valid_text_of_broken_profile() {
         let (whole, _) = index.accepted_text(&name).unwrap();
         assert_eq!(whole.revision().as_deref(), Some(revision.as_str()), "the accepted text is kept");
     }
-    // A list that is interrupted after its first page starts again. The index still has the accepted specs.
+    // A list that is interrupted after its first page starts again. The index still has the specs that were accepted
+    // earlier.
     let mut index = Index::default().keeping_texts();
     index.seed(ProfileName::cluster("proxy"), "uid-of-proxy".into(), &sidecar("proxy:1").to_string());
     let page = [Change::Restarted, Change::Listed(profile("proxy", 2, broken.clone()))];

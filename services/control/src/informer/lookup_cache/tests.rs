@@ -51,7 +51,8 @@ enum State {
 struct TestLookups {
     cache: LookupCache<Box<str>, usize, TestKind>,
     state: Arc<Mutex<State>>,
-    /// Number of requests so far. The value of an existing object is the number of its request.
+    /// Number of requests so far. For an existing object, the fake API server returns this number as the value, so that
+    /// tests can tell which request a cached value came from.
     requests: Arc<AtomicUsize>,
     registry: Registry,
 }

@@ -217,7 +217,7 @@ fn profile_bounded_by_parent_has_no_rollout() {
         assert_eq!(plan.delete, ["a".into()]);
     }
     // Once the profile adds fields of its own, the limits of tenants bound it. The earlier revision, which only its
-    // parent bounded, must not stay published.
+    // parent bounded, must not remain published.
     let own = |rollback| {
         let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).rollout(0);
         case.bounds = Some(RevisionBounds::Tenant);
@@ -313,7 +313,7 @@ fn keeps_latest_and_used_revisions() {
     assert_eq!(plan.status.unwrap().revisions, ["r0", "r7", "r6"]);
 }
 
-/// Applies one text or request after the other, and returns the case after the last one.
+/// Accepts specs and requests rollbacks one after the other, each with the status after the previous step.
 struct CaseSequence {
     case: Case,
 }
@@ -323,7 +323,7 @@ impl CaseSequence {
         Self { case: Case::new(Some("a"), &["a", "b", "c", "d"]) }
     }
 
-    /// Accepts a text, and returns the served revision and the kept ones.
+    /// Accepts a spec as this revision. Returns the served revision and the kept ones.
     fn accept(&mut self, revision: &str) -> (String, Vec<String>) {
         self.case.accepted =
             Some(Accepted { revision: revision.into(), rollout: None, activation: Activation::Requested });
@@ -371,7 +371,7 @@ fn ended_rollback_does_not_begin_again() {
     assert_eq!(broken.plan().status.unwrap().revision.as_deref(), Some("b"));
 
     assert_eq!(story.accept("d"), served("d", &["d", "b", "c", "a"]));
-    // The annotations are still present, and the text that was rolled back is applied on purpose.
+    // The annotations are still present. The spec that was rolled back is applied again on purpose.
     assert_eq!(story.accept("c"), served("c", &["c", "d", "b", "a"]));
     assert_eq!((story.case.status.rollback(), story.case.status.ended_rollback.as_deref()), (None, Some("b c t1")));
     // The next request for the same revisions is a new one.
@@ -391,7 +391,7 @@ fn revisions_are_in_order_of_publication() {
     assert_eq!(story.accept("d"), served("d", &["d", "a", "c", "b"]), "the previously active revision is second");
     // The next leader has the order from the status, and not from the times of creation.
     assert_eq!(story.accept("b"), served("b", &["b", "d", "a", "c"]));
-    // Without `rollback-from`, a text that is accepted meanwhile is not published, but kept as the latest.
+    // Without `rollback-from`, a spec that is accepted meanwhile is not published, but kept as the latest revision.
     let mut story = CaseSequence::new();
     story.accept("a");
     story.accept("b");

@@ -222,9 +222,9 @@ fn detects_damage_anywhere_and_keeps_the_number() {
             let secret = read(data);
             decide(&secret);
             assert_eq!(secret.stored == Stored::Corrupt, secret.fault.is_some());
-            // The CA numbers are in the certificates, and in the data keys.
+            // The CA numbers are in the certificates, and in the names of the data keys.
             assert!(secret.highest >= Some(Generation(2)), "{key}: {:?}", secret.highest);
-            // A changed record may still be consistent. A key or a certificate must be exactly the original.
+            // A changed record may still be consistent. But each key and certificate must equal the original.
             if let (Stored::Is(found), true) = (&secret.stored, key.starts_with("ca-")) {
                 assert_eq!(found.record(), written.record());
                 for (found, expected) in found.cas().zip(written.cas()) {
@@ -320,7 +320,7 @@ fn rejects_material_of_other_cas() {
     assert!(matches!(with(&[("ca-2.crt", crt_of_1)]), Some(CorruptSecret::Certificate { of: Generation(2), .. })));
 }
 
-/// The format is frozen: every later release reads what today's release writes, and vice versa.
+/// The format is frozen: every later release must be able to read what today's release writes, and vice versa.
 #[test]
 fn format_1_is_frozen() {
     let one = ca(1);

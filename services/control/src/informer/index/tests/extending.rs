@@ -146,7 +146,7 @@ fn unchanged_list_does_not_recompile_children() {
     index.publish();
     feed(&mut index, list(all()).into_iter().map(Update::Cluster));
     assert!(index.publish().is_none());
-    // An interrupted watch may continue without a list.
+    // An interrupted watch may continue without a new list.
     feed(&mut index, [Update::Cluster(Change::Restarted)]);
     apply(&mut index, profile("other", 1, child("proxy")));
     assert_eq!(names(&index.publish().unwrap()), ["middle", "other", "proxy"]);
@@ -171,7 +171,8 @@ fn profile_bounded_by_parent_loses_withdrawn_permission() {
     apply(&mut index, namespaced("own", 1, set(3)));
     let first = revision(&index.publish().unwrap(), "shop/own");
 
-    // After an error in the profile itself, its last valid spec remains active and still follows the parent.
+    // After an error in the profile itself, its last valid spec remains active. A change of the parent still applies to
+    // it.
     assert_eq!(apply(&mut index, namespaced("own", 2, set(9))).len(), 1);
     assert!(index.publish().is_none());
     let mut described = parameter(json!(["Namespace"]));

@@ -1,4 +1,5 @@
-//! Tests which revisions are served until the published revisions are fetched, and if those are unusable.
+//! Tests which revisions are served until the published revisions are fetched, and which are served if these are
+//! unusable.
 
 use pillion_api::profile::Rollout;
 use pillion_engine::profile::compile;

@@ -91,7 +91,7 @@ fn accepted_child_follows_a_larger_parent() {
     let revision =
         |index: &mut Index| revisions(&index.publish().unwrap()).into_iter().find(|(name, _)| name == "shop/child");
     let before = revision(&mut index);
-    // After the parent has grown, the accepted child stays active and leaves no memory for new profiles.
+    // After the parent has grown, the accepted child remains active and leaves no memory for new profiles.
     assert!(index.update(parent(2, 4 * LARGE)).is_empty());
     assert_ne!(revision(&mut index), before);
     assert_eq!(apply(&mut index, stored("a", 1, SMALL)).len(), 1);
