@@ -27,14 +27,14 @@ pub struct OptIn {
 /// The reason why labels cannot be used for opting in.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptInError {
-    /// An argument is not `KEY=VALUE` or `KEY=VALUE:LEVEL`.
+    /// An argument does not have the form `KEY=VALUE` or `KEY=VALUE:LEVEL`.
     #[error("{0:?} is not an opt-in label: expected KEY=VALUE or KEY=VALUE:LEVEL; LEVEL is enabled, required or held")]
     Syntax(String),
     /// The key or value is not valid in a label.
-    #[error("{0:?} is not the key or the value of a label")]
+    #[error("{0:?} is not a valid label key or value")]
     NotALabel(String),
     /// The key is the label that the API server sets on every namespace.
-    #[error("{NAMESPACE_NAME_LABEL} is on every namespace, so it cannot be an opt-in label")]
+    #[error("{NAMESPACE_NAME_LABEL} is set on every namespace, so it cannot be an opt-in label")]
     NamespaceName,
     /// A value is listed twice, possibly with different failure modes.
     #[error("{key}={value} is given twice; a value can set only one failure mode")]

@@ -2,7 +2,7 @@
 //!
 //! The targets of profiles contain no wildcards and only namespaced resources. Invalid targets are rejected when a
 //! profile is compiled, but this module also leaves them out, because a rule that matches too much can stop a cluster.
-//! Cluster-scoped objects have no namespace that could opt in, so the API server never sends them.
+//! Cluster-scoped objects have no namespace that could opt in, so the API server never calls Pillion for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
