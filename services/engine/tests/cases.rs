@@ -50,7 +50,7 @@ struct Case {
     request: Json,
     /// The metadata of the pod's service account. If it is missing, the service account does not exist.
     service_account: Option<Json>,
-    /// Owners that lookups return.
+    /// The owners of the pod that lookups return.
     #[serde(default)]
     owners: Vec<Json>,
     /// Objects that lookups return, with the key `resource/name`. For a list, the key is `resource`.

@@ -133,7 +133,7 @@ fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, Str
     extended.filter_map(set).collect()
 }
 
-/// Returns the names of the profiles that have changes in the object after the decision.
+/// Returns the names of the profiles whose changes are in the object after the decision.
 fn applied(decided: &Decided) -> Vec<&str> {
     let has =
         |decision: &&ProfileDecision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged);

@@ -343,7 +343,7 @@ impl Maker<'_, '_> {
     }
 
     fn conflict(&mut self) -> &'static str {
-        // Without `Keep` if authors may copy values: a kept value belongs to the author, even if it equals the
+        // If authors may copy values, `Keep` is left out: a kept value belongs to the author, even if it equals the
         // platform's value.
         let words: &[_] =
             if self.copies { &["Merge", "Replace", "Fail"] } else { &["Merge", "Replace", "Fail", "Keep"] };

@@ -18,7 +18,7 @@ const PREFIX: &str = "injector.unittest.com";
 /// API server rejects it. The container is removed from the result.
 const BYSTANDER: &str = "bystander";
 
-/// The converter of the program. It depends only on JSON.
+/// The converter of `pillion convert`. It has no dependencies except JSON, so this test can include it.
 #[path = "../../../../pillion/src/convert/from/mod.rs"]
 #[allow(dead_code, reason = "only the program uses all of it")]
 mod convert;
