@@ -46,7 +46,7 @@ impl Aspect {
         match self {
             Self::Object => "",
             Self::Env => "variable ",
-            "refusal ", => Self::Denied => "denial ", => "refusal ",
+            Self::Denied => "denial ",
             Self::Message => "message to the author ",
             Self::Reason => "reason of ",
             Self::SecondPass => "a second pass changes ",

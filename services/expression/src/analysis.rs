@@ -6,8 +6,8 @@
 //!
 //! Kubernetes' admission policies support some of these expressions with the same meaning, so an API server can
 //! evaluate them. One stricter rule of the API server can be checked in the source: the elements of a list or map
-//! literal must have the same type. The API server reports other type errors when a policy with the expression is
-//! stored.
+//! literal must have the same type. When a policy is stored, the API server reports all other type errors in its
+//! expressions.
 
 use std::collections::BTreeSet;
 
@@ -142,8 +142,8 @@ impl FieldCollector<'_> {
 }
 
 impl Expression {
-    /// Returns a sorted list of the expression's features that admission policies do not support. Does not check the
-    /// names of the scope.
+    /// Returns a sorted list of the expression's features that admission policies do not support. Does not check
+    /// whether policies have the names that the expression reads.
     #[must_use]
     pub fn not_native(&self) -> Vec<String> {
         let mut finder = UnsupportedFinder::default();

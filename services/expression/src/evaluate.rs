@@ -504,7 +504,7 @@ impl<'v> Evaluation<'_, 'v> {
 /// The number of character comparisons that cost one step.
 const LETTERS: usize = 8;
 
-/// The maximum number of steps for a lookup in a map that counts as small.
+/// A map is small if a lookup in it takes at most this number of steps.
 const FEW_STEPS: usize = 16;
 
 #[cold]

@@ -86,7 +86,7 @@ impl Quantity {
         Some(Self { billionths: billionths * sign, format })
     }
 
-    /// Returns the sum in the format of the first quantity. A larger sum becomes the largest quantity.
+    /// Returns the sum in the format of the first quantity, or the largest quantity if the sum is larger than that.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { billionths: (self.billionths + other.billionths).min(LARGEST), ..self }

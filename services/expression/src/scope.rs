@@ -15,7 +15,7 @@ pub struct Scope {
     absent: BTreeMap<&'static str, &'static str>,
 }
 
-/// What a name stands for.
+/// The kind of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Contents {
     /// A plain value.
@@ -24,7 +24,7 @@ enum Contents {
     Members(Option<BTreeSet<String>>),
 }
 
-/// The numbers of parts and the patterns that were compiled for one profile.
+/// The number of parts and the patterns of all expressions that were compiled for one profile.
 #[derive(Debug, Default)]
 struct Compiled {
     nodes: usize,
@@ -50,7 +50,7 @@ impl Scope {
         Self::default()
     }
 
-    /// Shares the limits with another scope of the same profile.
+    /// Shares the limits with another scope of the same profile, so that their expressions count together.
     #[must_use]
     pub fn of_the_profile_of(mut self, other: &Self) -> Self {
         self.compiled = Arc::clone(&other.compiled);

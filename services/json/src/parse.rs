@@ -80,8 +80,8 @@ fn has_simple_escapes(inner: &[u8]) -> bool {
 }
 
 /// The state of the parser. Every function takes the remaining text, and returns the rest after the part that it
-/// parsed, or `None` if there is an error. So the position stays in a register, and needs no checks against the end or
-/// overflow.
+/// parsed, or `None` if there is an error. So the position stays in a register, and needs no checks for the end of the
+/// text or for overflow.
 struct Parser {
     /// The length of the whole text in bytes.
     length: usize,

@@ -22,7 +22,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
 /// compiling, but [`COMPUTED_SIZE`] limits it.
 const COMPILING: (usize, usize) = (10_000, 32);
 
-/// Returns the pattern of a call. A computed pattern is compiled now.
+/// Returns the pattern of a call. Compiles a computed pattern, unless the meter has cached it.
 fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     if let Some(pattern) = call.pattern {
         return Ok(pattern.clone());
@@ -124,8 +124,8 @@ impl<'t> Piece<'t> {
     }
 }
 
-/// Parses a replacement string. `$$`, and a `$` without a name, are a dollar sign. A group that does not exist in the
-/// pattern is empty.
+/// Parses a replacement string. `$$`, or a `$` without a name after it, is a literal dollar sign. A group that does not
+/// exist in the pattern is replaced with an empty string.
 fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
     meter.charge_bytes(replacement.len())?;
     let mut pieces = Vec::new();

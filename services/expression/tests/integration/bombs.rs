@@ -42,7 +42,7 @@ const OVERHEAD_BYTES: u64 = 1 << 20;
 /// that is too slow for its number of steps, unless its cost grows faster than its charge.
 const ALL_STEPS_OF: usize = 10;
 
-/// The number of function sets for which the worst expression is kept and varied.
+/// The number of function sets for which the search keeps and varies the worst expression.
 const KEPT: usize = 64;
 
 /// A simple random number generator. Equal seeds produce equal numbers.
@@ -321,7 +321,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// Returns the CPU time per step, in nanoseconds.
+    /// Returns the CPU time for each step, in nanoseconds.
     #[expect(clippy::cast_precision_loss, reason = "the number of steps is small")]
     fn pace(&self) -> f64 {
         self.nanoseconds / (self.steps + OVERHEAD_STEPS) as f64

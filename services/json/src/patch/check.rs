@@ -1,7 +1,8 @@
 //! Checks a patch: parses it, applies it to the object, and compares the result with the document.
 //!
 //! Every byte of the patch is checked. An operation has exactly one valid form, and its value must equal the document's
-//! value byte for byte. Values from a tape are valid JSON. Strings that may have been created since are checked again.
+//! value byte for byte. Values that are parts of a tape are valid JSON. Scalars that may be newly created are parsed
+//! again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -384,7 +385,7 @@ fn after_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, 
     rest.strip_prefix(&[close])
 }
 
-/// Whether a key, as it is written in a patch, is a valid JSON string if it is put in quotes.
+/// Whether a key, as written in a patch, is a valid JSON string when it is put in quotes.
 fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }
