@@ -58,7 +58,7 @@ pub struct ProfileStatus {
     /// The workloads that get `revision`, if not all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
-    /// The stored revisions, the last published first.
+    /// The stored revisions, most recently published first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub revisions: Vec<String>,

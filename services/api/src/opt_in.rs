@@ -154,8 +154,8 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
     Ok(())
 }
 
-/// Whether a string is a valid name or value of a label. An empty value is not allowed, because it opts no namespace
-/// in.
+/// Whether a string is a valid name or value of a label. An empty value is not allowed, because no namespace opts in
+/// with it.
 fn is_label_text(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();

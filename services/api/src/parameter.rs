@@ -88,7 +88,7 @@ pub struct Parameter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub maximum: Option<Value>,
-    /// Constraints of each item of a list: `type`, `pattern` and so on.
+    /// Constraints on each item of a list: `type`, `pattern` and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub items: Option<Value>,

@@ -351,13 +351,13 @@ pub struct ContainerMatch {
 /// Type of a container in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ContainerType {
-    /// In `containers`.
+    /// A container in `containers`.
     App,
-    /// In `initContainers` without `restartPolicy: Always`. It runs to completion.
+    /// A container in `initContainers` without `restartPolicy: Always`. It runs to completion.
     Init,
-    /// In `initContainers` with `restartPolicy: Always`.
+    /// A container in `initContainers` with `restartPolicy: Always`.
     Sidecar,
-    /// Added by this profile or an earlier one.
+    /// A container that this profile or an earlier one added.
     Injected,
 }
 

@@ -297,8 +297,8 @@ fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     documents.collect()
 }
 
-/// Converts a document with a `profile` to a file with one test case. Also adds missing metadata to the objects of all
-/// test cases.
+/// Converts a document with a `profile` to a file with one test case. Also adds `metadata` to the objects of all test
+/// cases if they have none.
 fn whole(mut document: Json) -> Json {
     if let Some(profile) = document.as_object_mut().unwrap().remove("profile") {
         let cluster = document.as_object_mut().unwrap().remove("cluster");

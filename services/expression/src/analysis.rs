@@ -155,7 +155,7 @@ impl Expression {
     }
 }
 
-/// The type of an element, if the source shows it.
+/// The type of an element, if the source alone determines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
     Literal(&'static str),
@@ -171,7 +171,7 @@ enum Shape {
 struct UnsupportedFinder {
     found: BTreeSet<String>,
     has_quantities: bool,
-    /// Whether the expression contains an operator or a function that only accepts quantities here, and not in the API
+    /// Whether the expression contains an operator or a function that accepts quantities here, but not in the API
     /// server.
     uses_quantity_operators: bool,
 }
@@ -270,7 +270,8 @@ fn shape(node: &Node) -> Shape {
             Shape::Dynamic => Shape::Dynamic,
             _ => Shape::Unknown,
         },
-        // The API server knows the types of the request and of the namespace.
+        // Like this analysis, the API server does not know the type of the object. It knows the types of the request
+        // and of the namespace.
         NodeKind::Name(name) if matches!(&**name, "object" | "oldObject") => Shape::Dynamic,
         _ => Shape::Unknown,
     }

@@ -20,7 +20,7 @@ pub struct ExpressionError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}", .inner.message)]
 pub struct EvaluationError {
-    // Boxed, so that results, which are mostly values, are small.
+    // Boxed to keep results small, because most of them are values.
     inner: Box<Inner>,
 }
 

@@ -135,7 +135,7 @@ pub(crate) const MAXIMUM_VALUE_DEPTH: u8 = 64;
 /// The number of steps between two reads of the clock. These steps take less than a millisecond.
 const CLOCK_INTERVAL: usize = 20_000;
 
-/// The steps for creating an error message, if the error does not end the evaluation.
+/// The number of steps for creating an error that does not end the evaluation.
 const ERROR: usize = 20;
 
 impl Meter {
@@ -256,7 +256,7 @@ impl Meter {
         if bytes > MAXIMUM_RESULT {
             self.charge(ERROR)?;
             return Err(EvaluationError::new(format!(
-                "a text of {bytes} bytes is longer than {} KiB",
+                "a string of {bytes} bytes is longer than {} KiB",
                 MAXIMUM_RESULT / 1024
             )));
         }

@@ -107,7 +107,7 @@ impl Value<'_> {
         match self {
             Self::Bool(value) => Ok(*value),
             Self::Optional(_) => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
-                .with_help("set a value for the case that it is absent: .orValue(false)")),
+                .with_help("provide a default for an absent value: .orValue(false)")),
             _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
                 .with_help("compare it: x == 'value', x != '', list.size() > 0")),
         }
@@ -127,7 +127,7 @@ impl Value<'_> {
             _ => {
                 let error = EvaluationError::new(format!("{} cannot be inserted into a string", self.describe()));
                 return Err(match self {
-                    Self::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue('')"),
+                    Self::Optional(_) => error.with_help("provide a default for an absent value: .orValue('')"),
                     Self::List(_) => error.with_help("use .join(',') or toJson(...)"),
                     Self::Duration(_) | Self::Quantity(_) => error.with_help("use string(...)"),
                     _ if self.is_map() => error.with_help("use pairs(...) or toJson(...)"),

@@ -72,7 +72,7 @@ struct Slot<'a> {
     next: Option<SlotId>,
 }
 
-/// A slot with its number, for reading several of its properties.
+/// A slot with its number. Several fields of the slot can be read with a single lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'d, 'a> {
     /// The number of the slot.

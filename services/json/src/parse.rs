@@ -126,8 +126,8 @@ impl Parser {
             rest = self.string(key, KEY)?;
             let Some(value) = after_byte(rest, b':') else { return self.fail(rest, "expected a colon after the key") };
             rest = match value {
-                // Most values are strings or, in managedFields, empty objects. Handling them here avoids a recursive
-                // call.
+                // Most values are strings or, in managedFields, empty objects. Handling them here avoids recursive
+                // calls.
                 [b'"', inner @ ..] => self.string(inner, VALUE)?,
                 [b'{', b'}', tail @ ..] if depth + 1 < self.limits.depth => {
                     self.push(Kind::Object, self.offset(value), VALUE, tail)?;

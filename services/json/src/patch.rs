@@ -25,7 +25,7 @@ const VALUE: &str = ",\"value\":";
 /// The maximum size of a patch, in bytes.
 pub const MAX_PATCH_BYTES: usize = 256 * 1024;
 
-/// The maximum size of the patched object, in bytes. etcd rejects objects of 1.5 MiB.
+/// The maximum size of the patched object, in bytes. By default, etcd rejects requests of more than 1.5 MiB.
 pub const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
 
 /// Whether a patch of this size is allowed for an object of this size, in bytes.
@@ -385,8 +385,8 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit in the property test. `Insert` contains a row and a position in it. `Replace` and `Remove` contain the
-    /// number of a cell.
+    /// An edit in the property test. `Insert` contains a row and a position in the row. `Replace` and `Remove` contain
+    /// the number of a cell.
     #[derive(Clone, Debug)]
     enum Edit {
         Insert(usize, usize),

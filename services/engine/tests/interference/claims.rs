@@ -110,8 +110,8 @@ impl Claims {
         self.values.insert(path, value.cloned());
     }
 
-    /// Also adds original values in `expected` that equal values of the cluster profiles. `bare` is a minimal object,
-    /// and `made` is the result of the cluster profiles for it.
+    /// Also claims the values in `expected` that equal values which the cluster profiles set in a minimal object.
+    /// `bare` is the minimal object, and `made` is the result of the cluster profiles for it.
     pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
         for (path, value) in Self::of(bare, made).values {
             let Some(value) = value else { continue };

@@ -1,4 +1,4 @@
-//! Builds computed values. Only this module can create them, and it charges the meter for every part first. It also
+//! Builds computed values. Only this module can create them, and it charges the meter before it creates a part. It also
 //! converts JSON from a tape or from `serde_json` to values. Integers that fit into `i64` become ints.
 
 use std::borrow::Cow;

@@ -34,8 +34,8 @@ const TOLERANCE: f64 = 10.0;
 /// The number of steps that is added to the charged steps of every evaluation.
 const OVERHEAD_STEPS: usize = 400;
 
-/// The memory that an evaluation may use in addition to the charged memory, in bytes. Compiling a pattern needs the
-/// most.
+/// The memory that an evaluation may use in addition to the charged memory, in bytes. Compiling a pattern uses the most
+/// additional memory.
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
 /// One in this number of expressions may use all steps, and the others a tenth. A tenth is enough to find an expression

@@ -63,7 +63,7 @@ fn evaluates_largest_sources_on_small_stack() {
         ] {
             environment.run(&source).unwrap_or_else(|error| panic!("{source}: {error:?}"));
         }
-        // Variables that read each other. Each has the maximum depth.
+        // Variables that read each other. The source of each one is nested too deeply.
         let mut variables = Vec::new();
         for index in 0..20 {
             let next = if index < 19 { format!("variables.v{}", index + 1) } else { "1".to_owned() };
@@ -71,7 +71,7 @@ fn evaluates_largest_sources_on_small_stack() {
         }
         let variables: Vec<_> = variables.iter().map(|(name, source)| (name.as_str(), source.as_str())).collect();
         let error = std::panic::catch_unwind(|| empty().variables(&variables).value("variables.v0"));
-        // 25 lists and 25 indexes exceed the maximum depth, so the expression is rejected.
+        // 25 lists and 25 indexes exceed the maximum depth, so the compiler rejects the source.
         assert!(error.is_err());
         let variables: Vec<_> = (0..40)
             .map(|index| {

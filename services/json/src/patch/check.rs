@@ -240,8 +240,8 @@ fn in_quotes(text: &str) -> Option<Key<'_>> {
     }
 }
 
-/// The slots on the path of the previous operation. The next operation is usually close to it, and changes do not
-/// affect the slots of its parents.
+/// The slots on the path of the previous operation. The path of the next operation usually begins with the same slots,
+/// and an operation does not change the slots of its parents.
 struct PathCache<'p> {
     pointer: &'p str,
     /// Each slot on the path, with the length of the pointer to it.

@@ -70,7 +70,7 @@ pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     cases
 }
 
-/// The settings of a result.
+/// The sources of the settings of a result.
 struct Conditions<'c> {
     /// The rest of a result's name after the name of its workload.
     variant: &'c str,
