@@ -39,8 +39,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Creates the settings for a release whose objects are named `release`. The policies are named `{release}-held`,
-    /// and the controller's service account `{release}-controller`.
+    /// Creates the settings for a release. The names of its objects begin with `release`: the policies are named
+    /// `{release}-held`, and the controller's service account `{release}-controller`.
     #[must_use]
     pub fn new(release: &str, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();

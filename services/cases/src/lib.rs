@@ -59,7 +59,7 @@ pub struct Case {
     /// Values that request a profile, by profile. They replace its `requestedBy.values`.
     #[serde(default)]
     pub values: BTreeMap<String, Vec<String>>,
-    /// The platform's facts about the cluster.
+    /// Facts about the cluster, which the platform team sets. Expressions read them as `cluster`.
     #[serde(default)]
     pub cluster: Map<String, Json>,
     /// The namespace of the object. Its failure mode is `enabled` unless its labels set another.

@@ -32,7 +32,7 @@ struct File {
     /// Annotations of the namespace.
     #[serde(default)]
     namespace: serde_json::Map<String, Json>,
-    /// The platform's facts about the cluster.
+    /// Facts about the cluster, which the platform team sets.
     cluster: Option<Json>,
     cases: Vec<Case>,
 }

@@ -184,7 +184,7 @@ prop_compose! {
             spec["template"]["spec"]["initContainers"] = json!([container]);
         }
         if let Some((env, types)) = patch {
-            // A patch that sets the same variables in the profile's own container would contradict the template.
+            // If a patch set the same variables in the profile's own container, it would contradict the template.
             let env = if types.contains(&"Injected") {
                 serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
             } else {

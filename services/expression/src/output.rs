@@ -145,13 +145,14 @@ struct Output<'m> {
     meter: &'m mut Meter,
 }
 
-/// The size of each value, in bytes, in addition to its string. This limits lists of many small values, such as nulls.
+/// The size that is charged for each value, in bytes, in addition to its string. This limits lists of many small
+/// values, such as nulls.
 const SCALAR: usize = 4;
 
-/// The memory of a value, in bytes, without its string.
+/// The memory that is charged for a value, in bytes, without its string.
 const VALUE: usize = 48;
 
-/// The memory of a member of an object, in bytes, without its key and value.
+/// The memory that is charged for a member of an object, in bytes, without its key and value.
 const MEMBER: usize = 96;
 
 impl Output<'_> {

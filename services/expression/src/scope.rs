@@ -50,7 +50,8 @@ impl Scope {
         Self::default()
     }
 
-    /// Shares the limits with another scope of the same profile, so that their expressions count together.
+    /// Shares the limits with another scope of the same profile, so that each limit applies to the expressions of both
+    /// scopes together.
     #[must_use]
     pub fn of_the_profile_of(mut self, other: &Self) -> Self {
         self.compiled = Arc::clone(&other.compiled);
@@ -79,7 +80,7 @@ impl Scope {
         compiled.nodes * NODE_BYTES + compiled.memory
     }
 
-    /// Compiles a pattern. If the profile already has an equal pattern, shares it.
+    /// Compiles a pattern. If the profile already has an equal pattern, returns that one.
     ///
     /// # Errors
     /// The pattern is invalid, or all patterns of the profile together need too much memory.

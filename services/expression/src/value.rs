@@ -168,7 +168,7 @@ impl<'v> Value<'v> {
         Self::Optional(None)
     }
 
-    /// Returns the nesting depth. Values from JSON count as flat, because the parsers limit their depth.
+    /// Returns the nesting depth. Values from JSON are treated as flat, because the parsers limit their depth.
     fn depth(&self) -> u8 {
         match self {
             Self::List(list) => list.depth,

@@ -22,7 +22,7 @@ pub struct Validated {
     pub own: OwnCalls,
 }
 
-/// Pod resources and operations, with the namespaces for which the API server sends such requests.
+/// The namespaces of these requests, by resource of pods (`pods` or a subresource) and operation.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
 /// Rules that have one entry for each failure mode.

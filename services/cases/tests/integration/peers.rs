@@ -130,7 +130,7 @@ fn peer_cases_have_expected_results() {
     assert!(tallies.iter().all(Results::passes), "some cases differ from the peers' results");
 }
 
-/// Files with unexpected content must give a failed case or no case, and must not stop the other cases.
+/// Files with unexpected content must result in a failed case or in no case, and must not stop the other cases.
 #[test]
 fn unexpected_files_are_reported() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/peers/strange");

@@ -19,7 +19,7 @@ use cases::{Case, Work};
 /// the case and the number of the piece (0: scan, 1: answer) follow.
 const COUNTED: &str = "--counted";
 
-/// The number of repetitions in one count. Single runs differ, because hash seeds are random.
+/// The number of repetitions in one count. The counts of single runs differ, because hash seeds are random.
 const REPETITIONS: u32 = 4;
 
 /// The maximum ratio of two instruction counts that should be equal.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-/// Lists with keyed elements, each with the field that is the key.
+/// Lists whose elements have a key, each with the name of the key field.
 const KEYED: [(&str, &str); 7] = [
     ("containers", "name"),
     ("initContainers", "name"),

@@ -357,7 +357,7 @@ fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
     Ok(text)
 }
 
-/// The memory of a decoded value, in bytes, including its slot in a list or map.
+/// The memory that is charged for a decoded value, in bytes, including its slot in a list or map.
 const VALUE: usize = 96;
 
 /// A writer that only counts bytes.

@@ -32,10 +32,10 @@ pub(crate) struct TextBuilder {
     granted: usize,
 }
 
-/// The number of steps for one entry of a map, including hashing the key.
+/// The number of steps that are charged for one entry of a map, including hashing the key.
 const ENTRY: usize = 3;
 
-/// The memory of one entry of a map, in bytes, without its key and value.
+/// The memory that is charged for one entry of a map, in bytes, without its key and value.
 const ENTRY_BYTES: usize = 16;
 
 impl<'v> ListBuilder<'v> {

@@ -14,7 +14,7 @@ const FOLDERS: &str = "istio";
 /// Parameters that all of the peer's cases set.
 const COMMON: [(&str, &str); 2] = [("image", "registry.istio.io/testing/proxyv2:latest"), ("reinject", "true")];
 
-/// The default parts of an image's name, for settings that give only some parts.
+/// The default parts of an image's name, for settings that contain only some parts.
 const IMAGE: [&str; 3] = ["registry.istio.io/testing", "proxyv2", "latest"];
 
 /// The default of the status port in the mesh configuration.

@@ -301,7 +301,7 @@ struct CommandLineFiles<'f> {
     values: Option<&'f Path>,
 }
 
-/// Creates a case for each workload of a file. A file without workloads gives no case.
+/// Creates a case for each workload of a file. A file without workloads results in no case.
 fn command_line_cases(
     label: &str,
     files: &CommandLineFiles<'_>,

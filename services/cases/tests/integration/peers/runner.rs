@@ -35,7 +35,7 @@ pub(crate) struct RunnableCase {
     /// Alternative cases; one of them must have the expected result. Usually there is a single case.
     pub(crate) cases: Vec<Case>,
     pub(crate) expected: Vec<Expected>,
-    /// Whether the settings come from the result, because no file has them.
+    /// Whether the settings were inferred from the result, because no file contains them.
     pub(crate) has_inferred_settings: bool,
     /// The case with inferred settings, for a second attempt if the result differs.
     pub(crate) with_inferred_settings: Option<Case>,
@@ -51,7 +51,7 @@ impl PeerCase {
     }
 }
 
-/// The result of a peer. If there are several, one must match.
+/// An expected result from the peer. If there are several, the object must match one of them.
 pub(crate) enum Expected {
     /// The whole object.
     Object(Json),
@@ -78,7 +78,7 @@ impl RunnableCase {
         }
     }
 
-    /// Whether several results would pass, or the settings come from the result.
+    /// Whether more than one result would pass, or the settings were inferred from the result.
     fn is_loose(&self) -> bool {
         self.has_inferred_settings || self.cases.len() > 1 || self.expected.len() > 1
     }
