@@ -51,7 +51,7 @@ const COMMON_RULES: [Rule; 5] = [
 const NAMESPACED_RULES: [Rule; 4] = [
     Rule {
         expression: "!has(self.namespaceSelector)",
-        message: "namespaceSelector is for ClusterInjectionProfiles; this profile acts in its own namespace only",
+        message: "namespaceSelector is for ClusterInjectionProfiles; this profile applies only to its own namespace",
     },
     Rule {
         expression: "!has(self.optOut) || self.optOut != 'Forbidden'",

@@ -51,8 +51,8 @@ pub struct ProfileSpec {
     /// Of the matching profiles of one group, only the first in order is applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive_group: Option<String>,
-    /// Profiles are applied by ascending order, then by name. All cluster profiles come before all namespaced ones.
-    /// Default: 100.
+    /// Profiles are applied in ascending order of this number, then by name. All cluster profiles come before all
+    /// namespaced ones. Default: 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<i32>,
     /// Values that a pod, its service account or its namespace may set.

@@ -81,8 +81,8 @@ pub struct Case {
     pub unchanged: bool,
     /// The expected object, without the injection record.
     pub result: Option<Json>,
-    /// A part of the expected object: maps match partially, lists must have the same length and order, with partial
-    /// elements.
+    /// A part of the expected object. Maps and the elements of lists match partially, but lists must have the same
+    /// length and order.
     pub part: Option<Json>,
     /// Expected environment variables, by container and name. If the expected value is not a string, the variable is
     /// parsed as JSON, or as base64 of JSON. `null` means that the variable must not exist.

@@ -168,7 +168,7 @@ impl<'a> Document<'a> {
         self.before.reserve(Self::CHANGES);
     }
 
-    /// Returns to the state at the mark. Slots that were created later become invalid.
+    /// Returns to the state at the mark. Slots that were created after the mark become invalid.
     pub fn go_back(&mut self) {
         self.slots.truncate(self.mark.slots);
         self.texts.truncate(self.mark.texts);

@@ -87,8 +87,8 @@ struct Parser {
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// The error, if a function returned `None`. It is not part of the results, because the parser checks a result for
-    /// every few bytes.
+    /// The error, if a function returned `None`. It is stored here to keep the results small, because the parser checks
+    /// a result for every few bytes.
     error: Option<SyntaxError>,
 }
 

@@ -25,7 +25,7 @@ pub struct Validated {
 /// The namespaces of these requests, by resource of pods (`pods` or a subresource) and operation.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
-/// Rules that have one entry for each failure mode.
+/// Rules for which a configuration has one entry for each failure mode.
 pub(super) struct Scope<'a> {
     /// The part of the entry's name after the failure mode.
     pub(super) suffix: String,

@@ -151,7 +151,8 @@ impl<'p> Reader<'p, '_> {
         let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
         let slash = match &text {
             Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
-            // JSON escapes must not contain slashes or tildes. Otherwise the API server would find another last token.
+            // JSON escapes must not contain slashes or tildes. Otherwise, the API server would find a different last
+            // token.
             Cow::Owned(path) => {
                 let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
                 path.rfind('/').filter(|_| count(path) == count(escaped))?
