@@ -147,7 +147,7 @@ pub enum Source {
     Pod,
     /// The labels and annotations of the pod's service account.
     ServiceAccount,
-    /// The annotations of the pod's namespace, or a namespaced profile that extends the profile.
+    /// The labels and annotations of the pod's namespace, or a namespaced profile that extends the profile.
     Namespace,
 }
 

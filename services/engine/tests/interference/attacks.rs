@@ -245,7 +245,7 @@ fn agent() -> Json {
 }
 
 /// A parameter that a namespace sets for one cluster profile must not prevent another cluster profile from being
-/// applied. If it would, the platform's value is used instead.
+/// applied. If it would do so, the platform's value of the parameter is used instead.
 #[test]
 fn child_displaces_no_later_cluster_profile() {
     let requests = json!([{"name": "requests", "match": {"types": ["App"]}, "template": {"resources": {"requests": {"cpu": "2"}}}}]);

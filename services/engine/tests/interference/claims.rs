@@ -48,7 +48,8 @@ fn keys(list: &Json, field: &str) -> Vec<String> {
 }
 
 impl Claims {
-    /// Returns the changes between an object before and after the cluster profiles.
+    /// Returns the changes of the cluster profiles: the differences between an object `before` and `after` they are
+    /// applied.
     pub(super) fn of(before: &Json, after: &Json) -> Self {
         let mut claims = Self::default();
         claims.compare(&mut Vec::new(), before, after);
