@@ -47,11 +47,11 @@ const COMMON_RULES: [Rule; 5] = [
     },
 ];
 
-/// Rules that reject fields and values in namespaced profiles that only cluster profiles may use.
+/// Rules for namespaced profiles. They reject fields and values that only cluster profiles may use.
 const NAMESPACED_RULES: [Rule; 4] = [
     Rule {
         expression: "!has(self.namespaceSelector)",
-        message: "namespaceSelector is for ClusterInjectionProfiles; this profile acts in its own namespace only",
+        message: "namespaceSelector is for ClusterInjectionProfiles; this profile applies only to its own namespace",
     },
     Rule {
         expression: "!has(self.optOut) || self.optOut != 'Forbidden'",
@@ -159,7 +159,7 @@ fn column(name: &str, kind: &str, path: &str, priority: i32) -> Value {
     json!({"name": name, "type": kind, "jsonPath": path, "priority": priority})
 }
 
-/// Returns the schema of an object with these properties. `spec` is required.
+/// Returns the schema of an object with these properties, of which only `spec` is required.
 fn with_spec(properties: &Value) -> Value {
     json!({"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": properties}})
 }

@@ -4,8 +4,8 @@
 //!
 //! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod, and its
 //! patch removes the gate. The policy runs only once (`reinvocationPolicy: Never`), so the gate is not added again when
-//! the API server calls the webhook a second time. A missing gate therefore proves that there was a decision,
-//! regardless of what the pod's author writes.
+//! the API server calls the webhook a second time. A missing gate therefore proves that the webhook has decided the
+//! pod, whatever the pod's author wrote.
 //!
 //! The API server rejects a pod that has both a gate and a node name, so a pod with a node name cannot wait. The policy
 //! adds the gate to such a pod, too. If the webhook runs, it removes the gate before the API server checks the pod. If
@@ -32,15 +32,15 @@ pub struct Settings {
     pub name: String,
     /// The namespace of the release. It is excluded by name.
     pub release_namespace: String,
-    /// Further excluded namespaces. They must be those that the webhook configuration excludes.
+    /// Further excluded namespaces. The webhook configuration must exclude the same ones.
     pub excluded_namespaces: Vec<String>,
     /// The user who may remove gates: the user name of the controller's service account.
     pub controller_user: String,
 }
 
 impl Settings {
-    /// Creates the settings for a release whose objects are named `release`. The policies are named `{release}-held`,
-    /// and the controller's service account `{release}-controller`.
+    /// Creates the settings for a release. The names of its objects begin with `release`: the policies are named
+    /// `{release}-held`, and the controller's service account `{release}-controller`.
     #[must_use]
     pub fn new(release: &str, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();
@@ -161,8 +161,8 @@ fn condition(name: &str, expression: String) -> MatchCondition {
     MatchCondition { name: name.to_owned(), expression }
 }
 
-/// Matches pods in the namespaces that the webhook's entry `held` matches. It does not match subresources, because
-/// these cannot change gates.
+/// Returns the match rules for an operation on pods, in the namespaces that the webhook's entry `held` matches. They
+/// leave out subresources, which cannot change gates.
 fn pods(settings: &Settings, operation: &str) -> MatchResources {
     MatchResources {
         exclude_resource_rules: None,
@@ -186,14 +186,14 @@ fn pods(settings: &Settings, operation: &str) -> MatchResources {
     }
 }
 
-/// Selects all namespaces except system namespaces, that of the release, and `excluded`. The webhook configurations use
-/// the same requirement.
+/// Selects all namespaces except the system namespaces, the release namespace and `excluded`. The webhook
+/// configurations use the same requirement.
 pub(crate) fn not_excluded(release_namespace: &str, excluded: &[String]) -> LabelSelectorRequirement {
     let excluded = excluded.iter().map(String::as_str);
     requirement(NAMESPACE_NAME_LABEL, "NotIn", SYSTEM_NAMESPACES.into_iter().chain([release_namespace]).chain(excluded))
 }
 
-/// Builds a requirement for a label. Without values, the field `values` is not set.
+/// Builds a requirement for a label. If there are no values, the field `values` is not set.
 pub(crate) fn requirement<'v>(
     key: &str,
     operator: &str,

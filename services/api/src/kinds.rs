@@ -17,7 +17,7 @@ use crate::names;
 use crate::profile::{Activation, ProfileSpec, Rollout};
 use crate::revision::RevisionSpec;
 
-/// Plural names in URLs and roles.
+/// The plural names of the kinds, as in URLs and RBAC rules.
 pub mod plural {
     /// The plural of [`super::ClusterInjectionProfile`].
     pub const CLUSTER: &str = "clusterinjectionprofiles";
@@ -33,7 +33,7 @@ pub mod plural {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProfileStatus {
-    /// `Accepted`, `Ready`, `Conflicted`, `Valid`, and the audit's `Injected`.
+    /// The conditions `Accepted`, `Ready`, `Conflicted`, `Valid`, and `Injected`, which the audit sets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
@@ -43,7 +43,7 @@ pub struct ProfileStatus {
     /// Which objects get the profile: `spec.activation`, or its default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
-    /// The served revision. With a rollout, it is served to a share of the workloads.
+    /// The served revision. During a rollout, only a share of the workloads gets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub revision: Option<String>,
@@ -58,15 +58,15 @@ pub struct ProfileStatus {
     /// The workloads that get `revision`, if not all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
-    /// The stored revisions, the last published first.
+    /// The stored revisions, most recently published first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 64)))]
     pub revisions: Vec<String>,
-    /// The request for a rollback that has ended, although its annotations are still present.
+    /// A rollback request that has ended but whose annotations are still present. It does not start again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub ended_rollback: Option<String>,
-    /// The number of namespaces in which the profile may act.
+    /// The number of namespaces in which the profile may apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces_matched: Option<i64>,
 }
@@ -163,32 +163,33 @@ macro_rules! revision_kind {
 }
 
 profile_kind!(
-    /// A profile of the platform team. It may act in every namespace that is opted in.
+    /// A profile of the platform team. It may apply in every namespace that is opted in.
     ClusterInjectionProfile,
     plural::CLUSTER,
     ClusterResourceScope
 );
 profile_kind!(
-    /// A profile of a tenant. It acts on pods of its own namespace only.
+    /// A profile of a tenant. It applies only to pods of its own namespace.
     InjectionProfile,
     plural::NAMESPACED,
     NamespaceResourceScope
 );
 revision_kind!(
-    /// An accepted version of a profile of the platform team.
+    /// An accepted version of a cluster profile.
     ClusterProfileRevision,
     plural::CLUSTER_REVISION,
     ClusterResourceScope
 );
 revision_kind!(
-    /// An accepted version of a profile of a tenant. Only the controller may write it, because it states the limits
-    /// of the profile.
+    /// An accepted version of a namespaced profile. Only the controller may write it, because it contains the limits of
+    /// the profile.
     ProfileRevision,
     plural::NAMESPACED_REVISION,
     NamespaceResourceScope
 );
 
-/// Returns Kubernetes' schema for a list of conditions. Its key is the type, for server-side apply.
+/// Returns Kubernetes' schema for a list of conditions. The list's key is `type`, so server-side apply merges
+/// conditions by type.
 fn conditions(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "array",

@@ -1,4 +1,4 @@
-//! The names that users, dashboards and other programs use. They are a contract, so they must not change.
+//! The names that users, dashboards and other programs use. They are part of the API, so they must not change.
 
 /// The API group of the custom resources, and the prefix of all labels and annotations.
 pub const GROUP: &str = "pillion.dev";
@@ -9,7 +9,7 @@ pub const VERSION: &str = "v1alpha1";
 /// The value of `apiVersion` in a profile.
 pub const API_VERSION: &str = "pillion.dev/v1alpha1";
 
-/// Label on a namespace: opts the namespace in. The value is the label value of an [`FailureMode`].
+/// Label on a namespace: opts the namespace in. The value is the label value of a [`FailureMode`].
 pub const INJECTION_LABEL: &str = "pillion.dev/injection";
 
 /// Label on a pod: with the value `false`, the pod opts out of every profile that allows it.
@@ -19,11 +19,11 @@ pub const INJECT_LABEL: &str = "pillion.dev/inject";
 /// profile.
 pub const PROFILES_ANNOTATION: &str = "pillion.dev/profiles";
 
-/// Annotation on an injected object: the injection record. It contains what was injected, by which profile and
+/// Annotation on an injected object: the injection record. It lists what was injected, and by which profile and
 /// revision.
 pub const INJECTED_ANNOTATION: &str = "pillion.dev/injected";
 
-/// The scheduling gate of a pod in a `held` namespace. The pod has it until Pillion has decided the pod's creation.
+/// The scheduling gate of pods in `held` namespaces. A pod has it until Pillion has decided whether to inject the pod.
 pub const INJECTION_GATE: &str = "pillion.dev/injection";
 
 /// Label on a revision: the name of its profile. It is shortened if it is too long for a label.
@@ -36,8 +36,8 @@ pub const ROLLBACK_TO_ANNOTATION: &str = "pillion.dev/rollback-to";
 /// accepted. Without this annotation, it ends when [`ROLLBACK_TO_ANNOTATION`] is removed.
 pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
 
-/// Annotation on a profile: the time of the rollback request. A rollback that has ended does not start again, but a
-/// request for the same revisions with another time is a new one.
+/// Annotation on a profile: the time of the rollback request. A rollback that has ended does not start again. To roll
+/// back to the same revision again, set another time.
 pub const ROLLBACK_TIME_ANNOTATION: &str = "pillion.dev/rollback-requested-at";
 
 /// The annotation that the kubelet sets on the mirror pod of a static pod. The static pod is already running, so
@@ -52,19 +52,19 @@ pub const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-no
 /// label, because the owner of the namespace cannot remove it.
 pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// The path for mutation by clients other than the API server: curl, load generators, and `pillion dev`.
+/// The path for mutating calls by clients other than the API server: curl, load generators and `pillion dev`.
 pub const MUTATE_PATH: &str = "/mutate";
 
 /// The path for checking profiles when they are stored. The response contains only warnings.
 pub const VALIDATE_PROFILES_PATH: &str = "/validate-profiles";
 
-/// The path for validation by clients other than the API server.
+/// The path for validating calls by clients other than the API server.
 pub const VALIDATE_PATH: &str = "/validate";
 
 /// The failure mode of a namespace: what happens to its pods while Pillion is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureMode {
-    /// The pod is created without injection (`failurePolicy: Ignore`), and the audit finds it.
+    /// The pod is created without injection (`failurePolicy: Ignore`), and the audit reports it.
     Enabled,
     /// The pod is rejected (`failurePolicy: Fail`).
     Required,
@@ -117,7 +117,7 @@ const DNS_LABEL_BYTES: usize = 63;
 /// The maximum length of a DNS name, such as the name of most objects, in bytes.
 const DNS_NAME_BYTES: usize = 253;
 
-/// The maximum length of a review's uid, in bytes. The response repeats the uid. Those of the API server have 36 bytes.
+/// The maximum length of a review's uid, in bytes. The response repeats the uid. The API server's uids have 36 bytes.
 pub const MAX_UID_BYTES: usize = 256;
 
 /// Whether a name is a DNS label, like the names of namespaces: lower-case letters, digits and `-`. The first and the

@@ -27,14 +27,14 @@ pub struct OptIn {
 /// The reason why labels cannot be used for opting in.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptInError {
-    /// An argument is not `KEY=VALUE` or `KEY=VALUE:LEVEL`.
+    /// An argument does not have the form `KEY=VALUE` or `KEY=VALUE:LEVEL`.
     #[error("{0:?} is not an opt-in label: expected KEY=VALUE or KEY=VALUE:LEVEL; LEVEL is enabled, required or held")]
     Syntax(String),
     /// The key or value is not valid in a label.
-    #[error("{0:?} is not the key or the value of a label")]
+    #[error("{0:?} is not a valid label key or value")]
     NotALabel(String),
     /// The key is the label that the API server sets on every namespace.
-    #[error("{NAMESPACE_NAME_LABEL} is on every namespace, so it cannot be an opt-in label")]
+    #[error("{NAMESPACE_NAME_LABEL} is set on every namespace, so it cannot be an opt-in label")]
     NamespaceName,
     /// A value is listed twice, possibly with different failure modes.
     #[error("{key}={value} is given twice; a value can set only one failure mode")]
@@ -53,7 +53,7 @@ pub enum OptInError {
 }
 
 impl Default for OptIn {
-    /// Returns an opt-in with only Pillion's own label.
+    /// Returns the list that contains only Pillion's own label.
     fn default() -> Self {
         let values = FailureMode::ALL.map(|failure_mode| (failure_mode.label_value().to_owned(), failure_mode));
         Self { labels: vec![OptInLabel { key: INJECTION_LABEL.to_owned(), values: values.into() }] }
@@ -61,7 +61,7 @@ impl Default for OptIn {
 }
 
 impl OptIn {
-    /// Creates an opt-in with only these labels, in this order.
+    /// Creates the list that contains only these labels, in this order of precedence.
     ///
     /// # Errors
     /// The list is empty, a label is invalid, or labels contradict each other.
@@ -79,8 +79,8 @@ impl OptIn {
         Ok(Self { labels })
     }
 
-    /// Creates an opt-in with Pillion's own label, followed by `others`. These have the form `KEY=VALUE`, for the
-    /// failure mode `enabled`, or `KEY=VALUE:LEVEL`.
+    /// Creates the list that contains Pillion's own label, followed by `others`. Each of the others has the form
+    /// `KEY=VALUE`, for the failure mode `enabled`, or `KEY=VALUE:LEVEL`.
     ///
     /// # Errors
     /// An argument has another form, a label is invalid, or labels contradict each other.
@@ -128,7 +128,7 @@ impl OptInLabel {
         self.values.iter().filter(move |(_, of)| *of == failure_mode).map(|(value, _)| &**value)
     }
 
-    /// Returns the last part of the names of this label's webhooks. For Pillion's own label, this is the API group.
+    /// Returns the suffix of the names of this label's webhooks. For Pillion's own label, this is the API group.
     pub(crate) fn webhook_suffix(&self) -> String {
         if self.key == INJECTION_LABEL { GROUP.to_owned() } else { format!("{}.{GROUP}", dns_name(&self.key)) }
     }
@@ -154,8 +154,8 @@ fn check(label: &OptInLabel) -> Result<(), OptInError> {
     Ok(())
 }
 
-/// Whether a string is a valid name or value of a label. An empty value is not allowed, because it opts no namespace
-/// in.
+/// Whether a string is a valid name or value of a label. An empty value is not allowed, because no namespace opts in
+/// with it.
 fn is_label_text(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();

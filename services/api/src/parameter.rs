@@ -5,14 +5,15 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The meaning of a label or an annotation whose value is empty or white space. Default: `Counts`, a value like any
-/// other, which requests no profile. `Absent` ignores it, and the next source decides.
+/// How to treat a label or an annotation whose value is empty or white space. With `Counts`, the default, it is treated
+/// like any other value; an empty request requests no profile. With `Absent`, it is ignored, and the next source is
+/// used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EmptyValue {
-    /// An empty value is a value like any other.
+    /// An empty value is treated like any other value.
     #[default]
     Counts,
-    /// An empty value is ignored, and the next source decides.
+    /// An empty value is ignored, and the next source is used.
     Absent,
 }
 
@@ -40,18 +41,19 @@ pub struct Parameter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub default: Option<Value>,
-    /// Key of the annotation that sets the parameter. The first existing one of several keys is used.
+    /// Key of the annotation that sets the parameter. Of several keys, the first existing one is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub annotation: Option<Keys>,
-    /// Key of the label that sets the parameter. The first existing one of several keys is used.
+    /// Key of the label that sets the parameter. Of several keys, the first existing one is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub label: Option<Keys>,
-    /// The meaning of an empty value. Default: `Counts`.
+    /// How to treat an empty value. Default: `Counts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty: Option<EmptyValue>,
-    /// Prefix of the annotations that set the parameter. The value is a map from the rest of each key to its value.
+    /// Prefix of the annotations that set the parameter. The value is a map from the suffix of each key to the
+    /// annotation's value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotation_prefix: Option<String>,
     /// The sources that may set the parameter. The most specific wins. Absent or empty: only the profile sets it. In a
@@ -62,19 +64,20 @@ pub struct Parameter {
     /// Whether sources replace each other or merge. Default: `Replace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<ParameterMerge>,
-    /// Format of the string that is parsed into a list, a map or an object. Default: `CSV` for lists, `Pairs` for maps,
+    /// Format of a list, a map or an object in an annotation or a label. Default: `CSV` for lists, `Pairs` for maps,
     /// `JSON` for objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<TextFormat>,
-    /// The only allowed values.
+    /// The allowed values.
     #[serde(default, rename = "enum", skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "any_list")]
     pub enum_: Vec<Value>,
-    /// A regular expression that a string value must match. A boolean or a number is checked as its author wrote it.
+    /// A regular expression that a string value must match. It also checks booleans and numbers, as their author wrote
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub pattern: Option<String>,
-    /// Maximum length of a string value, in bytes. A boolean or a number is checked as its author wrote it.
+    /// Maximum length of a string value, in bytes. It also applies to booleans and numbers, as their author wrote them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_length: Option<u32>,
     /// Minimum of a number, quantity or duration.
@@ -85,14 +88,14 @@ pub struct Parameter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub maximum: Option<Value>,
-    /// Constraints of each item of a list: `type`, `pattern` and so on.
+    /// Constraints on each item of a list: `type`, `pattern` and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_value")]
     pub items: Option<Value>,
-    /// Moves a number into its range instead of rejecting it.
+    /// Whether a number outside its range is replaced by the nearest allowed number instead of being rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<bool>,
-    /// What happens on an invalid value. Default: as `failurePolicy`.
+    /// How to handle an invalid value. Default: follows `failurePolicy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_invalid: Option<OnInvalid>,
     /// The fields of the records of a parameter of type `records`. Each is read from the annotations with one prefix.
@@ -113,7 +116,7 @@ pub enum ParameterType {
     Number,
     /// `true` or `false`.
     Boolean,
-    /// Kubernetes' quantity: `100m`, `1Gi`.
+    /// Kubernetes quantity: `100m`, `1Gi`.
     Quantity,
     /// Duration: `1h30m`.
     Duration,
@@ -123,11 +126,11 @@ pub enum ParameterType {
     Map,
     /// Any object.
     Object,
-    /// List of records, joined from annotations by the rest of the key after the prefix.
+    /// List of records. Annotations with the same key after the prefix form one record.
     Records,
 }
 
-/// One key or several keys. The first existing one is used.
+/// One key or several keys. Of several keys, the first existing one is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Keys {
@@ -144,7 +147,7 @@ pub enum Source {
     Pod,
     /// The labels and annotations of the pod's service account.
     ServiceAccount,
-    /// The annotations of the pod's namespace, or a namespaced profile that extends the profile.
+    /// The labels and annotations of the pod's namespace, or a namespaced profile that extends the profile.
     Namespace,
 }
 
@@ -173,7 +176,7 @@ pub enum TextFormat {
     Yaml,
 }
 
-/// What happens on an invalid value.
+/// How to handle an invalid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnInvalid {
     /// The default is used, and the author is warned.

@@ -1,7 +1,7 @@
 //! The spec of an injection profile: fields, types and defaults. The engine defines what each field does.
 //!
-//! Deserialization rejects unknown fields. So a profile with a field that is unknown to this version never takes effect
-//! without that field.
+//! Deserialization rejects unknown fields. So an older version rejects a profile that uses a newer field, and never
+//! applies it without that field.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,8 @@ pub struct ProfileSpec {
     /// The label or annotation by which a pod or its namespace requests the profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_by: Option<RequestKey>,
-    /// Whether the pod's author can opt out. `Forbidden` in cluster profiles only; it does not hold in `enabled` namespaces.
+    /// Whether the pod's author can opt out. Only cluster profiles can use `Forbidden`. In `enabled` namespaces, the
+    /// label `pillion.dev/inject=false` still opts a pod out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opt_out: Option<OptOut>,
     /// Selects namespaces. Cluster profiles only. Default: all that are opted in.
@@ -50,7 +51,8 @@ pub struct ProfileSpec {
     /// Of the matching profiles of one group, only the first in order is applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive_group: Option<String>,
-    /// Profiles with a lower order are applied first, then by name. All cluster profiles come before all namespaced ones. Default: 100.
+    /// Profiles are applied in ascending order of this number, then by name. All cluster profiles come before all
+    /// namespaced ones. Default: 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<i32>,
     /// Values that a pod, its service account or its namespace may set.
@@ -65,8 +67,8 @@ pub struct ProfileSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     pub variables: Vec<Variable>,
-    /// A partial object that is merged into the object of the request. Its containers are added. Its strings may contain
-    /// expressions in `${}`, but the texts of `$when`, `$forEach` and `$prune` are expressions without it.
+    /// A partial object that is merged into the object of the request. Its containers are added. Its strings may
+    /// contain expressions in `${}`, but the values of `$when`, `$forEach` and `$prune` are expressions without `${}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "partial_object")]
     pub template: Option<Value>,
@@ -74,11 +76,12 @@ pub struct ProfileSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub container_patches: Vec<ContainerPatch>,
-    /// Checks of the final object, evaluated on the validating path.
+    /// Checks of the final object, evaluated by the validating webhook.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub validations: Vec<Validation>,
-    /// What happens on an error or a name conflict in this profile. Default: `Ignore`, or `Fail` if `optOut` is `Forbidden`.
+    /// How to handle an error or a name conflict in this profile. Default: `Ignore`, or `Fail` if `optOut` is
+    /// `Forbidden`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicy>,
     /// Which workloads get the newest revision. Default: all.
@@ -156,7 +159,7 @@ pub enum Activation {
     Always,
     /// Objects that request the profile.
     Requested,
-    /// No objects: the profile exists to be extended.
+    /// No objects. Such a profile is only a parent of other profiles.
     Never,
 }
 
@@ -172,30 +175,31 @@ pub struct RequestKey {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub label: Option<String>,
-    /// Further words that request this profile, besides its name.
+    /// Further values that request this profile, besides its name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub values: Vec<String>,
-    /// Words that request the default profile of this key. Default: `true`, `yes`, `y`, `on`, `enabled`, `1`.
+    /// Values that request the default profile of this key. Default: `true`, `yes`, `y`, `on`, `enabled`, `1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub truthy: Option<Vec<String>>,
-    /// Words that request no profile. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. `empty` applies to an empty value.
+    /// Values that request no profile. Default: `false`, `no`, `n`, `off`, `disabled`, `0`. For an empty value, see
+    /// `empty`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub falsy: Option<Vec<String>>,
-    /// The meaning of an empty value. Default: `Counts`, so it requests no profile, like a falsy word.
+    /// How to treat an empty value. Default: `Counts`, so it requests no profile, like a falsy value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty: Option<EmptyValue>,
-    /// What happens on an unknown word. Default: `Ignore`, with a warning.
+    /// How to handle a value that requests no known profile. Default: `Ignore`, with a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_unknown: Option<OnUnknown>,
 }
 
-/// What happens on an unknown word in a request.
+/// How to handle a value that requests no known profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnUnknown {
-    /// The word is ignored, and the author is warned.
+    /// The value is ignored, and the author is warned.
     Ignore,
     /// The pod is rejected.
     Deny,
@@ -204,15 +208,15 @@ pub enum OnUnknown {
 /// Whether the pod's author can opt out of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OptOut {
-    /// The author can opt out by the pod label `pillion.dev/inject=false`, a falsy request, or `-name` in
+    /// The author can opt out with the pod label `pillion.dev/inject=false`, a falsy request, or `-name` in
     /// `pillion.dev/profiles`.
     Allowed,
-    /// The author cannot opt out. In `enabled` namespaces the label `pillion.dev/inject=false` still keeps the API server
-    /// from calling Pillion.
+    /// The author cannot opt out. In `enabled` namespaces, the label `pillion.dev/inject=false` still keeps the API
+    /// server from calling Pillion.
     Forbidden,
 }
 
-/// What happens on an error or a name conflict in a profile.
+/// How to handle an error or a name conflict in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FailurePolicy {
     /// The profile is skipped, and the author is warned.
@@ -251,7 +255,7 @@ pub struct Precondition {
     pub action: Option<PreconditionAction>,
 }
 
-/// The consequence of a precondition that is not true.
+/// What happens if a precondition is not true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PreconditionAction {
     /// The author is warned. The profile or the container patch is applied.
@@ -303,10 +307,11 @@ pub struct Lookup {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ContainerPatch {
-    /// Name of the patch, unique in the profile. It selects no container; `match` does. A child profile merges its patch into its parent's patch of the same name.
+    /// Name of the patch, unique in the profile. It does not select containers: `match` does. A child profile merges
+    /// its patch into its parent's patch of the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Selects containers. All given parts must match. Default: all of type `App`.
+    /// Selects containers. All given fields must match. Default: all of type `App`.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub match_: Option<ContainerMatch>,
     /// Expressions that select containers. The patch changes a container if all are true.
@@ -346,13 +351,13 @@ pub struct ContainerMatch {
 /// Type of a container in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ContainerType {
-    /// In `containers`.
+    /// A container in `containers`.
     App,
-    /// In `initContainers` without `restartPolicy: Always`. It runs to completion.
+    /// A container in `initContainers` without `restartPolicy: Always`. It runs to completion.
     Init,
-    /// In `initContainers` with `restartPolicy: Always`.
+    /// A container in `initContainers` with `restartPolicy: Always`.
     Sidecar,
-    /// Added by this profile or an earlier one.
+    /// A container that this profile or an earlier one added.
     Injected,
 }
 
@@ -370,7 +375,7 @@ pub struct Validation {
     /// The message if the expression is not true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Machine-readable reason of the denial.
+    /// Machine-readable reason for the denial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// HTTP status of the denial, 400 to 599.

@@ -30,8 +30,8 @@ pub struct RevisionSpec {
     /// The name of the profile.
     #[schemars(length(min = 1, max = 253))]
     pub profile: String,
-    /// The hash of `text` and, if the profile extends others, of its limits. Records contain the hash, and so does
-    /// `pillion.dev/profiles: name@hash`.
+    /// The hash of `text` and, if the profile extends others, of its limits. Injection records contain the hash. A pod
+    /// can select this revision with `pillion.dev/profiles: name@hash`.
     #[schemars(length(min = 4, max = 64))]
     pub revision: String,
     /// The generation of the profile that was accepted.

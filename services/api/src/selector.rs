@@ -26,7 +26,7 @@ pub struct LabelSelector {
 pub struct Requirement {
     /// The label's key.
     pub key: String,
-    /// The operator between the label's value and `values`.
+    /// How to compare the label's value with `values`.
     pub operator: Operator,
     /// The values of `In` and `NotIn`. Empty for `Exists` and `DoesNotExist`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -14,17 +14,17 @@ use serde_json::json;
 
 use crate::names;
 
-/// The plural name in URLs, roles and the rule of the entry.
+/// The plural name of the kind, as in URLs, RBAC rules and the rule of the webhook configuration's entry.
 pub const PLURAL: &str = "injectiontrustprobes";
 
 /// The name of the entry in the webhook configuration. Error messages of the API server contain it.
 pub const WEBHOOK: &str = "trust-probe.pillion.dev";
 
-/// The path for the entry of the mutating configuration. The [epoch](path) follows it.
+/// The path prefix for the entry of the mutating configuration. The [epoch](path) follows it.
 pub const PATH: &str = "/trust-probe";
 
-/// The path for the entry of the validating configuration. The two configurations are separate objects, so an API
-/// server may have the current version of one and an older version of the other.
+/// The path prefix for the entry of the validating configuration. The two configurations are separate objects, so an
+/// API server may have the current version of one and an older version of the other.
 pub const VALIDATE_PATH: &str = "/trust-probe/validate";
 
 /// The message with which a replica denies the review of an [`InjectionTrustProbe`]. It proves to the client of the dry
@@ -78,7 +78,7 @@ pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
     }
 }
 
-/// An object that the controller only creates by dry run.
+/// An object that the controller creates only with a dry run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InjectionTrustProbe {
@@ -86,7 +86,7 @@ pub struct InjectionTrustProbe {
     pub api_version: String,
     /// `InjectionTrustProbe`.
     pub kind: String,
-    /// The name, which is unique for each request.
+    /// The metadata, whose name is unique for each request.
     pub metadata: ObjectMeta,
 }
 

@@ -69,8 +69,8 @@ pub struct Settings {
     pub trust_probe_epoch: u64,
     /// Whether there is an entry for profiles.
     pub validates_profiles: bool,
-    /// Whether the connectivity check is pending, because endpoints may be ready before every node has a route to them.
-    /// Until it succeeds, failed calls do not reject requests. Meanwhile, the entry for trust probes calls the
+    /// Whether the connectivity check is pending. It is needed because endpoints may be ready before every node has a
+    /// route to them. Until it succeeds, failed calls do not reject requests, and the entry for trust probes calls the
     /// replicas, which respond with [`REACHED`](trust_probe::REACHED).
     pub checks_connectivity: bool,
 }

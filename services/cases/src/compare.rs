@@ -1,8 +1,9 @@
 //! Compares objects: whether two are equal, and whether one contains an expected part.
 //!
-//! As in Kubernetes, an empty map, an empty list and null equal an absent field. Everything else counts, including the
-//! order of lists. Elements with names are compared by name, so that one more container is one difference. An expected
-//! null or empty list requires that the field is absent or empty; an expected empty map requires nothing.
+//! As in Kubernetes, an empty map, an empty list and null are equal to an absent field. All other differences are
+//! reported, including a different order of a list. Elements with names are compared by name, so that one more
+//! container is one difference. An expected null or empty list requires that the field is absent or empty; an expected
+//! empty map requires nothing.
 
 use serde_json::{Map, Value as Json};
 
@@ -123,7 +124,7 @@ impl Comparison {
     }
 
     /// Compares lists whose elements have different names. Reports the differing names first, then differences in
-    /// common elements, then the other elements.
+    /// common elements, then the elements that only one list has.
     fn named(
         &mut self,
         found: &[Json],

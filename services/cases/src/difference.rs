@@ -23,7 +23,7 @@ pub enum Aspect {
     SecondPass,
     /// The object after the injection is undone.
     Undone,
-    /// The result for the object without `managedFields`, as `pillion inject` decides it.
+    /// The result for the object without `managedFields`, as in `pillion inject`.
     CommandLine,
 }
 
@@ -46,12 +46,12 @@ impl Aspect {
         match self {
             Self::Object => "",
             Self::Env => "variable ",
-            Self::Denied => "refusal ",
+            Self::Denied => "denial ",
             Self::Message => "message to the author ",
             Self::Reason => "reason of ",
             Self::SecondPass => "a second pass changes ",
-            Self::Undone => "uninjected it is not what it was: ",
-            Self::CommandLine => "without managedFields it is different: ",
+            Self::Undone => "after undoing the injection, the object differs: ",
+            Self::CommandLine => "without managedFields, the result differs: ",
         }
     }
 }
@@ -67,7 +67,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Writes a value as JSON on one line, or a multi-line string on several.
+/// Writes a value as JSON on one line, or a multi-line string on several lines.
 fn write_value(formatter: &mut fmt::Formatter<'_>, label: &str, value: Option<&Json>) -> fmt::Result {
     write!(formatter, "  {label:<8}  ")?;
     match value {

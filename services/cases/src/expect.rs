@@ -8,7 +8,7 @@ use super::compare::{missing, unequal};
 use super::{Aspect, Case, Difference, Verdict};
 use pillion_engine::decision::ProfileDecision;
 
-/// Returns the differences of a verdict from the case's expectations. `before` is the object of the case.
+/// Returns the differences between a verdict and the case's expectations. `before` is the object of the case.
 pub(crate) fn differences(case: &Case, before: &Json, verdict: &Verdict) -> Vec<Difference> {
     let mut all = denied(case, verdict);
     if case.unchanged {
@@ -95,7 +95,7 @@ fn env(container: &str, expected: &Map<String, Json>, object: &Json) -> Vec<Diff
     let containers = lists.iter().filter_map(|list| object.get("spec")?.get(list)?.as_array()).flatten();
     let named = |name: &str, item: &&Json| item.get("name").is_some_and(|found| found == name);
     let Some(found) = containers.into_iter().find(|item| named(container, item)) else {
-        let expected = Some("a container of this name".into());
+        let expected = Some("a container with this name".into());
         return vec![difference(Aspect::Env, container.to_owned(), None, expected)];
     };
     let variables = found.get("env").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();

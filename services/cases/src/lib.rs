@@ -51,7 +51,7 @@ pub use self::run::run;
 pub struct Case {
     /// The description of the case.
     pub name: String,
-    /// The names of the profiles; if absent, all profiles of the folder.
+    /// The names of the profiles that the case uses; if absent, all profiles of the folder.
     pub profiles: Option<Vec<String>>,
     /// Defaults of parameters that the installer sets, by profile.
     #[serde(default)]
@@ -59,13 +59,13 @@ pub struct Case {
     /// Values that request a profile, by profile. They replace its `requestedBy.values`.
     #[serde(default)]
     pub values: BTreeMap<String, Vec<String>>,
-    /// The platform's facts about the cluster.
+    /// Facts about the cluster, which the platform team sets. Expressions read them as `cluster`.
     #[serde(default)]
     pub cluster: Map<String, Json>,
     /// The namespace of the object. Its failure mode is `enabled` unless its labels set another.
     #[serde(default)]
     pub namespace: Metadata,
-    /// The service account of the pod. If absent, it is among the objects, or does not exist.
+    /// The service account of the pod. If absent, the one in `objects` is used, if there is one.
     pub service_account: Option<Metadata>,
     /// The objects that lookups find.
     #[serde(default)]
@@ -73,7 +73,7 @@ pub struct Case {
     /// Changes of the review's `request`, as a merge patch.
     #[serde(default)]
     pub request: Map<String, Json>,
-    /// The object to create; a Pod of `v1` if it sets no kind.
+    /// The object to create; by default, a `v1` Pod.
     pub object: Map<String, Json>,
 
     /// Expects an unchanged object.
@@ -81,8 +81,8 @@ pub struct Case {
     pub unchanged: bool,
     /// The expected object, without the injection record.
     pub result: Option<Json>,
-    /// A part of the expected object: maps match partially, lists must have the same length and order, with partial
-    /// elements.
+    /// A part of the expected object. Maps and the elements of lists match partially, but lists must have the same
+    /// length and order.
     pub part: Option<Json>,
     /// Expected environment variables, by container and name. If the expected value is not a string, the variable is
     /// parsed as JSON, or as base64 of JSON. `null` means that the variable must not exist.
@@ -95,7 +95,7 @@ pub struct Case {
     /// Parts of the expected messages: warnings, the denial, or the details of profiles that were left out.
     #[serde(default)]
     pub messages: Vec<String>,
-    /// The expected reasons by profile, as their metric labels.
+    /// The expected reasons by profile, as values of the metric label.
     #[serde(default)]
     pub reasons: BTreeMap<String, String>,
 }
@@ -154,7 +154,7 @@ pub enum Unusable {
         existing: Option<String>,
     },
     /// The case sets a parameter that the profile does not have.
-    #[error("parameters.{profile}: it has no parameter {parameter:?}; there is {existing}")]
+    #[error("parameters.{profile}: the profile has no parameter {parameter:?}; there is {existing}")]
     UnknownParameter {
         /// The profile.
         profile: String,
@@ -181,11 +181,11 @@ pub enum Unusable {
     Field {
         /// The path of the field.
         field: &'static str,
-        /// The mistake.
+        /// The description of the error.
         message: String,
     },
-    /// The engine failed, which is a bug: for example, its patch failed the self-check.
-    #[error("the engine is at fault: {0}")]
+    /// The engine failed because of a bug: for example, its patch failed the self-check.
+    #[error("internal error of the engine: {0}")]
     Engine(String),
 }
 

@@ -12,7 +12,7 @@ const UNMANAGED: [&str; 2] = ["apiVersion", "kind"];
 const UNMANAGED_METADATA: [&str; 8] =
     ["creationTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion", "selfLink", "uid"];
 
-/// Returns the managedFields of an object whose fields the author owns: one entry.
+/// Returns `managedFields` with one entry, in which the author owns all fields of the object.
 pub(crate) fn entry(object: &Map<String, Json>, type_: &'static Type) -> Json {
     let mut written = object.clone();
     written.retain(|key, _| !UNMANAGED.contains(&key.as_str()));
@@ -75,7 +75,8 @@ mod tests {
     use super::*;
     use pillion_engine::schema;
 
-    /// Removes dots, which mean ownership of an item itself, and values of sets, which no profile reads.
+    /// Removes the FieldsV1 keys that no profile reads: `.` (ownership of the list item itself) and `v:...` (set
+    /// elements).
     fn plain(fields: &Json) -> Json {
         match fields {
             Json::Object(members) => members
@@ -100,7 +101,7 @@ mod tests {
             let review: Json = serde_json::from_str(text).unwrap();
             let object = review["request"]["object"].as_object().unwrap();
             let observed = &object["metadata"]["managedFields"];
-            // The author does not own fields that earlier admission added.
+            // `computed` may contain more fields: earlier admission steps added some, which the author does not own.
             let observed = plain(&observed[0]["fieldsV1"]);
             let computed = plain(&entry(object, &schema::POD)[0]["fieldsV1"]);
             let mut unknown = Vec::new();

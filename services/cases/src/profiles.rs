@@ -41,7 +41,7 @@ impl Parents for Library<'_> {
 }
 
 impl Profiles {
-    /// Creates the profiles of a folder. A case that names no profiles has all of them.
+    /// Creates the profiles of a folder. A case that names no profiles uses all of them.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = (ProfileName, ProfileSpec)>) -> Self {
         Self { folder: profiles.into_iter().map(SourceProfile::new).collect(), extendable: Vec::new() }

@@ -121,7 +121,7 @@ impl<'c> CaseRunner<'c> {
         let user = json!({"username": "author", "groups": ["system:authenticated"]});
         let creation = Creation { object, namespace: &self.namespace_name, uid: UID, user: &user, dry_run: false };
         let mut request = creation.request();
-        // A merge patch removes nulls, which have no other meaning in these fields.
+        // A merge patch removes fields whose value is null. In these fields, null has no other meaning.
         json_patch::merge(&mut request, &Json::Object(self.case.request.clone()));
         if request.get("operation").is_some_and(|operation| operation == "DELETE")
             && let Some(request) = request.as_object_mut()
@@ -210,7 +210,7 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences from the original object after the injection is undone by its record.
+    /// Returns the differences from the original object after the injection is undone with its record.
     fn undone(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         if self.text("kind") != "Pod" || has_record(&self.object) || !has_record(&first.object) {
             return Ok(Vec::new());

@@ -66,11 +66,11 @@ fn reports_each_unexpected_result() {
     assert_eq!(
         differences(&helper(), case),
         [
-            "refusal\n  expected  \"no\"\n  found     (nothing)",
+            "denial\n  expected  \"no\"\n  found     (nothing)",
             "spec.containers[1].image\n  expected  \"helper:2\"\n  found     \"helper:1\"",
             "variable helper.A.b\n  expected  2\n  found     1",
             "variable helper.C\n  expected  \"x\"\n  found     (nothing)",
-            "variable nobody\n  expected  \"a container of this name\"\n  found     (nothing)",
+            "variable nobody\n  expected  \"a container with this name\"\n  found     (nothing)",
             "message to the author\n  expected  \"something\"\n  found     (nothing)",
             "reason of helper\n  expected  \"match_condition\"\n  found     \"injected\"",
             "reason of other\n  expected  \"injected\"\n  found     (nothing)",
@@ -96,7 +96,7 @@ fn denials_of_both_paths_count() {
         {"name": "c", "expression": "false", "action": "Deny", "message": "not here"}], "template": {"spec": {}}}}));
     assert_eq!(differences(&mutating, json!({"denied": "not here"})), Vec::<String>::new());
     let unexpected = differences(&mutating, json!({"unchanged": true}));
-    assert!(unexpected[0].starts_with("refusal\n  expected  (nothing)\n  found     \""), "{unexpected:?}");
+    assert!(unexpected[0].starts_with("denial\n  expected  (nothing)\n  found     \""), "{unexpected:?}");
 
     let validating = profiles(&json!({"p": {"activation": "Always", "validations": [
         {"expression": "!has(object.spec.hostPID)", "message": "no PIDs", "code": 402}]}}));
@@ -104,7 +104,7 @@ fn denials_of_both_paths_count() {
     let messages = json!({"object": object, "denied": "no PIDs", "code": 402, "unchanged": true});
     assert_eq!(differences(&validating, messages), Vec::<String>::new());
     let other = differences(&validating, json!({"object": object, "denied": "no PIDs", "code": 403}));
-    assert_eq!(other, ["refusal code\n  expected  403\n  found     402"]);
+    assert_eq!(other, ["denial code\n  expected  403\n  found     402"]);
     assert_eq!(differences(&validating, json!({"unchanged": true})), Vec::<String>::new());
 }
 

@@ -45,7 +45,7 @@ fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     decide_about(pod(), profiles)
 }
 
-/// Like [`decide`], but for another pod.
+/// Like [`decide`], but decides the creation of the given pod.
 fn decide_about(pod: Json, profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     let run = move || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))
@@ -212,8 +212,8 @@ fn tenant_uses_no_platform_budget() {
     assert_eq!(object["metadata"]["annotations"]["guard.example.com/v"], "12502500");
 }
 
-/// The result of each namespaced profile is checked on the whole pod. The budget limits these checks, but a pod of a
-/// usual size gets all profiles.
+/// Each namespaced profile's result is checked on the whole pod. The budget limits these checks, but it is large enough
+/// for all profiles on a pod of usual size.
 #[test]
 fn checks_of_many_profiles_are_charged() {
     let profiles = || -> Vec<_> {

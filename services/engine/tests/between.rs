@@ -13,7 +13,7 @@ use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::{Map, Value as Json, json};
 
-/// Returns profiles that are similar to those of real installations.
+/// Returns a snapshot with profiles that are similar to those of real installations.
 fn realistic() -> Snapshot {
     let files = [include_str!("cases/mesh.yaml"), include_str!("cases/vault.yaml")];
     let own = json!({"profiles": {"otel": {
@@ -301,7 +301,7 @@ fn authored_record_changes_nothing() {
     }
 }
 
-/// A trusted injection record from another writer must not harm the pod.
+/// A trusted injection record that Pillion did not write must not harm the pod.
 #[test]
 fn record_of_missing_paths_is_harmless() {
     let snapshot = realistic();

@@ -32,7 +32,7 @@ struct File {
     /// Annotations of the namespace.
     #[serde(default)]
     namespace: serde_json::Map<String, Json>,
-    /// The platform's facts about the cluster.
+    /// Facts about the cluster, which the platform team sets.
     cluster: Option<Json>,
     cases: Vec<Case>,
 }
@@ -50,7 +50,7 @@ struct Case {
     request: Json,
     /// The metadata of the pod's service account. If it is missing, the service account does not exist.
     service_account: Option<Json>,
-    /// Owners that lookups return.
+    /// The owners of the pod that lookups return.
     #[serde(default)]
     owners: Vec<Json>,
     /// Objects that lookups return, with the key `resource/name`. For a list, the key is `resource`.
@@ -297,8 +297,8 @@ fn documents(name: &str, text: &str) -> Vec<(String, File)> {
     documents.collect()
 }
 
-/// Converts a document with a `profile` to a file with one test case. Also adds missing metadata to the objects of all
-/// test cases.
+/// Converts a document with a `profile` to a file with one test case. Also adds `metadata` to the objects of all test
+/// cases if they have none.
 fn whole(mut document: Json) -> Json {
     if let Some(profile) = document.as_object_mut().unwrap().remove("profile") {
         let cluster = document.as_object_mut().unwrap().remove("cluster");

@@ -141,7 +141,8 @@ fn env() -> impl Strategy<Value = Json> {
         ),
         Just(json!("${[{'name': 'B', 'value': 'computed'}]}")),
     ];
-    // The compiler rejects two variables with the same name, and conditional ones would contradict each other.
+    // Keep only the first variable of each name. The compiler rejects two variables with the same name, or, if they
+    // have conditions, they could contradict each other.
     prop::collection::vec(prop_oneof![6 => templated(), 1 => group, 1 => removal], 1..5).prop_map(|mut entries| {
         let mut seen = std::collections::HashSet::new();
         let mut is_new = |entry: &Json| entry.get("name").is_none_or(|name| seen.insert(name.to_string()));
@@ -183,7 +184,7 @@ prop_compose! {
             spec["template"]["spec"]["initContainers"] = json!([container]);
         }
         if let Some((env, types)) = patch {
-            // A patch that sets the same variables in the profile's own container would contradict the template.
+            // If a patch set the same variables in the profile's own container, it would contradict the template.
             let env = if types.contains(&"Injected") {
                 serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
             } else {

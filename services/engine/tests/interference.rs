@@ -133,7 +133,7 @@ fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, Str
     extended.filter_map(set).collect()
 }
 
-/// Returns the names of the profiles that have changes in the object after the decision.
+/// Returns the names of the profiles whose changes are in the object after the decision.
 fn applied(decided: &Decided) -> Vec<&str> {
     let has =
         |decision: &&ProfileDecision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged);
@@ -147,8 +147,8 @@ const fn operation(kind: Kind, pass: usize) -> &'static str {
     }
 }
 
-/// Runs all cases, and returns the violation in the first failing case. `None` if namespaced profiles change no result
-/// of cluster profiles. Calls `see` with each decision and its object.
+/// Runs all cases, and returns the violation in the first failing case, or `None` if namespaced profiles do not change
+/// any result of cluster profiles. Calls `see` with each decision and its object.
 fn interference(profiles: &Profiles, see: &mut dyn FnMut(&Decided, &Json)) -> Option<String> {
     let (cluster, own) = compiled(&profiles.cluster, &profiles.own);
     let together = snapshot(&cluster.iter().chain(&own).map(Arc::clone).collect::<Vec<_>>());
@@ -212,7 +212,8 @@ fn rows() -> u32 {
     u32::try_from(cases.unwrap_or(100_000_usize).div_ceil(Profiles::CASES)).unwrap()
 }
 
-/// A sequence of numbers. Its debug output is empty, because the failure message contains the generated profiles.
+/// A sequence of numbers. Its debug output omits the numbers, because the failure message contains the generated
+/// profiles.
 struct Numbers(Vec<u16>);
 
 impl std::fmt::Debug for Numbers {

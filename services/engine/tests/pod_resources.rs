@@ -1,4 +1,4 @@
-//! Tests that pods with pod-failure mode resources remain valid. The API server rejects a pod if its containers request more
+//! Tests that pods with pod-level resources remain valid. The API server rejects a pod if its containers request more
 //! in total than the pod, or if a container has a higher limit than the pod.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test helpers fail by panicking")]
@@ -9,8 +9,8 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{patched, respond, review, snapshot};
 
-/// The kind of a container, and its CPU resources in millicores: its request, and the difference between limit and
-/// request.
+/// The CPU resources of a container in millicores (its request, and the difference between limit and request), and its
+/// kind.
 #[derive(Clone, Debug)]
 struct Asked {
     requests: Option<u64>,
@@ -144,8 +144,8 @@ proptest! {
     }
 }
 
-/// Adds a sidecar that requests 100m and 64Mi, with a limit of 128Mi, to a pod with these pod-failure mode resources. Returns
-/// the resulting pod-failure mode resources.
+/// Adds a sidecar that requests 100m and 64Mi, with a limit of 128Mi, to a pod with these pod-level resources. Returns
+/// the resulting pod-level resources.
 fn grown(resources: &Json) -> Json {
     let sidecar = json!({"name": "sidecar", "image": "s:1", "resources":
         {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}});

@@ -175,7 +175,7 @@ proptest! {
         let _ = Review::parse(&bytes);
     }
 
-    /// A captured review with a moved piece results in a decision or an error, but not in a panic.
+    /// A captured review in which a part was moved results in a decision or an error, but not in a panic.
     #[test]
     fn damaged_reviews_cause_no_panic(from in 0usize..3_000, length in 0usize..40, to in 0usize..3_000) {
         let mut body = crate::common::captured_by_name("create-bare-pod.json");

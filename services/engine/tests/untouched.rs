@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 
-/// JSON in its original notation. The value of a key that begins with `x-` is kept as a string.
+/// JSON in its original notation. The value of a key that begins with `x-` is stored as its JSON text.
 #[derive(Debug)]
 enum Raw {
     Map(Vec<(String, Self)>),

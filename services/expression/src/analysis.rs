@@ -6,8 +6,8 @@
 //!
 //! Kubernetes' admission policies support some of these expressions with the same meaning, so an API server can
 //! evaluate them. One stricter rule of the API server can be checked in the source: the elements of a list or map
-//! literal must have the same type. The API server reports other type errors when a policy with the expression is
-//! stored.
+//! literal must have the same type. When a policy is stored, the API server reports all other type errors in its
+//! expressions.
 
 use std::collections::BTreeSet;
 
@@ -142,8 +142,8 @@ impl FieldCollector<'_> {
 }
 
 impl Expression {
-    /// Returns a sorted list of the expression's features that admission policies do not support. Does not check the
-    /// names of the scope.
+    /// Returns a sorted list of the expression's features that admission policies do not support. Does not check
+    /// whether policies have the names that the expression reads.
     #[must_use]
     pub fn not_native(&self) -> Vec<String> {
         let mut finder = UnsupportedFinder::default();
@@ -155,7 +155,7 @@ impl Expression {
     }
 }
 
-/// The type of an element, if the source shows it.
+/// The type of an element, if the source alone determines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
     Literal(&'static str),
@@ -171,7 +171,7 @@ enum Shape {
 struct UnsupportedFinder {
     found: BTreeSet<String>,
     has_quantities: bool,
-    /// Whether the expression contains an operator or a function that only accepts quantities here, and not in the API
+    /// Whether the expression contains an operator or a function that accepts quantities here, but not in the API
     /// server.
     uses_quantity_operators: bool,
 }
@@ -270,7 +270,8 @@ fn shape(node: &Node) -> Shape {
             Shape::Dynamic => Shape::Dynamic,
             _ => Shape::Unknown,
         },
-        // The API server knows the types of the request and of the namespace.
+        // Like this analysis, the API server does not know the type of the object. It knows the types of the request
+        // and of the namespace.
         NodeKind::Name(name) if matches!(&**name, "object" | "oldObject") => Shape::Dynamic,
         _ => Shape::Unknown,
     }

@@ -69,7 +69,7 @@ pub(crate) enum NodeKind {
     List(Box<[Element]>),
     Map(Box<[(Node, Element)]>),
     Loop(Box<Loop>),
-    /// `cel.bind`: evaluates the first part once, and then the second part, which may use its value.
+    /// `cel.bind`: evaluates the first part once, and then the second part, which may use the value of the first part.
     Bind(Box<[Node; 2]>),
     /// `optMap`, `optFlatMap`: evaluates the second part with the value of the first part, an optional. If the optional
     /// is empty, the result is also empty. If `flat` is set, the second part returns an optional.
@@ -112,7 +112,7 @@ pub(crate) struct Index {
 pub(crate) struct Invocation {
     pub(crate) function: &'static Function,
     pub(crate) arguments: Box<[Node]>,
-    /// The compiled regular expression, if that argument is a literal.
+    /// The compiled regular expression, if the argument that contains it is a literal.
     pub(crate) pattern: Option<Pattern>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Element {
     pub(crate) value: Node,
 }
 
-/// A macro that iterates over the items of a list or the keys of a map, with each one bound to a variable.
+/// A macro that binds each item of a list, or each key of a map, to a variable in turn.
 #[derive(Debug)]
 pub(crate) struct Loop {
     pub(crate) kind: LoopKind,
@@ -525,7 +525,7 @@ impl Compiler<'_> {
         let AstKind::Name(name) = ast.kind else {
             return Err(ExpressionError::at(ast.span, format!("the first argument of `{of}` must be a variable name")));
         };
-        // A local variable that hides a name of the scope would confuse readers.
+        // Reject a local variable that hides a name of the scope, because readers could confuse them.
         if self.scope.has(&name) {
             return Err(
                 ExpressionError::at(ast.span, format!("`{name}` is already defined")).with_help("choose another name")

@@ -8,7 +8,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct ExpressionError {
-    /// The affected bytes of the source or string. The range is empty if something is missing there.
+    /// The affected bytes of the source or string. The range is empty if something is missing at that position.
     pub range: Range<usize>,
     /// The description of the error.
     pub message: String,
@@ -20,7 +20,7 @@ pub struct ExpressionError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}", .inner.message)]
 pub struct EvaluationError {
-    // Boxed, so that results, which are mostly values, are small.
+    // Boxed to keep results small, because most of them are values.
     inner: Box<Inner>,
 }
 
@@ -33,7 +33,8 @@ struct Inner {
     unavailable: bool,
 }
 
-/// A range of bytes in a source, which has at most [`super::MAXIMUM_SOURCE`] bytes.
+/// A range of bytes in a source. The positions fit into 16 bits, because a source has at most [`super::MAXIMUM_SOURCE`]
+/// bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     start: u16,
@@ -54,7 +55,7 @@ impl ExpressionError {
         self
     }
 
-    /// Moves the range, for a source that begins at `offset` in a longer string.
+    /// Adds `offset` to the range, for a source that begins at `offset` in a longer string.
     #[must_use]
     pub fn moved(mut self, offset: usize) -> Self {
         self.range = self.range.start + offset..self.range.end + offset;
@@ -69,7 +70,7 @@ impl EvaluationError {
         Self { inner: Box::new(Inner { message, help: None, range: None, exhausted: false, unavailable: false }) }
     }
 
-    /// Creates the error for an exceeded limit. Unlike all others, `||` and `&&` do not absorb this error.
+    /// Creates the error for an exceeded limit. `||` and `&&` absorb all other errors, but not this one.
     pub(crate) fn exhausted(message: impl Into<String>) -> Self {
         let mut error = Self::new(message);
         error.inner.exhausted = true;
@@ -83,7 +84,7 @@ impl EvaluationError {
         error
     }
 
-    /// Adds a help text that says how to correct the error.
+    /// Adds a help text that explains how to correct the error.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.inner.help = Some(help.into());
@@ -114,7 +115,7 @@ impl EvaluationError {
         self.inner.help.as_deref()
     }
 
-    /// Returns the range in the expression's source that failed, if known.
+    /// Returns the range of the part that failed, in the expression's source, if known.
     #[must_use]
     pub fn range(&self) -> Option<Range<usize>> {
         self.inner.range.clone()

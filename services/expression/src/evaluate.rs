@@ -159,7 +159,7 @@ impl<'v> Evaluation<'_, 'v> {
         match (member.access, found) {
             (Access::Plain, Some(value)) => Ok(value),
             (Access::Plain, None) => Err(EvaluationError::new(format!("{}.{} is not set", member.of, member.name))
-                .with_help(format!("set a value for this case: {}.?{}.orValue(...)", member.of, member.name))
+                .with_help(format!("provide a default: {}.?{}.orValue(...)", member.of, member.name))
                 .within(span)),
             (Access::Optional, Some(value)) => match value {
                 Value::Optional(_) => Ok(value),
@@ -426,7 +426,7 @@ impl<'v> Evaluation<'_, 'v> {
         } else {
             let error = EvaluationError::new(format!("a loop needs a list or a map, not {}", range.describe()));
             let error = match range {
-                Value::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue([])"),
+                Value::Optional(_) => error.with_help("provide a default for an absent value: .orValue([])"),
                 _ => error,
             };
             return Err(error.within(iteration.range.span));
@@ -504,7 +504,7 @@ impl<'v> Evaluation<'_, 'v> {
 /// The number of character comparisons that cost one step.
 const LETTERS: usize = 8;
 
-/// The maximum number of steps for a lookup in a map that counts as small.
+/// A map is small if a lookup in it takes at most this number of steps.
 const FEW_STEPS: usize = 16;
 
 #[cold]

@@ -33,8 +33,8 @@ pub struct Meter {
 }
 
 /// The budgets of one request. For each [`Purpose`], there is one budget for all cluster profiles and one for all
-/// profiles of the namespace. So a tenant with a hundred expensive profiles gets no more than a tenant with one, and
-/// cannot use up the budget of cluster profiles.
+/// profiles of the namespace. So a tenant with a hundred expensive profiles gets the same budget as a tenant with one,
+/// and cannot use up the budget of cluster profiles.
 #[derive(Clone, Debug)]
 pub struct Allowances {
     pools: Rc<[Pool; 4]>,
@@ -66,9 +66,9 @@ pub enum Owner {
 /// The purpose of a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Decides what a profile does.
+    /// To decide what a profile does.
     Decide,
-    /// Recognizes what the profile did in an earlier pass. This purpose has a separate budget, so that every profile
+    /// To recognize what the profile did in an earlier pass. This purpose has a separate budget, so that every profile
     /// that could be applied can also be recognized.
     Recognize,
 }
@@ -128,18 +128,19 @@ const MAXIMUM_PATTERNS: usize = 8;
 /// The maximum depth of variables that read other variables.
 const MAXIMUM_NESTED: usize = 24;
 
-/// The maximum depth of computed values. The parsers limit the depth of values from JSON. So recursion over a value
-/// does not exhaust the stack of a thread.
+/// The maximum depth of computed values. The parsers limit the depth of values from JSON. With both limits, recursion
+/// over a value does not exhaust the stack of a thread.
 pub(crate) const MAXIMUM_VALUE_DEPTH: u8 = 64;
 
-/// The number of steps between two reads of the clock. They take less than a millisecond.
+/// The number of steps between two reads of the clock. These steps take less than a millisecond.
 const CLOCK_INTERVAL: usize = 20_000;
 
-/// The steps for creating an error message, if the error does not end the evaluation.
+/// The number of steps for creating an error that does not end the evaluation.
 const ERROR: usize = 20;
 
 impl Meter {
-    /// The number of steps that one expression may use, including those for variables that it is the first to read.
+    /// The number of steps that one expression may use. They include the steps for variables that no earlier expression
+    /// has read.
     pub const EXPRESSION: usize = 100_000;
 
     /// The number of steps that all expressions of a profile together may use for one object.
@@ -148,7 +149,7 @@ impl Meter {
     /// The number of bytes of a string that cost one step.
     pub const BYTES: usize = 16;
 
-    /// The number of bytes of memory that one meter allows in total. Freed memory is not deducted.
+    /// The number of bytes of memory that one meter allows in total. Freeing memory does not reduce the count.
     pub const MEMORY: usize = 8 << 20;
 
     /// Creates a meter for one expression.
@@ -172,7 +173,7 @@ impl Meter {
         }
     }
 
-    /// Sets the deadline. Charges after it fail. `None` sets no deadline.
+    /// Sets the deadline. Charges fail after the deadline. `None` sets no deadline.
     #[must_use]
     pub fn until(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;
@@ -255,7 +256,7 @@ impl Meter {
         if bytes > MAXIMUM_RESULT {
             self.charge(ERROR)?;
             return Err(EvaluationError::new(format!(
-                "a text of {bytes} bytes is longer than {} KiB",
+                "a string of {bytes} bytes is longer than {} KiB",
                 MAXIMUM_RESULT / 1024
             )));
         }

@@ -231,13 +231,13 @@ pub(crate) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
     ));
     match (left, right) {
         (Value::Optional(_), _) | (_, Value::Optional(_)) => {
-            error.with_help("set a value for an empty optional: .orValue(...)")
+            error.with_help("provide a default for an empty optional: .orValue(...)")
         }
         (Value::String(_), _) | (_, Value::String(_)) if operator == Operator::Add => {
-            error.with_help("numbers become text with string(...)")
+            error.with_help("convert numbers to strings with string(...)")
         }
         (Value::Int(_), Value::Double(_)) | (Value::Double(_), Value::Int(_)) => {
-            error.with_help("make both the same with double(...) or int(...)")
+            error.with_help("convert one of them with double(...) or int(...)")
         }
         _ => error,
     }

@@ -107,7 +107,7 @@ impl Value<'_> {
         match self {
             Self::Bool(value) => Ok(*value),
             Self::Optional(_) => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
-                .with_help("set a value for the case that it is absent: .orValue(false)")),
+                .with_help("provide a default for an absent value: .orValue(false)")),
             _ => Err(EvaluationError::new(format!("the condition is {}, not a bool", self.describe()))
                 .with_help("compare it: x == 'value', x != '', list.size() > 0")),
         }
@@ -127,7 +127,7 @@ impl Value<'_> {
             _ => {
                 let error = EvaluationError::new(format!("{} cannot be inserted into a string", self.describe()));
                 return Err(match self {
-                    Self::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue('')"),
+                    Self::Optional(_) => error.with_help("provide a default for an absent value: .orValue('')"),
                     Self::List(_) => error.with_help("use .join(',') or toJson(...)"),
                     Self::Duration(_) | Self::Quantity(_) => error.with_help("use string(...)"),
                     _ if self.is_map() => error.with_help("use pairs(...) or toJson(...)"),
@@ -145,13 +145,14 @@ struct Output<'m> {
     meter: &'m mut Meter,
 }
 
-/// The size of each value, in bytes, in addition to its string. This limits lists of many small values, such as nulls.
+/// The size that is charged for each value, in bytes, in addition to its string. This limits lists of many small
+/// values, such as nulls.
 const SCALAR: usize = 4;
 
-/// The memory of a value, in bytes, without its string.
+/// The memory that is charged for a value, in bytes, without its string.
 const VALUE: usize = 48;
 
-/// The memory of a member of an object, in bytes, without its key and value.
+/// The memory that is charged for a member of an object, in bytes, without its key and value.
 const MEMBER: usize = 96;
 
 impl Output<'_> {

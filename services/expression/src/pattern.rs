@@ -44,7 +44,8 @@ const CHEAP: usize = 32 * 1024;
 /// The number of bytes that a search with a cheap pattern reads in one step.
 const BYTES: usize = 16;
 
-/// The number of states of an expensive pattern that a search visits in one step, for each byte.
+/// The number of states that a search with an expensive pattern visits in one step. It may visit all states for each
+/// byte.
 const STATES: usize = 4;
 
 impl Pattern {
@@ -86,7 +87,7 @@ impl Pattern {
         let (forward, reverse) = (automaton(false), automaton(true));
         let (states, size) =
             forward.as_ref().map_or((SIZE, SIZE), |automaton| (automaton.states().len(), automaton.memory_usage()));
-        // A search finds the end of a match forward, and then the beginning of the match backward.
+        // A search first runs forward to find the end of a match, and then backward to find its beginning.
         let is_cheap = forward.is_some_and(|automaton| is_small(&automaton, StartKind::Unanchored))
             && reverse.is_some_and(|automaton| is_small(&automaton, StartKind::Anchored));
         // The memory of the automatons for both directions, and of the caches for searches.

@@ -73,7 +73,8 @@ impl Quantity {
         let (scale, format) = scale(suffix)?;
         let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<i128>().ok() };
         let billionths = digits(whole)?.checked_mul(scale);
-        // Add up the fraction from its last digit. Fractions of a billionth are rounded up, as in Kubernetes.
+        // Add up the digits of the fraction, starting with the last one. Fractions of a billionth are rounded up, as in
+        // Kubernetes.
         let (mut part, mut lost) = (0, false);
         for digit in fraction.bytes().rev() {
             part += i128::from(digit - b'0') * scale;
@@ -81,12 +82,13 @@ impl Quantity {
             part /= 10;
         }
         let billionths = billionths.and_then(|billionths| billionths.checked_add(part)?.checked_add(i128::from(lost)));
-        // As in Kubernetes, larger values become the maximum. So they still exceed the range of a parameter.
+        // As in Kubernetes, a value that is too large becomes the maximum. So it still exceeds the range of a
+        // parameter.
         let billionths = billionths.map_or(LARGEST, |billionths| billionths.min(LARGEST));
         Some(Self { billionths: billionths * sign, format })
     }
 
-    /// Returns the sum in the format of the first quantity. A larger sum becomes the largest quantity.
+    /// Returns the sum in the format of the first quantity, or the largest quantity if the sum is larger than that.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { billionths: (self.billionths + other.billionths).min(LARGEST), ..self }

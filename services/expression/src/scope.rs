@@ -15,7 +15,7 @@ pub struct Scope {
     absent: BTreeMap<&'static str, &'static str>,
 }
 
-/// What a name stands for.
+/// The kind of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Contents {
     /// A plain value.
@@ -24,7 +24,7 @@ enum Contents {
     Members(Option<BTreeSet<String>>),
 }
 
-/// The numbers of parts and the patterns that were compiled for one profile.
+/// The number of parts and the patterns of all expressions that were compiled for one profile.
 #[derive(Debug, Default)]
 struct Compiled {
     nodes: usize,
@@ -50,7 +50,8 @@ impl Scope {
         Self::default()
     }
 
-    /// Shares the limits with another scope of the same profile.
+    /// Shares the limits with another scope of the same profile, so that each limit applies to the expressions of both
+    /// scopes together.
     #[must_use]
     pub fn of_the_profile_of(mut self, other: &Self) -> Self {
         self.compiled = Arc::clone(&other.compiled);
@@ -79,7 +80,7 @@ impl Scope {
         compiled.nodes * NODE_BYTES + compiled.memory
     }
 
-    /// Compiles a pattern. If the profile already has an equal pattern, shares it.
+    /// Compiles a pattern. If the profile already has an equal pattern, returns that one.
     ///
     /// # Errors
     /// The pattern is invalid, or all patterns of the profile together need too much memory.

@@ -170,7 +170,7 @@ mod tests {
             assert_eq!(error.range, range, "{text}");
             assert_eq!(error.message, "this `${` is not closed", "{text}");
         }
-        // An error in the expression has its own range.
+        // The range of the error contains only the invalid part of the expression.
         assert_eq!(Text::parse(r"ab ${'\q'} c").unwrap_err().range, 6..8);
     }
 }

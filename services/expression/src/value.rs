@@ -1,7 +1,7 @@
 //! The values of expressions.
 //!
-//! Values borrow: an object of a request remains a reference into its tape, and only the parts that are read become
-//! separate values. Cloning a value is cheap.
+//! Values borrow their data: an object of a request remains a reference into its tape, and only the parts that are read
+//! become separate values. Cloning a value is cheap.
 //!
 //! Computed lists, maps, strings and optionals have private fields. Only the builders in [`build`] create them, and
 //! these charge the [`Meter`] for every part. Each value records its nesting depth, so that recursion never exhausts
@@ -168,8 +168,7 @@ impl<'v> Value<'v> {
         Self::Optional(None)
     }
 
-    /// Returns the nesting depth. Values from JSON have the depth of flat values, because the parsers limit their
-    /// depth.
+    /// Returns the nesting depth. Values from JSON are treated as flat, because the parsers limit their depth.
     fn depth(&self) -> u8 {
         match self {
             Self::List(list) => list.depth,
@@ -399,10 +398,8 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the same value. Converts a map to a computed map if each lookup would visit all its entries.
-    ///
-    /// # Errors
-    /// Fails if the meter's budget is too small for the conversion.
+    /// Returns the same value in a form with fast lookups: converts a map to a computed map if each lookup would visit
+    /// all its entries.
     pub(crate) fn searchable(&self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         match self {
             Self::Tape(_) | Self::Extended(_) if self.lookup_cost() > 1 => match self.entries(meter)? {

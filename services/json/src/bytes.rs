@@ -1,7 +1,7 @@
-//! Searches strings for bytes, eight bytes at a time. Most strings do not contain the byte, so they are searched to the
-//! end.
+//! Searches strings for bytes, eight bytes at a time. Most strings do not contain the byte, so the search usually reads
+//! the whole string.
 
-/// A word of eight bytes with the value 1.
+/// A word of eight bytes, each with the value 1.
 pub(crate) const ONES: u64 = u64::MAX / 255;
 
 /// Whether a string contains an ASCII byte.
@@ -18,7 +18,7 @@ pub(crate) fn before_byte(text: &str, byte: u8) -> &str {
     position.and_then(|position| text.get(..position)).unwrap_or(text)
 }
 
-/// Whether any byte satisfies `of_byte`. `of_word` must be the same test for any of eight bytes.
+/// Whether any byte satisfies `of_byte`. `of_word` must return whether any of the eight bytes in a word satisfies it.
 #[inline]
 pub(crate) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u8) -> bool) -> bool {
     // The last eight bytes are tested as one word. It may overlap the previous words.
@@ -35,7 +35,7 @@ pub(crate) fn any(text: &[u8], of_word: impl Fn(u64) -> bool, of_byte: impl Fn(u
 }
 
 /// Returns the position of the first matching byte. `of_word` sets the highest bit of each matching byte in a word.
-/// Only its lowest mark must be correct.
+/// Only the lowest bit that it sets must be correct.
 #[inline]
 pub(crate) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u8) -> bool) -> Option<usize> {
     let (words, rest) = text.as_chunks();
@@ -49,8 +49,8 @@ pub(crate) fn find(text: &[u8], of_word: impl Fn(u64) -> u64, of_byte: impl Fn(u
     Some(text.len() - rest.len() + position)
 }
 
-/// Sets the highest bit of each byte in a word that equals an ASCII byte. Only the lowest mark is certain to be
-/// correct.
+/// Sets the highest bit of each byte in a word that equals an ASCII byte. Only the lowest bit that is set is certain to
+/// be correct.
 #[inline]
 pub(crate) const fn marked(word: u64, byte: u8) -> u64 {
     let zero = word ^ (ONES * byte as u64);

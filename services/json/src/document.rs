@@ -3,8 +3,8 @@
 //! A slot is opened only if something below it is read or changed. Its members or items then become slots. Everything
 //! else remains one slot that refers to the tape. Slots record whether they existed initially, so that the module
 //! `patch` can derive the changes from the tree. All slots are in one vector, so opening and adding slots rarely
-//! allocates memory. To allow a return to an earlier state, a document saves each slot before its first change after
-//! the mark.
+//! allocates memory. A document can return to an earlier state, the mark: it saves each slot before the first change
+//! after the mark.
 
 use std::num::NonZeroU32;
 
@@ -72,7 +72,7 @@ struct Slot<'a> {
     next: Option<SlotId>,
 }
 
-/// A slot with its number, for reading several of its properties.
+/// A slot with its number. Several fields of the slot can be read with a single lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'d, 'a> {
     /// The number of the slot.
@@ -151,8 +151,8 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Creates a document without a check for duplicate keys. The document with which it is compared has the same
-    /// value, opens at least the same slots, and has checked their keys.
+    /// Creates a document without a check for duplicate keys, for comparison with another document. The other document
+    /// has the same initial value, opens at least the same slots, and checks their keys.
     pub(crate) fn for_comparison(root: Value<'a>) -> Self {
         Self { skips_key_check: true, ..Self::new(root) }
     }
@@ -168,7 +168,7 @@ impl<'a> Document<'a> {
         self.before.reserve(Self::CHANGES);
     }
 
-    /// Returns to the state at the mark. Slots that were created later become invalid.
+    /// Returns to the state at the mark. Slots that were created after the mark become invalid.
     pub fn go_back(&mut self) {
         self.slots.truncate(self.mark.slots);
         self.texts.truncate(self.mark.texts);
@@ -189,7 +189,7 @@ impl<'a> Document<'a> {
     }
 
     /// Returns a counter of changes to values and positions. Inserting an item into a list increments it by one. Adding
-    /// a member to an object does not change it.
+    /// a member to an object does not increment it.
     #[inline]
     #[must_use]
     pub const fn change_count(&self) -> u32 {
@@ -320,7 +320,7 @@ impl<'a> Document<'a> {
     /// Opens an object or list: converts its members or items to slots. Does nothing for scalars and open slots.
     pub fn open(&mut self, id: SlotId) -> Result<(), Malformed> {
         let Content::Value(value) = self.content(id) else { return Ok(()) };
-        // Values in an added value belong to the same addition.
+        // The parts of a new value are also new.
         let state = if self.state(id) == State::Original { State::Original } else { State::Added };
         match value.kind() {
             Kind::Object => {

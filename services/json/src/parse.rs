@@ -80,15 +80,15 @@ fn has_simple_escapes(inner: &[u8]) -> bool {
 }
 
 /// The state of the parser. Every function takes the remaining text, and returns the rest after the part that it
-/// parsed, or `None` if there is an error. So the position stays in a register, and needs no checks against the end or
-/// overflow.
+/// parsed, or `None` if there is an error. So the position stays in a register, and needs no checks for the end of the
+/// text or for overflow.
 struct Parser {
     /// The length of the whole text in bytes.
     length: usize,
     nodes: Vec<Node>,
     limits: Limits,
-    /// The error, if a function returned `None`. It is not part of the results, because the parser checks a result for
-    /// every few bytes.
+    /// The error, if a function returned `None`. It is stored here to keep the results small, because the parser checks
+    /// a result for every few bytes.
     error: Option<SyntaxError>,
 }
 
@@ -126,8 +126,8 @@ impl Parser {
             rest = self.string(key, KEY)?;
             let Some(value) = after_byte(rest, b':') else { return self.fail(rest, "expected a colon after the key") };
             rest = match value {
-                // Most values are strings or, in managedFields, empty objects. Handling them here avoids a recursive
-                // call.
+                // Most values are strings or, in managedFields, empty objects. Handling them here avoids recursive
+                // calls.
                 [b'"', inner @ ..] => self.string(inner, VALUE)?,
                 [b'{', b'}', tail @ ..] if depth + 1 < self.limits.depth => {
                     self.push(Kind::Object, self.offset(value), VALUE, tail)?;

@@ -1,8 +1,8 @@
 //! Writes the edits of a document as a JSON patch (RFC 6902), and checks the patch.
 //!
-//! The patch is derived from the slots of the document. A slot that was added, replaced or removed is one operation,
-//! regardless of changes in it. Since no objects are compared, the cost depends only on the changes. The only
-//! operations are `add`, `replace` and `remove`.
+//! The patch is derived from the slots of the document. A slot that was added, replaced or removed results in one
+//! operation, regardless of changes below it. Since no objects are compared, the cost depends only on the changes. The
+//! only operations are `add`, `replace` and `remove`.
 //!
 //! The API server rejects a pod if its patch cannot be applied, even with `failurePolicy: Ignore`. Therefore [`check`]
 //! applies every patch to the object, using an interpreter that shares no code with the writer, and compares the result
@@ -25,7 +25,7 @@ const VALUE: &str = ",\"value\":";
 /// The maximum size of a patch, in bytes.
 pub const MAX_PATCH_BYTES: usize = 256 * 1024;
 
-/// The maximum size of the patched object, in bytes. etcd rejects objects of 1.5 MiB.
+/// The maximum size of the patched object, in bytes. By default, etcd rejects requests of more than 1.5 MiB.
 pub const MAX_OBJECT_BYTES: usize = 1_400 * 1024;
 
 /// Whether a patch of this size is allowed for an object of this size, in bytes.
@@ -368,8 +368,8 @@ mod tests {
         for path in ["/c~2d", "/c~d", "/c~"] {
             assert!(removed(path, "c~d").is_err(), "{path}");
         }
-        // The check rejects these patches, because it cannot compare the first of two values at one path, or a value in
-        // a removed one.
+        // The check rejects these patches: if a later operation replaces or removes a value, the check can no longer
+        // compare that value with the document.
         let k = |document: &mut Document<'_>| {
             document.add_member(Document::ROOT, Key::new("k"), Content::Scalar("1"));
         };
@@ -385,8 +385,8 @@ mod tests {
         assert_eq!(checked(&[r#"{"op":"remove","path":"/m"}"#], &gone), Ok(()));
     }
 
-    /// An edit in the property test. `Insert` contains a row and a position in it. `Replace` and `Remove` contain the
-    /// number of a cell.
+    /// An edit in the property test. `Insert` contains a row and a position in the row. `Replace` and `Remove` contain
+    /// the number of a cell.
     #[derive(Clone, Debug)]
     enum Edit {
         Insert(usize, usize),

@@ -230,7 +230,7 @@ pub(crate) fn after_plain(text: &[u8]) -> &[u8] {
 }
 
 /// Sets the highest bit of each byte in a word that needs an escape: quotes, backslashes and control characters. Only
-/// the lowest mark is certain to be correct, because of carries in the subtraction.
+/// the lowest bit that is set is certain to be correct, because of carries in the subtraction.
 const fn special_bytes(word: u64) -> u64 {
     // With bit 1 flipped, the quote becomes a space, which directly follows the control characters.
     let quote_or_control = (word ^ (ONES * 0x02)).wrapping_sub(ONES * 0x21);

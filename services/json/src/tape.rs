@@ -41,10 +41,10 @@ pub(crate) struct Node {
     pub(crate) kind: Kind,
 }
 
-/// If objects have more members than this, they are compared after sorting.
+/// If an object has more members than this, its members are sorted before a comparison.
 const FEW: usize = 24;
 
-/// A JSON text with the table of its values. Used for compiled templates and for results of expressions.
+/// A JSON text with the table of its values. Compiled templates and results of expressions are stored in this form.
 #[derive(Clone, Debug)]
 pub struct OwnedTape {
     text: Box<str>,

@@ -8,7 +8,7 @@ pub const MAXIMUM_NODES: usize = 20_000;
 /// Parses a YAML text that contains one document.
 ///
 /// # Errors
-/// The reason, on a single line.
+/// Fails if the text is not valid YAML or exceeds a limit. The error is a single line.
 pub fn parse(text: &str) -> Result<Json, String> {
     serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
         let message = error.to_string();

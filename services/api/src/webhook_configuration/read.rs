@@ -1,4 +1,4 @@
-//! Reads settings from a stored configuration, for tools that do not know them.
+//! Reads the settings from a stored configuration, for tools that do not have the settings.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhook, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -58,7 +58,7 @@ pub fn validated_of(configuration: &ValidatingWebhookConfiguration) -> Validated
     Validated { everywhere: rules_of(everywhere), own }
 }
 
-/// The parts of an entry that are about opting in.
+/// The parts of an entry that determine which namespaces opt in.
 struct Entry<'c> {
     failure_mode: FailureMode,
     /// The labels of higher precedence, followed by the entry's own label.

@@ -2,7 +2,7 @@
 //!
 //! The targets of profiles contain no wildcards and only namespaced resources. Invalid targets are rejected when a
 //! profile is compiled, but this module also leaves them out, because a rule that matches too much can stop a cluster.
-//! Cluster-scoped objects have no namespace that could opt in, so the API server never sends them.
+//! Cluster-scoped objects have no namespace that could opt in, so the API server never calls Pillion for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,10 +22,10 @@ pub struct Validated {
     pub own: OwnCalls,
 }
 
-/// Pod resources and operations, with the namespaces for which the API server sends such requests.
+/// The namespaces of these requests, by resource of pods (`pods` or a subresource) and operation.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
-/// Rules that have one entry for each failure mode.
+/// Rules for which a configuration has one entry for each failure mode.
 pub(super) struct Scope<'a> {
     /// The part of the entry's name after the failure mode.
     pub(super) suffix: String,

@@ -1,10 +1,10 @@
 //! Compares the shipped profiles with the injectors that they replace, the peers. The peers' own test results are the
-//! oracle.
+//! expected results.
 //!
 //! The peers' inputs and results are files of other projects and are not part of this repository. The test reads them
-//! from the folder that `PILLION_PEERS` names (`just peers DIR`), and reports missing folders as skipped. No file
-//! names are built in: each peer has an adapter that creates cases from all files of its layout. A file or folder
-//! that cannot be read is a failed case. So is a case with a setting that its adapter does not know.
+//! from the folder that `PILLION_PEERS` names (`just peers DIR`), and reports missing folders as skipped. No file names
+//! are built in: each peer has an adapter that creates cases from all files of its layout. A file or folder that cannot
+//! be read is a failed case. A case with a setting that its adapter does not know fails, too.
 //!
 //! * [`runner`]: runs cases, and prints the table.
 //! * [`files`]: reads files and their YAML documents, and applies patches.
@@ -14,7 +14,8 @@
 //! * [`istio_results`] and [`linkerd_results`]: infer settings from a result. Some settings exist only
 //!   in the peer's test code. A case that is equal only with inferred settings is reported as loose.
 //!
-//! `strange/` has files of many shapes, and two results of our own profiles with settings that must be inferred.
+//! `strange/` has files with unexpected content, and two results of our own profiles with settings that must be
+//! inferred.
 
 #![allow(
     clippy::unwrap_used,
@@ -51,7 +52,8 @@ struct Peer {
     cases: runner::Adapter,
     /// The prefix of the folders with our profiles for this peer.
     profiles: &'static str,
-    /// The folder that was last reviewed. If the given folder is this one, the number of equal cases must not be smaller.
+    /// The version of the folder that was reviewed last. If the given folder is this version, the number of equal cases
+    /// must not decrease.
     reviewed: Reviewed,
 }
 
@@ -128,7 +130,7 @@ fn peer_cases_have_expected_results() {
     assert!(tallies.iter().all(Results::passes), "some cases differ from the peers' results");
 }
 
-/// Files with unexpected content must give a failed case or no case, and must not stop the other cases.
+/// Files with unexpected content must result in a failed case or in no case, and must not stop the other cases.
 #[test]
 fn unexpected_files_are_reported() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/peers/strange");

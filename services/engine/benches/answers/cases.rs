@@ -48,7 +48,7 @@ pub(crate) enum Case {
 /// The maximum cost of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
-    /// The number of instructions, in multiples of those that parse the same body with `serde_json` into `IgnoredAny`.
+    /// The number of instructions, as a multiple of those that parse the same body with `serde_json` into `IgnoredAny`.
     pub(crate) scans: f64,
     pub(crate) allocations: u64,
 }

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use cases::{Case, Work};
 
-/// The argument that makes the benchmark run one piece, for a count under valgrind. The index of the case and the
-/// number of the piece (0: scan, 1: answer) follow.
+/// The argument that makes the benchmark run one piece of code under valgrind, to count its instructions. The index of
+/// the case and the number of the piece (0: scan, 1: answer) follow.
 const COUNTED: &str = "--counted";
 
-/// The number of repetitions in one count. Single runs differ, because hash seeds are random.
+/// The number of repetitions in one count. The counts of single runs differ, because hash seeds are random.
 const REPETITIONS: u32 = 4;
 
 /// The maximum ratio of two instruction counts that should be equal.
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
 /// The measured cost of a case.
 struct Cost {
     case: Case,
-    /// The number of instructions in U, the number of instructions of [`Work::scan`]. `None` if they were not counted.
+    /// The number of instructions, as a multiple of those of [`Work::scan`]. `None` if they were not counted.
     scans: Option<f64>,
     allocations: u64,
 }

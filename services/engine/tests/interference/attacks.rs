@@ -105,7 +105,7 @@ fn child_is_applied_in_order_of_parent() {
     assert_eq!(own, [APPLIED]);
 }
 
-/// A parameter that a namespace may set can make the child fail. The parent is applied in this case.
+/// A parameter that a namespace may set can make the child fail. In this case, the parent is applied.
 #[test]
 fn skipped_child_lets_parent_apply() {
     let mut named = guard();
@@ -245,7 +245,7 @@ fn agent() -> Json {
 }
 
 /// A parameter that a namespace sets for one cluster profile must not prevent another cluster profile from being
-/// applied. If it would, the platform's value is used instead.
+/// applied. If it would do so, the platform's value of the parameter is used instead.
 #[test]
 fn child_displaces_no_later_cluster_profile() {
     let requests = json!([{"name": "requests", "match": {"types": ["App"]}, "template": {"resources": {"requests": {"cpu": "2"}}}}]);
@@ -342,8 +342,8 @@ fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -
     }
 }
 
-/// In expressions, `ours` is true for containers of cluster profiles and of stand-ins for them. It is false for
-/// containers of other namespaced profiles.
+/// In expressions, `ours` is true for containers of cluster profiles and of children that are applied instead of them.
+/// It is false for containers of other namespaced profiles.
 #[test]
 fn only_platform_containers_are_ours() {
     let judge = json!({
@@ -436,7 +436,8 @@ fn profiles_of_same_name_are_both_requested() {
     assert_eq!(became, [APPLIED]);
 }
 
-/// The changes of a child stay if its spec changes between two passes, or if the child is deleted.
+/// If the spec of a child changes between two passes, or if the child is deleted, the pod keeps the changes of the
+/// child's first pass.
 #[test]
 fn parent_keeps_changes_of_former_child() {
     let mut platform = guard();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json};
 
-/// Lists with keyed elements, each with the field that is the key.
+/// Lists whose elements have a key, each with the name of the key field.
 const KEYED: [(&str, &str); 7] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -48,7 +48,8 @@ fn keys(list: &Json, field: &str) -> Vec<String> {
 }
 
 impl Claims {
-    /// Returns the changes between an object before and after the cluster profiles.
+    /// Returns the changes of the cluster profiles: the differences between an object `before` and `after` they are
+    /// applied.
     pub(super) fn of(before: &Json, after: &Json) -> Self {
         let mut claims = Self::default();
         claims.compare(&mut Vec::new(), before, after);
@@ -110,8 +111,8 @@ impl Claims {
         self.values.insert(path, value.cloned());
     }
 
-    /// Also adds original values in `expected` that equal values of the cluster profiles. `bare` is a minimal object,
-    /// and `made` is the result of the cluster profiles for it.
+    /// Also claims the values in `expected` that equal values which the cluster profiles set in a minimal object.
+    /// `bare` is the minimal object, and `made` is the result of the cluster profiles for it.
     pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
         for (path, value) in Self::of(bare, made).values {
             let Some(value) = value else { continue };

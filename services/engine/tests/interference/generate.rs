@@ -45,7 +45,7 @@ pub(super) struct Case {
     pub(super) kind: Kind,
     /// Whether the namespaced profiles exist in the first pass and in the second one.
     pub(super) is_there: [bool; 2],
-    /// The number of another webhook's change between the two passes. [`Case::change`] makes the change.
+    /// The number of the change that another webhook makes between the two passes. [`Case::change`] makes the change.
     foreign: usize,
 }
 
@@ -105,7 +105,7 @@ impl Case {
         bare
     }
 
-    /// Makes this case's change by another webhook.
+    /// Makes the change of another webhook that this case specifies.
     pub(super) fn change(&self, object: &mut Json) {
         let containers = |object: &mut Json, list: &str, place: usize, name: &str| {
             let container = json!({"name": name, "image": "registry.example.com/foreign:1"});
@@ -343,7 +343,7 @@ impl Maker<'_, '_> {
     }
 
     fn conflict(&mut self) -> &'static str {
-        // Without `Keep` if authors may copy values: a kept value belongs to the author, even if it equals the
+        // If authors may copy values, `Keep` is left out: a kept value belongs to the author, even if it equals the
         // platform's value.
         let words: &[_] =
             if self.copies { &["Merge", "Replace", "Fail"] } else { &["Merge", "Replace", "Fail", "Keep"] };

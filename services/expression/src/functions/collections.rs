@@ -140,7 +140,8 @@ fn distinct<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     Value::list(unique, call.meter)
 }
 
-/// Sorts items by their keys, which must have the same ordered type. Items with equal keys keep their order.
+/// Sorts items by their keys. All keys must have the same type, and that type must have an order. Items with equal keys
+/// keep their order.
 pub(crate) fn sort<'v, T>(
     items: &mut [T],
     key: impl Fn(&T) -> &Value<'v>,
@@ -301,7 +302,7 @@ fn parse_pairs<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
             continue;
         }
         let Some((key, value)) = piece.split_once('=') else {
-            return Err(call.error(format!("{:?} has no = in it; pairs are written a=b,c=d", truncated(piece))));
+            return Err(call.error(format!("{:?} contains no =; write pairs as a=b,c=d", truncated(piece))));
         };
         let key = Text::owned(key.trim(), call.meter)?;
         map.insert(Key::String(key), part_of(text, value.trim(), call.meter)?, call.meter)?;

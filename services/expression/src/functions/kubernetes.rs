@@ -63,7 +63,8 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("jsonPatch(value, operations)", json_patch),
 ];
 
-/// Returns the items of the list `field` in a container, which is the argument `index`. Empty if the list is absent.
+/// Returns the items of the list `field` in a container. The argument with the index `index` is the container. Empty if
+/// the list is absent.
 fn items_of<'v>(call: &mut Call<'_, 'v>, index: usize, field: &str) -> Result<Items<'v>, EvaluationError> {
     let container = call.value(index);
     if !container.is_map() {
@@ -214,7 +215,7 @@ fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let mut value = call.value(0).to_json(call.meter)?.unwrap_or_default();
     let memory = call.meter.memory_left();
     let operations = call.value(1).to_json(call.meter)?.unwrap_or_default();
-    // If an operation is invalid, the error message contains it in escaped form.
+    // If an operation is invalid, the error message contains it with escapes, which takes additional steps.
     call.meter.charge((memory - call.meter.memory_left()) / 2)?;
     let operations: Vec<PatchOperation> = serde_json::from_value(operations).map_err(|error| {
         call.error(format!("the operations are not a JSON patch: {}", truncated(&error.to_string())))

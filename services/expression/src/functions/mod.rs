@@ -56,7 +56,7 @@ type Evaluated<'v> = Result<Value<'v>, EvaluationError>;
 pub(super) struct Call<'a, 'v> {
     pub(super) function: &'static Function,
     pub(super) arguments: &'a [Value<'v>],
-    /// The compiled regular expression, if that argument is a literal.
+    /// The compiled regular expression, if the argument that contains it is a literal.
     pub(super) pattern: Option<&'a Pattern>,
     pub(super) seed: &'a str,
     pub(super) meter: &'a mut Meter,
@@ -91,7 +91,8 @@ impl Function {
         (self.minimum..=self.maximum).contains(&arguments)
     }
 
-    /// Creates a function from its signature. In signatures of member functions, a dot follows the receiver.
+    /// Creates a function from its signature. In the signature of a member function, a dot separates the receiver from
+    /// the name.
     const fn new(style: Style, signature: &'static str, run: Run) -> Self {
         let name = name_in(style, signature);
         let (named, is_open) = parameters_in(signature);
@@ -158,7 +159,7 @@ const fn parameters_in(signature: &str) -> (usize, bool) {
                 count = if matches!(tail, [b')', ..]) { 0 } else { 1 };
             }
             b',' => count += 1,
-            // The dots stand for any number of further arguments.
+            // Three dots mean that any number of further arguments is allowed.
             b'.' if within => return (count - 1, true),
             _ => {}
         }
@@ -245,7 +246,7 @@ impl<'a, 'v> Call<'a, 'v> {
             (Style::Global, _) => format!("argument {} of `{name}` must be {wanted}, but is {found}", index + 1),
         });
         let error = match value {
-            Value::Optional(_) => error.with_help("set a value for the case that it is absent: .orValue(...)"),
+            Value::Optional(_) => error.with_help("provide a default for an absent value: .orValue(...)"),
             _ => error,
         };
         error.with_signature(self.function.signature)

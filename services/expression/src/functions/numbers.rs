@@ -164,7 +164,7 @@ pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     })
 }
 
-/// The steps for formatting a number.
+/// The number of steps for formatting a number.
 const NUMBER: usize = 8;
 
 fn string<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -236,7 +236,8 @@ fn extreme<'v>(call: &mut Call<'_, 'v>, expected_order: Ordering) -> Evaluated<'
     Ok(best.clone())
 }
 
-/// The maximum length of a duration, in bytes. It is enough for every unit once with all its digits.
+/// The maximum length of a duration, in bytes. It is enough for a duration that contains every unit once, with all
+/// digits.
 const LONGEST_DURATION: usize = 256;
 
 const UNITS: [(&str, i64); 8] = [

@@ -17,12 +17,12 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
-/// The cost of compiling a computed pattern: a fixed number of steps, and the number of bytes of its memory for each
-/// additional step. Literal patterns are compiled together with their expression. The memory is known only after
-/// compiling, but [`COMPUTED_SIZE`] limits it.
+/// The cost of compiling a computed pattern: a fixed number of steps, plus one step for each of this number of bytes of
+/// its memory. Literal patterns are compiled together with their expression. The memory is known only after compiling,
+/// but [`COMPUTED_SIZE`] limits it.
 const COMPILING: (usize, usize) = (10_000, 32);
 
-/// Returns the pattern of a call. A computed pattern is compiled now.
+/// Returns the pattern of a call. Compiles a computed pattern, unless the meter has cached it.
 fn pattern_of(call: &mut Call<'_, '_>) -> Result<Pattern, EvaluationError> {
     if let Some(pattern) = call.pattern {
         return Ok(pattern.clone());
@@ -70,7 +70,7 @@ fn find_all<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     found.finish(call.meter)
 }
 
-/// The steps for continuing a search after a match.
+/// The number of steps for continuing a search after a match.
 const SEARCH: usize = 8;
 
 fn extract<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
@@ -124,8 +124,8 @@ impl<'t> Piece<'t> {
     }
 }
 
-/// Parses a replacement string. `$$`, and a `$` without a name, are a dollar sign. A group that does not exist in the
-/// pattern is empty.
+/// Parses a replacement string. `$$`, or a `$` without a name after it, is a literal dollar sign. A group that does not
+/// exist in the pattern is replaced with an empty string.
 fn pieces<'t>(replacement: &'t str, regex: &Regex, meter: &mut Meter) -> Result<Vec<Piece<'t>>, EvaluationError> {
     meter.charge_bytes(replacement.len())?;
     let mut pieces = Vec::new();

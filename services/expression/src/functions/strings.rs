@@ -176,7 +176,7 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     let (text, old, new) = (call.text(0)?, call.text(1)?, call.text(2)?);
     let limit = call.limit(3)?;
     call.charge_search()?;
-    // The length of the result is computed in advance.
+    // The length of the result is computed first, so that it is charged before the result is built.
     let found = text.matches(&**old).take(limit).count();
     let length = (text.len() + found.saturating_mul(new.len())).saturating_sub(found * old.len());
     call.build_text(length, |out| {
@@ -196,7 +196,7 @@ fn split<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     call.charge_search()?;
     let mut parts = ListBuilder::new();
     if separator.is_empty() {
-        // Each character is a part, except that the last part contains the rest.
+        // Each character is a separate part, but with a limit, the last part contains the rest of the string.
         let starts = text.char_indices().map(|(byte, _)| byte).take(limit);
         let ends = text.char_indices().map(|(byte, _)| byte).skip(1).chain([text.len()]);
         for (place, (start, end)) in starts.zip(ends).enumerate() {
@@ -357,7 +357,7 @@ fn readable<'a>(call: &mut Call<'a, '_>) -> Result<&'a str, EvaluationError> {
     Ok(text)
 }
 
-/// The memory of a decoded value, in bytes, including its entry in a list or map.
+/// The memory that is charged for a decoded value, in bytes, including its slot in a list or map.
 const VALUE: usize = 96;
 
 /// A writer that only counts bytes.

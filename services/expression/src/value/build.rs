@@ -1,4 +1,4 @@
-//! Builds computed values. Only this module can create them, and it charges the meter for every part first. It also
+//! Builds computed values. Only this module can create them, and it charges the meter before it creates a part. It also
 //! converts JSON from a tape or from `serde_json` to values. Integers that fit into `i64` become ints.
 
 use std::borrow::Cow;
@@ -32,10 +32,10 @@ pub(crate) struct TextBuilder {
     granted: usize,
 }
 
-/// The number of steps for one entry of a map, including hashing the key.
+/// The number of steps that are charged for one entry of a map, including hashing the key.
 const ENTRY: usize = 3;
 
-/// The memory of one entry of a map, in bytes, without its key and value.
+/// The memory that is charged for one entry of a map, in bytes, without its key and value.
 const ENTRY_BYTES: usize = 16;
 
 impl<'v> ListBuilder<'v> {

@@ -34,15 +34,15 @@ const TOLERANCE: f64 = 10.0;
 /// The number of steps that is added to the charged steps of every evaluation.
 const OVERHEAD_STEPS: usize = 400;
 
-/// The memory that an evaluation may use in addition to the charged memory, in bytes. Compiling a pattern needs the
-/// most.
+/// The memory that an evaluation may use in addition to the charged memory, in bytes. Compiling a pattern uses the most
+/// additional memory.
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
 /// One in this number of expressions may use all steps, and the others a tenth. A tenth is enough to find an expression
 /// that is too slow for its number of steps, unless its cost grows faster than its charge.
 const ALL_STEPS_OF: usize = 10;
 
-/// The number of function sets for which the worst expression is kept and varied.
+/// The number of function sets for which the search keeps and varies the worst expression.
 const KEPT: usize = 64;
 
 /// A simple random number generator. Equal seeds produce equal numbers.
@@ -321,7 +321,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// Returns the CPU time per step, in nanoseconds.
+    /// Returns the CPU time for each step, in nanoseconds.
     #[expect(clippy::cast_precision_loss, reason = "the number of steps is small")]
     fn pace(&self) -> f64 {
         self.nanoseconds / (self.steps + OVERHEAD_STEPS) as f64

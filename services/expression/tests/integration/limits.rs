@@ -63,7 +63,7 @@ fn evaluates_largest_sources_on_small_stack() {
         ] {
             environment.run(&source).unwrap_or_else(|error| panic!("{source}: {error:?}"));
         }
-        // Variables that read each other. Each has the maximum depth.
+        // Variables that read each other. The source of each one is nested too deeply.
         let mut variables = Vec::new();
         for index in 0..20 {
             let next = if index < 19 { format!("variables.v{}", index + 1) } else { "1".to_owned() };
@@ -71,7 +71,7 @@ fn evaluates_largest_sources_on_small_stack() {
         }
         let variables: Vec<_> = variables.iter().map(|(name, source)| (name.as_str(), source.as_str())).collect();
         let error = std::panic::catch_unwind(|| empty().variables(&variables).value("variables.v0"));
-        // 25 lists and 25 indexes exceed the maximum depth, so the expression is rejected.
+        // 25 lists and 25 indexes exceed the maximum depth, so the compiler rejects the source.
         assert!(error.is_err());
         let variables: Vec<_> = (0..40)
             .map(|index| {
@@ -103,7 +103,8 @@ fn rejects_sources_above_each_limit() {
     Expression::compile("list.map(x, x).filter(x, true).map(x, list.all(y, y == x))", &scope).unwrap();
 }
 
-/// Evaluates an expression that uses too many steps or too much memory. Asserts that it soon fails with that error.
+/// Evaluates an expression that needs too many steps or too much memory. Asserts that it soon fails with the error for
+/// an exceeded limit.
 fn assert_exhausted(environment: &Environment, source: &str) {
     let start = Instant::now();
     let error = environment.error(source);
@@ -146,7 +147,7 @@ fn excessive_work_ends() {
     ] {
         assert_exhausted(&environment, source);
     }
-    // An expression as in real profiles uses far fewer steps than the limit.
+    // An expression like those in real profiles uses far fewer steps than the limit.
     let containers: Vec<_> = (0..50)
         .map(|number| {
             let env: Vec<_> = (0..100).map(|number| json!({"name": format!("V{number}"), "value": "x"})).collect();
@@ -279,7 +280,7 @@ fn arithmetic_overflow_is_an_error() {
         "quantity('1e99')",
         "quantity('1e2147483647')",
         "quantity('9E') * 1000",
-        // The product is the smallest 128-bit integer, whose absolute value is not a 128-bit integer.
+        // The product is the smallest 128-bit integer. Its absolute value does not fit into 128 bits.
         "quantity('18446744073709551616n') * min",
         "quantity('9E') + quantity('9E')",
         "quantity('1') / 0",

@@ -57,7 +57,7 @@ fn ours(source: &str) -> Option<serde_json::Value> {
     value.ok()?.to_json(&mut Meter::new()).ok()?
 }
 
-/// Converts numbers to doubles, because `1` and `1.0` may stand for the same number.
+/// Converts numbers to doubles, because one implementation may return `1` and the other `1.0` for the same number.
 fn plain(value: Option<serde_json::Value>) -> Option<serde_json::Value> {
     Some(match value? {
         serde_json::Value::Number(number) => json!(number.as_f64()),

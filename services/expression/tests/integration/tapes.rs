@@ -84,7 +84,7 @@ fn extended_object_has_added_members() {
 fn missing_member_has_help() {
     let error = run("{}", "params.x").unwrap_err();
     assert_eq!(error.message(), "params.x is not set");
-    assert_eq!(error.help(), Some("set a value for this case: params.?x.orValue(...)"));
+    assert_eq!(error.help(), Some("provide a default: params.?x.orValue(...)"));
     assert_eq!(run("{}", "params.?x.orValue(1)").unwrap(), 1);
     assert_eq!(run("{}", "has(params.x)").unwrap(), false);
 }

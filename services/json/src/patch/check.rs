@@ -1,7 +1,8 @@
 //! Checks a patch: parses it, applies it to the object, and compares the result with the document.
 //!
 //! Every byte of the patch is checked. An operation has exactly one valid form, and its value must equal the document's
-//! value byte for byte. Values from a tape are valid JSON. Strings that may have been created since are checked again.
+//! value byte for byte. Values that are parts of a tape are valid JSON. Scalars that may be newly created are parsed
+//! again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -150,7 +151,8 @@ impl<'p> Reader<'p, '_> {
         let last = escaped.get(escaped.bytes().rposition(|byte| byte == b'/')? + 1..)?;
         let slash = match &text {
             Cow::Borrowed(path) => path.len().checked_sub(last.len() + 1)?,
-            // JSON escapes must not contain slashes or tildes. Otherwise the API server would find another last token.
+            // JSON escapes must not contain slashes or tildes. Otherwise, the API server would find a different last
+            // token.
             Cow::Owned(path) => {
                 let count = |text: &str| text.bytes().filter(|byte| matches!(byte, b'/' | b'~')).count();
                 path.rfind('/').filter(|_| count(path) == count(escaped))?
@@ -239,8 +241,8 @@ fn in_quotes(text: &str) -> Option<Key<'_>> {
     }
 }
 
-/// The slots on the path of the previous operation. The next operation is usually close to it, and changes do not
-/// affect the slots of its parents.
+/// The slots on the path of the previous operation. The path of the next operation usually begins with the same slots,
+/// and an operation does not change the slots of its parents.
 struct PathCache<'p> {
     pointer: &'p str,
     /// Each slot on the path, with the length of the pointer to it.
@@ -384,7 +386,7 @@ fn after_slot<'t>(document: &Document<'_>, slot: SlotId, content: &Content<'_>, 
     rest.strip_prefix(&[close])
 }
 
-/// Whether a key, as it is written in a patch, is a valid JSON string if it is put in quotes.
+/// Whether a key, as written in a patch, is a valid JSON string when it is put in quotes.
 fn is_inside_of_string(key: &str) -> bool {
     is_plain(key) || is_scalar(&format!("\"{key}\""))
 }

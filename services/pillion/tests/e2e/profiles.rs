@@ -88,7 +88,7 @@ fn crds_describe_fields_and_reject_invalid_ones() {
             ensure!(all.contains("clusterinjectionprofile.pillion.dev/nginx"), "{all}");
             ensure!(rig.control_plane.kubectl_ok(&["get", "iprof", "-A"]).await?.is_empty());
             let explained = rig.control_plane.kubectl_ok(&["explain", "ciprof.spec.requestedBy.truthy"]).await?;
-            ensure!(explained.contains("Words that request the default profile"), "{explained}");
+            ensure!(explained.contains("Values that request the default profile"), "{explained}");
             Ok(())
         })
         .await?;

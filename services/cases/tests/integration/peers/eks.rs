@@ -1,5 +1,5 @@
-//! EKS: credentials by the identity of the service account. Each file is a pod. Its annotations contain the settings
-//! of the peer's test and the patch that the test expects.
+//! The pod identity webhook of EKS, which gives pods the credentials of their service accounts. Each file is a pod. Its
+//! annotations contain the settings of the peer's test and the patch that the test expects.
 
 use std::path::Path;
 
@@ -46,8 +46,9 @@ const ENDPOINT: [(&str, &str); 5] = [
     ("tokenPath", "tokenPath"),
 ];
 
-/// The range of a token's lifetime in seconds, if the lifetime is spread. The peer's tests fix their random numbers,
-/// so they expect the minimum. Our lifetime depends on the request. All lifetimes in the range are equivalent.
+/// The range of a token's lifetime in seconds, if the lifetime is randomized. The peer's tests use fixed random
+/// numbers, so they expect the minimum. In our profiles, the lifetime depends on the request. All lifetimes in the
+/// range are equivalent.
 const SPREAD_LIFETIME: std::ops::RangeInclusive<i64> = 79200..=86400;
 
 pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
@@ -109,7 +110,7 @@ fn read(file: &Path, shipped: &ShippedProfiles) -> Result<RunnableCase, String> 
     for profile in PROFILES {
         for (peer_name, parameter) in HANDLER {
             let Some(value) = setting(&format!("handler/{peer_name}")) else { continue };
-            // The path and audience settings of container credentials belong to the endpoint.
+            // For container credentials, the paths and the audience are settings of the endpoint (see below).
             if profile == "eks-web-identity" || ["regional", "expiration"].contains(&parameter) {
                 set_typed(&mut case, shipped, profile, parameter, &value.into());
             }

@@ -26,7 +26,7 @@ pub(crate) fn unread_folders(folder: &Path) -> Vec<(String, String)> {
 /// Collects the files below a folder. Returns the folders that it cannot read, with the reason.
 fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Vec<(PathBuf, String)> {
     if depth > MAX_DEPTH {
-        return vec![(folder.to_owned(), format!("folders are read {MAX_DEPTH} deep"))];
+        return vec![(folder.to_owned(), format!("only {MAX_DEPTH} levels of folders are read"))];
     }
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -43,7 +43,7 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Vec<(PathBu
     unread_folders
 }
 
-/// Returns the files with an ending. The name of a case is the path below the folder without the ending.
+/// Returns the files with an ending. The name of each file's case is its path below the folder, without the ending.
 pub(crate) fn ending(folder: &Path, ending: &str) -> Vec<(String, PathBuf)> {
     let named = all(folder).into_iter().filter_map(|path| {
         let name = path.strip_prefix(folder).ok()?.to_string_lossy().strip_suffix(ending)?.to_owned();
@@ -78,7 +78,7 @@ pub(crate) fn settings(path: &Path) -> Result<Vec<Json>, String> {
     with_nulls(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
 }
 
-/// Parses YAML as the peers' tests do: of several entries with the same key, the last one counts.
+/// Parses YAML as the peers' tests do: if a key is repeated, its last entry is used.
 fn with_nulls(text: &str) -> Result<Vec<Json>, String> {
     let options = serde_saphyr::options! {
         legacy_octal_numbers: true,
@@ -126,11 +126,11 @@ const OMITTED_FALSE: [&str; 7] = ["hostIPC", "hostNetwork", "hostPID", "readOnly
 const OMITTED_ZERO: [&str; 6] =
     ["failureThreshold", "hostPort", "initialDelaySeconds", "periodSeconds", "successThreshold", "timeoutSeconds"];
 
-/// Maps whose entries are values of the author and not fields.
+/// Maps whose keys are chosen by the author, and are not names of fields.
 const MAPS: [&str; 6] = ["annotations", "labels", "limits", "matchLabels", "nodeSelector", "requests"];
 
-/// Removes zero values that the API's types omit: `false` and 0 of the fields above, and empty strings. The peers read
-/// objects into these types and write them again.
+/// Removes zero values that the API's types omit: `false` and 0 of the fields above, and empty strings. The peers
+/// deserialize objects into these types and serialize them again.
 pub(crate) fn remove_omitted(value: &mut Json) {
     match value {
         Json::Object(members) => {
@@ -257,7 +257,7 @@ pub(crate) fn patch(object: &mut Json, operations: &Json) -> Result<(), String> 
     let operations = match operations {
         Json::Null => return Ok(()),
         Json::Array(operations) => operations,
-        _ => return Err("the patch is no list of operations".to_owned()),
+        _ => return Err("the patch is not a list of operations".to_owned()),
     };
     for operation in operations {
         let mut operation = operation.clone();
@@ -310,7 +310,7 @@ fn reports_unread_folders() {
     let levels = (0..=MAX_DEPTH).map(|_| "a");
     let deepest: PathBuf = levels.collect();
     std::fs::create_dir_all(folder.join(&deepest)).unwrap();
-    let reason = format!("folders are read {MAX_DEPTH} deep");
+    let reason = format!("only {MAX_DEPTH} levels of folders are read");
     assert_eq!(unread_folders(&folder), [(deepest.to_string_lossy().into_owned(), reason)]);
     assert_eq!(unread_folders(&folder.join("nowhere")).len(), 1);
 }

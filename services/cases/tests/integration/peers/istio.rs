@@ -1,8 +1,8 @@
-//! Istio: workloads, and the results of its injector. `X.yaml` is a workload and `X.yaml.injected` its result. The
-//! injector rejects a workload without a result. If no workload has the name of a result, the result belongs to the
-//! workload whose name is a prefix. The rest of the name then means settings, as in `X-cni.yaml.injected` and
-//! `X.yaml.cni.injected`. `X.iop.yaml` contains the settings of `X`. A `Namespace` in one of the files is the namespace
-//! of the workloads.
+//! Istio: workloads, and the results of its injector. `X.yaml` is a workload and `X.yaml.injected` its result. A
+//! workload without a result is one that the injector rejects. If no workload has the name of a result, the result
+//! belongs to the workload whose name is a prefix. The rest of the name then specifies settings, as in
+//! `X-cni.yaml.injected` and `X.yaml.cni.injected`. `X.iop.yaml` contains the settings of `X`. A `Namespace` in one of
+//! the files is the namespace of the workloads.
 
 use std::path::{Path, PathBuf};
 
@@ -70,15 +70,15 @@ pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     cases
 }
 
-/// The settings of a result.
+/// The sources of the settings of a result.
 struct Conditions<'c> {
     /// The rest of a result's name after the name of its workload.
     variant: &'c str,
-    /// The installation's settings in a file.
+    /// The settings of the installation, if a file contains them.
     installation: Result<Option<Vec<Json>>, String>,
 }
 
-/// Whether a file has settings for another one: `X.iop.yaml`.
+/// Whether a file contains the settings of another file: `X.iop.yaml`.
 fn is_settings(path: &Path) -> bool {
     path.file_stem().is_some_and(|stem| Path::new(stem).extension().is_some_and(|extension| extension == "iop"))
 }
@@ -100,7 +100,7 @@ fn pairs(
     let settings = conditions.installation.as_ref().ok().and_then(Option::as_deref).unwrap_or_default();
     let namespace = objects.iter().chain(settings).find(|object| is_namespace(object));
     if let Some(after) = after.as_ref().filter(|after| after.len() != before.len() || after.is_empty()) {
-        let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
+        let error = format!("there are {} workloads before the injection, and {} after it", before.len(), after.len());
         return vec![PeerCase::read(name, || Err(error))];
     }
     let cases = before.iter().enumerate().map(|(index, before)| {
@@ -134,8 +134,8 @@ fn read_one(
     settings.retain(|object| !is_namespace(object));
     let applied = apply_settings(&mut case, shipped, conditions.variant, &settings);
     let after = after.map(pod);
-    // The peer's tests set much in their own code. If there is no settings file, the settings are inferred from the
-    // result.
+    // The peer's tests set many settings in their own code. If there is no settings file, the settings are inferred
+    // from the result.
     let mut with_inferred_settings = None;
     let inferred =
         after.as_ref().filter(|_| !is_in_file).and_then(|after| infer_parameters(after, &case_object(&case)));
@@ -152,7 +152,7 @@ fn read_one(
         remove_omitted(pod);
     });
     if let Err(error) = applied {
-        // The name of the result has an unknown meaning, but the settings may be inferred from the result.
+        // The adapter does not know the suffix of the result's name, but the settings may be inferred from the result.
         let case = with_inferred_settings.take().filter(|_| !is_in_file).ok_or(error)?;
         ready.cases = vec![case];
         ready.has_inferred_settings = true;

@@ -48,7 +48,7 @@ const PROBE_FIELDS: [(&str, &str, &str); 3] = [
 /// Annotations of a pod that set resources. Any of them replaces all default resources.
 const RESOURCES: [&str; 4] = ["proxyCPU", "proxyCPULimit", "proxyMemory", "proxyMemoryLimit"];
 
-/// Parts of the keys of annotations that only the peer's templates write.
+/// Substrings of the keys of annotations that only the peer's templates write.
 const TEMPLATE_KEYS: [&str; 4] = ["istio.io/", "prometheus", "kubectl.kubernetes.io/", "k8s.v1.cni.cncf.io/"];
 
 /// The default port of the agent.

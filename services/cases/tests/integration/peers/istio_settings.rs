@@ -14,7 +14,7 @@ const FOLDERS: &str = "istio";
 /// Parameters that all of the peer's cases set.
 const COMMON: [(&str, &str); 2] = [("image", "registry.istio.io/testing/proxyv2:latest"), ("reinject", "true")];
 
-/// The default parts of an image's name, for settings that give only some parts.
+/// The default parts of an image's name, for settings that contain only some parts.
 const IMAGE: [&str; 3] = ["registry.istio.io/testing", "proxyv2", "latest"];
 
 /// The default of the status port in the mesh configuration.
@@ -108,8 +108,8 @@ const CONVERTED: [&str; 11] = [
     "/sidecarInjectorWebhook/templates",
 ];
 
-/// Settings that do not affect an injected pod. They select the pods that the API server sends, install other
-/// components, or affect only what the control plane does later.
+/// Settings that do not affect an injected pod. They determine for which pods the API server calls the injector,
+/// install other components, or affect only later actions of the control plane.
 const IRRELEVANT: [&str; 47] = [
     "/gateways/seccompProfile",
     "/sidecarInjectorWebhook/enableNamespacesByDefault",
@@ -245,7 +245,7 @@ fn read_document(
     parameters: &mut Vec<(&'static str, Json)>,
 ) -> Result<(), String> {
     let Some(spec) = document.get("spec").filter(|_| document.get("kind").is_some()) else {
-        return Err("the settings are no resource with a spec".to_owned());
+        return Err("the settings are not a resource with a spec".to_owned());
     };
     let mut values = spec["values"].clone();
     if values.is_null() {
@@ -321,7 +321,7 @@ fn convert_settings(
     if ["/global/hub", "/global/tag", "/global/proxy/image"].iter().any(|path| values.pointer(path).is_some()) {
         parameters.push(("image", image(&text("/global/proxy/image").unwrap_or_else(|| IMAGE[1].to_owned())).into()));
     }
-    // A name alone means the image of the proxy.
+    // A name without a slash means that the init container uses the image of the proxy.
     if let Some(name) = text("/global/proxy_init/image").filter(|name| name.contains('/')) {
         parameters.push(("initImage", name.into()));
     }

@@ -1,13 +1,14 @@
 //! Linkerd: `webhook/` has pods and namespaces with the patches of its webhook, and `cli/` has workloads with the
 //! results of its command line.
 //!
-//! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name
-//! contains all parts of the patch's name. If several match, the patch with the most parts is chosen. A pod whose name
-//! shares a part with a patch of annotations, or with a namespace with settings, is a case of the annotations: the peer
-//! never injects into it.
-//! `inject_X.golden.yml` is the result of `inject_X.input.yml`, or of the input whose name is a prefix of its own. In
-//! the latter case, the files do not contain the flags. `inject_X.values.yml` has settings of `X`, by their names in the
-//! peer's chart.
+//! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name contains
+//! all parts of the patch's name. If several match, the patch with the most parts is chosen. Some patches change only
+//! annotations. The peer never injects into a pod whose name shares a part with such a patch or with a namespace that
+//! has settings. Such a pod tests only the annotations.
+//!
+//! `inject_X.golden.yml` is the result of `inject_X.input.yml`, or of the input whose name is a prefix of the result's
+//! name. In the latter case, no file contains the flags of the command. `inject_X.values.yml` has settings of `X`, by
+//! their names in the peer's chart.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,8 +39,8 @@ const REQUESTING: [&str; 2] = ["enabled", "ingress"];
 const WEBHOOK_PARAMETERS: [(&str, &str); 3] =
     [("version", "dev-undefined"), ("debugVersion", "dev-undefined"), ("trustAnchors", "IdentityTrustAnchorsPEM")];
 
-/// Parameters that the tests of the command line set. The trust anchors come from the installation. The command
-/// injects again into what is injected.
+/// Parameters that the tests of the command line set. The trust anchors come from the installation. The command also
+/// injects into pods that are already injected.
 const COMMAND_LINE_PARAMETERS: [(&str, &str); 4] = [
     ("version", "test-inject-proxy-version"),
     ("debugVersion", "test-inject-debug-version"),
@@ -132,8 +133,8 @@ fn webhook(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     cases
 }
 
-/// Returns the parts of names that only cases of annotations have: those of patches that change only annotations, and
-/// of namespaces with settings, without those of other patches and namespaces.
+/// Returns the name parts that identify cases that test only annotations. These are the parts of patches that change
+/// only annotations, and of namespaces with settings. Parts that other patches or namespaces have, too, are left out.
 fn name_parts_of_annotations(patches: &[Patch], namespaces: &[WebhookDocument]) -> BTreeSet<String> {
     let (mut of_annotations, mut of_others) = (BTreeSet::new(), BTreeSet::from(["with", "without"].map(str::to_owned)));
     for patch in patches {
@@ -193,11 +194,12 @@ fn webhook_case(
             expected.push(Expected::Object(result));
         }
         if expected.is_empty() {
-            return Err("no patch is for it".to_owned());
+            return Err("no patch is for this pod and namespace".to_owned());
         }
         expected
     } else {
-        // Some pods get annotations without a request. No file says which pods these are.
+        // Some pods get annotations although they do not request injection. The files do not show which pods these are,
+        // so the patches for annotations are also accepted.
         let mut expected = vec![Expected::Object(object.clone())];
         for operations in patches.iter().filter_map(|patch| patch.operations.as_ref().ok()).filter(|all| annotates(all))
         {
@@ -215,7 +217,7 @@ fn webhook_case(
 }
 
 /// Whether a pod gets the proxy. The annotation of the pod takes precedence over the annotation of its namespace. A pod
-/// that has the proxy is left alone.
+/// that already has the proxy does not get it again.
 fn requests_injection(pod: &WebhookDocument, namespace: &WebhookDocument) -> bool {
     let template = Workload::of(&pod.object).map(|workload| workload.template());
     let template = template.filter(|template| PROXIES.iter().all(|name| container(template, name).is_none()));
@@ -224,8 +226,8 @@ fn requests_injection(pod: &WebhookDocument, namespace: &WebhookDocument) -> boo
     value.is_some_and(|value| REQUESTING.contains(&value.as_str()))
 }
 
-/// Whether a pod is tested in a namespace. If the namespace has annotations besides the request, some patch must have a
-/// part of the namespace's name.
+/// Whether a pod is tested in a namespace. If the namespace has annotations besides the request, at least one patch
+/// must match the names of the pod and the namespace together, but not the name of the pod alone.
 fn is_tested_pair(pod: &WebhookDocument, namespace: &WebhookDocument, patches: &[Patch]) -> bool {
     let annotations = namespace.object["metadata"]["annotations"].as_object();
     let (of_pod, of_namespace) = (name_parts(&pod.name), name_parts(&namespace.name));
@@ -285,7 +287,7 @@ fn command_line(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
                 let files = CommandLineFiles { input: &workload, golden: &golden, values };
                 cases.extend(command_line_cases(&label, &files, installed_anchors.as_deref(), shipped));
             }
-            None => cases.push(PeerCase::read(label, || Err("there is no input for it".to_owned()))),
+            None => cases.push(PeerCase::read(label, || Err("there is no input for this result".to_owned()))),
         }
     }
     cases
@@ -299,7 +301,7 @@ struct CommandLineFiles<'f> {
     values: Option<&'f Path>,
 }
 
-/// Creates a case for each workload of a file. A file without workloads gives no case.
+/// Creates a case for each workload of a file. A file without workloads results in no case.
 fn command_line_cases(
     label: &str,
     files: &CommandLineFiles<'_>,
@@ -315,7 +317,7 @@ fn command_line_cases(
     };
     let error = golden_error(golden);
     if after.len() != before.len() && !after.is_empty() {
-        let error = format!("{} workloads go in, and {} come out", before.len(), after.len());
+        let error = format!("there are {} workloads before the injection, and {} after it", before.len(), after.len());
         return vec![PeerCase::read(label, || Err(error))];
     }
     let cases = before.iter().enumerate().map(|(index, before)| {
@@ -337,7 +339,8 @@ fn command_line_cases(
     cases.collect()
 }
 
-/// Whether the peer's command only wrote the request for its webhook. Then the pod with the request must get the proxy.
+/// Whether the peer's command only added the annotation that requests injection. Our profiles must then inject the
+/// proxy into the annotated pod.
 fn only_requests(before: &Workload, after: &Workload) -> bool {
     let (before, after) = (before.template(), after.template());
     let is_requested = |pod: &Json| pod["metadata"]["annotations"].get(INJECT).is_some();

@@ -1,6 +1,6 @@
-//! Infers the settings of a Linkerd installation from a result of its command line. Flags are annotations in the
-//! result, but other settings are in no file. Only values that a setting writes to the result are inferred. A case
-//! that is equal only with inferred settings is loose.
+//! Infers the settings of a Linkerd installation from a result of its command line. The command writes its flags to the
+//! result as annotations, but no file contains the other settings. Only values that a setting writes to the result are
+//! inferred. A case that is equal only with inferred settings is loose.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -189,7 +189,7 @@ fn infer_init(init: &Json, is_set: &dyn Fn(&str) -> bool, found: &mut Parameters
         found.extend((!is_set(annotation)).then(|| (parameter, value.into())));
     }
     if let Some(ports) = argument_after(&args, "--inbound-ports-to-ignore").filter(|_| !is_set("skip-inbound-ports")) {
-        // The first two ports are the proxy's own.
+        // The first two ports belong to the proxy.
         found.push(("skipInbound", ports.splitn(3, ',').nth(2).unwrap_or_default().into()));
     }
     let mode = match argument_after(&args, "--firewall-bin-path") {

@@ -77,7 +77,7 @@ pub(crate) fn apply_values(case: &mut Case, shipped: &ShippedProfiles, documents
         check_known(&values, "")?;
         for (path, parameter) in DIRECT {
             let Some(value) = values.pointer(path) else { continue };
-            // The annotation, and so the parameter, has words for this setting.
+            // The annotation and the parameter use `enabled` and `disabled` for this setting.
             let word = value.as_bool().map(|is_on| if is_on { "enabled" } else { "disabled" });
             let word = word.filter(|_| parameter == "await").map(Json::from);
             set_all(case, shipped, FOLDERS, parameter, word.as_ref().unwrap_or(value))?;

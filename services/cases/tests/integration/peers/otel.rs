@@ -99,7 +99,7 @@ impl Step {
     }
 }
 
-/// The objects that exist when a step asserts.
+/// The objects that exist when the assertions of a step are checked.
 #[derive(Default)]
 struct Installed {
     instrumentations: Vec<Json>,
@@ -133,8 +133,8 @@ impl Installed {
         }
     }
 
-    /// Returns the workloads to which a part of a pod may belong: those with its labels and name or, if there are none,
-    /// all. Workloads of the same step take precedence.
+    /// Returns the workloads whose pods an assertion may describe: those with its labels and name or, if there are
+    /// none, all. Workloads of the same step take precedence.
     fn matching_workloads(&self, step: &str, part: &Json) -> Vec<&Workload> {
         let fits = |workload: &Workload| {
             let (pod, _) = workload.created();
@@ -151,7 +151,7 @@ impl Installed {
                 return fitting;
             }
         }
-        // The labels may be ones that the injector writes.
+        // The injector may add the asserted labels to any workload's pod.
         let last = if here.is_empty() { before } else { here };
         last.into_iter().map(|(_, workload)| workload).collect()
     }
@@ -227,7 +227,7 @@ fn read(step: &Step, part: Json, installed: &Installed, shipped: &ShippedProfile
     let cases: Vec<Case> =
         matching_workloads.map(|workload| case_of(workload, installed, shipped)).collect::<Result<_, _>>()?;
     if cases.is_empty() {
-        return Err("no workload was installed that it could be about".to_owned());
+        return Err("the assertion matches no installed workload".to_owned());
     }
     let mut part = part;
     if let Some(members) = part.as_object_mut() {

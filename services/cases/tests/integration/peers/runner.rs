@@ -1,7 +1,7 @@
 //! Runs the cases that adapters create from the peers' files, and prints the results.
 //!
-//! Resulting objects are compared, not patches. `profiles/<folder>/differences.yaml` explains intended differences by
-//! case. A second injection must change nothing.
+//! Resulting objects are compared, not patches. `profiles/<folder>/differences.yaml` explains the intended differences
+//! of each case. A second injection must change nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ pub(crate) struct RunnableCase {
     /// Alternative cases; one of them must have the expected result. Usually there is a single case.
     pub(crate) cases: Vec<Case>,
     pub(crate) expected: Vec<Expected>,
-    /// Whether the settings come from the result, because no file has them.
+    /// Whether the settings were inferred from the result, because no file contains them.
     pub(crate) has_inferred_settings: bool,
     /// The case with inferred settings, for a second attempt if the result differs.
     pub(crate) with_inferred_settings: Option<Case>,
@@ -44,15 +44,14 @@ pub(crate) struct RunnableCase {
 }
 
 impl PeerCase {
-    /// Reads a case. A panic on unexpected content gives a case that cannot be read, and does not stop the other
-    /// cases.
+    /// Reads a case. If reading panics, the case is reported as unreadable, and the other cases still run.
     pub(crate) fn read(name: impl Into<String>, read: impl FnOnce() -> Result<RunnableCase, String>) -> Self {
-        let ready = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err("a fault: see above".to_owned()));
+        let ready = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err("it panicked: see above".to_owned()));
         Self { name: name.into(), ready }
     }
 }
 
-/// The result of a peer. If there are several, one must match.
+/// An expected result from the peer. If there are several, the object must match one of them.
 pub(crate) enum Expected {
     /// The whole object.
     Object(Json),
@@ -62,8 +61,8 @@ pub(crate) enum Expected {
     NotPart(Json),
     /// The object is rejected.
     Denied,
-    /// The object is unchanged. If the peer's message is known, the author must get a reason too, which names the fields
-    /// of the object that the peer's message names.
+    /// The object is unchanged. If the peer's message is known, the author must get a message, too. It must contain
+    /// every name of a field of the object that the peer's message contains.
     LeftAlone(Option<String>),
 }
 
@@ -79,7 +78,7 @@ impl RunnableCase {
         }
     }
 
-    /// Whether several results would pass, or the settings come from the result.
+    /// Whether more than one result would pass, or the settings were inferred from the result.
     fn is_loose(&self) -> bool {
         self.has_inferred_settings || self.cases.len() > 1 || self.expected.len() > 1
     }
@@ -161,8 +160,8 @@ impl RunnableCase {
     }
 }
 
-/// Whether messages give the reason of a peer's message: they name all fields of the object that the peer's message
-/// names. The rest of the words is ours.
+/// Whether the messages give the same reason as the peer's message: they must contain every name of a field of the
+/// object that the peer's message contains. The other words may differ.
 fn gives_reason(messages: &[String], why: &str, object: &Map<String, Json>) -> bool {
     let words = why.split(|sign: char| !sign.is_ascii_alphanumeric());
     let mut fields =
@@ -170,7 +169,7 @@ fn gives_reason(messages: &[String], why: &str, object: &Map<String, Json>) -> b
     !messages.is_empty() && fields.all(|field| messages.iter().any(|message| message.contains(field)))
 }
 
-/// Whether an object or an object in it has a field.
+/// Whether an object, or any object nested in it, has a field.
 fn has_field(members: &Map<String, Json>, name: &str) -> bool {
     let is_below = |value: &Json| match value {
         Json::Object(members) => has_field(members, name),
@@ -416,7 +415,7 @@ fn outcome(case: &PeerCase) -> (Option<String>, bool) {
     };
     let compared = catch_unwind(AssertUnwindSafe(|| ready.differences()));
     match compared {
-        Err(_) => (Some("a fault: see above".to_owned()), false),
+        Err(_) => (Some("it panicked: see above".to_owned()), false),
         Ok(Err(error)) => (Some(format!("it cannot be run: {error}")), false),
         Ok(Ok((differences, _, with_inferred_settings))) if differences.is_empty() => (None, with_inferred_settings),
         Ok(Ok((differences, messages, _))) => {

@@ -18,7 +18,7 @@ const PREFIX: &str = "injector.unittest.com";
 /// API server rejects it. The container is removed from the result.
 const BYSTANDER: &str = "bystander";
 
-/// The converter of the program. It depends only on JSON.
+/// The converter of `pillion convert`. It has no dependencies except JSON, so this test can include it.
 #[path = "../../../../pillion/src/convert/from/mod.rs"]
 #[allow(dead_code, reason = "only the program uses all of it")]
 mod convert;
@@ -81,8 +81,8 @@ fn read(
 
     let requested = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
     let requested = json!(requested.unwrap_or_default().to_lowercase());
-    // Only requested profiles are added. The API server would reject some of the others, such as one with two
-    // containers of the same name, and so the check of the profile rejects them.
+    // Only requested profiles are added, because some of the others do not compile. For example, the API server would
+    // also reject a pod with two containers of the same name.
     let is_requested = |profile: &&Json| {
         let values = profile["spec"]["requestedBy"]["values"].as_array();
         values.is_some_and(|values| values.contains(&requested))

@@ -9,11 +9,11 @@ use crate::peers::files::string;
 pub(crate) struct Workload {
     /// The object that was applied.
     pub(crate) object: Json,
-    /// The pointer to the template in the object.
+    /// The JSON pointer to the template in the object.
     template: &'static str,
 }
 
-/// The pointers to templates by kind. Other kinds have their template at `/spec/template`.
+/// The JSON pointers to templates by kind. Other kinds have their template at `/spec/template`.
 const TEMPLATES: [(&str, &str); 2] = [("Pod", ""), ("CronJob", "/spec/jobTemplate/spec/template")];
 
 impl Workload {
