@@ -44,7 +44,7 @@ reasons! {
     SwitchedOff => "switched_off", "injection is disabled for the whole cluster";
     /// The operation of the request is not handled, such as the update of a pod on the mutating path.
     OtherOperation => "other_operation", "only objects that are created are injected";
-    /// No profile targets the resource, which is another kind of object or a subresource.
+    /// No profile targets the resource or subresource of the request.
     OtherResource => "other_resource", "no profile targets this resource";
     /// The object is being deleted. Additions to it would have no effect, and finalizers cannot be added.
     BeingDeleted => "being_deleted", "it is being deleted";

@@ -34,7 +34,7 @@ pub struct KeyedList {
     pub element: &'static Type,
     /// Whether an existing element with the same key is a name conflict, instead of an element to merge into.
     pub names: bool,
-    /// Sibling lists that share a name space with this list.
+    /// Other lists, in which no element may have the name of an element of this list.
     pub siblings: &'static [&'static str],
 }
 

@@ -1,7 +1,7 @@
 //! Applies the container patches of a profile, and checks the changed containers.
 //!
-//! A patch merges its template into each container that it selects. After each profile, its containers must satisfy the
-//! rules of the API server that involve several fields.
+//! A patch merges its template into each container that it selects. After each profile is applied, its new and changed
+//! containers must satisfy the API server's rules that involve several fields.
 
 use std::borrow::Cow;
 
@@ -65,8 +65,8 @@ impl Violation {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the patches in order, each to all containers in order. `origin` returns the origin of the container at a
-    /// JSON pointer.
+    /// Applies the patches one after the other, each to all containers that it selects. `origin` returns the origin of
+    /// the container at a JSON pointer.
     pub(super) fn patch_containers(
         &mut self,
         patches: &'a [ContainerPatch],

@@ -35,8 +35,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Records the current value before it is replaced. If an earlier pass replaced it, the record already contains its
-    /// original. Values that Pillion added are not originals.
+    /// Records the current value before it is replaced. If an earlier pass replaced it, the record already contains the
+    /// original. A value that Pillion added is not recorded as an original.
     pub(super) fn note_replaced(&mut self, present: SlotId) {
         self.note_replaced_or_removed(present, None);
     }
@@ -137,7 +137,7 @@ impl<'a> Merge<'_, 'a> {
                 return self.part_of(*original, length);
             }
         }
-        // An element that was added as a whole had no original, and so neither have its parts.
+        // An element that was added as a whole has no original, and neither do its parts.
         if self.is_earlier_addition()
             || self.is_later_addition()
             || (self.mode.settled && self.is_in_earlier_addition())

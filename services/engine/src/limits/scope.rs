@@ -81,7 +81,7 @@ struct Counts {
 struct Scope<'c, 'v> {
     guardrails: &'c Guardrails,
     protected: &'c Protected,
-    /// The volumes after the profile.
+    /// The pod's volumes, including the changes of the profile.
     volumes: HashMap<Cow<'v, str>, Value<'v>>,
     before: &'c Containers<'v>,
     after: &'c Containers<'v>,
@@ -233,8 +233,8 @@ impl<'v> Scope<'_, 'v> {
         }
         let name = mount.get("name").and_then(Value::as_str).unwrap_or_default();
         let Some(volume) = self.volumes.get(&name) else { return Ok(()) };
-        // The token may be mounted at its usual path. A copied container contains this mount, and the API server adds
-        // it to any other container.
+        // The token may be mounted at its usual path. A copy of an existing container contains this mount, and the API
+        // server adds it to any other container.
         let is_token = self.tokens.contains(&name) && folder_parts(&folder) == folder_parts(TOKEN_FOLDER);
         match self.volume(place, *volume) {
             Err(_) if is_token => Ok(()),

@@ -308,7 +308,7 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
             let path = format!("{path}.items");
             let mut items = items.clone();
             if let Some(fields) = items.as_object_mut() {
-                // Items have the same constraints as parameters, but no name.
+                // Items are defined like parameters, but without a name, so a name is inserted before parsing.
                 fields.entry("name").or_insert_with(|| Json::from("item"));
             }
             match serde_json::from_value::<Text>(items) {

@@ -36,7 +36,7 @@ impl FlattenedProfile {
     /// Compiles the profile.
     ///
     /// # Errors
-    /// Returns all diagnostics, each located in the profile that contains the part.
+    /// Returns all diagnostics, each with its path in the profile that contains the invalid part.
     pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let relocate = |diagnostics: Vec<_>| diagnostics.into_iter().map(|diagnostic| self.relocate(diagnostic));
         compile(name, self).map_err(|diagnostics| relocate(diagnostics).collect())

@@ -58,7 +58,7 @@ pub trait Parents {
     fn names(&self) -> Vec<&str>;
 }
 
-/// No profiles that can be extended.
+/// A [`Parents`] without any profile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoParents;
 

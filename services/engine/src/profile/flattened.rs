@@ -1,7 +1,7 @@
 //! Flattened profiles: profiles merged with all inherited parts, as they are stored in revisions.
 //!
-//! The webhook compiles its profiles only from revisions, and not from current profiles and their parents. So every
-//! replica compiles the same result at any time.
+//! The webhook compiles its profiles only from revisions, and not from current profiles and their parents. So all
+//! replicas compile the same result at any time.
 
 use std::collections::BTreeMap;
 
@@ -125,12 +125,12 @@ impl FlattenedProfile {
         self.stored_revision.clone().or_else(|| self.revision()).unwrap_or_default()
     }
 
-    /// Moves a diagnostic from the flattened spec to the profile and path where the part was written.
+    /// Moves a diagnostic from the flattened spec to the profile and the path where the author wrote the invalid part.
     pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
         let Some(origin) = &self.origin else { return diagnostic };
         let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
         let (text, path) = origin.locate(path);
-        // The last entry of the chain is the profile itself, the one before it its parent.
+        // The chain ends with the profile's parent and the profile itself.
         let up = self.ancestors.len().checked_sub(text + 1);
         match up.and_then(|up| self.ancestors.get(up)) {
             None => Diagnostic { path, ..diagnostic },

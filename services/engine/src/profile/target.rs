@@ -116,7 +116,7 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is applied for an action. Templates apply only to whole objects that continue to exist. They
+    /// Whether a template is applied for an action. Templates apply only to whole objects, and not to deletions. They
     /// apply to pods only on creation, because most fields of a pod are immutable.
     pub(crate) fn takes_template(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {

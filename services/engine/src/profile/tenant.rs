@@ -1,4 +1,4 @@
-//! Checks of namespaced profiles: what their specs may contain.
+//! Checks that the spec of a namespaced profile contains only what a tenant may set.
 //!
 //! The author of a namespaced profile may create pods in the namespace, but the profile also changes other authors'
 //! pods there. Therefore its template may only add to a pod, and must not grant privileges that pods of the namespace
@@ -41,7 +41,7 @@ pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>
     }
 }
 
-/// Checks the template of a tenant. The caller has removed its directives.
+/// Checks the template of a tenant's profile. The caller has removed its directives.
 pub(super) fn check_template(template: &Json, diagnostics: &mut Vec<Diagnostic>) {
     for (map, key) in ["labels", "annotations"].into_iter().flat_map(|map| {
         let entries = template.pointer(&format!("/metadata/{map}")).and_then(Json::as_object);
@@ -193,8 +193,8 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
     }
 }
 
-/// Checks that the conditions of a namespaced profile do not replace those of the cluster profile. Both are given by
-/// name.
+/// Checks that the conditions of a namespaced profile do not replace those of the cluster profile. `own` and
+/// `inherited` contain the names of the conditions.
 fn check_added(field: &str, own: Vec<String>, inherited: &[String], diagnostics: &mut Vec<Diagnostic>) {
     for (index, name) in own.into_iter().enumerate().filter(|(_, name)| inherited.contains(name)) {
         let message = format!("the cluster profile already has a condition {name:?}");
