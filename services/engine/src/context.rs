@@ -327,7 +327,7 @@ impl<'v> Bindings<'v> for ProfileBindings<'v> {
             _ => match self.local(name) {
                 Some(value) => Ok(value),
                 None => looked_up_value(&self.context, name, meter)
-                    .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not known here")))),
+                    .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not available here")))),
             },
         }
     }
@@ -366,7 +366,7 @@ fn looked_up_value<'v>(
         "owners" => owners(context, meter).and_then(|owners| Value::list(owners, meter)),
         "cluster" => match &context.looked_up.cluster {
             Some(facts) if facts.root().is_null() => {
-                return Some(Err(EvaluationError::new("the platform's description of the cluster is not known here")));
+                return Some(Err(EvaluationError::new("the platform's facts about the cluster are not known here")));
             }
             Some(facts) => Value::read(facts.root(), meter),
             None => Value::map([], meter),

@@ -207,7 +207,7 @@ impl fmt::Display for Notice {
                 write!(formatter, "{key} requests {word:?}, and no profile has this name")
             }
             Self::AmbiguousRequest { key } => {
-                write!(formatter, "{key} could mean more than one profile; request one by its name")
+                write!(formatter, "{key} could request more than one profile; request one by its name")
             }
             Self::OfProfile { profile, text } => write!(formatter, "profile {profile}: {text}"),
             Self::Parameter { profile, message } => write!(formatter, "profile {profile}: {message}"),

@@ -161,7 +161,7 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<(), MergeError> {
         let name = self.document.value_of(entry, "name").and_then(Value::as_str).map(Cow::into_owned);
         let (Some(name), JoinReference::Compose) = (name, join.value_from) else {
-            self.notes.push(format!("{}: is a reference, so nothing was joined to it", self.pointer).into());
+            self.notes.push(format!("{}: nothing was joined, because the variable has valueFrom", self.pointer).into());
             return Ok(());
         };
         let moved_name = format!("{PREFIX}{name}");

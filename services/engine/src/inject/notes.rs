@@ -162,8 +162,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the current element as it was before an earlier pass of this profile, also without the changes of later
-    /// profiles. `None` if another element has its keys now.
+    /// Returns the current element without the changes that this profile and later ones made below it in an earlier
+    /// pass.
     pub(super) fn element_before(
         &mut self,
         slot: SlotId,

@@ -67,13 +67,13 @@ const DEFAULT_VOLUME_KINDS: [&str; 6] =
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Guardrails {
     /// Registries for the images of containers that a profile adds or changes. Default: all registries.
-    #[schemars(with = "Option<Vec<String>>", extend("expected" = "`HOST` or `HOST/PATH`; null: everywhere"))]
+    #[schemars(with = "Option<Vec<String>>", extend("expected" = "`HOST` or `HOST/PATH`; null allows all registries"))]
     pub registries: Option<Vec<ImagePrefix>>,
     /// Kinds of volumes that a profile may add or change, each named after the volume's source field in Kubernetes. A
     /// `projected` volume is permitted if each of its sources is one of these kinds. Other projected sources are
     /// identities that the pod's author did not request, such as a pod's certificate. They require `projected` itself
     /// in this list. A service account's token is rejected even then.
-    #[schemars(with = "Vec<String>", extend("expected" = "names of a volume's sources; never `hostPath`"))]
+    #[schemars(with = "Vec<String>", extend("expected" = "names of volume sources, except `hostPath`"))]
     pub volume_kinds: Vec<VolumeKind>,
     /// The minimum Pod Security level, even if the namespace enforces a lower one.
     #[schemars(with = "String", extend("expected" = "`baseline` or `restricted`"))]

@@ -114,7 +114,7 @@ impl Kind {
         if let Some(longest) = self.max_length
             && text.len() > longest
         {
-            return Err(format!("{} bytes are more than {longest}", text.len()));
+            return Err(format!("{} bytes exceed the maximum of {longest}", text.len()));
         }
         match &self.pattern {
             Some(pattern) if !pattern.is_match(text) => Err(unlike(text, pattern.as_str())),

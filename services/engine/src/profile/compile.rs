@@ -175,7 +175,7 @@ fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mu
 /// Compiles the declared lookups. A profile with the limits for tenants must not declare any.
 fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     if limits == Limits::Tenant && !spec.lookups.is_empty() {
-        let diagnostic = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
+        let diagnostic = Diagnostic::new("spec.lookups", "only cluster profiles can declare lookups");
         diagnostics.push(diagnostic.with_help("lookups use Pillion's permissions, not those of the namespace"));
         return Box::default();
     }

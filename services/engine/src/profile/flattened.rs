@@ -94,7 +94,9 @@ impl FlattenedProfile {
             (RevisionBounds::Platform, None) => Limits::Platform,
             (RevisionBounds::Parent, Some(_)) => Limits::Parent,
             (RevisionBounds::Tenant, Some(_)) => Limits::Tenant,
-            (bounds, _) => return Err(Diagnostic::new("spec.bounds", format!("{name} cannot have {bounds:?}"))),
+            (bounds, _) => {
+                return Err(Diagnostic::new("spec.bounds", format!("{name} cannot have the bounds {bounds:?}")));
+            }
         };
         let spec: ProfileSpec = serde_json::from_str(&revision.text).map_err(|error| {
             Diagnostic::new("spec.text", error.to_string())
@@ -357,8 +359,11 @@ mod tests {
             let forged = FlattenedProfile::standalone(spec, limits);
             let forged = forged.to_revision(&name, None, None).unwrap();
             let diagnostics = ProfileSource::Revision(&forged).compile(&name).unwrap_err();
-            let expected =
-                if limits == Limits::Tenant { "lookups are for cluster profiles" } else { "cannot have Platform" };
+            let expected = if limits == Limits::Tenant {
+                "only cluster profiles can declare lookups"
+            } else {
+                "cannot have the bounds Platform"
+            };
             assert!(diagnostics.iter().any(|diagnostic| diagnostic.message.contains(expected)), "{diagnostics:?}");
         }
     }

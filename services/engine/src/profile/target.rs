@@ -63,7 +63,7 @@ const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 
 /// API groups that profiles cannot target, with the reasons.
 const FORBIDDEN_GROUPS: [(&str, &str); 6] = [
-    ("pillion.dev", "a profile cannot act on profiles"),
+    ("pillion.dev", "a profile cannot target profiles"),
     ("authentication.k8s.io", "profiles cannot decide authentication"),
     ("authorization.k8s.io", "profiles cannot decide access reviews"),
     ("admissionregistration.k8s.io", "profiles cannot decide the configuration of admission"),

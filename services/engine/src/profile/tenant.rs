@@ -28,7 +28,7 @@ const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
 /// Checks that a namespaced profile sets no field that only cluster profiles may set. Inherited fields are not checked.
 pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
-    let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
+    let sentence = "is only for cluster profiles: a namespaced profile applies only to its own namespace";
     if spec.namespace_selector.is_some() {
         diagnostics.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
@@ -36,8 +36,9 @@ pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>
         diagnostics.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
     if spec.opt_out == Some(OptOut::Forbidden) {
-        diagnostics
-            .push(Diagnostic::new("spec.optOut", "optOut Forbidden is for cluster profiles").with_help("use Allowed"));
+        diagnostics.push(
+            Diagnostic::new("spec.optOut", "optOut Forbidden is only for cluster profiles").with_help("use Allowed"),
+        );
     }
 }
 
@@ -111,7 +112,7 @@ fn check_container(path: &str, container: &Map<String, Json>, diagnostics: &mut 
         refuse("ports", "use a host port");
     }
     if container.get("volumeDevices").is_some() {
-        refuse("volumeDevices", "use raw devices");
+        refuse("volumeDevices", "use raw block devices");
     }
 }
 
@@ -174,7 +175,7 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
     let preconditions = |spec: &ProfileSpec| spec.preconditions.iter().map(|one| one.name.clone()).collect::<Vec<_>>();
     check_added("preconditions", preconditions(own), &preconditions(inherited), diagnostics);
     if own.opt_out == Some(OptOut::Allowed) && inherited.opt_out == Some(OptOut::Forbidden) {
-        let message = "the cluster profile forbids opting out, also of profiles that extend it";
+        let message = "the cluster profile forbids opting out of it and of profiles that extend it";
         diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("remove optOut"));
     }
     if !only_extends {

@@ -64,7 +64,7 @@ impl Walk<'_, '_> {
         }
         let scope = self.scope.get_or_insert_with(|| scope(self.spec));
         if Expression::compile(text, scope).is_ok() {
-            let diagnostic = Diagnostic::new(path, format!("the text {text:?} is not evaluated"));
+            let diagnostic = Diagnostic::new(path, format!("the string {text:?} is not evaluated"));
             self.warnings.push(diagnostic.with_help(format!("if it is an expression, write \"${{{text}}}\"")));
         }
     }
@@ -101,7 +101,7 @@ mod tests {
             ["params.level", "variables.app + '/x'", "object.metadata.name", "object.spec.?hostNetwork.orValue(false)"]
         {
             let help =
-                format!("the text {text:?} is not evaluated (help: if it is an expression, write \"${{{text}}}\")");
+                format!("the string {text:?} is not evaluated (help: if it is an expression, write \"${{{text}}}\")");
             let places = [
                 "spec.parameters[0].default",
                 "spec.template.metadata.labels.a",

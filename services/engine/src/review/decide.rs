@@ -246,7 +246,8 @@ fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     let object = object.raw().len();
     let message = || {
         format!(
-            "a patch of {patch} bytes on an object of {object} bytes; {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} are allowed"
+            "a patch of {patch} bytes for an object of {object} bytes; {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} in \
+             total are allowed"
         )
     };
     (!patch::fits(patch, object)).then(message)
