@@ -301,7 +301,7 @@ fn compile_reports_mistakes() {
         (json!({"type": "integer", "default": "x"}), "p.default: expected a whole number"),
         (json!({"type": "string", "annotation": "a"}), "p.sources"),
         (json!({"type": "string", "sources": ["Pod"]}), "needs a key"),
-        (json!({"type": "string", "annotationPrefix": "a", "sources": ["Pod"]}), "annotationPrefix is a map"),
+        (json!({"type": "string", "annotationPrefix": "a", "sources": ["Pod"]}), "annotationPrefix must be a map"),
         (json!({"type": "records"}), "p.fields"),
         (json!({"type": "list", "items": {"type": "strng"}}), "p.items"),
         (
