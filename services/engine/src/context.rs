@@ -14,7 +14,7 @@ use crate::json::{self, OwnedTape};
 use crate::lookup::{self, Answer, LookedUp, OwnerChain};
 use crate::namespace::NamespaceMetadata;
 
-/// Names that every expression of a profile may use, besides the profile's variables.
+/// Names that every expression of a profile may use, in addition to its parameters, variables and lookups.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
 
 /// Names that are bound only in parts of a profile. A variable that reads one of them can be used only in those parts.
@@ -35,7 +35,7 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// The lists of a pod's containers.
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// The budget charged for reading one container, in bytes.
+/// The number of bytes charged to the budget for reading one container.
 const CONTAINER_COST: usize = 16;
 
 /// A variable of a profile: a named expression.

@@ -23,7 +23,7 @@ const LISTS: [&str; 2] = ["initContainers", "containers"];
 /// The initial capacity for the containers of a list.
 const CONTAINERS: usize = 8;
 
-/// The budget charged for examining one container or field, in bytes.
+/// The number of bytes charged to the budget for examining one container or field.
 const LOOK: usize = 64;
 
 /// The origin of a container that the current profile did not add.

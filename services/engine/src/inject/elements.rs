@@ -18,7 +18,7 @@ use super::keys::{Keys, is_key, key_of, push_token, same_key, text_of};
 use super::merge::{Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part, ResolvedDirectives};
 use super::notes::move_of;
 
-/// The budget charged for one item, in bytes.
+/// The number of bytes charged to the budget for one item.
 pub(super) const ITEM_COST: usize = 256;
 
 const CONTAINERS: &str = "containers";
@@ -436,7 +436,7 @@ impl<'a> Merge<'_, 'a> {
         };
         Ok(match (index, &position) {
             (None, _) => self.document.push_item(list, content),
-            // Insert directly before the named element, and so after the elements inserted there earlier.
+            // Insert directly before the named element, which is after the elements that were inserted there earlier.
             (Some(index), InsertPosition::Before(_)) => self.document.insert_item(list, index, content),
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();

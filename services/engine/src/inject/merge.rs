@@ -122,7 +122,8 @@ pub(super) enum ProfileOrigin<'d> {
     /// A cluster profile. No namespaced profile follows.
     #[default]
     Platform,
-    /// A cluster profile. The values that it confirms are protected from the namespaced profiles that follow.
+    /// A cluster profile. Values that the object already has, and that the profile sets too, are protected from the
+    /// namespaced profiles that follow.
     Watched(&'d mut Confirmed),
     /// A namespaced profile. It must not change the protected places.
     Namespace(&'d Protected),

@@ -45,7 +45,7 @@ pub use undo::{UndoError, Undone, undo};
 /// The node label for the operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// An upper bound for the size that the record's annotation adds to a patch, in bytes, without the record itself.
+/// An upper bound, in bytes, for what the record's annotation adds to a patch in addition to the record itself.
 const RECORD_AROUND: usize = 1024;
 
 /// The outcome of one profile.

@@ -117,7 +117,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Returns the value at the current place before an earlier pass of the same profile.
+    /// Returns the value that the current place had before an earlier pass of the same profile.
     pub(super) fn original(&self) -> OriginalValue<'a> {
         // The originals of this profile have priority, because later profiles may have replaced the same places.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));

@@ -21,7 +21,7 @@ use super::merge::{
     ResolvedDirectives,
 };
 
-/// The budget charged for reading one member or element, in bytes.
+/// The number of bytes charged to the budget for reading one member or element.
 const LOOK_COST: usize = 4;
 
 /// The initial capacity of buffers for values, in bytes.

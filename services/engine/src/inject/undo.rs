@@ -278,7 +278,8 @@ impl<'v> Undoing<'v> {
     }
 
     /// Removes the list or map that contains a place, if it is empty and was created for an addition. An empty map such
-    /// as `securityContext` is the author's and remains, because its creation would be one addition in the record.
+    /// as `securityContext` remains, because it belongs to the author: if a profile had created it, the record would
+    /// contain it as one addition.
     fn remove_empty_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if around.matches('/').count() < self.depth {

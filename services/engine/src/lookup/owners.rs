@@ -109,8 +109,8 @@ impl OwnerChain {
         chain
     }
 
-    /// Creates a chain that begins with the given workload. Used for manifests, in which a workload contains the
-    /// template of its pods.
+    /// Creates a chain that begins with the given workload, for a manifest in which a workload contains the template of
+    /// its pods.
     #[must_use]
     pub fn from_owner(reference: OwnerReference, object: Arc<OwnedTape>) -> Self {
         let mut chain = Self { owners: Vec::new(), with_metadata: true };

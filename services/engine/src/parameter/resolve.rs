@@ -263,7 +263,7 @@ pub(crate) struct Values {
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
-/// The values for a profile without parameters and lookups, as most profiles are.
+/// The values for profiles without parameters and lookups. Most profiles have neither.
 pub(crate) static NO_VALUES: Values = Values { parameters: Vec::new(), lookups: Vec::new() };
 
 impl Values {

@@ -4,7 +4,7 @@
 //!
 //! 1. The spec of an author is checked: a namespaced profile must not set the fields of cluster profiles.
 //! 2. The spec is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader
-//!    publishes the flattened profile as a revision. Replicas start here, from a revision.
+//!    publishes the flattened profile as a revision. Replicas start with a revision, at the next step.
 //! 3. The flattened profile is compiled ([`CompiledProfile`]). All errors are reported before a profile takes effect,
 //!    and requests only use compiled profiles.
 

@@ -282,7 +282,7 @@ pub(super) fn narrow(merged: &mut Json, inherited: &ProfileSpec, own: &ProfileSp
 /// Returns a selector for objects that match both selectors. The namespace's own requirements come first.
 fn both(inherited: &LabelSelector, own: &LabelSelector) -> LabelSelector {
     let LabelSelector { match_labels, mut match_expressions } = own.clone();
-    // A map cannot hold two values for one label (which match nothing), so use expressions.
+    // Two values for one label match nothing. A map cannot hold both, so use expressions.
     match_expressions.extend(match_labels.into_iter().map(|(key, value)| Requirement {
         key,
         operator: Operator::In,

@@ -449,7 +449,7 @@ impl Candidates {
         if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        // The name is known even to workloads that do not get the profile yet because of its rollout.
+        // Even workloads that do not get the profile yet, because of its rollout, may use its name.
         let acts = |place: &Place| self.is_candidate(*place) && self.acts(*place, action);
         let own = own.map(|place| place.filter(acts));
         let is_free = own.iter().all(Option::is_none);

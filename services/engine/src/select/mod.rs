@@ -261,7 +261,7 @@ fn check_conditions<'v>(
         match condition.expression.evaluate_bool(&bindings, &mut meter) {
             Ok(true) => {}
             Ok(false) => unmatched.push(&condition.name),
-            // The condition reads an invalid parameter. That parameter is reported separately.
+            // The condition reads an invalid parameter, which is reported separately.
             Err(_) if invalid.is_some() => {}
             Err(error) => refusals.push(failed(&condition.name, &error)),
         }

@@ -58,7 +58,8 @@ pub(super) fn merge_spec(parent: Part, child: Part) -> Part {
 }
 
 /// Merges a parameter field by field, so that a child that only sets a default inherits the type and the constraints.
-/// If the types differ, the child replaces the parent's parameter. `sources: []` also removes the keys.
+/// If the types differ, the child replaces the parent's parameter. `sources: []` in the child also removes the parent's
+/// keys.
 fn merge_parameter(parent: Part, child: Part) -> Part {
     let type_of = |part: &Part| part.json.get("type").cloned();
     if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {
