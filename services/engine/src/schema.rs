@@ -50,7 +50,7 @@ pub enum OneOf {
 }
 
 impl Type {
-    /// Whether the object is a pod.
+    /// Whether this is the schema of a pod.
     pub(crate) fn is_pod(&self) -> bool {
         std::ptr::eq(self, &raw const POD)
     }

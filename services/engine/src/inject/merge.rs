@@ -47,7 +47,7 @@ impl Conflict {
 /// An error that ends a merge.
 pub(super) enum MergeError {
     Conflict(Conflict),
-    /// A conflict rule of the profile denies the object.
+    /// A failed precondition of a container patch denies the object.
     Denied(Conflict),
     Malformed(Malformed),
 }
@@ -696,8 +696,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a member may be added: no existing member excludes it. The conflict rule `Replace` first removes the
-    /// members that exclude it. The rule `Fail` returns an error if there are any.
+    /// Whether a member may be added. False if existing members exclude it, unless the conflict rule is `Replace`,
+    /// which removes them. The rule `Fail` returns an error instead.
     fn make_room_for(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.alternatives(member);
         if others.is_empty() {

@@ -384,7 +384,7 @@ impl<'a> Pass<'a> {
         if let Some(template) = &profile.template {
             merge.merge_template(template, profile.object_type())?;
         }
-        // Conditions determine which containers are added, so this is known only after the merge.
+        // Conditions determine which containers are added, so check this only after the merge.
         if refuses_containers && !merge.containers.is_empty() {
             return Err(MergeError::conflict(Reason::OperatingSystem, "/spec/os/name"));
         }

@@ -65,7 +65,7 @@ pub struct Query {
 pub enum ObjectSelection {
     /// The object with this name.
     Named(Box<str>),
-    /// All objects with these labels, as a list.
+    /// All objects that match this selector, as a list.
     Selected(LabelSelector),
 }
 

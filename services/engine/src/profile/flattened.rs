@@ -147,7 +147,7 @@ impl FlattenedProfile {
 /// Hashes a spec without `rollout` and with sorted object keys. If the profile extends others, its limits are included.
 /// `None` if `text` is not a JSON object.
 fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    // The spec is parsed like a stored revision, because parsing may change numbers.
+    // Parse the spec as a stored revision is parsed, because parsing may change numbers.
     let mut json: Json = serde_json::from_str(text).ok()?;
     json.as_object_mut()?.remove("rollout");
     if !ancestors.is_empty() {

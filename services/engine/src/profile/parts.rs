@@ -135,7 +135,8 @@ pub(crate) fn one_line(text: &str) -> String {
     shown.take(MAX_COMPUTED_MESSAGE).collect()
 }
 
-/// Compiles the parameters. The scopes of their defaults have the same limits as `profile`, the scope of the profile.
+/// Compiles the parameters. `profile` is the scope of the profile, whose limits also apply to the scopes of the
+/// defaults.
 pub(super) fn compile_parameters(
     spec: &ProfileSpec,
     profile: &Scope,

@@ -37,7 +37,7 @@ pub struct ProfileReview {
     spec: Result<ProfileSpec, String>,
 }
 
-/// The parents of a profile, as far as the caller has looked them up.
+/// The parents of a profile that the caller has looked up so far.
 #[derive(Debug, Default)]
 pub struct KnownParents {
     texts: BTreeMap<String, Option<ProfileSpec>>,
