@@ -1,8 +1,7 @@
-//! Compares a running pod with the profiles that select it: the profiles that should be injected, and those that the
-//! pod's injection record names.
+//! Compares the profiles that should be injected into a running pod with the profiles that its injection record names.
 //!
-//! Profiles are selected for the pod without its injection, as in a second pass. No template is evaluated. A stored pod
-//! does not contain its creator, so a profile that reads the creator is [`MatchState::Undecided`].
+//! Profiles are selected for the original pod, without injected changes, as in a second pass. No template is evaluated.
+//! A stored pod does not contain its creator, so a profile that reads the creator is [`MatchState::Undecided`].
 //!
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
@@ -34,7 +33,7 @@ pub enum MatchState {
     OptedOut,
     /// The profile is requested, but does not match the pod.
     NotWanted,
-    /// The metadata alone does not decide. Use [`of_object`].
+    /// The metadata alone does not show whether the profile matches. Call [`of_object`] to find out.
     Open,
     /// The profile reads request values that a stored pod does not contain.
     Undecided,
@@ -49,12 +48,12 @@ pub struct Expected {
     pub profile: Arc<CompiledProfile>,
     /// The relation of the profile to the pod.
     pub match_state: MatchState,
-    /// The pinned revision, if the snapshot does not have it. `profile` is then the active revision.
+    /// The pinned revision, if the snapshot does not contain it. In that case, `profile` is the active revision.
     pub pinned: Option<Box<str>>,
 }
 
 impl Expected {
-    /// Returns the revision that the pod would get.
+    /// Returns the revision of the profile that would be injected.
     #[must_use]
     pub fn revision(&self) -> &str {
         self.pinned.as_deref().unwrap_or_else(|| self.profile.revision())
@@ -72,17 +71,17 @@ pub enum Injected {
     Profiles(Vec<(Box<str>, Box<str>)>),
 }
 
-/// The content of a pod's injection record, and the pod without injection.
+/// The content of a pod's injection record, and the pod without injected changes.
 #[derive(Debug)]
 pub struct Read {
     /// The content of the record.
     pub injected: Injected,
-    /// The original pod, without injection. `None` if it equals the stored pod.
+    /// The original pod, without injected changes. `None` if it equals the stored pod.
     pub original_object: Option<OwnedTape>,
 }
 
-/// Reads the injection record of a pod. Only the pod's metadata needs to be complete. A pod with a duplicate key is
-/// treated as a pod without a record; API servers never send one.
+/// Reads the injection record of a pod. Only the pod's metadata needs to be complete. A pod with a duplicate key, which
+/// API servers never send, is treated as a pod without a record.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Read {
     let none = |injected| Read { injected, original_object: None };
@@ -101,9 +100,9 @@ pub fn read(pod: Value<'_>) -> Read {
 }
 
 /// Selects the profiles for a pod by labels and annotations. `pod` is the original pod, and only its `metadata` is
-/// needed. If the metadata does not decide whether a profile matches, `known` is called with the profile and the
-/// revision that the pod would get. If `known` returns `None`, the profile is [`MatchState::Open`], and so is a profile
-/// that is pinned to an unavailable revision.
+/// needed. If the metadata does not show whether a profile matches, calls `known` with the profile and the revision
+/// that would be injected. `known` returns whether the profile matches, or `None` if the caller does not know. In that
+/// case, and if the profile is pinned to an unavailable revision, the profile is [`MatchState::Open`].
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,
@@ -132,7 +131,7 @@ pub fn of_metadata(
         .collect()
 }
 
-/// Whether the pod's metadata alone cannot decide if the profile matches.
+/// Whether more than the pod's metadata is needed to decide if the profile matches.
 #[must_use]
 pub fn is_open(profile: &CompiledProfile) -> bool {
     considered::is_open(profile)
@@ -153,8 +152,7 @@ pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<
     }
 }
 
-/// Returns the object for which revisions are chosen. It has no record, so the chosen revisions are those that the pod
-/// would get now.
+/// Returns the object for which revisions are chosen. It has no record, so the choice is the same as for a new pod.
 fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> TargetObject<'s> {
     TargetObject { namespace_name, namespace, object, record: None }
 }
@@ -205,7 +203,7 @@ fn match_state(decision: &ProfileDecision) -> MatchState {
     }
 }
 
-/// Returns an admission request for the creation of this pod, with the known fields.
+/// Returns an admission request for the creation of this pod, with the fields that a stored pod provides.
 fn request_of(namespace: &str, pod: Value<'_>) -> Option<OwnedTape> {
     let mut text = String::with_capacity(256);
     text.push_str(r#"{"uid":"","operation":"CREATE","kind":{"group":"","version":"v1","kind":"Pod"},"#);

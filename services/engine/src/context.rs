@@ -14,13 +14,13 @@ use crate::json::{self, OwnedTape};
 use crate::lookup::{self, Answer, LookedUp, OwnerChain};
 use crate::namespace::NamespaceMetadata;
 
-/// Names that every expression of a profile may use, besides the profile's variables.
+/// Names that every expression of a profile may use, in addition to its parameters, variables and lookups.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
 
 /// Names that are bound only in parts of a profile. A variable that reads one of them can be used only in those parts.
 pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 
-/// The existing value of the field that a template writes. Variables cannot read it.
+/// The name of a template field's existing value. Variables cannot read it.
 pub(crate) const EXISTING: &str = "existing";
 
 /// Names of lookup results.
@@ -35,7 +35,7 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// The lists of a pod's containers.
 const LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// The budget charged for reading one container, in bytes.
+/// The number of bytes charged to the budget for reading one container.
 const CONTAINER_COST: usize = 16;
 
 /// A variable of a profile: a named expression.
@@ -113,7 +113,7 @@ pub(crate) fn without_pod(scope: Scope) -> Scope {
         .fold(scope, |scope, name| scope.without(name, "only pods have it, and the profile does not target pods"))
 }
 
-/// Returns a container as a value: its fields, and `kind` as the field `type`.
+/// Returns a container as a value: its fields, and the additional field `type` with the value `kind`.
 pub(crate) fn container<'v>(
     container: json::Value<'v>,
     kind: &'static str,
@@ -122,13 +122,13 @@ pub(crate) fn container<'v>(
     Value::extended(Value::read(container, meter)?, [Some(("type", Value::text(kind))), None], meter)
 }
 
-/// Returns the type of an init container: `Sidecar` if it always restarts, otherwise `Init`.
+/// Returns the type of an init container: `Sidecar` if its `restartPolicy` is `Always`, otherwise `Init`.
 pub(crate) fn init_kind(container: json::Value<'_>) -> &'static str {
     if container.get("restartPolicy").is_some_and(|policy| policy.is("Always")) { "Sidecar" } else { "Init" }
 }
 
 impl EvalContext<'_> {
-    /// Returns a meter, limited to the rest of the owner's budget.
+    /// Returns a meter that is limited to the owner's remaining budget.
     pub(crate) fn meter(&self, owner: Owner, purpose: Purpose, steps: usize) -> Meter {
         self.allowances.meter(owner, purpose, steps)
     }
@@ -304,7 +304,7 @@ impl<'v> ProfileBindings<'v> {
 impl<'v> Bindings<'v> for ProfileBindings<'v> {
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         if let "containers" | "primary" | "overlays" = name {
-            // Building these values takes time in proportion to the size of the pod, and most of them are built anew on
+            // Building these values takes time in proportion to the size of the pod, and most of them are rebuilt on
             // each use.
             meter.charge_bytes(CONTAINER_COST * self.lists().map(Iterator::count).iter().sum::<usize>())?;
         }
@@ -327,7 +327,7 @@ impl<'v> Bindings<'v> for ProfileBindings<'v> {
             _ => match self.local(name) {
                 Some(value) => Ok(value),
                 None => looked_up_value(&self.context, name, meter)
-                    .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not known here")))),
+                    .unwrap_or_else(|| Err(EvaluationError::new(format!("{name} is not available here")))),
             },
         }
     }
@@ -366,7 +366,7 @@ fn looked_up_value<'v>(
         "owners" => owners(context, meter).and_then(|owners| Value::list(owners, meter)),
         "cluster" => match &context.looked_up.cluster {
             Some(facts) if facts.root().is_null() => {
-                return Some(Err(EvaluationError::new("the platform's description of the cluster is not known here")));
+                return Some(Err(EvaluationError::new("the platform's facts about the cluster are not known here")));
             }
             Some(facts) => Value::read(facts.root(), meter),
             None => Value::map([], meter),
@@ -375,7 +375,7 @@ fn looked_up_value<'v>(
     })
 }
 
-/// Returns the service account's metadata; an empty optional if the account does not exist.
+/// Returns the service account's metadata, or an empty optional if the account does not exist.
 fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
     let object = context.looked_up.service_account.known("the service account")?;
     let metadata = object.and_then(|object| object.root().get("metadata"));
@@ -386,7 +386,7 @@ fn service_account<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<V
 /// Returns the owners of the object, the nearest first. No lookup is needed if the pod itself names all of them.
 fn owners<'v>(context: &EvalContext<'v>, meter: &mut Meter) -> Result<Vec<Value<'v>>, EvaluationError> {
     if let Some(chain) = known_from_pod(context) {
-        // No owner was looked up, so the values do not borrow from the chain.
+        // The chain contains no looked-up objects, so the values do not borrow from it.
         return chain.owners().iter().map(|owner| owner_value(owner, None, meter)).collect();
     }
     let chain = context.looked_up.owners.known("the owner")?;

@@ -163,7 +163,7 @@ impl ValidationDecision {
     }
 }
 
-/// A warning for the author of the object that does not result from the outcome of a profile.
+/// A warning for the object's author that does not follow from the outcome of a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The annotation `pillion.dev/injected` was written by the author, not by Pillion, and was dropped.
@@ -175,19 +175,19 @@ pub enum Notice {
         /// The value.
         word: Box<str>,
     },
-    /// A label or annotation has a truthy value, and several profiles use this key.
+    /// A label or annotation has a truthy value, but it is the request key of several profiles.
     AmbiguousRequest {
         /// The label or annotation that holds the value.
         key: Box<str>,
     },
-    /// A message of an applied profile: about a part that it left out, or about a precondition that only warns.
+    /// A message from an applied profile, about a part that it left out or a precondition that only warns.
     OfProfile {
         /// The display name of the profile.
         profile: Box<str>,
         /// The message. If it is about a part of the object, it contains the path.
         text: Box<str>,
     },
-    /// A parameter value that was replaced by the default, or moved into its range.
+    /// A parameter value that was replaced by the default, or by the nearest value in the allowed range.
     Parameter {
         /// The display name of the profile.
         profile: Box<str>,
@@ -207,7 +207,7 @@ impl fmt::Display for Notice {
                 write!(formatter, "{key} requests {word:?}, and no profile has this name")
             }
             Self::AmbiguousRequest { key } => {
-                write!(formatter, "{key} could mean more than one profile; request one by its name")
+                write!(formatter, "{key} could request more than one profile; request one by its name")
             }
             Self::OfProfile { profile, text } => write!(formatter, "profile {profile}: {text}"),
             Self::Parameter { profile, message } => write!(formatter, "profile {profile}: {message}"),
@@ -229,7 +229,7 @@ pub struct Decision {
     pub profiles: Vec<ProfileDecision>,
     /// The failed validations, in the order of the profiles. Empty on the mutating path.
     pub validations: Vec<ValidationDecision>,
-    /// Warnings for the author that do not result from the outcome of a profile.
+    /// Warnings for the object's author that do not follow from the outcome of a profile.
     pub notices: Vec<Notice>,
 }
 

@@ -62,7 +62,7 @@ impl Diagnostic {
     }
 }
 
-/// Shortens a long string: keeps its start and its end.
+/// Shortens a long string by removing its middle.
 fn shortened(text: String) -> String {
     if text.len() <= LONGEST_TEXT {
         return text;

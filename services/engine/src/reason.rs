@@ -44,16 +44,16 @@ reasons! {
     SwitchedOff => "switched_off", "injection is disabled for the whole cluster";
     /// The operation of the request is not handled, such as the update of a pod on the mutating path.
     OtherOperation => "other_operation", "only objects that are created are injected";
-    /// No profile targets the resource, which is another kind of object or a subresource.
+    /// No profile targets the resource or subresource of the request.
     OtherResource => "other_resource", "no profile targets this resource";
     /// The object is being deleted. Additions to it would have no effect, and finalizers cannot be added.
-    BeingDeleted => "being_deleted", "it is being deleted";
+    BeingDeleted => "being_deleted", "the object is being deleted";
     /// The object is a mirror pod. It represents a static pod of the kubelet, so changes would have no effect.
-    MirrorPod => "mirror_pod", "it is a mirror pod: it shows a static pod of the kubelet and cannot be changed";
+    MirrorPod => "mirror_pod", "the pod is a mirror pod of a static pod, so it cannot be changed";
     /// The pod has no containers. The API server rejects such a pod, but an injected container would make it valid.
     NoContainers => "no_containers", "the pod has no containers";
     /// The object is in a system namespace.
-    SystemNamespace => "system_namespace", "system namespaces are never injected into";
+    SystemNamespace => "system_namespace", "Pillion never injects into system namespaces";
     /// The namespace has no opt-in label.
     NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
     /// The namespace is opted in, but no profile is available in it.
@@ -92,7 +92,7 @@ reasons! {
     MissingVolume => "missing_volume", "a container of the profile mounts a volume that does not exist";
     /// The API server would reject the pod. For example, a container requests more than its limit, or a probe or hook
     /// does not have exactly one handler.
-    InvalidResult => "invalid_result", "the API server would reject the pod as the profile changes it";
+    InvalidResult => "invalid_result", "the API server would reject the pod with the profile's changes";
     /// The pod is for Windows, but the profile's containers are not.
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";
     /// The record would exceed its maximum size.

@@ -108,8 +108,8 @@ pub(crate) struct EarlierPass<'r> {
     pub(crate) moved: Vec<String>,
     /// All changes of the profile. They can be undone in reverse order.
     pub(crate) changes: Vec<Change<'r>>,
-    /// The changes of profiles that were applied after this one. The profile did not see them in the earlier pass, and
-    /// must not see them now.
+    /// The changes of profiles that were applied after this one. They were not visible to this profile in the earlier
+    /// pass, so they must not be visible now.
     pub(crate) later: Vec<Change<'r>>,
 }
 
@@ -152,8 +152,8 @@ impl Record {
         self.profiles().filter(Self::is_of_platform).flat_map(Self::added)
     }
 
-    /// Returns the changes of all profiles. They can be undone in reverse order. The additions of a profile are its
-    /// last changes, because an addition may take the place of a value that the profile removed.
+    /// Returns the changes of all profiles. They can be undone in reverse order. The additions of a profile come last,
+    /// because an addition may take the place of a value that the profile removed.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         self.profiles().flat_map(Self::changes_of)
     }
@@ -284,8 +284,8 @@ impl Record {
         in_turn.chain(Self::added(entry).map(Change::Added))
     }
 
-    /// Returns the containers that moved to the other list. In the entry, such a container is replaced as a whole, but
-    /// not removed.
+    /// Returns the containers that moved to the other list. An entry contains such a container as a replaced value, but
+    /// not as a removed element.
     fn moved_by(entry: Value<'_>) -> impl Iterator<Item = String> {
         Self::replacements(entry).filter(|(.., behind)| behind.is_none()).filter_map(|(pointer, ..)| {
             let (other, name) = match pointer.strip_prefix("/spec/containers/") {

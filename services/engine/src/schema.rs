@@ -34,7 +34,7 @@ pub struct KeyedList {
     pub element: &'static Type,
     /// Whether an existing element with the same key is a name conflict, instead of an element to merge into.
     pub names: bool,
-    /// Sibling lists that share a name space with this list.
+    /// Other lists, in which no element may have the name of an element of this list.
     pub siblings: &'static [&'static str],
 }
 
@@ -50,7 +50,7 @@ pub enum OneOf {
 }
 
 impl Type {
-    /// Whether the object is a pod.
+    /// Whether this is the schema of a pod.
     pub(crate) fn is_pod(&self) -> bool {
         std::ptr::eq(self, &raw const POD)
     }

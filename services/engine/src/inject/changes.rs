@@ -16,7 +16,7 @@ use super::elements::ITEM_COST;
 use super::keys::{push_keys, push_token};
 use super::merge::{Merge, MergeError, MergeMode, OriginalValue, Part, ProfileOrigin};
 
-/// The budget charged for each byte of an item that is searched or stored, in bytes.
+/// The number of bytes charged to the budget for each byte of an item that is searched for or stored.
 const ITEM_BYTE_COST: usize = 4;
 
 /// An element of a template's list that changes or removes existing elements.
@@ -88,7 +88,7 @@ impl<'a> Merge<'_, 'a> {
             Recording::WholeList(settled, keys) => (None, settled, keys),
         };
         let elements: Vec<_> = self.document.children(list).collect();
-        // The last element that is not removed. When the change is undone, a removed element is restored after it.
+        // The last element so far that is not removed. Undoing a removal inserts the removed element after it.
         let mut stays = None;
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
@@ -138,8 +138,8 @@ impl<'a> Merge<'_, 'a> {
         self.is_wanted(rule.node)
     }
 
-    /// Removes an element if the rule matches it. `keyed` is set if the elements have keys. Its slot is the last
-    /// preceding element that is not removed.
+    /// Removes an element if the rule matches it. `keyed` is set if the elements have keys. The slot in `keyed` is the
+    /// last preceding element that is not removed.
     fn prune_element(
         &mut self,
         list: SlotId,
@@ -260,8 +260,9 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Recomputes the items of the current list after an earlier pass of this profile. `None` if no earlier pass
-    /// changed the list. Repeats `work` on the original list in the record, or evaluates `part` if the list was absent.
+    /// Recomputes the items that the current list had after an earlier pass of this profile. Returns `None` if no
+    /// earlier pass changed the list. Repeats `work` on the original list in the record, or evaluates `part` if the
+    /// list was absent.
     pub(super) fn earlier_items(
         &mut self,
         part: Option<Part<'a>>,
@@ -338,14 +339,15 @@ impl<'a> Merge<'_, 'a> {
         Ok(items)
     }
 
-    /// Charges the budget for searching or storing an item.
+    /// Charges the budget for searching for an item, or for storing it.
     pub(super) fn charge_item(&mut self, item: Value<'a>) -> Result<(), MergeError> {
         self.charge(Meter::BYTES + item.raw().len().saturating_mul(ITEM_BYTE_COST))
     }
 }
 
-/// Returns the violation of a namespaced profile that changes keys. The record would contain the whole list, so a
-/// second pass could hide elements from the platform's profiles that other webhooks added after the first pass.
+/// Returns the violation for a namespaced profile that changes keys. The record would contain the whole original list.
+/// In a second pass, it could hide elements that other webhooks added after the first pass from the platform's
+/// profiles.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields that identify elements of a list; leave them out of \
                    $forEach: existing, or remove the element and add another one";
@@ -358,7 +360,7 @@ fn gives_keys(node: &Node, keyed: &KeyedList) -> bool {
     fields.iter().any(|(field, _)| keyed.keys.contains(&&**field))
 }
 
-/// A set of items by value.
+/// A set of items, compared by value.
 #[derive(Default)]
 pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
 

@@ -1,7 +1,7 @@
 //! Applies the container patches of a profile, and checks the changed containers.
 //!
-//! A patch merges its template into each container that it selects. After each profile, its containers must satisfy the
-//! rules of the API server that involve several fields.
+//! A patch merges its template into each container that it selects. After each profile is applied, its new and changed
+//! containers must satisfy the API server's rules that involve several fields.
 
 use std::borrow::Cow;
 
@@ -23,7 +23,7 @@ const LISTS: [&str; 2] = ["initContainers", "containers"];
 /// The initial capacity for the containers of a list.
 const CONTAINERS: usize = 8;
 
-/// The budget charged for examining one container or field, in bytes.
+/// The number of bytes charged to the budget for examining one container or field.
 const LOOK: usize = 64;
 
 /// The origin of a container that the current profile did not add.
@@ -65,8 +65,8 @@ impl Violation {
 }
 
 impl<'a> Merge<'_, 'a> {
-    /// Applies the patches in order, each to all containers in order. `origin` returns the origin of the container at a
-    /// JSON pointer.
+    /// Applies the patches one after the other, each to all containers that it selects. `origin` returns the origin of
+    /// the container at a JSON pointer.
     pub(super) fn patch_containers(
         &mut self,
         patches: &'a [ContainerPatch],

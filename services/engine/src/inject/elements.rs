@@ -1,8 +1,8 @@
 //! Merges elements of lists: finds them in the object, and creates, inserts and moves them.
 //!
-//! The computed `restartPolicy` of an init container determines its list: `containers` if the policy is null or absent.
-//! An author's container with the same name is moved to that list. `$position` determines the position in the list.
-//! Environment variables are placed after the variables that they refer to.
+//! The list of an init container depends on its computed `restartPolicy`: if the policy is null or absent, the
+//! container belongs in `containers`. An author's container with the same name is moved to that list. `$position`
+//! determines the position in the list. Environment variables are placed after the variables that they refer to.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ use super::keys::{Keys, is_key, key_of, push_token, same_key, text_of};
 use super::merge::{Element, INIT_CONTAINERS, InsertPosition, Merge, MergeError, Part, ResolvedDirectives};
 use super::notes::move_of;
 
-/// The budget charged for one item, in bytes.
+/// The number of bytes charged to the budget for one item.
 pub(super) const ITEM_COST: usize = 256;
 
 const CONTAINERS: &str = "containers";
@@ -28,10 +28,10 @@ const RESTART_POLICY: &str = "restartPolicy";
 /// The initial capacity for environment variables.
 const ENTRIES: usize = 32;
 
-/// The list for a container that the template has in `initContainers`.
+/// The list for a container in the template's `initContainers`.
 #[derive(Clone, Copy)]
 enum ContainerList<'a> {
-    /// The list in which the template has the element. Also used for elements of other lists.
+    /// The list that contains the element in the template. Also used for elements of other lists.
     AsWritten,
     /// `initContainers`, with the computed `restartPolicy`.
     Init(Value<'a>),
@@ -171,7 +171,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Moves the new and joined environment variables in `self.env[from..]` after the variables that they refer to.
-    /// Slots from `end` on were created for this list.
+    /// Slots from `end` on were created while this list was merged.
     fn order_env(
         &mut self,
         list: SlotId,
@@ -187,7 +187,7 @@ impl<'a> Merge<'_, 'a> {
             remembered.sort_unstable();
             self.env.extend(earlier.into_iter().filter(|child| remembered.binary_search(child).is_err()));
         }
-        // Charged for each call, because each call may read the variables that all earlier ones added.
+        // Charge each call, because each call may read the variables that all earlier calls added.
         let entries = self.env.get(from..).unwrap_or_default().iter();
         let texts = entries.filter_map(|entry| self.document.raw_of(*entry, "value"));
         let read = texts.map(str::len).sum();
@@ -224,7 +224,8 @@ impl<'a> Merge<'_, 'a> {
         let result = self.place(parent, list, element, keyed, length);
         self.pointer.truncate(length);
         if is_among_init && !self.is_at_init_containers(field) {
-            // The container moved to the other list. The next element is in the list of init containers again.
+            // The container moved to the other list. Reset the pointer, because the next element is an init container
+            // again.
             self.pointer.truncate(field);
             self.pointer.push_str(INIT_CONTAINERS);
         }
@@ -249,8 +250,8 @@ impl<'a> Merge<'_, 'a> {
         for node in element.pending_conditions() {
             match existing {
                 Some(_) => self.bind_existing(node, existing)?,
-                // An element that `$prune` removed in an earlier pass has an original, but the condition saw none in
-                // the first pass.
+                // If `$prune` removed the element in an earlier pass, the record contains its original. The condition
+                // did not read that original in the first pass, so it must not read it in this one.
                 None => self.bind_existing_to_none(node),
             }
             if !self.is_wanted(node)? {
@@ -357,7 +358,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Remembers an inserted element for later steps of this pass.
+    /// Records an inserted element for later steps of this pass.
     pub(super) fn note_element(&mut self, list: SlotId, slot: SlotId, keys: &Keys<'a>, keyed: &'static KeyedList) {
         self.index.added(self.document, list, slot, keys);
         self.added_slots.push(slot);
@@ -366,8 +367,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Remembers a new or joined environment variable. It must be placed after the variables that it refers to. Ignores
-    /// elements of other lists.
+    /// Records a new or joined environment variable, which must be placed after the variables that it refers to.
+    /// Ignores elements of other lists.
     pub(super) fn remember_env(&mut self, slot: SlotId, keyed: &'static KeyedList) {
         if schema::is_env(keyed) {
             self.env.push(slot);
@@ -435,7 +436,7 @@ impl<'a> Merge<'_, 'a> {
         };
         Ok(match (index, &position) {
             (None, _) => self.document.push_item(list, content),
-            // Insert directly before the named element, and so after the elements inserted there earlier.
+            // Insert directly before the named element, which is after the elements that were inserted there earlier.
             (Some(index), InsertPosition::Before(_)) => self.document.insert_item(list, index, content),
             (Some(index), _) => {
                 let list_pointer = self.pointer.get(..list_pointer).unwrap_or_default();
@@ -618,7 +619,7 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Returns pairs of key and value: the items of a list with null keys, or the sorted entries of a map. `None` for other
+/// Returns key-value pairs: the sorted entries of a map, or the items of a list, each with a null key. `None` for other
 /// values.
 fn pairs<'v>(
     list: &Computed<'v>,
@@ -634,8 +635,9 @@ fn pairs<'v>(
 }
 
 /// Moves the variables in `entries` after the variables that they refer to. If all later variables that an author's
-/// variable refers to are new and have no references, those move before it instead. `own` contains the slots that were
-/// added in this pass; moves change them. `before_move` is called before a variable that is not in `own` moves.
+/// variable refers to are new and have no references, moves those before it instead. `own` contains the slots that were
+/// added in this pass; a move updates it, because the element gets a new slot. `before_move` is called before a
+/// variable that is not in `own` moves.
 pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,

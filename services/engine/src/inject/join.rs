@@ -13,7 +13,7 @@ use crate::schema::{Field, KeyedList};
 use super::keys::{push_token, text_of};
 use super::merge::{Merge, MergeError, Part};
 
-/// The budget charged for each byte of a string that is split into pieces and compared, in bytes.
+/// The number of bytes charged to the budget for each byte of a string that is split into pieces and compared.
 const PIECES_COST: usize = 5;
 
 /// The prefix of the name of a renamed variable.
@@ -93,7 +93,7 @@ impl<'a> Merge<'_, 'a> {
             Some(text) => self.choice(text)?,
             None => None,
         };
-        // A loop may join pieces to the same growing string many times.
+        // Charge each join, because a loop may join pieces to the same growing string many times.
         let bytes = self.document.raw(present).map_or(0, str::len) + value.raw().len();
         self.charge(bytes.saturating_mul(PIECES_COST))?;
         let existing = self.document.raw(present).and_then(text_of);
@@ -138,7 +138,7 @@ impl<'a> Merge<'_, 'a> {
         if self.document.member(existing, "valueFrom")?.is_some() {
             return self.join_reference(list, existing, value, join);
         }
-        // An absent `value` counts as an empty string.
+        // An absent `value` is treated as an empty string.
         push_token(&mut self.pointer, "value");
         let slot = self.document.add_member(existing, Key::new("value"), Content::Scalar("\"\""));
         self.note_added();
@@ -151,7 +151,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Joins a value to an environment variable with `valueFrom`: renames the variable, and adds one that refers to it.
-    /// If `$join` does not allow this, or the new name is taken, adds only a note.
+    /// If `$join` does not allow this, or the new name is taken, only adds a message for the author.
     pub(super) fn join_reference(
         &mut self,
         list: SlotId,
@@ -161,7 +161,7 @@ impl<'a> Merge<'_, 'a> {
     ) -> Result<(), MergeError> {
         let name = self.document.value_of(entry, "name").and_then(Value::as_str).map(Cow::into_owned);
         let (Some(name), JoinReference::Compose) = (name, join.value_from) else {
-            self.notes.push(format!("{}: is a reference, so nothing was joined to it", self.pointer).into());
+            self.notes.push(format!("{}: nothing was joined, because the variable has valueFrom", self.pointer).into());
             return Ok(());
         };
         let moved_name = format!("{PREFIX}{name}");
@@ -282,7 +282,7 @@ fn merged_json(existing_text: &str, value: &str) -> Option<String> {
             (existing.members().next().is_none(), written.collect())
         }
         (Kind::Array, Kind::Array) => {
-            // A number that cannot be parsed is compared as it is written.
+            // A number that cannot be parsed is compared as text.
             let read = |item: Value<'_>| serde_json::from_str(item.raw()).unwrap_or_else(|_| Json::from(item.raw()));
             let items: HashSet<_> = existing.items().map(read).collect();
             let missing = added.items().filter(|item| !items.contains(&read(*item)));

@@ -1,8 +1,8 @@
 //! The fields that the author of the request wrote, according to `metadata.managedFields`.
 //!
 //! In a CREATE review, `managedFields` list the fields that the author wrote, without fields that admission plugins
-//! added. The API server computes them. They show whether a value of an overlay container is the author's or a default
-//! of a `LimitRange`.
+//! added. The API server computes `managedFields`. They show whether the author wrote a value of an overlay container
+//! or a `LimitRange` set it as a default.
 
 use crate::json::Value;
 
@@ -47,7 +47,7 @@ fn names<'p>(fields: Value<'_>, mut tokens: impl Iterator<Item = &'p str>) -> bo
         is_named.then_some(value)
     });
     match below {
-        // An empty set is either a field that is owned as a whole or a map that the author left empty, because the API
+        // An empty set means either that the field is owned as a whole, or that the author left a map empty: the API
         // server writes `f:resources: {}` for every container.
         Some(below) if below.members().next().is_none() => tokens.next().is_none() || is_whole(&name),
         Some(below) => names(below, tokens),

@@ -1,13 +1,14 @@
 //! Merges one template into one object: the state of a merge, and the merging of objects and their members.
 //!
-//! Objects merge by key, and keyed lists by their keys. Everything else is one value. The author's value is kept unless
-//! the template sets another conflict rule. Expressions are evaluated when their value is merged, because they may read
-//! the existing value.
+//! Objects are merged by key, and keyed lists by the keys of their elements. Any other value is kept or replaced as a
+//! whole. The author's value is kept unless the template sets another conflict rule. Expressions are evaluated when
+//! their value is merged, because they may read the existing value.
 //!
 //! A value that an earlier pass added is settled: the merge does not change it, even if another writer has changed it
 //! since. Only `$join` and an explicit `Replace` apply to it again.
 //!
-//! The other files of this folder add methods to [`Merge`]: `render` evaluates expressions, `notes` writes the record,
+//! The other modules in this folder add methods to [`Merge`]: `render` evaluates expressions, `notes` writes the
+//! record,
 //! `elements` merges lists, `join` joins values, `changes` changes existing elements, and `containers` applies
 //! container patches.
 
@@ -29,7 +30,7 @@ use super::managed_fields::ManagedFields;
 /// The name of the pod spec's field for init containers.
 pub(super) const INIT_CONTAINERS: &str = "initContainers";
 
-/// The reason why a template cannot be merged into an object, and the place.
+/// The reason why a template cannot be merged into an object, and the place of the conflict.
 #[derive(Debug)]
 pub(crate) struct Conflict {
     pub(crate) reason: Reason,
@@ -46,7 +47,7 @@ impl Conflict {
 /// An error that ends a merge.
 pub(super) enum MergeError {
     Conflict(Conflict),
-    /// A conflict rule of the profile denies the object.
+    /// A failed precondition of a container patch denies the object.
     Denied(Conflict),
     Malformed(Malformed),
 }
@@ -86,7 +87,7 @@ pub(super) struct ResolvedDirectives<'a> {
 /// How parts merge at the current place. A directive changes the mode for everything below it.
 #[derive(Clone, Copy)]
 pub(super) struct MergeMode {
-    /// The rule for template values that differ from those of the object.
+    /// The rule for template values that differ from the object's values.
     pub(super) conflict: ConflictRule,
     /// Whether an earlier pass added the current value.
     pub(super) settled: bool,
@@ -121,7 +122,8 @@ pub(super) enum ProfileOrigin<'d> {
     /// A cluster profile. No namespaced profile follows.
     #[default]
     Platform,
-    /// A cluster profile. The values that it confirms are protected from the namespaced profiles that follow.
+    /// A cluster profile. Values that the object already has, and that the profile sets too, are protected from the
+    /// namespaced profiles that follow.
     Watched(&'d mut Confirmed),
     /// A namespaced profile. It must not change the protected places.
     Namespace(&'d Protected),
@@ -176,12 +178,12 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) index: Index<'a>,
     /// New or joined environment variables. Those of the current list follow those of the enclosing lists.
     pub(super) env: Vec<SlotId>,
-    /// The buffers, returned at the end of the merge.
+    /// Where [`Self::finish`] stores the buffers for the next merge.
     buffers: &'d mut MergeScratch<'a>,
     /// Slots of the elements that this pass added. Slot numbers increase, so the list is sorted.
     pub(super) added_slots: Vec<SlotId>,
-    /// Slots of the containers that this pass moved between `containers` and `initContainers`. The record
-    /// lists them as added, because it has no entry for a move.
+    /// Slots of the containers that this pass moved between `containers` and `initContainers`. The record lists each as
+    /// added to its new list.
     pub(super) moved_containers: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
@@ -246,7 +248,7 @@ impl<'d, 'a> Merge<'d, 'a> {
         }
     }
 
-    /// Returns the output of the merge, and returns the buffers for the next merge.
+    /// Returns the output of the merge, and stores the buffers for the next merge.
     pub(super) fn finish(self) -> ApplyOutput {
         let Self { pointer, scratch, added_slots: own, env, index, .. } = self;
         *self.buffers = MergeScratch { pointer, scratch, own, env, index };
@@ -301,12 +303,12 @@ pub(super) struct Element<'a> {
 }
 
 impl<'a> Element<'a> {
-    /// Returns the nodes, of the group and the element, whose `$when` is not evaluated yet.
+    /// Returns the nodes whose `$when` is not evaluated yet: the group, the element, or both.
     pub(super) fn pending_conditions(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
         self.group.filter(|group| group.uses_existing).into_iter().chain(self.node)
     }
 
-    /// Returns the position that the element sets, or else that of its group.
+    /// Returns the position that the element sets, otherwise the position that its group sets.
     pub(super) fn position(&self) -> Option<&'a Position> {
         let own = self.directives.and_then(|directives| directives.position.as_ref());
         own.or_else(|| self.of_group().and_then(|directives| directives.position.as_ref()))
@@ -318,7 +320,7 @@ impl<'a> Element<'a> {
     }
 }
 
-/// A member of an object. It may be absent.
+/// A member of an object, which may be present or absent.
 pub(super) struct Member<'a> {
     /// The slot of the object.
     pub(super) at: SlotId,
@@ -554,7 +556,8 @@ impl<'a> Merge<'_, 'a> {
             && self.document.first(at).is_none()
     }
 
-    /// Adds a member to a new object without searching it. Most fields of a sidecar are added this way.
+    /// Adds a member to a new object without searching for an existing one. Most fields of a sidecar are added this
+    /// way.
     pub(super) fn add_value(&mut self, at: SlotId, key: Key<'a>, value: Value<'a>) -> Result<(), MergeError> {
         let content = Content::Value(value);
         self.charge_content(content)?;
@@ -625,7 +628,7 @@ impl<'a> Merge<'_, 'a> {
         result
     }
 
-    /// Adds a member that is absent or that is null in the slot `null`.
+    /// Adds a member that is absent. If it exists with the value null, `null` is its slot.
     fn add_member(
         &mut self,
         member: &Member<'a>,
@@ -693,8 +696,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a member may be added: no existing member excludes it. The conflict rule `Replace` first removes the
-    /// members that exclude it. The rule `Fail` returns an error if there are any.
+    /// Whether a member may be added. False if existing members exclude it, unless the conflict rule is `Replace`,
+    /// which removes them. The rule `Fail` returns an error instead.
     fn make_room_for(&mut self, member: &Member<'a>) -> Result<bool, MergeError> {
         let others = self.alternatives(member);
         if others.is_empty() {

@@ -45,7 +45,7 @@ pub use undo::{UndoError, Undone, undo};
 /// The node label for the operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// An upper bound for the size that the record's annotation adds to a patch, in bytes, without the record itself.
+/// An upper bound, in bytes, for what the record's annotation adds to a patch in addition to the record itself.
 const RECORD_AROUND: usize = 1024;
 
 /// The outcome of one profile.
@@ -246,7 +246,7 @@ impl<'a> Pass<'a> {
             Err(excess) => Err(MergeError::from(excess)),
         };
         if !matches!(output, Ok(ApplyOutput { changes: 1.., .. })) {
-            // The object still has the changes that an earlier pass made with the revision of that time.
+            // The object still has the changes that an earlier pass made with the revision that was active then.
             self.record.keep(mark, self.earlier, name);
         }
         let (Conflict { reason, place }, policy) = match output {
@@ -299,7 +299,7 @@ impl<'a> Pass<'a> {
         let protected = self.protected().ok_or_else(Excess::unreadable)?;
         let renders = self.is_touched && self.rendered.is_none();
         if let Some(bindings) = &selected.bindings {
-            // The result is rendered too. Its growth is limited, so its size is about that of the object.
+            // The check renders the result too. Its growth is limited, so it has about the size of the object.
             let bytes = self.target.object.raw().len() * if renders { 2 } else { 1 };
             let mut meter = bindings.meter(Purpose::Decide, Meter::PROFILE);
             meter.charge_bytes(bytes).map_err(|_| Excess::too_much_work())?;
@@ -359,7 +359,7 @@ impl<'a> Pass<'a> {
         let earlier = earlier.unwrap_or_default();
         let is_platform = !profile.is_limited();
         if injected.is_wanted {
-            // The containers of an earlier pass are already in the object, even if this pass adds none.
+            // Containers that an earlier pass added are already in the object, even if this pass adds none.
             let own = earlier.added.iter().filter(|added| !earlier.moved.iter().any(|moved| *moved == ***added));
             injected.extend(own.map(|at| Box::from(&**at)), is_platform);
         }
@@ -384,7 +384,7 @@ impl<'a> Pass<'a> {
         if let Some(template) = &profile.template {
             merge.merge_template(template, profile.object_type())?;
         }
-        // Conditions determine which containers are added, so this is known only after the merge.
+        // Conditions determine which containers are added, so check this only after the merge.
         if refuses_containers && !merge.containers.is_empty() {
             return Err(MergeError::conflict(Reason::OperatingSystem, "/spec/os/name"));
         }

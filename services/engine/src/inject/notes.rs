@@ -35,8 +35,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Records the current value before it is replaced. If an earlier pass replaced it, the record already contains its
-    /// original. Values that Pillion added are not originals.
+    /// Records the current value before it is replaced. If an earlier pass replaced it, the record already contains the
+    /// original. A value that Pillion added is not recorded as an original.
     pub(super) fn note_replaced(&mut self, present: SlotId) {
         self.note_replaced_or_removed(present, None);
     }
@@ -117,7 +117,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Returns the value at the current place before an earlier pass of the same profile.
+    /// Returns the value that the current place had before an earlier pass of the same profile.
     pub(super) fn original(&self) -> OriginalValue<'a> {
         // The originals of this profile have priority, because later profiles may have replaced the same places.
         let replaced = self.earlier.replaced.iter().map(|(pointer, original)| (pointer, *original));
@@ -137,7 +137,7 @@ impl<'a> Merge<'_, 'a> {
                 return self.part_of(*original, length);
             }
         }
-        // An element that was added as a whole had no original, and so neither have its parts.
+        // An element that was added as a whole has no original, and neither do its parts.
         if self.is_earlier_addition()
             || self.is_later_addition()
             || (self.mode.settled && self.is_in_earlier_addition())
@@ -162,8 +162,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns the current element as it was before an earlier pass of this profile, also without the changes of later
-    /// profiles. `None` if another element has its keys now.
+    /// Returns the current element without the changes that this profile and later ones made below it in an earlier
+    /// pass.
     pub(super) fn element_before(
         &mut self,
         slot: SlotId,

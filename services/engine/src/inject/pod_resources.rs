@@ -9,8 +9,8 @@ use super::keys::text_of;
 /// The spec of a pod with pod-level resources, before profiles are applied.
 pub(super) struct PodResources(OwnedTape);
 
-/// The total of one resource over the containers of a pod. For a container without requests, the scheduler uses its
-/// limits. For a container without limits, its requests are used here, so that the pod's limits are not below its
+/// The use of one resource by all containers of a pod. For a container without requests, its limits are used, as in the
+/// scheduler. For a container without limits, its requests are used, so that the pod's limits are not below its
 /// requests.
 #[derive(Clone, Copy, Default)]
 struct Use {

@@ -21,7 +21,7 @@ use super::merge::{
     ResolvedDirectives,
 };
 
-/// The budget charged for reading one member or element, in bytes.
+/// The number of bytes charged to the budget for reading one member or element.
 const LOOK_COST: usize = 4;
 
 /// The initial capacity of buffers for values, in bytes.
@@ -311,8 +311,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(ResolvedDirectives { conflict, join: directives.join.as_ref() })
     }
 
-    /// Evaluates the position of a new element. The position is last if none is set, or if the name in it is null or
-    /// absent.
+    /// Evaluates the position of a new element. Returns the last position if none is set, or if the name in it is null
+    /// or absent.
     pub(super) fn insert_position(&mut self, position: Option<&'a Position>) -> Result<InsertPosition, MergeError> {
         let end = |end: End| match end {
             End::First => InsertPosition::First,
@@ -375,7 +375,7 @@ impl<'a> Merge<'_, 'a> {
         if !node.uses_existing {
             return Ok(());
         }
-        // A second pass sees the same value as the first one.
+        // Prefer the original, so that a second pass reads the same value as the first one.
         let value = match (self.original(), existing) {
             (OriginalValue::Was(value), _) => Some(value),
             (OriginalValue::Unchanged, Some(slot)) => Some(self.seen(slot)?),
@@ -388,7 +388,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Binds the variable `existing` to an empty optional, for parts of a value that is written as a whole.
+    /// Binds the variable `existing` to an empty optional, for parts that have no existing value.
     pub(super) fn bind_existing_to_none(&self, node: &Node) {
         if node.uses_existing {
             self.bindings.bind(EXISTING, Computed::none());

@@ -51,7 +51,7 @@ pub(super) fn undo_record(
     Ok(OwnedTape::parse(text).ok())
 }
 
-/// Undoes changes of an object, and returns the value that a pointer then has, as JSON. `None` if there is no such
+/// Undoes changes to an object, and returns the resulting value at a pointer, as JSON. `None` if there is no such
 /// value.
 pub(super) fn before<'v>(
     object: Value<'v>,
@@ -106,7 +106,7 @@ impl<'r> NamespaceChanges<'r> {
     }
 }
 
-/// A change, prepared for undoing it.
+/// A change, prepared to be undone.
 enum Undoable<'v> {
     Added(Cow<'v, str>),
     Replaced(Replaced<'v>),
@@ -139,7 +139,7 @@ fn undoable<'v>(changes: impl IntoIterator<Item = Change<'v>>) -> Vec<Undoable<'
     changes.into_iter().map(read).collect()
 }
 
-/// An object during the undoing of changes.
+/// An object whose changes are being undone.
 struct Undoing<'v> {
     document: Document<'v>,
     type_: &'static Type,
@@ -159,7 +159,7 @@ impl<'v> Undoing<'v> {
         Self { document: Document::new(object), type_, elements: Elements::default(), depth: 2 }
     }
 
-    /// Undoes changes of a whole object. Also lowers pod-level resources that were raised.
+    /// Undoes changes to a whole object. Also lowers pod-level resources that were raised.
     fn undo_whole(&mut self, changes: &'v [Undoable<'v>], missing: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
         let resources = if self.type_.is_pod() { PodResources::of(&mut self.document)? } else { None };
         self.undo(changes, missing)?;
@@ -206,7 +206,8 @@ impl<'v> Undoing<'v> {
         self.create_parent(pointer)?;
         let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
         match (self.document.kind(parent), slot, behind.as_deref()) {
-            // Insert a removed element even if there is an element with the same keys. The author wrote that one.
+            // Insert a removed element even if the list has an element with the same keys, because the author wrote
+            // that element.
             (Kind::Array, _, Some(behind)) => {
                 let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
                 let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
@@ -277,7 +278,8 @@ impl<'v> Undoing<'v> {
     }
 
     /// Removes the list or map that contains a place, if it is empty and was created for an addition. An empty map such
-    /// as `securityContext` is the author's and remains, because its creation would be one addition in the record.
+    /// as `securityContext` remains, because it belongs to the author: if a profile had created it, the record would
+    /// contain it as one addition.
     fn remove_empty_parent(&mut self, pointer: &str) -> Result<(), Malformed> {
         let Some((around, _)) = pointer.rsplit_once('/') else { return Ok(()) };
         if around.matches('/').count() < self.depth {
@@ -326,8 +328,8 @@ impl<'v> Undoing<'v> {
         Ok(None)
     }
 
-    /// Finds an element of a list by its token. `same` is the number of later elements with the same token. 0 finds the
-    /// last element, like the merge does.
+    /// Finds an element of a list by its token. `same` is the number of later elements with the same token. With 0,
+    /// returns the last element, as the merge does.
     fn element(
         &mut self,
         list: SlotId,

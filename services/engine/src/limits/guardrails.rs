@@ -67,13 +67,13 @@ const DEFAULT_VOLUME_KINDS: [&str; 6] =
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Guardrails {
     /// Registries for the images of containers that a profile adds or changes. Default: all registries.
-    #[schemars(with = "Option<Vec<String>>", extend("expected" = "`HOST` or `HOST/PATH`; null: everywhere"))]
+    #[schemars(with = "Option<Vec<String>>", extend("expected" = "`HOST` or `HOST/PATH`; null allows all registries"))]
     pub registries: Option<Vec<ImagePrefix>>,
-    /// Kinds of volumes that a profile may add or change: the names of a volume's sources in Kubernetes. A `projected`
-    /// volume is permitted if each of its sources is one of these kinds. Its other sources are identities (a service
-    /// account's token for any audience, a pod's certificate) that the pod's author did not request. They require
-    /// `projected` itself in this list; tokens are rejected even then.
-    #[schemars(with = "Vec<String>", extend("expected" = "names of a volume's sources; never `hostPath`"))]
+    /// Kinds of volumes that a profile may add or change, each named after the volume's source field in Kubernetes. A
+    /// `projected` volume is permitted if each of its sources is one of these kinds. Other projected sources are
+    /// identities that the pod's author did not request, such as a pod's certificate. They require `projected` itself
+    /// in this list. A service account's token is rejected even then.
+    #[schemars(with = "Vec<String>", extend("expected" = "names of volume sources, except `hostPath`"))]
     pub volume_kinds: Vec<VolumeKind>,
     /// The minimum Pod Security level, even if the namespace enforces a lower one.
     #[schemars(with = "String", extend("expected" = "`baseline` or `restricted`"))]
@@ -82,7 +82,8 @@ pub struct Guardrails {
     /// kubernetes.io and k8s.io are always reserved.
     #[schemars(with = "Vec<String>", extend("expected" = "domains, as in `example.com`"))]
     pub reserved_domains: Vec<Domain>,
-    /// Keys of labels and annotations that a profile may not change, such as `app`, by which services select pods.
+    /// Keys of labels and annotations that a profile may not change, such as `app`, which services often use to select
+    /// pods.
     #[schemars(extend("expected" = "whole keys"))]
     pub reserved_keys: Vec<String>,
     /// The maximum number of containers that a profile adds.
@@ -100,11 +101,11 @@ pub struct Guardrails {
     /// The maximum number of labels and annotations that a profile adds.
     #[schemars(extend("range" = [0, 10_000]))]
     pub max_keys: usize,
-    /// The maximum number of bytes by which a profile grows the pod, as JSON.
+    /// The maximum number of bytes that a profile adds to the pod's JSON.
     #[schemars(extend("range" = [0, 1_048_576]))]
     pub max_bytes: usize,
     /// Whether pods of `required` namespaces get an empty record even if nothing is injected. The API server can then
-    /// distinguish them from pods that were created without a call of the webhook.
+    /// distinguish them from pods that were created without a call to the webhook.
     pub record_decisions: bool,
 }
 
@@ -296,7 +297,7 @@ impl Name {
 }
 
 /// Whether the first part of a name is a registry: it contains a dot, a colon or a capital letter, or is `localhost`.
-/// Otherwise, it is the first path component of a repository in the default registry.
+/// Otherwise, the part is the first path component of a repository in the default registry.
 fn is_registry(part: &str) -> bool {
     part.contains(['.', ':']) || part == "localhost" || part.bytes().any(|byte| byte.is_ascii_uppercase())
 }

@@ -1,15 +1,15 @@
 //! Limits of namespaced profiles, checked on the result of every injection.
 //!
 //! A tenant's profile applies to all pods of the namespace. Expressions compute some of its values, so its spec does
-//! not show its effect. Therefore the pod after the profile is compared with the pod before it:
+//! not show its full effect. Therefore the pod is compared before and after the profile is applied:
 //!
 //! * `protected`: changes by cluster profiles keep their values and positions.
 //! * `scope`: only some fields may change, and only a limited amount may be added.
 //! * `pod_security`: there are no new violations of the Pod Security Standards ([`Control`]).
 //!
-//! [`Guardrails`] are the limits that the platform configures: registries, kinds of volumes, and numbers. The first
-//! violation is returned as an `Excess`, and the profile is not applied. Cluster profiles belong to the platform, so
-//! they have no limits.
+//! [`Guardrails`] are the limits that the platform configures, such as registries, kinds of volumes, and maximum
+//! numbers. The first violation is returned as an `Excess`, and the profile is not applied. Cluster profiles belong to
+//! the platform, so they have no limits.
 
 mod guardrails;
 mod pod_security;
@@ -78,7 +78,7 @@ pub(crate) struct Excess {
     pub(crate) limit: Limit,
     /// The path in the pod, such as `/spec/containers/app/image`. List elements are identified by their keys.
     pub(crate) place: String,
-    /// The found value, the expected value, and the remedy.
+    /// The value that was found, the expected value, and how to correct it.
     pub(crate) message: String,
 }
 

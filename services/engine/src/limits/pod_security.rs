@@ -181,7 +181,7 @@ controls! {
     PrivilegeEscalation => Restricted, "Privilege Escalation", "allowPrivilegeEscalation: false";
     /// Containers that may run as root.
     RunningAsNonRoot => Restricted, "Running as Non-root", "runAsNonRoot: true on the container or the pod";
-    /// Containers that are set to run as root.
+    /// Containers whose `runAsUser` is 0.
     RunningAsNonRootUser => Restricted, "Running as Non-root user", "runAsUser absent or other than 0";
     /// A missing seccomp profile.
     SeccompRestricted => Restricted, "Seccomp (restricted)",
@@ -204,8 +204,8 @@ enum Subject<'v> {
     Volume(Cow<'v, str>),
 }
 
-/// A violation of a control. Violations of two pods are the same if all fields are equal. Another capability on the
-/// same container is another violation.
+/// A violation of a control. Violations in two pods are the same if all fields are equal. A second capability on the
+/// same container is a separate violation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Violation<'v> {
     control: Control,
@@ -216,8 +216,9 @@ struct Violation<'v> {
     found: Cow<'v, str>,
 }
 
-/// Checks that the pod has no new violation of a control. All elements must satisfy the controls of `level` and lower
-/// levels. Existing elements must also satisfy all controls of higher levels that they satisfied before.
+/// Checks that a profile adds no violation; violations that the pod already had are ignored. A new violation of a
+/// control of `level` or a lower level is always an error. A new violation of a control of a higher level is an error
+/// if the element existed before and satisfied the control.
 pub(super) fn check(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
     let before_all = violations(before);
     let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();

@@ -276,10 +276,9 @@ impl Protected {
         })
     }
 
-    /// Checks that no replaced place contains, equals or is part of a protected path.
+    /// Checks that no replaced place is a protected path, or is above or below one.
     ///
-    /// # Errors
-    /// The first place that violates this.
+    /// # Errors The first replaced place that fails the check.
     pub(crate) fn check_replaced<'p>(&self, mut places: impl Iterator<Item = Cow<'p, str>>) -> Result<(), Excess> {
         places.try_for_each(|place| {
             self.touched(&place, true).map_or(Ok(()), |protected| Err(changed(&place, protected)))
@@ -287,8 +286,8 @@ impl Protected {
     }
 
     /// Returns the protected path that a change affects: a parent of the changed path, the path itself, or a path below
-    /// it. If `was_there` is false, the change only adds a value. Then paths below it are ignored, and the path itself
-    /// is affected only if it is a [`ChangeKind::Set`].
+    /// it. If `was_there` is false, the change only adds a value. In that case, paths below the changed path are
+    /// ignored, and the path itself is affected only if it is a [`ChangeKind::Set`].
     fn touched(&self, pointer: &str, was_there: bool) -> Option<&str> {
         let ends = pointer.match_indices('/').map(|(index, _)| index).filter(|index| *index > 0);
         let mut around = ends.filter_map(|end| self.pointers.get_key_value(pointer.get(..end)?));
@@ -481,7 +480,7 @@ mod tests {
         let pod = |labels: &serde_json::Map<_, _>, other: &str| json!({"metadata": {"labels": labels}, "spec": {"containers": containers, "nodeSelector": [labels], "x": other}});
         let start = Instant::now();
         assert_eq!(places(&pod(&labels, "1"), &pod(&reversed, "2")), ["~/spec/x"]);
-        // Quadratic time would be minutes.
+        // Quadratic time would take minutes.
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     }
 

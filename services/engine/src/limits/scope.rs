@@ -81,7 +81,7 @@ struct Counts {
 struct Scope<'c, 'v> {
     guardrails: &'c Guardrails,
     protected: &'c Protected,
-    /// The volumes after the profile.
+    /// The pod's volumes, including the changes of the profile.
     volumes: HashMap<Cow<'v, str>, Value<'v>>,
     before: &'c Containers<'v>,
     after: &'c Containers<'v>,
@@ -233,13 +233,13 @@ impl<'v> Scope<'_, 'v> {
         }
         let name = mount.get("name").and_then(Value::as_str).unwrap_or_default();
         let Some(volume) = self.volumes.get(&name) else { return Ok(()) };
-        // The token may be mounted at its usual path. A copied container contains this mount, and the API server adds
-        // it to any other container.
+        // The token may be mounted at its usual path. A copy of an existing container contains this mount, and the API
+        // server adds it to any other container.
         let is_token = self.tokens.contains(&name) && folder_parts(&folder) == folder_parts(TOKEN_FOLDER);
         match self.volume(place, *volume) {
             Err(_) if is_token => Ok(()),
             Err(Excess { limit, message, .. }) => {
-                let message = format!("the volume {name:?} is not one that a namespaced profile may mount: {message}");
+                let message = format!("a namespaced profile may not mount the volume {name:?}: {message}");
                 Err(Excess::new(limit, place, message))
             }
             Ok(()) => Ok(()),
@@ -304,13 +304,12 @@ fn folder_parts(path: &str) -> Vec<&str> {
 }
 
 fn removed(place: impl Into<String>) -> Excess {
-    let message = "a namespaced profile cannot remove existing containers or volumes; keep it";
+    let message = "a namespaced profile cannot remove existing containers or volumes; keep them";
     Excess::new(Limit::Removal, place, message)
 }
 
 fn raw_device(place: impl Into<String>) -> Excess {
-    let message =
-        "a namespaced profile cannot use raw devices; mount the volume as a folder, or let a cluster profile do it";
+    let message = "a namespaced profile cannot use raw block devices; use volumeMounts, or let a cluster profile do it";
     Excess::new(Limit::RawDevice, place, message)
 }
 
@@ -322,7 +321,9 @@ fn at_most(limit: Limit, place: &str, count: usize, most: usize, what: &str) -> 
     let message =
         format!("a namespaced profile may add at most {most} {what}, but this one adds at least {count}; add fewer");
     let message = if limit == Limit::Bytes {
-        format!("a namespaced profile may add at most {most} {what}, but this one adds {count}; make it smaller")
+        format!(
+            "a namespaced profile may add at most {most} {what}, but this one adds {count}; make the profile smaller"
+        )
     } else {
         message
     };

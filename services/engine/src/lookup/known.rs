@@ -1,6 +1,6 @@
 //! Answers lookups from a given set of objects, for manifests and test cases without a cluster.
 //!
-//! Objects that are not in the set do not exist for lookups.
+//! A lookup of an object outside the set finds nothing.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const MAX_LISTS: usize = 8;
 struct KnownObject {
     group: String,
     resource: String,
-    /// The namespace of the object. `None` if it sets none, so that it is in the default namespace or cluster-scoped.
+    /// The namespace of the object. `None` if the object sets none: it is in the default namespace or cluster-scoped.
     namespace: Option<String>,
     name: String,
     object: Value,

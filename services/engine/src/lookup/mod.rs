@@ -56,7 +56,7 @@ pub struct Query {
     pub resource: Box<str>,
     /// The namespace of the objects; empty for cluster-scoped objects.
     pub namespace: Box<str>,
-    /// The selection of the objects to return.
+    /// Which objects to return.
     pub which: ObjectSelection,
 }
 
@@ -65,7 +65,7 @@ pub struct Query {
 pub enum ObjectSelection {
     /// The object with this name.
     Named(Box<str>),
-    /// All objects with these labels, as a list.
+    /// All objects that match this selector, as a list.
     Selected(LabelSelector),
 }
 
@@ -111,17 +111,17 @@ pub struct Needs {
 /// The data of owners that a profile reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerNeeds {
-    /// Nothing.
+    /// No data.
     #[default]
     Nothing,
     /// The API version, kind and name of owners.
     Names,
-    /// The same, and also labels, annotations or UID, which require a lookup of each owner.
+    /// The same, and also the labels, annotations or UID. These require a lookup of each owner.
     Metadata,
 }
 
 impl Needs {
-    /// Adds the lookups that an expression reads, even if the expression may not be evaluated.
+    /// Adds the lookups that an expression reads, even if the expression is not always evaluated.
     pub(crate) fn add(&mut self, expression: &Expression) {
         self.service_account |= expression.uses("serviceAccount");
         for (name, is_list) in [("owner", false), ("owners", true)] {

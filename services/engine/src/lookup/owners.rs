@@ -33,7 +33,7 @@ pub struct OwnerReference {
     pub api_version: Box<str>,
     /// The kind, such as `ReplicaSet`.
     pub kind: Box<str>,
-    /// The name of the owner. It is in the namespace of the pod.
+    /// The name of the owner, which is in the pod's namespace.
     pub name: Box<str>,
     /// The UID of the owner. `None` if only the name is known.
     pub uid: Option<Box<str>>,
@@ -109,8 +109,8 @@ impl OwnerChain {
         chain
     }
 
-    /// Creates a chain that begins with a given object, for manifests of workloads that contain the template of their
-    /// pods.
+    /// Creates a chain that begins with the given workload, for a manifest in which a workload contains the template of
+    /// its pods.
     #[must_use]
     pub fn from_owner(reference: OwnerReference, object: Arc<OwnedTape>) -> Self {
         let mut chain = Self { owners: Vec::new(), with_metadata: true };

@@ -348,7 +348,7 @@ fn compile_reports_invalid_lookups() {
         assert!(found.contains(expected), "{spec}: {found:?} does not contain {expected:?}");
     }
     let tenants = try_compile(&ProfileName::namespaced("team-a", "p"), json!({"lookups": [base]})).unwrap_err();
-    assert!(tenants.iter().any(|fault| fault.contains("lookups are for cluster profiles")), "{tenants:?}");
+    assert!(tenants.iter().any(|fault| fault.contains("only cluster profiles can declare lookups")), "{tenants:?}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) use resolve::{Invalid, Metadata, NO_VALUES, Resolved, Sources, Values
 const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
 /// The message for a parameter with an `empty` that has no effect.
-const EMPTY_OF_A_KEY: &str = "empty applies to a single annotation or label, and none is set here";
+const EMPTY_OF_A_KEY: &str = "empty requires a single annotation or label";
 
 /// A compiled parameter.
 #[derive(Debug)]
@@ -146,7 +146,7 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
     }
     if text.annotation_prefix.is_some() && text.type_ != Some(ParameterType::Map) {
         let diagnostic =
-            Diagnostic::new(format!("{path}.annotationPrefix"), "a parameter with annotationPrefix is a map");
+            Diagnostic::new(format!("{path}.annotationPrefix"), "a parameter with annotationPrefix must be a map");
         diagnostics.push(diagnostic.with_help("set type: map"));
     }
     if (text.type_ == Some(ParameterType::Records)) == text.fields.is_empty() {
@@ -208,7 +208,7 @@ fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
 /// Checks that only types with a string form have `pattern` and `maxLength`, and only lists have `items`.
 fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     if text.items.is_some() && type_ != ParameterType::List {
-        let diagnostic = Diagnostic::new(format!("{path}.items"), "only a list has items");
+        let diagnostic = Diagnostic::new(format!("{path}.items"), "only a list can have items");
         diagnostics.push(diagnostic.with_help("remove items, or set type: list"));
     }
     let help = match type_ {
@@ -308,7 +308,7 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
             let path = format!("{path}.items");
             let mut items = items.clone();
             if let Some(fields) = items.as_object_mut() {
-                // Items have the same constraints as parameters, but no name.
+                // Items are defined like parameters, but without a name, so a name is inserted before parsing.
                 fields.entry("name").or_insert_with(|| Json::from("item"));
             }
             match serde_json::from_value::<Text>(items) {

@@ -95,7 +95,8 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
     Ok(Resolved { value: Ok(found), moved })
 }
 
-/// Merges the value so far with the value of a more general source. The field `name` identifies the items of lists.
+/// Merges the value found so far with the value of a more general source. The field `name` identifies the items of
+/// lists.
 fn with_general(found: Option<Json>, general: Json, name: &str) -> Json {
     match found {
         Some(specific) => merge_values(specific, general, name),
@@ -136,8 +137,8 @@ impl Parameter {
         found
     }
 
-    /// Returns the key with which an object sets the parameter. For annotations with a prefix, returns the prefix
-    /// followed by `*`.
+    /// Returns the object's key that sets the parameter. For annotations with a prefix, returns the prefix followed by
+    /// `*`.
     fn key_in(&self, metadata: &dyn Metadata) -> Option<Box<str>> {
         let family = |prefix: &str| Some(format!("{prefix}*").into());
         if !self.fields.is_empty() {
@@ -254,15 +255,15 @@ fn merge_values(specific: Json, general: Json, name: &str) -> Json {
     }
 }
 
-/// The parameter values of one profile for one object. Parameters without a value and a default are absent. An error in
-/// a parameter only affects the expressions that read it; these fail.
+/// The parameter values of one profile for one object. Parameters with neither a value nor a default are absent. An
+/// error in a parameter only affects the expressions that read it; these fail.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     parameters: Vec<(Arc<str>, Result<Json, EvaluationError>)>,
     lookups: Vec<(Box<str>, Answer<Arc<OwnedTape>>)>,
 }
 
-/// The values of profiles that have neither parameters nor lookups. Most profiles have neither.
+/// The values for profiles without parameters and lookups. Most profiles have neither.
 pub(crate) static NO_VALUES: Values = Values { parameters: Vec::new(), lookups: Vec::new() };
 
 impl Values {

@@ -6,7 +6,7 @@ use serde_json::{Map, Number, Value as Json};
 use super::{Bound, Kind};
 use crate::expression::Quantity;
 
-/// Units of durations, in seconds. A unit comes before its own prefixes, such as `ms` before `m`.
+/// The length of each unit of a duration, in seconds. A unit precedes its own prefixes, such as `ms` before `m`.
 const UNITS: [(&str, f64); 7] =
     [("ns", 1e-9), ("us", 1e-6), ("\u{b5}s", 1e-6), ("ms", 1e-3), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
 
@@ -114,7 +114,7 @@ impl Kind {
         if let Some(longest) = self.max_length
             && text.len() > longest
         {
-            return Err(format!("{} bytes are more than {longest}", text.len()));
+            return Err(format!("{} bytes exceed the maximum of {longest}", text.len()));
         }
         match &self.pattern {
             Some(pattern) if !pattern.is_match(text) => Err(unlike(text, pattern.as_str())),

@@ -1,7 +1,7 @@
 //! Checks templates, so that errors are reported when a profile is stored instead of when an object is created.
 //!
-//! The engine knows the schema of pods, but not of other objects. The API server checks those results against its own
-//! schema. The metadata of all objects has the same fields, and templates cannot set some of them.
+//! The engine knows the schema of pods, but not of other objects. The API server checks the resulting other objects
+//! against its own schemas. The metadata of all objects has the same fields, and templates cannot set some of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ use super::typed::{Root, called, check_types};
 use super::unmarked::warn_of_unmarked_expressions;
 use crate::expression::closest;
 
-/// The maximum size of a template as JSON, in bytes. The largest known template, for a service mesh proxy, has a tenth
+/// The maximum size of a template as JSON, in bytes. The largest known template, for a service mesh proxy, is a tenth
 /// of this size.
 pub const MAX_TEMPLATE_BYTES: usize = 64 * 1024;
 

@@ -36,7 +36,7 @@ impl FlattenedProfile {
     /// Compiles the profile.
     ///
     /// # Errors
-    /// Returns all diagnostics, each located in the profile that contains the part.
+    /// Returns all diagnostics, each with its path in the profile that contains the invalid part.
     pub fn compile(&self, name: &ProfileName) -> Result<CompiledProfile, Vec<Diagnostic>> {
         let relocate = |diagnostics: Vec<_>| diagnostics.into_iter().map(|diagnostic| self.relocate(diagnostic));
         compile(name, self).map_err(|diagnostics| relocate(diagnostics).collect())
@@ -175,7 +175,7 @@ fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mu
 /// Compiles the declared lookups. A profile with the limits for tenants must not declare any.
 fn compile_lookups(limits: Limits, spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     if limits == Limits::Tenant && !spec.lookups.is_empty() {
-        let diagnostic = Diagnostic::new("spec.lookups", "lookups are for cluster profiles");
+        let diagnostic = Diagnostic::new("spec.lookups", "only cluster profiles can declare lookups");
         diagnostics.push(diagnostic.with_help("lookups use Pillion's permissions, not those of the namespace"));
         return Box::default();
     }

@@ -1,6 +1,6 @@
 //! The elements of a template's lists, if known without evaluating expressions. Nested lists are flattened, and a
-//! `$value` without other fields replaces its map. For each element, it is known whether it is certainly present as
-//! written.
+//! `$value` without other fields replaces its map. Each element indicates whether it is always present, and whether the
+//! template defines all of it.
 
 use serde_json::{Map, Value as Json};
 

@@ -58,7 +58,7 @@ pub trait Parents {
     fn names(&self) -> Vec<&str>;
 }
 
-/// No profiles that can be extended.
+/// A [`Parents`] without any profile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoParents;
 
@@ -176,7 +176,7 @@ fn ancestors<'p>(
     }
     match broken {
         Some(broken) => {
-            let diagnostic = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is invalid itself"));
+            let diagnostic = Diagnostic::new(EXTENDS, format!("the cluster profile {broken:?} is invalid"));
             Err(diagnostic.with_help("correct it first; this profile needs no change"))
         }
         None => Ok(chain),

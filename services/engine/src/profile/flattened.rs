@@ -1,7 +1,7 @@
 //! Flattened profiles: profiles merged with all inherited parts, as they are stored in revisions.
 //!
-//! The webhook compiles its profiles only from revisions, and not from current profiles and their parents. So every
-//! replica compiles the same result at any time.
+//! The webhook compiles its profiles only from revisions, and not from current profiles and their parents. So all
+//! replicas compile the same result at any time.
 
 use std::collections::BTreeMap;
 
@@ -94,7 +94,9 @@ impl FlattenedProfile {
             (RevisionBounds::Platform, None) => Limits::Platform,
             (RevisionBounds::Parent, Some(_)) => Limits::Parent,
             (RevisionBounds::Tenant, Some(_)) => Limits::Tenant,
-            (bounds, _) => return Err(Diagnostic::new("spec.bounds", format!("{name} cannot have {bounds:?}"))),
+            (bounds, _) => {
+                return Err(Diagnostic::new("spec.bounds", format!("{name} cannot have the bounds {bounds:?}")));
+            }
         };
         let spec: ProfileSpec = serde_json::from_str(&revision.text).map_err(|error| {
             Diagnostic::new("spec.text", error.to_string())
@@ -125,12 +127,12 @@ impl FlattenedProfile {
         self.stored_revision.clone().or_else(|| self.revision()).unwrap_or_default()
     }
 
-    /// Moves a diagnostic from the flattened spec to the profile and path where the part was written.
+    /// Moves a diagnostic from the flattened spec to the profile and the path where the author wrote the invalid part.
     pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
         let Some(origin) = &self.origin else { return diagnostic };
         let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };
         let (text, path) = origin.locate(path);
-        // The last entry of the chain is the profile itself, the one before it its parent.
+        // The chain ends with the profile's parent and the profile itself.
         let up = self.ancestors.len().checked_sub(text + 1);
         match up.and_then(|up| self.ancestors.get(up)) {
             None => Diagnostic { path, ..diagnostic },
@@ -145,7 +147,7 @@ impl FlattenedProfile {
 /// Hashes a spec without `rollout` and with sorted object keys. If the profile extends others, its limits are included.
 /// `None` if `text` is not a JSON object.
 fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
-    // The spec is parsed like a stored revision, because parsing may change numbers.
+    // Parse the spec as a stored revision is parsed, because parsing may change numbers.
     let mut json: Json = serde_json::from_str(text).ok()?;
     json.as_object_mut()?.remove("rollout");
     if !ancestors.is_empty() {
@@ -357,8 +359,11 @@ mod tests {
             let forged = FlattenedProfile::standalone(spec, limits);
             let forged = forged.to_revision(&name, None, None).unwrap();
             let diagnostics = ProfileSource::Revision(&forged).compile(&name).unwrap_err();
-            let expected =
-                if limits == Limits::Tenant { "lookups are for cluster profiles" } else { "cannot have Platform" };
+            let expected = if limits == Limits::Tenant {
+                "only cluster profiles can declare lookups"
+            } else {
+                "cannot have the bounds Platform"
+            };
             assert!(diagnostics.iter().any(|diagnostic| diagnostic.message.contains(expected)), "{diagnostics:?}");
         }
     }

@@ -4,7 +4,7 @@
 //!
 //! 1. The spec of an author is checked: a namespaced profile must not set the fields of cluster profiles.
 //! 2. The spec is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader
-//!    publishes the flattened profile as a revision. Replicas start here, from a revision.
+//!    publishes the flattened profile as a revision. Replicas start with a revision, at the next step.
 //! 3. The flattened profile is compiled ([`CompiledProfile`]). All errors are reported before a profile takes effect,
 //!    and requests only use compiled profiles.
 
@@ -219,7 +219,7 @@ impl CompiledProfile {
         &self.revision
     }
 
-    /// Returns an upper bound for the memory of the profile, in bytes. It is estimated from the size of its parts.
+    /// Returns an upper bound for the memory of the profile, in bytes, estimated from the size of its parts.
     #[must_use]
     pub const fn memory(&self) -> usize {
         self.memory
@@ -276,8 +276,8 @@ impl CompiledProfile {
         self.request.as_ref()?.annotation.as_deref()
     }
 
-    /// Whether `values` of the profile's request keys request this profile or another one with the same keys. The
-    /// values are in order of precedence: those of the object before those of the namespace.
+    /// Whether the given values of the profile's request keys request a profile: this one, or another with the same
+    /// keys. The values are in order of precedence, the object's before the namespace's.
     #[must_use]
     pub fn is_requested_by<'v>(&self, values: impl IntoIterator<Item = &'v str>) -> bool {
         let Some(request) = &self.request else { return false };
@@ -320,8 +320,8 @@ impl CompiledProfile {
         self.object_selector.as_ref()
     }
 
-    /// Returns the rollout in the spec. The specs of revisions contain no rollout, because the publisher of a revision
-    /// decides it.
+    /// Returns the rollout in the spec. The spec of a revision contains no rollout, because the publisher of the
+    /// revision decides on the rollout.
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()

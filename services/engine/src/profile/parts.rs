@@ -135,7 +135,8 @@ pub(crate) fn one_line(text: &str) -> String {
     shown.take(MAX_COMPUTED_MESSAGE).collect()
 }
 
-/// Compiles the parameters. The scopes of their defaults have the same limits as `profile`, the scope of the profile.
+/// Compiles the parameters. `profile` is the scope of the profile, whose limits also apply to the scopes of the
+/// defaults.
 pub(super) fn compile_parameters(
     spec: &ProfileSpec,
     profile: &Scope,
@@ -158,7 +159,7 @@ pub(super) fn compile_parameters(
     parameters.into()
 }
 
-/// Compiles the variables. Also sets which local names each variable reads, in the compiler.
+/// Compiles the variables, and sets [`Compiler::variable_locals`].
 pub(super) fn compile_variables(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[Variable]> {
     let mut names = HashMap::new();
     let mut variables = Vec::new();
@@ -325,8 +326,8 @@ fn compile_message(
     compiler.text_at(path, text).map(Some).ok_or(InvalidMessage)
 }
 
-/// Compiles a field path, and removes its leading dot. Admission policies write the dot, but the causes in a status do
-/// not contain it.
+/// Compiles a field path, and removes its leading dot. Field paths in admission policies of Kubernetes begin with a
+/// dot, but those in the causes of a status do not.
 fn compile_field_path(path: &str, text: Option<&str>, diagnostics: &mut Vec<Diagnostic>) -> Option<Box<str>> {
     let text = text?;
     let field = text.strip_prefix('.').filter(|field| {

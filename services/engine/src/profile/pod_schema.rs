@@ -144,7 +144,8 @@ impl Kind {
         }
     }
 
-    /// Returns the kind of a list's elements. A nested list is spliced into the outer list, so it keeps its kind.
+    /// Returns the kind of a list's elements. A list within a list is spliced into the outer list, so the elements of
+    /// both have the same kind.
     pub(super) fn element(self) -> Self {
         match self {
             Self::List(item) => Self::of(item),
@@ -243,7 +244,7 @@ pub(crate) struct Expected {
 /// An error in a computed value, with a description. The API server would reject the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InvalidValue {
-    /// The field does not allow values of this type, or not this string.
+    /// The field does not allow this type of value, or this string.
     Type(String),
     /// The fields of the value violate a rule about several fields.
     Combination(String),
@@ -316,7 +317,7 @@ pub(crate) fn ruled_type(field: &str) -> Option<&'static str> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completeness {
     Complete,
-    /// The value is merged into another one, so the other one may contain the handler.
+    /// The value is merged into an existing one, which may contain the missing handler.
     Partial,
 }
 
@@ -360,7 +361,7 @@ fn present(value: json::Value<'_>) -> impl Iterator<Item = (json::Key<'_>, json:
     value.members().filter(|(_, field)| !field.is_null())
 }
 
-/// Returns the handlers of a probe or hook, of which it must have exactly one; `None` for another type.
+/// Returns the handlers of a probe or hook, which must have exactly one. `None` for another type.
 pub(super) fn handlers(type_name: &str) -> Option<&'static [&'static str]> {
     match type_name {
         "Probe" => Some(&PROBE_HANDLERS),

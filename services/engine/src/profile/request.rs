@@ -1,7 +1,8 @@
 //! The request key of a profile: a label or annotation with which a pod or its namespace requests the profile.
 //!
 //! The value of a key is a comma-separated list of case-insensitive words. A truthy word requests the default profile
-//! of the key, and a falsy word requests none. Any other word is the name of a profile or one of its values.
+//! of the key, and a falsy word requests none. Any other word requests the profile that has the word as its name or
+//! among its `values`.
 
 use std::borrow::Cow;
 
@@ -94,8 +95,8 @@ pub(crate) fn names(value: &str) -> impl Iterator<Item = &str> {
 
 impl CompiledProfile {
     /// Returns the key whose truthy values could request either of two profiles with the same scope. A pod with such a
-    /// value gets neither. `None` if there is no such key. Also `None` if the namespace selectors differ, because then
-    /// possibly no namespace matches both.
+    /// value gets neither. `None` if there is no such key, or if the namespace selectors differ, because there may be
+    /// no namespace that matches both.
     #[must_use]
     pub fn contends_with(&self, other: &Self) -> Option<&str> {
         let is_default =

@@ -37,7 +37,7 @@ pub struct ProfileReview {
     spec: Result<ProfileSpec, String>,
 }
 
-/// The parents of a profile that have been looked up.
+/// The parents of a profile that the caller has looked up so far.
 #[derive(Debug, Default)]
 pub struct KnownParents {
     texts: BTreeMap<String, Option<ProfileSpec>>,
@@ -200,7 +200,7 @@ impl KnownParents {
         }
         let ObjectSelection::Named(name) = &query.which else { return };
         let text = match answer {
-            // Another version may be able to parse a parent that this version cannot parse.
+            // A parent that this version cannot parse may be valid for another version.
             Answer::Found(object) => serde_json::from_str(object.root().raw()).ok().map(|Object { spec }| spec),
             Answer::Missing => None,
             Answer::NotRequested | Answer::Failed(_) => {

@@ -63,7 +63,7 @@ const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 
 /// API groups that profiles cannot target, with the reasons.
 const FORBIDDEN_GROUPS: [(&str, &str); 6] = [
-    ("pillion.dev", "a profile cannot act on profiles"),
+    ("pillion.dev", "a profile cannot target profiles"),
     ("authentication.k8s.io", "profiles cannot decide authentication"),
     ("authorization.k8s.io", "profiles cannot decide access reviews"),
     ("admissionregistration.k8s.io", "profiles cannot decide the configuration of admission"),
@@ -116,7 +116,7 @@ impl Target {
             && self.resources.iter().any(|resource| **resource == *action.resource)
     }
 
-    /// Whether a template is applied for an action. Templates apply only to whole objects that continue to exist. They
+    /// Whether a template is applied for an action. Templates apply only to whole objects, and not to deletions. They
     /// apply to pods only on creation, because most fields of a pod are immutable.
     pub(crate) fn takes_template(&self, action: Action<'_>) -> bool {
         let lasts = match action.operation {

@@ -1,4 +1,4 @@
-//! Checks of namespaced profiles: what their specs may contain.
+//! Checks that the spec of a namespaced profile contains only what a tenant may set.
 //!
 //! The author of a namespaced profile may create pods in the namespace, but the profile also changes other authors'
 //! pods there. Therefore its template may only add to a pod, and must not grant privileges that pods of the namespace
@@ -28,7 +28,7 @@ const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
 /// Checks that a namespaced profile sets no field that only cluster profiles may set. Inherited fields are not checked.
 pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
-    let sentence = "is for cluster profiles: a namespaced profile acts in its own namespace only";
+    let sentence = "is only for cluster profiles: a namespaced profile applies only to its own namespace";
     if spec.namespace_selector.is_some() {
         diagnostics.push(Diagnostic::new("spec.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
@@ -36,12 +36,13 @@ pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>
         diagnostics.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
     if spec.opt_out == Some(OptOut::Forbidden) {
-        diagnostics
-            .push(Diagnostic::new("spec.optOut", "optOut Forbidden is for cluster profiles").with_help("use Allowed"));
+        diagnostics.push(
+            Diagnostic::new("spec.optOut", "optOut Forbidden is only for cluster profiles").with_help("use Allowed"),
+        );
     }
 }
 
-/// Checks the template of a tenant. The caller has removed its directives.
+/// Checks the template of a tenant's profile. The caller has removed its directives.
 pub(super) fn check_template(template: &Json, diagnostics: &mut Vec<Diagnostic>) {
     for (map, key) in ["labels", "annotations"].into_iter().flat_map(|map| {
         let entries = template.pointer(&format!("/metadata/{map}")).and_then(Json::as_object);
@@ -111,7 +112,7 @@ fn check_container(path: &str, container: &Map<String, Json>, diagnostics: &mut 
         refuse("ports", "use a host port");
     }
     if container.get("volumeDevices").is_some() {
-        refuse("volumeDevices", "use raw devices");
+        refuse("volumeDevices", "use raw block devices");
     }
 }
 
@@ -174,7 +175,7 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
     let preconditions = |spec: &ProfileSpec| spec.preconditions.iter().map(|one| one.name.clone()).collect::<Vec<_>>();
     check_added("preconditions", preconditions(own), &preconditions(inherited), diagnostics);
     if own.opt_out == Some(OptOut::Allowed) && inherited.opt_out == Some(OptOut::Forbidden) {
-        let message = "the cluster profile forbids opting out, also of profiles that extend it";
+        let message = "the cluster profile forbids opting out of it and of profiles that extend it";
         diagnostics.push(Diagnostic::new("spec.optOut", message).with_help("remove optOut"));
     }
     if !only_extends {
@@ -193,8 +194,8 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
     }
 }
 
-/// Checks that the conditions of a namespaced profile do not replace those of the cluster profile. Both are given by
-/// name.
+/// Checks that the conditions of a namespaced profile do not replace those of the cluster profile. `own` and
+/// `inherited` contain the names of the conditions.
 fn check_added(field: &str, own: Vec<String>, inherited: &[String], diagnostics: &mut Vec<Diagnostic>) {
     for (index, name) in own.into_iter().enumerate().filter(|(_, name)| inherited.contains(name)) {
         let message = format!("the cluster profile already has a condition {name:?}");
@@ -281,7 +282,7 @@ pub(super) fn narrow(merged: &mut Json, inherited: &ProfileSpec, own: &ProfileSp
 /// Returns a selector for objects that match both selectors. The namespace's own requirements come first.
 fn both(inherited: &LabelSelector, own: &LabelSelector) -> LabelSelector {
     let LabelSelector { match_labels, mut match_expressions } = own.clone();
-    // A map cannot hold two values for one label (which match nothing), so use expressions.
+    // Two values for one label match nothing. A map cannot hold both, so use expressions.
     match_expressions.extend(match_labels.into_iter().map(|(key, value)| Requirement {
         key,
         operator: Operator::In,

@@ -283,9 +283,9 @@ impl Walk<'_, '_> {
             (
                 Kind::Text | Kind::Label | Kind::EnvName | Kind::Image | Kind::Word(_),
                 ParameterType::Integer | ParameterType::Number,
-            ) => ("a number", format!("make it text: \"${{string(params.{name})}}\"")),
+            ) => ("a number", format!("convert it to a string: \"${{string(params.{name})}}\"")),
             (Kind::Text | Kind::Label | Kind::EnvName | Kind::Image | Kind::Word(_), ParameterType::Boolean) => {
-                ("a boolean", format!("make it text: \"${{string(params.{name})}}\""))
+                ("a boolean", format!("convert it to a string: \"${{string(params.{name})}}\""))
             }
             (Kind::Int32 | Kind::Int64, ParameterType::String) => ("a string", "give it the type integer".to_owned()),
             (Kind::Boolean, ParameterType::String) => ("a string", "give it the type boolean".to_owned()),
@@ -301,7 +301,7 @@ impl Walk<'_, '_> {
             Kind::Int64 => value.as_i64().is_some(),
             Kind::Int32 | Kind::IntOrString if value.as_i64().is_some() => {
                 if value.as_i64().is_some_and(|number| i32::try_from(number).is_err()) {
-                    let message = format!("{value} does not fit into an integer of 32 bits");
+                    let message = format!("{value} does not fit into a 32-bit integer");
                     self.diagnostics.push(Diagnostic::new(&self.path, message));
                 }
                 true
@@ -635,7 +635,7 @@ mod tests {
         for (template, expected) in [
             (
                 json!({"env": [{"name": "A", "value": "${params.lines}"}]}),
-                "t.env[0].value: expected a string, found the parameter lines, a number (help: make it text: \"${string(params.lines)}\")",
+                "t.env[0].value: expected a string, found the parameter lines, a number (help: convert it to a string: \"${string(params.lines)}\")",
             ),
             (
                 json!({"args": ["${ params.verbose }"]}),

@@ -1,7 +1,7 @@
 //! Finds strings in a profile that look like expressions but are not marked with `${…}`.
 //!
-//! Such a string is valid, so it only causes a warning. It causes one only if it compiles as an expression and begins
-//! with a name that the profile defines, or with a part of the object that every pod has.
+//! Such a string is valid, so it only causes a warning. A warning is added only if the string compiles as an
+//! expression, and begins with a name that the profile defines or with a part of the object that every pod has.
 
 use pillion_api::profile::ProfileSpec;
 use serde_json::Value as Json;
@@ -64,7 +64,7 @@ impl Walk<'_, '_> {
         }
         let scope = self.scope.get_or_insert_with(|| scope(self.spec));
         if Expression::compile(text, scope).is_ok() {
-            let diagnostic = Diagnostic::new(path, format!("the text {text:?} is not evaluated"));
+            let diagnostic = Diagnostic::new(path, format!("the string {text:?} is not evaluated"));
             self.warnings.push(diagnostic.with_help(format!("if it is an expression, write \"${{{text}}}\"")));
         }
     }
@@ -101,7 +101,7 @@ mod tests {
             ["params.level", "variables.app + '/x'", "object.metadata.name", "object.spec.?hostNetwork.orValue(false)"]
         {
             let help =
-                format!("the text {text:?} is not evaluated (help: if it is an expression, write \"${{{text}}}\")");
+                format!("the string {text:?} is not evaluated (help: if it is an expression, write \"${{{text}}}\")");
             let places = [
                 "spec.parameters[0].default",
                 "spec.template.metadata.labels.a",

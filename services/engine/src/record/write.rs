@@ -8,9 +8,9 @@ use super::{EXTENDS, MAX_MOVE_BYTES, MAX_RECORD_BYTES, Move, Record, VERSION};
 /// value, so that nothing is escaped twice.
 #[derive(Debug)]
 pub(crate) struct RecordWriter {
-    /// The JSON string, without its end.
+    /// The JSON string, without [`Self::CLOSE`].
     out: String,
-    /// The number of bytes in `out` that are only there because of JSON escapes.
+    /// The number of bytes in `out` that JSON escapes add.
     escapes: usize,
     /// Whether any profile has an entry.
     has_entries: bool,
@@ -18,17 +18,15 @@ pub(crate) struct RecordWriter {
     has_kept: bool,
     /// Whether the current entry contains an addition.
     has_elements: bool,
-    /// The cluster profile that the current profile extends, if the current profile is namespaced and does nothing
-    /// else.
+    /// The name of the parent, if the current profile is a namespaced profile that only extends a cluster profile.
     extends: Option<Box<str>>,
     /// The replacements of the current profile, as lists of a pointer and the original. `replaced_escapes` is the
-    /// number of bytes in it that are only there because of escapes.
+    /// number of bytes in `replaced` that escapes add.
     replaced: String,
     replaced_escapes: usize,
     /// The number of replacements of the current profile.
     replaced_places: usize,
-    /// The moves of the current profile. `moves_escapes` is the number of bytes in it that are only there because of
-    /// escapes.
+    /// The moves of the current profile. `moves_escapes` is the number of bytes in `moves` that escapes add.
     moves: String,
     moves_escapes: usize,
     /// The size of all moves so far, in bytes, without escapes.
@@ -104,8 +102,8 @@ impl RecordWriter {
         mark
     }
 
-    /// Marks the current profile as one that only extends a cluster profile. If its entry from an earlier pass has
-    /// changes of its own, the entry remains that of a namespaced profile.
+    /// Marks the current profile as one that only extends a cluster profile. If its entry from an earlier pass has no
+    /// such mark, the entry remains that of a namespaced profile, because it may contain the profile's own changes.
     pub(crate) fn extends(&mut self, profile: &str, parent: &str, earlier: Option<&Record>) {
         let entry = earlier.and_then(|record| record.entry(profile));
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());
@@ -116,7 +114,7 @@ impl RecordWriter {
         self.out.len() + Self::CLOSE.len()
     }
 
-    /// Adds an addition to the current entry.
+    /// Records an addition in the current entry.
     pub(crate) fn add(&mut self, pointer: &str) {
         if self.has_elements {
             self.out.push(',');
@@ -125,7 +123,7 @@ impl RecordWriter {
         self.escapes += push_text(&mut self.out, pointer);
     }
 
-    /// Adds a replaced value and its original as JSON. For a removed element, `behind` is the key of the preceding
+    /// Records a replaced value and its original as JSON. For a removed element, `behind` is the key of the preceding
     /// element.
     pub(crate) fn replace(&mut self, pointer: &str, original: &str, behind: Option<&str>) {
         self.replaced.reserve(pointer.len() + original.len() + 32);
@@ -141,7 +139,7 @@ impl RecordWriter {
         self.replaced_places += 1;
     }
 
-    /// Adds the current position of an element that is about to be moved within its list.
+    /// Records the current position of an element that is about to be moved within its list.
     pub(crate) fn moves(&mut self, moved: &Move<'_>) {
         self.push_move(moved, self.replaced_places);
     }
@@ -153,7 +151,7 @@ impl RecordWriter {
         self.move_bytes + Self::MOVES_AROUND + self.moves.len() + LEAST <= MAX_MOVE_BYTES + self.moves_escapes
     }
 
-    /// Adds a move that was made after `at` replacements, if there is room for it.
+    /// Records a move that was made after `at` replacements, if there is room for it.
     fn push_move(&mut self, Move { pointer, behind, same }: &Move<'_>, at: usize) {
         let (length, escapes) = (self.moves.len(), self.moves_escapes);
         self.moves.push_str(if length == 0 { "[" } else { ",[" });
@@ -222,14 +220,14 @@ impl RecordWriter {
     }
 
     /// Drops everything after the mark, because this pass changed nothing for the profile. Keeps its entry from an
-    /// earlier pass, with the revision of that time.
+    /// earlier pass, with the revision that was applied then.
     pub(crate) fn keep(&mut self, mark: Mark, earlier: Option<&Record>, profile: &str) {
         self.take_back(mark);
         self.keep_of(earlier, profile);
     }
 
     /// Keeps the entries of profiles that this pass does not apply, because their additions still exist. They are
-    /// written first, so that a new profile is left out if there is no room.
+    /// written first. If the record then has no room for a new profile, the new profile is left out.
     pub(crate) fn keep_others<'p>(&mut self, earlier: &Record, mut is_applied: impl FnMut(&str) -> bool + 'p) {
         for entry in earlier.profiles() {
             if entry.get("profile").and_then(Value::as_str).is_some_and(|name| !is_applied(&name)) {

@@ -44,7 +44,7 @@ pub(super) struct OriginalObject {
 }
 
 impl<'r> ReviewContext<'r> {
-    /// Returns the context for a decision. Otherwise returns the decision to skip the object, with the reason.
+    /// Returns the context for a decision, or the reason to skip the object.
     pub(super) fn for_decision(
         review: &'r Review<'r>,
         endpoint: Endpoint,
@@ -170,7 +170,7 @@ impl<'r> ReviewContext<'r> {
         self.snapshot.choose_revisions(self.namespace_candidates(), target, &self.facts.looked_up)
     }
 
-    /// Returns the lookups that a decision may need. Conditions are not evaluated, so some of them may turn out to be
+    /// Returns the lookups that a decision may need. Conditions are not evaluated, so some lookups may turn out to be
     /// unnecessary.
     fn needs(&self) -> Wanted {
         if self.action.operation == Operation::Delete {
@@ -184,7 +184,7 @@ impl<'r> ReviewContext<'r> {
         {
             return Wanted::default();
         }
-        // Deciding the review will deny a malformed object.
+        // A malformed object needs no lookups, because the decision denies it.
         let Ok(original) = self.original() else { return Wanted::default() };
         let target = self.target(&original, original.record.genuine().filter(|_| is_new));
         let (candidates, revisions) = self.snapshot.missing_revisions(candidates, target);
@@ -219,8 +219,8 @@ impl Review<'_> {
         }
     }
 
-    /// Returns the lookups that a decision may need. Of `facts`, only the namespace is read. Usually there are none,
-    /// which is cheap to find out.
+    /// Returns the lookups that a decision may need. Reads only the namespace and the record trust from `facts`. Most
+    /// reviews need no lookups, and the check for this case is fast.
     #[must_use]
     pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
         if SYSTEM_NAMESPACES.contains(&self.namespace()) {
@@ -229,8 +229,8 @@ impl Review<'_> {
         ReviewContext::new(self, endpoint, snapshot, facts).map(|context| context.needs()).unwrap_or_default()
     }
 
-    /// Returns the cluster profiles and the namespace's profiles, with the values and sources of their parameters. Used
-    /// by `pillion explain`, but not by [`Review::decide`]. Empty if the namespace is not opted in.
+    /// Returns the cluster profiles and the namespace's profiles, with the values and sources of their parameters, for
+    /// `pillion explain`. [`Review::decide`] does not need them. Empty if the namespace is not opted in.
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let Some(context) = ReviewContext::new(self, endpoint, snapshot, facts) else { return Vec::new() };

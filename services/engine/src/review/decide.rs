@@ -1,9 +1,9 @@
 //! Decides a review on the mutating path.
 //!
 //! An admission policy adds a scheduling gate to every pod that is created in a `held` namespace. The gate marks pods
-//! without a decision. Therefore the patch of every decision removes the gate, even if nothing is injected or a profile
-//! is left out because of its `failurePolicy`. The gate remains if there is no response, and on denied pods. Other
-//! gates keep their order.
+//! that have no decision yet. Therefore the patch of every decision removes the gate, even if nothing is injected or a
+//! profile is left out because of its `failurePolicy`. The gate remains if there is no response, and on denied pods.
+//! Other gates keep their order.
 //!
 //! Another admission policy rejects pods in `required` namespaces that have no injection record. If the guardrails set
 //! `recordDecisions`, every decision that allows such a pod writes a record. The record is empty if nothing is
@@ -30,8 +30,8 @@ use crate::snapshot::Snapshot;
 struct EarlierPass<'v> {
     /// The changes of profiles that do not stand in for cluster profiles, if there are any.
     changes: Option<&'v NamespaceChanges<'v>>,
-    /// Whether the pass applied a stand-in for a cluster profile. Its changes are kept, because they come from the
-    /// template of the cluster profile, which might not make them again.
+    /// Whether the pass applied a stand-in for a cluster profile. If so, stand-ins are not left out in favor of other
+    /// cluster profiles. Their changes come from the template of the cluster profile, which might not make them again.
     had_stand_in: bool,
 }
 
@@ -234,8 +234,8 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
 }
 
 /// Checks that the result of all profiles contains the protected changes in `alone`, the result of the cluster
-/// profiles. In an earlier pass, a namespaced profile may have been applied before a change that a cluster profile
-/// makes only in this pass.
+/// profiles. The two can differ if a cluster profile makes a change in this pass, after an earlier pass already applied
+/// a namespaced profile.
 fn interference(together: &Applied<'_>, alone: &Applied<'_>) -> Result<(), Excess> {
     let protected = alone.protected.as_ref().ok_or_else(Excess::unreadable)?;
     limits::check_interference(&alone.document, &together.document, protected)
@@ -246,7 +246,8 @@ fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
     let object = object.raw().len();
     let message = || {
         format!(
-            "a patch of {patch} bytes on an object of {object} bytes; {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} are allowed"
+            "a patch of {patch} bytes for an object of {object} bytes; {MAX_PATCH_BYTES} and {MAX_OBJECT_BYTES} in \
+             total are allowed"
         )
     };
     (!patch::fits(patch, object)).then(message)

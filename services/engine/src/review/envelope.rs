@@ -16,7 +16,7 @@ const MAX_KEYS: usize = 64;
 /// The maximum length of invalid values in messages, in characters.
 const SHOWN: usize = 60;
 
-/// The supported versions. The response has the version of the review.
+/// The supported versions. The response has the same version as the review.
 const VERSIONS: [&str; 2] = ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"];
 
 /// The metadata of a request.
@@ -33,7 +33,7 @@ pub(super) struct Envelope<'b> {
     /// The plural resource name. If there is a subresource, a slash and its name follow.
     pub(super) resource: Cow<'b, str>,
     pub(super) dry_run: bool,
-    /// Whether the user is a node, such as one whose kubelet creates a mirror pod.
+    /// Whether a node sent the request, such as a kubelet that creates a mirror pod.
     pub(super) by_node: bool,
 }
 

@@ -121,7 +121,7 @@ pub enum RecordTrust {
     /// Records that the author did not write, according to `metadata.managedFields`.
     #[default]
     ManagedFields,
-    /// All records. For the command line, because files have no managedFields.
+    /// All records. The command line uses this value, because files have no managedFields.
     AsFound,
 }
 
@@ -346,8 +346,7 @@ impl<'b> Review<'b> {
     }
 
     /// Completes a decision that was not made by [`Self::decide`], such as a decision while injection is disabled. Adds
-    /// a patch that removes the scheduling gate of a pod in a `held` namespace. Decisions of [`Self::decide`] already
-    /// remove it.
+    /// a patch that removes the scheduling gate of a pod in a `held` namespace; [`Self::decide`] does this itself.
     ///
     /// # Errors
     /// Like [`Self::decide`].

@@ -354,7 +354,7 @@ fn drops_foreign_record() {
     let again = inject(&copied, &[("nginx", sidecar())]);
     assert_eq!(again.decided.decision.notices, [Notice::RecordDropped]);
     let profile = &again.decided.decision.profiles[0];
-    // Container and volume equal the template byte for byte. In a cluster, defaults would be added to them.
+    // The container and the volume equal the template byte for byte. In a cluster, the API server would add defaults.
     assert_eq!(profile.outcome, ProfileOutcome::Unchanged);
     let mut other = copied;
     other["spec"]["containers"][1]["imagePullPolicy"] = json!("IfNotPresent");

@@ -1,7 +1,7 @@
 //! Decides a review on the validating path: evaluates the validations of the selected profiles.
 //!
 //! On both paths, profiles are selected and configured using the original object, so both paths select the same
-//! profiles. The validations then see the object as it will be stored, including all injected changes. Each failed
+//! profiles. The validations then check the object as it will be stored, including all injected changes. Each failed
 //! validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit annotations are
 //! rendered.
 

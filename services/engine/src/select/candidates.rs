@@ -2,8 +2,8 @@
 //!
 //! A cluster may have thousands of profiles, but a pod gets only a few. Profiles that apply to all objects are in a
 //! list. All others are found by hash lookups with the labels and annotations of the pod, and their values. There is
-//! one index of cluster profiles, which all namespaces share, and one index for each namespace that has profiles. The
-//! candidates of a namespace also include the set of profiles whose selectors exclude the namespace.
+//! one index of cluster profiles, which all namespaces share, and one index for each namespace that has profiles.
+//! [`Candidates`] also stores which profiles have selectors that exclude the namespace.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -94,8 +94,8 @@ impl StagePlaces {
     }
 }
 
-/// Profiles in the order in which they apply, indexed by everything that can request them. Profiles with `activation:
-/// Never` are left out.
+/// Profiles in the order in which they apply, with indexes by name, by request key and by resource. Profiles with
+/// `activation: Never` are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     profiles: Vec<Entry>,
@@ -158,7 +158,7 @@ impl Index {
         let is_pod = action.creates_pod();
         let places =
             if is_pod { &*self.always } else { self.by_resource(action).map_or(&[][..], |acting| &acting.always) };
-        // The group of the resource or the operation may not match.
+        // The positions may include profiles for another API group or operation.
         let acts = move |place: &Place| self.profile(*place).is_some_and(|profile| profile.acts_on(action));
         places.iter().copied().filter(move |place| is_pod || acts(place))
     }
@@ -281,11 +281,11 @@ pub(crate) struct Candidates {
 /// The revisions chosen for one object.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
-    /// Positions of active revisions that this object does not get.
+    /// Positions of active revisions that are not used for this object.
     pub(crate) unchosen: Vec<Place>,
-    /// Pinned revisions that are not active, and the positions that they take.
+    /// Pinned revisions that are not active, and the position that each of them takes.
     pub(crate) pinned: Vec<(Place, Arc<CompiledProfile>)>,
-    /// Values `name@digits` for which there is no such revision.
+    /// Values `name@digits` whose revision does not exist.
     pub(crate) unknown: Vec<Box<str>>,
     pub(crate) notices: Vec<Notice>,
 }
@@ -449,7 +449,7 @@ impl Candidates {
         if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        // The name exists even for workloads that do not get the profile yet because of its rollout.
+        // Even workloads that do not get the profile yet, because of its rollout, may use its name.
         let acts = |place: &Place| self.is_candidate(*place) && self.acts(*place, action);
         let own = own.map(|place| place.filter(acts));
         let is_free = own.iter().all(Option::is_none);

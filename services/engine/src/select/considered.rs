@@ -4,8 +4,8 @@
 //! profiles, which is faster. This list is only made on demand, so it may be slow.
 //!
 //! `expected` selects by labels and annotations, without evaluating expressions. Requests, opt-outs and object
-//! selectors only depend on the metadata. Conditions may depend on more, and so may parameters with invalid values. A
-//! profile with conditions or such parameters is *open*, and the caller supplies its result.
+//! selectors only depend on the metadata. Conditions may depend on more, and so may the validity of parameter values. A
+//! profile with conditions, or with parameters that can exclude it, is *open*: the caller supplies its result.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ pub struct ParameterValue {
 /// A profile that was considered.
 #[derive(Clone, Debug)]
 pub struct Considered {
-    /// The profile, with the revision that the object gets.
+    /// The profile, at the revision that applies to the object.
     pub profile: Arc<CompiledProfile>,
     /// The state of the profile.
     pub request_state: RequestState,
@@ -173,7 +173,7 @@ pub(crate) struct Expected {
     pub(crate) profile: Arc<CompiledProfile>,
 }
 
-/// Whether a profile is open: the metadata does not decide if it matches.
+/// Whether a profile is open: the metadata alone does not show whether it matches.
 pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
     let refuses = |on_invalid: Option<OnInvalid>| on_invalid != Some(OnInvalid::Default);
     !profile.match_conditions.is_empty()

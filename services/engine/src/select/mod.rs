@@ -2,7 +2,7 @@
 //!
 //! The namespace selector and the target of a profile determine whether it is a candidate in a namespace. A candidate
 //! is requested by its activation, by its name, or by its request key. An opt-out, the object selector or the exclusive
-//! group may exclude it again. Only requested profiles are evaluated.
+//! group may then exclude it. Only requested profiles are evaluated.
 
 pub(crate) mod candidates;
 mod request;
@@ -54,7 +54,7 @@ pub(crate) struct Selection<'v> {
     /// The requested profiles, in their order.
     pub(crate) profiles: Vec<Selected<'v>>,
     pub(crate) notices: Vec<Notice>,
-    /// The reason and the details, if a request denies the object.
+    /// The reason and the details, if an unknown value in a request denies the object.
     pub(crate) denied: Option<(Reason, Box<str>)>,
     /// The reason for the decision if no profile was requested.
     pub(crate) reason: Reason,
@@ -261,7 +261,7 @@ fn check_conditions<'v>(
         match condition.expression.evaluate_bool(&bindings, &mut meter) {
             Ok(true) => {}
             Ok(false) => unmatched.push(&condition.name),
-            // The condition reads an invalid parameter. That parameter is reported separately.
+            // The condition reads an invalid parameter, which is reported separately.
             Err(_) if invalid.is_some() => {}
             Err(error) => refusals.push(failed(&condition.name, &error)),
         }
@@ -271,7 +271,8 @@ fn check_conditions<'v>(
         return Err(Refusal { outcome: ProfileOutcome::NotMatched, reason: Reason::MatchCondition, detail });
     }
     notices.append(&mut parameter_notices);
-    // Preconditions apply only to objects that match. If a match condition failed with an error, this is unknown.
+    // Preconditions apply only to objects that match. After an error in a match condition, it is unknown whether the
+    // object matches.
     let preconditions = if refusals.is_empty() { &*profile.preconditions } else { &[] };
     let mut warnings = Vec::new();
     for precondition in preconditions {

@@ -1,8 +1,8 @@
 //! Finds the profiles that a pod and its namespace request, by name or by the request key of the profile.
 //!
-//! See [`crate::profile::request`] for the values of a key. Labels have priority over annotations, and the pod has
-//! priority over its namespace. The first of these four that is present decides whether a profile is requested.
-//! Profiles with `empty: Absent` ignore empty values.
+//! See [`crate::profile::request`] for the values of a key. The first value that is present decides whether a profile
+//! is requested: the pod's label, the pod's annotation, the namespace's label, or the namespace's annotation. Profiles
+//! with `empty: Absent` ignore empty values.
 
 use std::borrow::Cow;
 
@@ -63,7 +63,7 @@ pub(super) struct RequestedProfiles {
     pub(super) denied: Option<(Reason, Box<str>)>,
 }
 
-/// The object with a request.
+/// The object that has the requesting label or annotation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RequestSource {
     Pod,
@@ -147,8 +147,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Handles a truthy value. If the pod has it, and the namespace has names of profiles under the same key, requests
-    /// those profiles. Otherwise requests the default profile.
+    /// Handles a truthy value. If the value is on the pod, and the namespace's value of the same key contains names of
+    /// profiles, requests those profiles. Otherwise requests the default profile.
     fn request_default(
         &mut self,
         source: RequestSource,

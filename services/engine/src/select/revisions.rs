@@ -6,9 +6,9 @@
 //!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned. A namespaced profile that only sets values of
 //!   its parent cannot be pinned either, because its old revisions contain an old spec of the parent.
 //! * Otherwise, a rollout gives the newest revision to a share of the *workloads*, and the promoted one to all others,
-//!   so that all pods of a workload are equal. A hash of profile, namespace and workload decides this. It is the same
-//!   on every replica. A larger share includes the workloads of a smaller one, and each profile selects other
-//!   workloads.
+//!   so that all pods of a workload are equal. A hash of profile, namespace and workload decides this, with the same
+//!   result on every replica. A larger share includes the workloads of a smaller one, and each profile selects
+//!   different workloads.
 //!
 //! Usually there is nothing to choose, and the only cost is reading two annotations.
 
@@ -31,7 +31,7 @@ use crate::record::Record;
 use super::candidates::{Candidates, Choice, Place};
 use super::request::Pod;
 
-/// The resolution of shares, in hundredths of a percent.
+/// The number of steps into which all workloads are divided: one step is a hundredth of a percent.
 const SHARES: u64 = 10_000;
 
 /// The object for which revisions are chosen.
@@ -110,7 +110,8 @@ fn pin(word: &str) -> Option<(&str, &str, &str)> {
     (!name.starts_with('-')).then_some((word, name, digits))
 }
 
-/// Whether a workload is in the share of `percent` of all workloads. The share depends on the profile and namespace.
+/// Whether a workload is in the share of `percent` of all workloads. Which workloads are in the share depends on the
+/// profile and the namespace.
 pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &str) -> bool {
     let mut hash = Sha256::new();
     for part in [profile, namespace, workload] {
@@ -205,8 +206,8 @@ impl<'c> Chooser<'c, '_> {
         let stands_for = match places.iter().find(is_it) {
             Some(place) => *place,
             None => match (self.fetch)(name, revision) {
-                // The revision is from a time when the profile only set values of its parent. It would stand in for the
-                // parent's current spec.
+                // In this revision, the profile only set values of its parent. The revision would replace the parent's
+                // current spec with an old one.
                 Answer::Found(compiled) if compiled.limits() == Limits::Parent => return false,
                 Answer::Found(compiled) => {
                     let Some(place) = places.first() else { return false };

@@ -159,8 +159,8 @@ impl Snapshot {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// Returns the profiles that are available in a namespace. This is computed once per namespace and set of profiles.
-    /// Namespaces with equal results share them.
+    /// Returns the profiles that are available in a namespace. The result is computed once per namespace and set of
+    /// profiles. Namespaces with equal results share one copy.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
         let (cluster, own) = self.profiles.indexes(name);
         if let Some(found) = namespace.cached_candidates()

@@ -51,13 +51,14 @@ impl Served {
 }
 
 impl From<Arc<CompiledProfile>> for Served {
-    /// Uses the profile for all workloads, without other revisions.
+    /// Creates an entry without a rollout and without other revisions, so that all workloads get the profile.
     fn from(profile: Arc<CompiledProfile>) -> Self {
         Self { profile, stage: None, kept: Arc::default() }
     }
 }
 
-/// All compiled profiles of a cluster. Cluster profiles come first. Profiles are sorted by `order`, then by name.
+/// All compiled profiles of a cluster. Cluster profiles come first. Within a namespace, profiles are sorted by `order`,
+/// then by name.
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
     all: Vec<Entry>,

@@ -161,8 +161,8 @@ fn profile_extends_parent_of_any_file() {
     assert_eq!(names, ["root"]);
     for (problem, expected) in problems.iter().zip([
         "a.yaml:8:11: spec.extends.name: there is no cluster profile \"rot\" (did you mean \"root\"?)",
-        "b.yaml:8:11: spec.extends.name: the cluster profile \"broken\" is invalid itself",
-        "c.yaml:8:11: spec.extends.name: the cluster profile \"unreadable\" is invalid itself",
+        "b.yaml:8:11: spec.extends.name: the cluster profile \"broken\" is invalid",
+        "c.yaml:8:11: spec.extends.name: the cluster profile \"unreadable\" is invalid",
         "d.yaml:9:9: spec.template.spec.containers[0]: ",
         "e.yaml:6:3: unknown field `tempalte`",
         "f.yaml:8:11: spec.extends.name: a profile cannot extend itself: one -> two -> one",

@@ -1,4 +1,4 @@
-//! Tests each control of the Pod Security Standards with at least one row.
+//! Tests each control of the Pod Security Standards with at least one table row.
 
 use std::collections::HashSet;
 

@@ -403,7 +403,7 @@ fn limit_checks_take_linear_time() {
     let after = with(before.clone(), &[("/spec/containers/10000", hardened("side"))]);
     let start = Instant::now();
     assert_eq!(Case::default().check(&before, &after), Ok(()));
-    // Quadratic time would be minutes.
+    // Quadratic time would take minutes.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 

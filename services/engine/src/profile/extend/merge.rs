@@ -58,7 +58,8 @@ pub(super) fn merge_spec(parent: Part, child: Part) -> Part {
 }
 
 /// Merges a parameter field by field, so that a child that only sets a default inherits the type and the constraints.
-/// If the types differ, the child replaces the parent's parameter. `sources: []` also removes the keys.
+/// If the types differ, the child replaces the parent's parameter. `sources: []` in the child also removes the parent's
+/// keys.
 fn merge_parameter(parent: Part, child: Part) -> Part {
     let type_of = |part: &Part| part.json.get("type").cloned();
     if type_of(&child).is_some_and(|type_| type_of(&parent) != Some(type_)) {
@@ -72,7 +73,8 @@ fn merge_parameter(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |_, _, child| child)
 }
 
-/// Merges the conditions and the template of a container patch, and replaces its matchers.
+/// Merges the conditions and the template of a container patch. All other fields of the child, such as its matchers,
+/// replace those of the parent.
 fn merge_container_patch(parent: Part, child: Part) -> Part {
     merge_fields(parent, child, |name, parent, child| match name {
         "matchConditions" | "preconditions" => keyed(parent, child, name_of, |_, child| child),
@@ -108,7 +110,7 @@ fn merge_map(mut parent: Part, child: Part, shape: Shape, depth: usize) -> Part 
     if let (Json::Object(fields), Json::Object(others)) = (&mut parent.json, &child.json)
         && others.keys().any(|name| is_choice(name))
     {
-        // The child's choice of a union replaces the parent's, including its nested fields.
+        // If the child sets a member of a union, drop the parent's other members of the union.
         fields.retain(|name, _| !is_choice(name) || others.contains_key(name));
     }
     merge_fields(parent, child, |name, parent, child| match (name, object.field(name)) {
@@ -188,7 +190,7 @@ fn keyed(parent: Part, child: Part, key: impl Fn(&Json) -> Option<String>, merge
     Part { json: Json::Array(json), origin: child.origin.with_items(origins) }
 }
 
-/// Returns the name of a named part. It is the key for merging.
+/// Returns the name of a named part, which is its key for merging.
 fn name_of(element: &Json) -> Option<String> {
     element.get("name").and_then(Json::as_str).map(str::to_owned)
 }
@@ -211,7 +213,7 @@ fn is_directives(fields: &Map<String, Json>) -> bool {
     !fields.is_empty() && fields.keys().all(|name| name.starts_with('$'))
 }
 
-/// Wraps a value into `$value`, so that directives can be added to it.
+/// Wraps a value in `$value`, so that directives can be added to it.
 fn as_value(part: Part) -> Part {
     let Part { json, origin } = part;
     let value = "$value".to_owned();
@@ -221,7 +223,7 @@ fn as_value(part: Part) -> Part {
     }
 }
 
-/// Whether a target consists of pods and their subresources.
+/// Whether a target contains only pods and their subresources.
 fn is_pods(target: &Json) -> bool {
     let is_core = target.get("group").and_then(Json::as_str).is_none_or(str::is_empty);
     let mut resources = target.get("resources").and_then(Json::as_array).into_iter().flatten();

@@ -397,7 +397,7 @@ fn reports_invalid_chain() {
         ("child", "a profile cannot extend itself: child -> child"),
         ("to-child", "a profile cannot extend itself: child -> to-child -> child"),
         ("turn", "a profile cannot extend itself: child -> turn -> round -> turn"),
-        ("on-broken", "the cluster profile \"broken\" is invalid itself"),
+        ("on-broken", "the cluster profile \"broken\" is invalid"),
     ] {
         let diagnostics = diagnostics(&name, link(parent), &library);
         match diagnostics.as_slice() {
@@ -597,7 +597,7 @@ fn namespace_sets_permitted_parameters() {
 fn namespace_cannot_widen_inherited_fields() {
     for (more, expected) in [
         (json!({"optOut": "Allowed"}), "spec.optOut: the cluster profile forbids opting out"),
-        (json!({"optOut": "Forbidden"}), "spec.optOut: optOut Forbidden is for cluster profiles"),
+        (json!({"optOut": "Forbidden"}), "spec.optOut: optOut Forbidden is only for cluster profiles"),
         (json!({"namespaceSelector": {}}), "spec.namespaceSelector: "),
         (
             json!({"matchConditions": [{"name": "level", "expression": "true"}]}),

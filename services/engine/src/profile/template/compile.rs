@@ -303,7 +303,7 @@ impl<'d> Compiler<'d> {
                 changes_earlier_additions: false,
             }),
             Err(error) => {
-                self.report(&format!("the template cannot be used: {error}"), "make it smaller");
+                self.report(&format!("the template cannot be used: {error}"), "make the template smaller");
                 None
             }
         }

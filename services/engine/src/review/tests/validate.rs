@@ -61,7 +61,7 @@ fn validate(object: &Json, profiles: &[(&str, Json)]) -> (Decided, Json) {
     decide(&review_of("pods", "CREATE", object, &Json::Null), VALIDATE, &snapshot(profiles), &Facts::default())
 }
 
-/// Returns the profile in the language specification that forbids environment variables.
+/// Returns the profile from the language specification that forbids environment variables.
 fn deny_env() -> Json {
     json!({
         "target": {"version": "v1", "resources": ["pods", "pods/ephemeralcontainers"], "operations": ["CREATE", "UPDATE"]},
