@@ -1,8 +1,8 @@
-//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with limits on all resources, and a drain that loses no request.
+//! The accept loop for TCP, TLS, HTTP/1.1 and HTTP/2, with limits on all resources, and a drain that loses no request.
 //!
 //! The API server pools connections for 90 seconds, and does not retry a POST that it sent on a closing connection. So
-//! a draining server keeps accepting and answering, and asks each client by `Connection: close` (HTTP/2: GOAWAY) to
-//! connect elsewhere. It ends when no connection is left.
+//! a draining server continues to accept connections and to answer requests. It asks each client by `Connection: close`
+//! (HTTP/2: GOAWAY) to connect elsewhere, and ends when no connection is left.
 
 mod connection;
 mod connection_permits;
@@ -37,57 +37,62 @@ use crate::clients::{Caller, ClientCertificates};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::{ServingCertificate, provider};
 
-/// How long to wait after `accept` failed: most likely no file descriptor was free.
+/// How long to wait after `accept` failed. The usual cause is a lack of file descriptors.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 /// The minimum time between log lines about failed accepts.
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
-/// Connections accepted in a row during the drain. The kernel's queue has about this length.
+/// The maximum number of connections that are accepted in a row during the drain, which is about the length of the
+/// kernel's queue.
 const BACKLOG: usize = 1024;
-/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. It
-/// is at most a tenth of the drain.
+/// How long before the end of a drain the server closes idle connections. Requests in flight then have this time to be
+/// answered. The time is at most a tenth of the drain.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
-/// The random variation of a connection's maximum age, so that clients do not all reconnect at once.
+/// The random variation of a connection's maximum age, as a fraction. It prevents all clients from reconnecting at
+/// once.
 const AGE_JITTER: f64 = 0.2;
 
-/// The limits of a server. They bound every resource that a client can hold.
+/// The limits of a server, which bound every resource that a client can use.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerSettings {
-    /// From the TCP connection to the end of the TLS handshake.
+    /// Maximum time from the TCP connection to the end of the TLS handshake.
     pub handshake_timeout: Duration,
-    /// Concurrent handshakes whose client has sent data; others wait, within their own timeout.
+    /// Maximum number of concurrent handshakes in which the client has sent data. Further handshakes wait, within their
+    /// own timeout.
     pub max_handshakes: usize,
-    /// From the first byte of a request's head to its last (HTTP/1.1).
+    /// Maximum time from the first to the last byte of a request's head (HTTP/1.1).
     pub header_timeout: Duration,
-    /// How long a connection may be open without a request. It exceeds the API server's 90 s, because the client must
-    /// close first: it might be sending a request at that moment. For a client that lacks a required certificate, the
-    /// handshake timeout applies instead.
+    /// How long a connection may be open without a request. It must exceed the API server's 90 s, so that the client
+    /// closes the connection first: if the server did, the client might be sending a request at that moment. For a
+    /// client that lacks a required certificate, the handshake timeout applies instead.
     pub idle_timeout: Duration,
-    /// From a request's head to its response. The routes have shorter limits, so this one is only a safeguard.
+    /// Maximum time from a request's head to its response. The routes have shorter limits, so this one is only a
+    /// safeguard.
     pub request_timeout: Duration,
-    /// How long a response may wait for its client to read it. A client that reads slowly has a second more for each
-    /// 256 KiB.
+    /// How long a response may wait until its client reads it. For each 256 KiB of pending data, the client has one
+    /// second more.
     pub response_timeout: Duration,
-    /// Bytes of responses that may be pending on one connection, in addition to one response of any size.
+    /// Maximum number of bytes of pending responses on one connection, in addition to one response of any size.
     pub max_pending_response_bytes: usize,
-    /// Concurrent connections. Beyond that, the address with the most connections loses one, unless the new client
-    /// would have as many itself. Then the new connection is closed at once.
+    /// Maximum number of concurrent connections. If it is reached, the address with the most connections loses one to a
+    /// new client. If the new client would then have as many connections itself, its new connection is closed instead.
     pub max_connections: usize,
-    /// After this time (20 per cent more or less) the client is asked to reconnect, so that new replicas get their
-    /// share of load. `None`: never.
+    /// The age at which the server asks the client to reconnect, so that new replicas get their share of load. It
+    /// varies by 20 per cent. `None`: no maximum age.
     pub max_age: Option<Duration>,
-    /// The minimum time during which a draining server accepts connections, until clients no longer route to it.
+    /// The minimum time for which a draining server still accepts connections, because clients still route requests to
+    /// it.
     pub drain_minimum: Duration,
     /// How long the drain may take before the remaining connections are cut.
     pub drain_deadline: Duration,
-    /// The operating system's send buffer for a connection. The system allocates twice as many bytes. Its default grows
-    /// up to some MiB, while a response has a few KiB.
+    /// The size of the operating system's send buffer for a connection, of which Linux allocates twice as much. By
+    /// default the buffer grows up to some MiB, although a response has a few KiB.
     pub send_buffer_bytes: usize,
-    /// Buffer of a connection in each direction; the head of a request must fit.
+    /// The size of a connection's buffer in each direction. The head of a request must fit into it.
     pub max_buffer_bytes: usize,
-    /// Concurrent requests on one HTTP/2 connection.
+    /// Maximum number of concurrent requests on one HTTP/2 connection.
     pub max_streams: u32,
-    /// Bytes of a request's head on HTTP/2.
+    /// Maximum size of a request's head on HTTP/2, in bytes.
     pub max_header_bytes: u32,
 }
 
@@ -119,7 +124,8 @@ impl ServerSettings {
     pub fn ops() -> Self {
         Self {
             max_connections: 256,
-            // Idle connections must not block the kubelet, whose probes decide whether this process is restarted.
+            // The kubelet's probes decide whether this process is restarted, so idle connections must not keep the
+            // kubelet out.
             idle_timeout: Duration::from_secs(10),
             max_age: None,
             drain_minimum: Duration::ZERO,
@@ -138,10 +144,11 @@ pub struct Tls {
 
 impl Tls {
     /// Creates a configuration for TLS 1.2 and 1.3 that offers HTTP/2 and HTTP/1.1. Each handshake uses the current
-    /// certificate. With `clients`, requests require a client certificate of the CAs current at the handshake.
+    /// certificate. With `clients`, requests require a client certificate that was issued by one of the CAs that are
+    /// current at the handshake.
     ///
     /// # Errors
-    /// The cryptography library does not support these versions of TLS, which would be a build error.
+    /// The cryptography library does not support these versions of TLS, which would be an error of the build.
     pub fn new(
         certificate: Arc<ServingCertificate>,
         clients: Option<Arc<ClientCertificates>>,

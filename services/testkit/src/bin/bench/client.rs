@@ -1,4 +1,4 @@
-//! Sends one request and checks its response, before anything is measured.
+//! Sends one request and checks its response, before the measurements start.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::server::{PATH, Server};
 /// The timeout of one exchange.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends a review and checks that exactly these containers are injected into its pod.
+/// Sends a review, and checks that the response injects exactly these containers into the pod.
 ///
 /// # Errors
-/// There was no response in time, or its result differs.
+/// The server does not respond in time, or its patch adds other containers.
 pub(crate) async fn expect_containers(server: &Server, review: &Value, expected: &[&str]) -> anyhow::Result<()> {
     let answer = post(server, review.to_string()).await?;
     let before = review.pointer("/request/object").context("the review has no object")?;
