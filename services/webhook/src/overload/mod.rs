@@ -323,7 +323,7 @@ fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
         let receiver = Arc::clone(&receiver);
         let started = thread::Builder::new().name(name.to_owned()).spawn(move || run_jobs(&receiver));
         if let Err(error) = &started {
-            tracing::warn!(%error, "a thread for large bodies cannot be started");
+            tracing::warn!(%error, "cannot start a thread for large bodies");
         }
         started.is_ok()
     });
@@ -332,7 +332,7 @@ fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
 
 fn run_jobs(jobs: &Mutex<Receiver<Job>>) {
     if let Err(error) = rustix::process::nice(NICE_INCREMENT) {
-        tracing::debug!(%error, "the priority of a thread for large bodies cannot be lowered");
+        tracing::debug!(%error, "cannot lower the priority of a thread for large bodies");
     }
     loop {
         // A thread holds the lock while it waits for the next job, and releases it before it runs the job.

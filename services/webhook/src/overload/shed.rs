@@ -51,8 +51,8 @@ impl fmt::Display for Shed {
             Self::TenantQueueFull => "the queue of this namespace's waiting requests is full: try again",
             Self::Deadline => "the caller's deadline passed before the request was decided",
             Self::NoMemory => "the memory for request bodies is exhausted: try again",
-            Self::Namespace => "the namespace is not known yet and could not be looked up: try again",
-            Self::NotReady => "profiles and namespaces are not known yet: try again",
+            Self::Namespace => "this replica does not have the namespace yet, and its lookup failed: try again",
+            Self::NotReady => "this replica has not loaded all profiles and namespaces yet: try again",
         })
     }
 }
