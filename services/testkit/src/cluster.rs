@@ -255,7 +255,7 @@ impl Cluster {
         let nodes: Api<Node> = Api::all(self.client().await?);
         let all = ListParams::default();
         let listed = tokio::time::timeout(Duration::from_secs(5), nodes.list(&all));
-        let node = listed.await.context("no answer")??.items.pop().context("no node")?;
+        let node = listed.await.context("no response")??.items.pop().context("no node")?;
         let status = node.status.context("no status")?;
         let conditions = status.conditions.unwrap_or_default();
         let ready = conditions.iter().find(|each| each.type_ == "Ready").context("no condition")?;

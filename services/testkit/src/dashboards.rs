@@ -47,7 +47,7 @@ pub struct Panel {
     width: Option<u64>,
     /// Why the panel's queries may return no data in a test without a cluster. `None`: they must return data.
     pub idle: Option<String>,
-    /// The colours, each with the lowest value that has this colour. The first one has no lowest value.
+    /// The colours, each with the lowest value that has this colour. `None`: the colour applies to all lower values.
     #[serde(default)]
     thresholds: Vec<(Option<f64>, String)>,
     /// The text and the colour that Grafana shows instead of certain values.

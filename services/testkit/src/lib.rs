@@ -2,9 +2,15 @@
 //!
 //! A test with a control plane looks like this:
 //!
-//! ```no_run // #[test] fn serves_its_version() {     pillion_testkit::isolated(|| async {         let control_plane =
-//! pillion_testkit::ControlPlane::start().await?;
-//! assert!(control_plane.client().apiserver_version().await.is_ok());         Ok(())     }); }
+//! ```no_run
+//! // #[test]
+//! fn serves_its_version() {
+//!     pillion_testkit::isolated(|| async {
+//!         let control_plane = pillion_testkit::ControlPlane::start().await?;
+//!         assert!(control_plane.client().apiserver_version().await.is_ok());
+//!         Ok(())
+//!     });
+//! }
 //! ```
 //!
 //! - [`tools`]: finds or builds `etcd`, `kube-apiserver`, `kubectl` and other programs.

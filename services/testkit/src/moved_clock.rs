@@ -57,7 +57,7 @@ impl MovedClock {
     /// The file cannot be written.
     pub fn ahead_by(&self, seconds: i64) -> anyhow::Result<()> {
         // Running processes map the file, so it must never be truncated.
-        self.file.write_all_at(&seconds.to_ne_bytes(), 0).context("the clock's file cannot be written")
+        self.file.write_all_at(&seconds.to_ne_bytes(), 0).context("cannot write the clock's file")
     }
 }
 

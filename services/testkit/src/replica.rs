@@ -145,7 +145,7 @@ impl Replica {
         let address = self.address;
         let probe = async || match get(address, "/readyz").await? {
             (StatusCode::OK, _) => Ok(()),
-            (status, text) => bail!("/readyz answers {status}: {text}"),
+            (status, text) => bail!("/readyz returns {status}: {text}"),
         };
         self.daemon.ready(self.ready_within, probe).await
     }
@@ -190,7 +190,7 @@ impl Replica {
     pub async fn metrics_text(&self) -> anyhow::Result<String> {
         match self.get("/metrics").await? {
             (StatusCode::OK, text) => Ok(text),
-            (status, text) => bail!("/metrics answers {status}: {text}"),
+            (status, text) => bail!("/metrics returns {status}: {text}"),
         }
     }
 
@@ -232,7 +232,7 @@ async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)
     };
     tokio::time::timeout(GET_LIMIT, exchange)
         .await
-        .with_context(|| format!("no answer within {GET_LIMIT:?}"))
+        .with_context(|| format!("no response within {GET_LIMIT:?}"))
         .flatten()
         .with_context(|| format!("GET http://{address}{path}"))
 }

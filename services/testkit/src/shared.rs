@@ -181,8 +181,8 @@ impl Lease {
     }
 }
 
-/// A shell script that runs a command until the command ends, or kills it when the owner ends. `$0` is the lease's
-/// folder, `$1` is the owner's process id, and the rest is the command.
+/// A shell script that runs a command, and kills it if the owner ends. When the command has ended, removes the lease's
+/// folder. `$0` is this folder, `$1` is the owner's process id, and the rest is the command.
 const KEEPER: &str = r#"
 folder=$0 owner=$1
 shift

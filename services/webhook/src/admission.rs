@@ -60,7 +60,7 @@ pub struct RequestSettings {
     /// Maximum number of bytes of one body. A review of an update contains two objects of up to 3 MiB.
     pub body_limit: usize,
     /// Maximum number of bytes of all request bodies together; a request that exceeds it gets 503. Large bodies can use
-    /// only three quarters of this budget, so that small ones still find memory.
+    /// only three quarters of this budget, so that memory remains for small ones.
     pub body_budget: usize,
     /// Maximum time from the end of a request's head to the end of its body.
     pub body_timeout: Duration,

@@ -6,7 +6,7 @@
 //!
 //! - `requests`: outcomes and durations of requests.
 //! - `process`: the metrics that every process of Pillion has: its resources and its build.
-//! - `series`: series for names that come and go, such as the requests of each tenant.
+//! - `series`: series for names that are created and deleted, such as the requests of each tenant.
 //! - `decisions`: decisions by profile, outcome and reason.
 //! - `snapshot`: the sizes of the snapshot.
 //! - `connections`: connections, handshakes and the serving certificate.

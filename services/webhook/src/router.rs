@@ -182,8 +182,8 @@ impl Service {
         }
     }
 
-    /// Checks the request's headers for unencoded JSON, and reads its body. The size limit is the smaller of `bytes`
-    /// and the body limit.
+    /// Checks that the request's headers declare unencoded JSON, and reads its body. The size limit is the smaller of
+    /// `bytes` and the body limit.
     async fn receive(&self, request: Request, bytes: usize, deadline: Deadline) -> Result<BufferedBody, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {

@@ -59,7 +59,7 @@ fn main() -> anyhow::Result<()> {
             cluster
         }
         Action::Down(Named { name }) => {
-            println!("{}", if Cluster::down(&name)? { "ended" } else { "there was none" });
+            println!("{}", if Cluster::down(&name)? { "ended" } else { "no such cluster" });
             return Ok(());
         }
         Action::Build => return pillion_testkit::cluster::build(),

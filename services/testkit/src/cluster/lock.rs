@@ -33,8 +33,8 @@ impl Lock {
                 }
                 Err(TryLockError::Error(error)) => return Err(error).with_context(shown),
             }
-            // If the previous holder has just removed the file, the next process would lock a new file. So this lock
-            // would have no effect, and is tried again.
+            // The previous holder may just have removed the file. Another process would then lock a new file, so this
+            // lock would have no effect. In that case, tries again.
             let is_there =
                 std::fs::metadata(&path).is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
             if is_there {

@@ -237,7 +237,7 @@ mod tests {
         std::fs::write(path.join("init.sh"), "read -r _").unwrap();
         let init = Command::new("bash").arg(path.join("init.sh")).arg(path).stdin(Stdio::piped()).spawn().unwrap();
         std::fs::write(path.join("run/init.pid"), format!("{}\n", init.id())).unwrap();
-        // Between `fork` and `exec`, the command line of the new process is not yet the expected one.
+        // The command line of a new process is empty for a moment.
         let begun = Instant::now();
         while runs(path).is_err() && begun.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(5));

@@ -38,7 +38,7 @@ pub(super) struct Parts {
     pub(super) engine: Engine,
 }
 
-/// The way to run clusters.
+/// The engine that runs clusters.
 #[derive(Debug, Clone)]
 pub(super) enum Engine {
     /// The tool kind, which runs nodes as containers.

@@ -39,14 +39,14 @@ impl Templates {
         self.answer(request).await
     }
 
-    /// Returns the stored pod after a strategic merge patch, which is a dry run.
+    /// Dry-runs a strategic merge patch of the stored pod, and returns the result.
     pub(crate) async fn strategic(&self, name: &str, patch: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
         let patch = json!({"template": patch});
         self.answer(self.requests.patch(name, &parameters, &Patch::Strategic(&patch))?).await
     }
 
-    /// Returns the stored pod after a server-side apply of a template, which is a dry run.
+    /// Dry-runs a server-side apply of a template to the stored pod, and returns the result.
     pub(crate) async fn applied(&self, name: &str, template: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::apply("profile").force() };
         let patch = object(name, template);

@@ -128,7 +128,7 @@ impl Overload {
             queue: fair::Bounds {
                 length: settings.max_queued,
                 per_class: settings.max_queued_per_tenant,
-                // About the cost of one pod's review.
+                // About the cost of one small pod's review.
                 quantum: 2 * BASE_COST,
             },
         };
@@ -300,7 +300,7 @@ impl LargeBodyPool {
         // The thread logs to the caller's subscriber.
         let subscriber = tracing::dispatcher::get_default(Clone::clone);
         let job = Box::new(move || {
-            // Unwind-safe: `work` owns its data, and is dropped if it panics. `send` fails if the caller no longer
+            // Unwind-safe: `work` owns its data, which is dropped if it panics. `send` fails if the caller no longer
             // waits.
             let work = AssertUnwindSafe(|| tracing::dispatcher::with_default(&subscriber, work));
             let _ = done.send(catch_unwind(work));

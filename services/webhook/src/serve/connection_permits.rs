@@ -4,8 +4,8 @@
 //! the API servers. So when all permits are taken, the address with the most permits loses one to an address with
 //! fewer. Each address thus gets its share, however many connections another one opens. If all addresses have one
 //! connection each, a new address replaces the oldest connection with an incomplete handshake or request: an honest
-//! client completes these within milliseconds. A client with a valid certificate never loses a connection, and no
-//! request that has arrived completely is lost.
+//! client completes these within milliseconds. A client with a valid certificate never loses a connection in this way,
+//! and no request that has arrived completely is lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -44,7 +44,7 @@ pub(super) struct ConnectionPermit {
 pub(super) enum Authentication {
     /// Only the client's address is known, because the handshake is not complete.
     Pending,
-    /// The handshake is complete, or the server does not use TLS. The client has no certificate.
+    /// The handshake is complete, or the server does not use TLS. The client has no accepted certificate.
     Anonymous,
     /// The client has presented an accepted certificate.
     Certificate,

@@ -77,8 +77,8 @@ pub struct ServerSettings {
     /// Maximum number of concurrent connections. If it is reached, the address with the most connections loses one to a
     /// new client. If the new client would then have as many connections itself, its new connection is closed instead.
     pub max_connections: usize,
-    /// The age at which the server asks the client to reconnect, so that new replicas get their share of load. It
-    /// varies by 20 per cent. `None`: no maximum age.
+    /// The age at which the server asks the client to reconnect, so that new replicas get their share of load. The
+    /// actual age varies by up to 20 per cent. `None`: no maximum age.
     pub max_age: Option<Duration>,
     /// The minimum time for which a draining server still accepts connections, because clients still route requests to
     /// it.

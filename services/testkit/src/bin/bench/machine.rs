@@ -52,7 +52,7 @@ impl Machine {
         let folder = own.parent().context("this program is in no folder")?;
         let program = |name: &str| {
             let program = folder.join(name);
-            if program.is_file() { Ok(program) } else { bail!("{} is not there; build it: {BUILD}", program.display()) }
+            if program.is_file() { Ok(program) } else { bail!("{} is missing; build it: {BUILD}", program.display()) }
         };
         let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc: this needs Linux")?;
         let cores = allowed_cores(&status);

@@ -15,11 +15,11 @@ use crate::server::{Dev, Server};
 /// Worker threads of each server. One is enough, because the servers are pinned to one core.
 const THREADS: u32 = 1;
 
-/// A fraction of a server's capacity. Its latency is also measured at this load, at which requests do not queue.
+/// Each server's latency is also measured at this fraction of its capacity, at which requests do not queue.
 const QUARTER: f64 = 0.25;
 
-/// A fraction of the slowest server's capacity. All servers are also compared at this same rate. Each server then
-/// sleeps between requests, and wakes its clients equally often.
+/// All servers are also compared at the same rate, which is this fraction of the slowest server's capacity. At this
+/// rate all servers sleep between requests, and wake their clients equally often.
 const HALF: f64 = 0.5;
 
 /// The amount of work: rounds, requests to each server in each round, and connections.
