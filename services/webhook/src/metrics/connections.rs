@@ -30,7 +30,7 @@ pillion_api::labelled! {
         Head => "slow_head",
         /// The response of the application, or the rest of the request's body.
         Answer => "slow_request",
-        /// Until the client has read its response.
+        /// The client, which has not read its response yet.
         Reader => "slow_reader",
     }
 }

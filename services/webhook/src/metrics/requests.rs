@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 /// The outcome of a request, as it appears in metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RequestOutcome {
-    /// The engine made a decision, and it was returned to the API server.
+    /// The engine made a decision, which was returned to the API server.
     Decided(Outcome),
     /// The request is not a valid admission review: HTTP 4xx.
     BadRequest,

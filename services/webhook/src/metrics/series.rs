@@ -131,7 +131,8 @@ pillion_api::labelled! {
 }
 
 impl TenantOutcome {
-    /// Converts an outcome to that of the tenant. `incomplete` means that a profile was skipped.
+    /// Converts the outcome of a request to the outcome that is counted for its tenant. `incomplete` means that a
+    /// profile was skipped.
     const fn of(outcome: RequestOutcome, incomplete: bool) -> Self {
         match outcome {
             RequestOutcome::Decided(Outcome::Denied) => Self::Denied,

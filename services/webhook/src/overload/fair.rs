@@ -1,4 +1,4 @@
-//! A bounded queue that is fair between classes, with the algorithm surplus round robin.
+//! A bounded queue that is fair between classes. It implements the algorithm "surplus round robin".
 //!
 //! Classes with waiting items form a ring. The class at the front is served until it has used up its credit. Then it
 //! moves to the end of the ring. When it is at the front again, its credit grows by one quantum. Its last item may cost

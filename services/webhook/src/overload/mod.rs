@@ -243,7 +243,8 @@ struct RequestPermits {
     gauge: Gauge,
 }
 
-/// A permit to answer a request. Dropping it returns it: when the response is ready, or when the client disconnects.
+/// A permit to answer a request. Dropping this value returns the permit: when the response is ready, or when the client
+/// disconnects.
 #[derive(Debug)]
 pub(crate) struct RequestPermit<'p>(&'p RequestPermits);
 

@@ -28,7 +28,7 @@ pub(super) struct ConnectionPermits {
     taken: Arc<Mutex<TakenPermits>>,
 }
 
-/// The permit of a connection. Dropping it returns it.
+/// The permit of a connection. Dropping this value returns the permit.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     holder: Arc<Holder>,
