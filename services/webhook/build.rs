@@ -1,11 +1,11 @@
-//! Passes the revision of the source and the version of the compiler to `pillion_build_info`.
+//! Sets the source revision and the compiler version that `pillion_build_info` exports.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Read from the environment, not from git: otherwise each commit would cause a rebuild, and images are built
-    // without .git.
+    // The revision is read from the environment and not from git. Otherwise each commit would cause a rebuild. Also,
+    // images are built without `.git`.
     println!("cargo::rerun-if-env-changed=PILLION_REVISION");
     println!("cargo::rustc-env=PILLION_REVISION={}", std::env::var("PILLION_REVISION").unwrap_or_default());
     println!("cargo::rustc-env=PILLION_RUSTC={}", rustc().unwrap_or_default());

@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// A CA, whose key exists only in this process.
+/// A CA. Its key exists only in the memory of this process.
 #[derive(Debug)]
 pub struct TestCa {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -38,7 +38,7 @@ impl TestCa {
         Ok(Self { issuer })
     }
 
-    /// Returns a serving certificate and its key in PEM form, for names and IP addresses.
+    /// Creates a serving certificate for these names and IP addresses. Returns the certificate and its key in PEM form.
     ///
     /// # Errors
     /// A name is not valid in a certificate.
@@ -49,14 +49,15 @@ impl TestCa {
         params.distinguished_name.push(DnType::CommonName, "pillion test certificate");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        // Without this extension, clients that build chains by key identifier cannot tell the CA's certificates apart.
+        // The test CAs have the same subject. Without this extension, clients cannot tell which of them issued a
+        // certificate.
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().context("generating a certificate's key")?;
         let certificate = params.signed_by(&key, &self.issuer).context("signing a serving certificate")?;
         Ok((certificate.pem(), key.serialize_pem()))
     }
 
-    /// Writes the result of [`TestCa::serving`] to `NAME.crt` and `NAME.key` in `dir`.
+    /// Creates a certificate with [`TestCa::serving`]. Writes it to `NAME.crt` and its key to `NAME.key` in `dir`.
     ///
     /// # Errors
     /// As [`TestCa::serving`], or the files cannot be written.
@@ -69,7 +70,7 @@ impl TestCa {
         Ok(files)
     }
 
-    /// Writes a client certificate with this common name and its key to `NAME.crt` and `NAME.key` in `dir`.
+    /// Creates a client certificate with this common name. Writes it to `NAME.crt` and its key to `NAME.key` in `dir`.
     ///
     /// # Errors
     /// The cryptography library fails, or the files cannot be written.

@@ -1,9 +1,10 @@
-//! A real Kubernetes cluster of one node, for tests that need kubelets, a scheduler and Services with real addresses.
+//! Runs a real Kubernetes cluster of one node, for tests that need kubelets, a scheduler and Services with real
+//! addresses.
 //!
 //! The project's own engine runs the programs of a control plane and of a node in Linux namespaces (`cluster::node`).
-//! The programs come from pinned Go modules and Debian packages. Tests use only this engine. For manual work, kind is
-//! supported too where a container engine is installed. Each cluster has a name and a folder; its parts are in the
-//! tools' cache (`cluster::parts`).
+//! The programs come from pinned Go modules and Debian packages. Tests use only this engine. For manual use, a cluster
+//! runs in kind instead if a container engine is installed. Each cluster has a name and a folder. The programs are
+//! stored in the tool cache (`cluster::parts`).
 
 use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
@@ -33,9 +34,9 @@ use parts::{Engine, Parts};
 const START_LIMIT: Duration = Duration::from_mins(4);
 /// The time limit of a script or of an image import.
 const COMMAND_LIMIT: Duration = Duration::from_mins(3);
-/// The file that marks a cluster's folder as owned: the cluster ends with its owner process.
+/// The file in a cluster's folder that marks the cluster as owned: it ends with its owner process.
 const OWNED: &str = "owned";
-/// An idle image, whose program is `/pause [PORT]`. With a port, it answers HTTP probes there.
+/// A small image whose program, `/pause [PORT]`, idles. With a port, the program answers HTTP probes on that port.
 pub const PAUSE_IMAGE: &str = "local.test/pause:1";
 
 /// A running cluster of one node. If this process owns the cluster, dropping this value ends it.
@@ -46,12 +47,13 @@ pub struct Cluster {
     parts: Parts,
     /// The write end of the pipe that ends the cluster when it closes. `None`: the cluster has no owner.
     owner: Option<PipeWriter>,
-    /// Prevents other processes from starting, ending or loading the cluster. This is the last field, so that the lock
-    /// is dropped last.
+    /// Prevents other processes from starting or ending the cluster, or importing images. This is the last field, so
+    /// that the lock is dropped last.
     _lock: Lock,
 }
 
-/// Builds the program of [`PAUSE_IMAGE`] in a folder, for other idle images, and returns its path.
+/// Builds the program of [`PAUSE_IMAGE`] in a folder, so that a test can create other idle images. Returns the
+/// program's path.
 ///
 /// # Errors
 /// There is no C compiler.
@@ -61,7 +63,7 @@ pub fn pause(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds or fetches the parts of test clusters. The first call takes a quarter of an hour on two cores; later calls
+/// Builds or fetches the programs of test clusters. The first call takes about 15 minutes on two cores; later calls
 /// build nothing.
 ///
 /// # Errors
@@ -70,17 +72,17 @@ pub fn build() -> anyhow::Result<()> {
     parts::make_own().map(drop)
 }
 
-/// Returns the path of a static busybox, for images with a shell and other small programs.
+/// Returns the path of a static busybox, for images that need a shell and other small programs.
 ///
 /// # Errors
-/// [`build`] has not fetched it.
+/// busybox is missing, because [`build`] has not been called on this machine.
 pub fn busybox() -> anyhow::Result<PathBuf> {
     Ok(parts::packages(&["--if-there"])?.join("bin/busybox"))
 }
 
 impl Cluster {
     /// Starts the cluster with this name, or resumes it with its data. The cluster has no owner, so it outlives this
-    /// process. Builds or fetches missing parts, which takes a quarter of an hour the first time.
+    /// process. Builds or fetches missing parts, which takes about 15 minutes the first time.
     ///
     /// # Errors
     /// This machine cannot run a cluster, or the cluster does not become ready; the error names its logs.
@@ -100,12 +102,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a new cluster that ends when it is dropped, or when its process ends in any way. Always uses the
-    /// project's own engine. The cluster is named after this process, so each process has at most one. Removes the
-    /// clusters of owners that have died.
+    /// Starts a new cluster that ends when this value is dropped, or when the process exits or is killed. Always uses
+    /// the project's own engine. The cluster is named after this process, so each process has at most one. Also removes
+    /// clusters whose owner process has ended.
     ///
     /// # Errors
-    /// As [`Cluster::up`]; nothing is built or fetched.
+    /// As [`Cluster::up`], or a program is missing: this function does not build or fetch any.
     pub async fn owned() -> anyhow::Result<Self> {
         let parts = parts::find().map_err(anyhow::Error::new)?;
         let name = format!("t{}", std::process::id());
@@ -234,8 +236,7 @@ impl Cluster {
         self.wait().await
     }
 
-    /// Waits until the node is ready. Then allows the API server to call the kubelet, which the project's own engine
-    /// needs.
+    /// Waits until the node is ready. With the project's own engine, then allows the API server to call the kubelet.
     async fn wait(&self) -> anyhow::Result<()> {
         let logs = self.home.join("log");
         eventually(START_LIMIT, "the cluster's node is ready", async || self.is_ready().await)
@@ -254,13 +255,13 @@ impl Cluster {
         let nodes: Api<Node> = Api::all(self.client().await?);
         let all = ListParams::default();
         let listed = tokio::time::timeout(Duration::from_secs(5), nodes.list(&all));
-        let node = listed.await.context("no answer")??.items.pop().context("no node")?;
+        let node = listed.await.context("no response")??.items.pop().context("no node")?;
         let status = node.status.context("no status")?;
         let conditions = status.conditions.unwrap_or_default();
         let ready = conditions.iter().find(|each| each.type_ == "Ready").context("no condition")?;
         ensure!(ready.status == "True", "{}", ready.message.as_deref().unwrap_or_default());
         if let Engine::Own(_) = &self.parts.engine {
-            // Ignores a status from before a restart.
+            // Rejects a status that the kubelet wrote before the node was restarted.
             let beaten = ready.last_heartbeat_time.as_ref().context("no heartbeat")?;
             node::has_started_since(&self.home, &beaten.0.to_string())?;
         }
@@ -282,7 +283,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if self.owner.is_some() {
-            // Prints the logs to help to debug a failing test.
+            // A failing test needs the logs for debugging.
             if std::thread::panicking() {
                 node::print_logs(&self.home);
             }
@@ -291,11 +292,11 @@ impl Drop for Cluster {
     }
 }
 
-/// Removes the clusters of processes that have ended. A running process holds the lock of its own cluster.
+/// Removes the clusters of processes that have ended. A cluster whose owner still runs is locked, so it is not removed.
 fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.filter_map(Result::ok).filter(|entry| entry.path().join(OWNED).exists()) {
-        // Errors are ignored, because a leftover that cannot be removed does not affect the next cluster.
+        // An error is ignored: a cluster that cannot be removed does not affect the next one.
         let _ = Cluster::end(entry.path(), &entry.file_name().to_string_lossy());
     }
 }

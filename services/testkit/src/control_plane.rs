@@ -1,4 +1,4 @@
-//! Starts a real control plane: etcd and kube-apiserver. A webhook can observe no difference from production.
+//! Starts a real control plane: etcd and kube-apiserver. For a webhook, it does not differ from production.
 //!
 //! It has no controller manager, scheduler or node, so pods stay pending.
 
@@ -55,18 +55,18 @@ struct Ports {
     etcd_peers: u16,
 }
 
-/// A running etcd and kube-apiserver. Dropping it ends both, unless they are leased.
+/// A running etcd and kube-apiserver. Dropping this value ends both, unless they are leased.
 #[derive(Debug)]
 pub struct ControlPlane {
     settings: Settings,
     ca_pem: String,
-    // The API server is dropped first: without etcd it would fill the end of its log with errors.
+    // The API server is dropped before etcd. Otherwise it would fill the end of its log with connection errors.
     api_server: Option<Daemon>,
-    /// `None` for a leased control plane, which belongs to another process.
+    /// `None` for a leased control plane, whose processes belong to another process.
     etcd: Option<Daemon>,
 }
 
-/// The configuration for each start of the API server.
+/// The configuration that each start of the API server uses.
 #[derive(Debug)]
 struct Settings {
     address: IpAddr,
@@ -76,7 +76,7 @@ struct Settings {
     api_server_args: Vec<String>,
 }
 
-/// A control plane that continues without its owner.
+/// A control plane that keeps running after this process ends.
 #[derive(Debug, Clone)]
 pub struct Detached {
     /// The administrator's kubeconfig.
@@ -131,8 +131,9 @@ impl Builder {
     /// the test has leased a control plane, attaches to the leased one instead.
     ///
     /// # Errors
-    /// The tools are missing, or etcd or the API server does not start; the error contains the end of its log. A leased
-    /// control plane cannot be configured: such a test needs [`own_network`](crate::Isolation::own_network).
+    /// The tools are missing, or etcd or the API server does not start; the error contains the end of its log. The
+    /// control plane is leased, but this builder configures it: such a test needs
+    /// [`own_network`](crate::Isolation::own_network).
     pub async fn start(self) -> anyhow::Result<ControlPlane> {
         install_crypto_provider();
         if let Some(leased) = namespace::leased_control_plane() {
@@ -151,7 +152,7 @@ impl Builder {
             api_server_args: self.api_server_args,
         };
         let ca_pem = settings.write_credentials()?;
-        // Both start concurrently, since the API server waits for etcd by itself.
+        // Both programs start concurrently, because the API server waits until etcd is ready.
         settings.write(CA_FILE, &ca_pem)?;
         let etcd = Some(settings.spawn_etcd()?);
         let mut control_plane = ControlPlane { etcd, api_server: None, ca_pem, settings };
@@ -160,7 +161,7 @@ impl Builder {
         Ok(control_plane)
     }
 
-    /// Attaches to a leased control plane. Kubeconfigs and similar files go into a folder of the test.
+    /// Attaches to a leased control plane. Writes kubeconfigs and similar files to a folder of the test.
     fn attach(self, leased: &Path) -> anyhow::Result<ControlPlane> {
         if self.address != namespace::API_SERVER || !self.api_server_args.is_empty() {
             bail!(
@@ -201,15 +202,15 @@ impl Settings {
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Writes keys, certificates and the token file, and returns the CA certificate.
+    /// Writes keys, certificates and the token file. Returns the CA certificate in PEM form.
     fn write_credentials(&self) -> anyhow::Result<String> {
         let ca = TestCa::new()?;
         let address = self.address.to_string();
         let second = namespace::SECOND_API_SERVER.to_string();
         let names = [&address, &second, "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
         ca.serving_files(&self.directory, "apiserver", &names)?;
-        // The API server also accepts a certificate as the public key of its tokens, so this reuses the certificate
-        // code.
+        // The API server accepts a certificate instead of a plain public key for service account tokens, so the
+        // certificate code can be reused.
         TestCa::new()?.serving_files(&self.directory, "service-accounts", &["service-accounts"])?;
         self.write("tokens.csv", &format!("{ADMIN_TOKEN},admin,admin,system:masters\n"))?;
         Ok(ca.bundle_pem())
@@ -221,7 +222,7 @@ impl Settings {
         let mut command = Command::new(self.tools.join("etcd"));
         command
             .arg(format!("--data-dir={}", self.path("etcd-data").display()))
-            // The data of a test need not survive a crash of the machine.
+            // A test's data need not survive a crash of the machine.
             .arg("--unsafe-no-fsync")
             .arg(format!("--listen-client-urls={clients}"))
             .arg(format!("--advertise-client-urls={clients}"))
@@ -247,9 +248,10 @@ impl Settings {
             .arg(format!("--tls-private-key-file={}", self.path("apiserver.key").display()))
             .arg(format!("--token-auth-file={}", self.path("tokens.csv").display()))
             .arg("--authorization-mode=RBAC")
-            // The API server must call webhooks at the endpoints' addresses: nothing routes Service addresses here.
+            // Nothing routes Service addresses here, so the API server must call webhooks at the addresses of the
+            // endpoints.
             .arg("--enable-aggregator-routing=true")
-            // This plugin waits for service accounts, which only a controller manager creates.
+            // This plugin waits for service accounts that only a controller manager creates.
             .arg("--disable-admission-plugins=ServiceAccount")
             .arg("--service-cluster-ip-range=10.112.0.0/24")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
@@ -258,7 +260,8 @@ impl Settings {
             .arg("--allow-privileged=true")
             .arg("--profiling=false");
         if address.is_loopback() {
-            // The Service `kubernetes` cannot have a loopback address as its endpoint, and needs none here.
+            // A loopback address is not allowed as an endpoint of the Service `kubernetes`, and this Service is not
+            // needed here.
             command.arg("--endpoint-reconciler-type=none");
         }
         command.args(&self.api_server_args);
@@ -266,10 +269,11 @@ impl Settings {
     }
 }
 
-/// Makes a Go program ignore proxies and the terminal's signals, and collect garbage only near a memory limit.
+/// Makes a Go program ignore proxies and the terminal's signals, and collect garbage only near a memory limit. Returns
+/// the command.
 fn isolate_go_process(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;
-    // Tests are limited by processor time and not by memory, so garbage is collected only at this limit.
+    // Processor time is scarcer than memory in tests, so Go collects garbage only near this limit.
     command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB");
     for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
         command.env_remove(variable);
@@ -329,10 +333,10 @@ impl ControlPlane {
     }
 
     /// Writes a kubeconfig with a token of a service account, and returns its path. Creates the service account if it
-    /// is missing. For tests of RBAC.
+    /// is missing. RBAC tests use it.
     ///
     /// # Errors
-    /// The namespace is missing, or the API server issues no token.
+    /// The namespace is missing, or the API server does not issue a token.
     pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> anyhow::Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
         let account = ServiceAccount {
@@ -366,7 +370,7 @@ impl ControlPlane {
         &self.settings.directory
     }
 
-    /// Kills the API server, as a power cut would. etcd continues to run. Existing clients work again after
+    /// Kills the API server abruptly, like a power failure. etcd continues to run. Existing clients work again after
     /// [`ControlPlane::start_api_server`].
     ///
     /// # Errors
@@ -375,7 +379,7 @@ impl ControlPlane {
         self.api_server.take().context("the API server is stopped already, or leased")?.kill()
     }
 
-    /// Starts the API server on the same etcd, address and keys, and waits until it is ready.
+    /// Starts the API server again with the same etcd, address and keys, and waits until it is ready.
     ///
     /// # Errors
     /// The API server is already running, or does not become ready; the error contains the end of its log.
@@ -410,7 +414,7 @@ impl ControlPlane {
         self.start_api_server().await
     }
 
-    /// Returns the API server's process, for instance to pause it. `None` while it is stopped, and for a leased one.
+    /// Returns the API server's process, for instance to pause it. `None`: the API server is stopped or leased.
     pub fn api_server(&mut self) -> Option<&mut Daemon> {
         self.api_server.as_mut()
     }

@@ -1,6 +1,6 @@
 //! Starts the real kube-controller-manager with the controllers that create pods, for tests of owner references.
 //!
-//! [`crate::ControlPlane`] does not include it, because most tests create their pods themselves.
+//! [`crate::ControlPlane`] does not start it, because most tests create their pods themselves.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const CONTROLLERS: &str =
 /// How long the controllers may take to start.
 const START_LIMIT: Duration = Duration::from_mins(3);
 
-/// A running kube-controller-manager. Dropping it ends it.
+/// A running kube-controller-manager. Dropping this value ends it.
 #[derive(Debug)]
 pub struct ControllerManager {
     daemon: Daemon,
@@ -33,7 +33,7 @@ impl ControllerManager {
         Self::with(control_plane, CONTROLLERS).await
     }
 
-    /// Like [`Self::start`], with these controllers: their names, separated by commas.
+    /// Like [`Self::start`], but runs these controllers: names separated by commas.
     ///
     /// # Errors
     /// As [`Self::start`].

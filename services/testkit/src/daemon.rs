@@ -1,4 +1,4 @@
-//! A process with a log file, which tests start, watch and signal. It ends when its owner drops it.
+//! A process with a log file that tests start, watch and signal. It ends when its [`Daemon`] is dropped.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -12,10 +12,10 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::eventually::eventually;
 
-/// How many lines of a log an error shows.
+/// The number of log lines in an error.
 const TAIL: usize = 20;
 
-/// A running process whose output goes to a log file. Dropping it kills it.
+/// A running process whose output goes to a log file. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Daemon {
     name: String,
@@ -25,10 +25,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `command` with its standard output and error appended to `log`, and an empty standard input.
+    /// Starts `command` with an empty standard input. Appends its standard output and standard error to `log`.
     ///
     /// # Errors
-    /// The log cannot be written or the program cannot be started.
+    /// The log cannot be written, or the program cannot be started.
     pub fn spawn(name: impl Into<String>, command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let name = name.into();
         let open = || OpenOptions::new().create(true).append(true).open(log);
@@ -63,10 +63,10 @@ impl Daemon {
         self.child.try_wait().with_context(|| format!("cannot read the status of {}", self.name))
     }
 
-    /// Waits until `probe` returns `Ok`; fails at once if the process ends.
+    /// Waits until `probe` returns `Ok`. Fails at once if the process ends.
     ///
     /// # Errors
-    /// The process ended or was not ready within `limit`; the error contains the last lines of its log.
+    /// The process ended, or was not ready within `limit`; the error contains the last lines of its log.
     pub async fn ready(
         &mut self,
         limit: Duration,
@@ -74,7 +74,7 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         let name = self.name.clone();
         let outcome = eventually(limit, &format!("{name} is ready"), async || {
-            // An ended process is a final result, so the probe is not repeated.
+            // Once the process has ended it cannot become ready, so the wait ends.
             if let Some(status) = self.exited()? {
                 return Ok(Err(anyhow!("{name} ended ({status}) before it was ready")));
             }
@@ -87,7 +87,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until the process has ended by itself.
+    /// Waits until the process ends, without sending it a signal.
     ///
     /// # Errors
     /// The process still runs after `limit`; the error contains the last lines of its log.
@@ -108,7 +108,8 @@ impl Daemon {
         self.signal(Signal::TERM).map(drop)
     }
 
-    /// Pauses the process with SIGSTOP: it hangs, and its connections stay open. Returns once every thread has stopped.
+    /// Pauses the process with SIGSTOP, so that it hangs while its connections stay open. Returns once every thread has
+    /// stopped.
     ///
     /// # Errors
     /// The process has already ended.
@@ -139,7 +140,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lets the process continue without an owner, and returns its id.
+    /// Keeps the process running after this value is dropped, and returns its process id.
     #[must_use]
     pub fn detach(mut self) -> u32 {
         self.detached = true;
@@ -147,7 +148,7 @@ impl Daemon {
     }
 
     fn signal(&mut self, signal: Signal) -> anyhow::Result<Pid> {
-        // The exit is checked first, because the id of a reaped process may have been reused.
+        // Another process may have reused the id of a reaped process, so the exit status is checked first.
         if let Some(status) = self.exited()? {
             bail!("{} cannot be signalled: it has ended ({status})", self.name);
         }
@@ -170,7 +171,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Returns the last lines of a file, or a message if it is unreadable.
+/// Returns the last lines of a file, or a message if the file cannot be read.
 pub(crate) fn tail(path: &Path, lines: usize) -> String {
     let file = match File::open(path) {
         Ok(file) => file,

@@ -1,5 +1,5 @@
-//! Renders Grafana dashboards from the short sources in `dashboards/source`. This module contains the settings that all
-//! panels and queries share.
+//! Renders Grafana dashboards from the short sources in `dashboards/source`. Adds the settings that all panels and
+//! queries share.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -15,9 +15,10 @@ const SCHEMA: u64 = 42;
 pub struct Source {
     title: String,
     description: String,
-    /// A metric of every target on the dashboard; the variables offer its labels.
+    /// A metric that every target of the dashboard exports. The dashboard's variables offer the values of its labels.
     metric: String,
-    /// Further variables: labels, each with a metric that has it. Queries must use them.
+    /// Further dashboard variables: each is a label, with a metric that has this label. Queries must use the variables
+    /// explicitly.
     #[serde(default)]
     variables: std::collections::BTreeMap<String, String>,
     /// The rows of panels.
@@ -44,12 +45,12 @@ pub struct Panel {
     kind: Kind,
     unit: String,
     width: Option<u64>,
-    /// Why the panel's queries may return nothing without a cluster. `None`: the queries must return data.
+    /// Why the panel's queries may return no data in a test without a cluster. `None`: they must return data.
     pub idle: Option<String>,
-    /// The colours, each with the lowest value at which it applies.
+    /// The colours, each with the lowest value that has this colour. `None`: the colour applies to all lower values.
     #[serde(default)]
     thresholds: Vec<(Option<f64>, String)>,
-    /// The label and the colour that Grafana shows for single values.
+    /// The text and the colour that Grafana shows instead of certain values.
     #[serde(default)]
     mappings: std::collections::BTreeMap<String, (String, String)>,
     #[serde(default)]
@@ -217,12 +218,13 @@ impl Panel {
 }
 
 impl Kind {
-    /// Whether colours depend on values instead of series.
+    /// Whether the colour of a panel depends on the value instead of the series.
     const fn is_by_value(self) -> bool {
         matches!(self, Self::Stat | Self::State)
     }
 
-    /// Returns Grafana's name of the kind, the options, and the field options. With `stack`, lines are stacked.
+    /// Returns Grafana's name for this kind, the panel's options, and the field options. With `stack`, lines are
+    /// stacked.
     fn settings(self, stack: bool) -> (&'static str, Value, Value) {
         let legend = json!({"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": true});
         let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
@@ -268,7 +270,8 @@ impl Kind {
 /// Returns a variable that offers the values of a label of this metric.
 fn variable(name: &str, label: &str, metric: &str, selector: &str) -> Value {
     let query = format!("label_values({metric}{{{selector}}}, {label})").replace("{}", "");
-    // Every target has these labels. A selector with `.*` also selects series without the label.
+    // Every target has the labels `job` and `instance`. Other labels may be missing: only a selector with `.*` also
+    // selects series without the label.
     let all = if ["job", "instance"].contains(&name) { ".+" } else { ".*" };
     json!({
         "allValue": all, "current": {"selected": true, "text": ["All"], "value": ["$__all"]}, "datasource": datasource(),
@@ -283,7 +286,8 @@ fn datasource() -> Value {
 }
 
 /// Adds the dashboard's variables to a query: restricts each metric to the selected targets, and API server metrics to
-/// Pillion's webhooks. In lists of labels, `release` means cluster and namespace, and `target` the labels of a target.
+/// Pillion's webhooks. Replaces `release` in a list of labels by the cluster and namespace labels, and `target` by the
+/// labels that identify a target.
 fn expression(text: &str, metric: &str) -> String {
     let ours = if metric.starts_with("apiserver_") {
         r#"$cluster_label=~"$cluster", job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#

@@ -4,17 +4,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
-/// The pause between checks of something local, such as a file or a process.
+/// The pause between two checks of something local, such as a file or a process.
 pub(crate) const POLL: Duration = Duration::from_millis(25);
-/// The first and the longest pause between attempts; each is 1.5 times the previous one. Most attempts call the API
-/// server, and more of them would delay the awaited condition.
+/// The first and the longest pause between attempts. Each pause is 1.5 times as long as the previous one. Most attempts
+/// call the API server, and too many calls would delay the awaited condition.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Retries until an attempt returns `Ok`, and returns its value, or until `limit` has passed.
+/// Repeats `attempt` until it returns `Ok`, for at most `limit`. Returns the value of the successful attempt.
 ///
-/// A failed attempt returns its reason as an error; the last one is part of the final error. An attempt that hangs is
-/// cancelled at the limit.
+/// A failed attempt returns its reason as an error. The final error contains the reason of the last attempt. An attempt
+/// that hangs is cancelled when the limit is reached.
 ///
 /// # Errors
 /// `what` did not become true within `limit`.
@@ -31,7 +31,7 @@ pub async fn eventually<T>(
         match tokio::time::timeout(left, attempt()).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => last = error,
-            // The attempt was cut off at the deadline, which is checked below.
+            // The timeout cancelled the attempt. The deadline is checked below.
             Err(_) => {}
         }
         // The deadline is checked after each failed attempt, so a limit of zero still permits one attempt.

@@ -1,4 +1,5 @@
-//! An HTTPS server stack like production's, without the product: TCP, rustls, hyper's HTTP version detection, axum.
+//! An HTTPS server stack like the webhook's, but independent of its code: TCP, rustls, hyper's HTTP version detection,
+//! axum.
 //!
 //! Tests use it for their own webhooks. The `floor` binary uses it to measure the lowest possible cost of such a
 //! server.
@@ -19,10 +20,10 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// Returns a TLS configuration like the product's: HTTP/2 and HTTP/1.1, without resumption.
+/// Returns a TLS configuration like the webhook's: HTTP/2 and HTTP/1.1, without session resumption.
 ///
 /// # Errors
-/// The PEM inputs have no certificate or no key, or they do not match.
+/// The PEM inputs have no certificate or no key, or the certificate and the key do not match.
 pub fn server_config(cert_pem: &[u8], key_pem: &[u8]) -> anyhow::Result<Arc<ServerConfig>> {
     crate::certificates::install_crypto_provider();
     let chain = CertificateDer::pem_slice_iter(cert_pem)
@@ -39,8 +40,7 @@ pub fn server_config(cert_pem: &[u8], key_pem: &[u8]) -> anyhow::Result<Arc<Serv
     Ok(Arc::new(config))
 }
 
-/// Serves `app` on `listener` until the future is dropped, which also ends its connections. Failed connections are
-/// ignored.
+/// Serves `app` on `listener` until the future is dropped, which also ends its connections. Ignores failed connections.
 pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, app: Router) {
     let acceptor = TlsAcceptor::from(tls);
     let builder = auto::Builder::new(TokioExecutor::new());
@@ -52,7 +52,7 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, app: Router) {
             Some(_) = connections.join_next() => continue,
         };
         let Ok((stream, _)) = accepted else {
-            // Usually no file descriptor is free, so an immediate retry would fail too.
+            // The usual cause is a lack of file descriptors, so an immediate retry would fail too.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };

@@ -1,5 +1,5 @@
-//! Builds images for the test cluster: archives with one layer that `ctr` and `kind` import. No registry and no image
-//! builder are needed. `tools/image.sh` writes the archives, as it does for a release.
+//! Builds images for the test cluster: archives with one layer, for import by `ctr` and `kind`. This needs no registry
+//! and no image builder. `tools/image.sh` writes the archives, as it does for a release.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// An image whose files are collected in a folder.
+/// An image to build. Its files are collected in a temporary folder.
 #[derive(Debug)]
 #[must_use]
 pub struct Image {
@@ -18,7 +18,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an image with this name (`HOST/NAME:TAG`), whose containers run the program `entrypoint`.
+    /// Creates an image with this reference (`HOST/NAME:TAG`), whose containers run the program `entrypoint`.
     ///
     /// # Errors
     /// The folder for its files cannot be created.
@@ -74,8 +74,8 @@ impl Image {
     }
 }
 
-/// Writes a copy of an archive to the file `to`, with the image name `reference`. The content, and thus the digest,
-/// stays the same.
+/// Copies the image archive `archive` to the file `to`, and changes the image's reference to `reference`. The content
+/// and its digest stay the same.
 ///
 /// # Errors
 /// The file is not an OCI layout with one image.
@@ -95,7 +95,7 @@ pub fn renamed(archive: &Path, reference: &str, to: &Path) -> anyhow::Result<()>
         anyhow::Ok(std::fs::write(file, json.to_string())?)
     };
     change("index.json", "/manifests/0/annotations", names(reference))?;
-    // This file has Docker's format, and an archive may omit it.
+    // This file is in Docker's format. Some archives omit it.
     if folder.path().join("manifest.json").exists() {
         change("manifest.json", "/0/RepoTags", json!([reference]))?;
     }

@@ -1,14 +1,15 @@
-//! Runs a test in Linux namespaces of its own: user, network, process and mount. It needs no root.
+//! Runs a test in Linux namespaces of its own: user, network, process and mount. This does not need root.
 //!
 //! The test process starts a copy of itself with the name of the test, and waits for it. The copy is process 1 of a
-//! process namespace, so every process that it starts ends with it. Its network is closed: fixed addresses and ports
-//! never collide, no packet leaves, and tests run in parallel.
+//! process namespace, so every process that it starts ends with it. No packet leaves the copy's network, so tests with
+//! the same addresses and ports can run in parallel.
 //!
 //! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that breaks
 //! or configures the control plane requests a network of its own ([`Isolation::own_network`]).
 //!
-//! The machine's loopback would differ from production in two ways. The API server sends requests to a webhook on a
-//! loopback URL over one HTTP/2 connection. It also rejects loopback addresses as endpoints of a Service.
+//! On the machine's loopback, the API server would behave differently from production in two ways. It sends requests to
+//! a webhook on a loopback URL over one HTTP/2 connection. It also rejects loopback addresses as endpoints of a
+//! Service.
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Write as _};
@@ -26,16 +27,17 @@ use crate::eventually::POLL;
 use crate::namespace::{CONTROL_PLANE, DIRECTORY, directory, leased_control_plane, set_up_addresses, unshare};
 use crate::{shared, tools};
 
-/// The environment variable with the source location of the call whose body the copy runs. It is set in the copy.
+/// The environment variable that tells the copy which body to run: the source location of the call of [`isolated`] or
+/// [`Isolation::run`].
 const CALL: &str = "PILLION_TEST_CALL";
-/// The name of the file in the test's folder with the result of the body. The exit code alone would not distinguish a
-/// passed test from one that was not found.
+/// The file in the test's folder to which the copy writes the result of the body. With the exit code alone, a test that
+/// was not found would look like a passed test.
 const OUTCOME: &str = "outcome";
 const PASSED: &str = "passed";
 
-/// How long the parent waits beyond the copy's own time limit.
+/// How long the parent waits after the copy's own time limit.
 const GRACE: Duration = Duration::from_secs(15);
-/// How many lines of each log a failure shows.
+/// The number of lines of each log in a failure's message.
 const TAIL: usize = 15;
 
 /// Runs `body` in its own namespaces, for at most ten minutes. See [`Isolation`].
@@ -66,7 +68,7 @@ pub struct Failure {
     pub message: String,
     /// The output of the copy.
     pub output: String,
-    /// The folder of the test, which is kept. `None`: it was not created.
+    /// The folder of the test, which is kept for debugging. `None`: the test failed before it was created.
     pub directory: Option<PathBuf>,
 }
 
@@ -77,19 +79,20 @@ impl Default for Isolation {
 }
 
 impl Isolation {
-    /// Creates settings with a limit of ten minutes. Tests need far less, so none times out on a busy machine.
+    /// Creates settings with a time limit of ten minutes. Tests need far less, so they do not time out on a busy
+    /// machine.
     pub fn new() -> Self {
         Self { time_limit: Duration::from_mins(10), has_own_network: false }
     }
 
-    /// Uses an empty network instead of one with a control plane. For tests that stop, pause or configure the control
-    /// plane, or need none; `_reason` documents why.
+    /// Uses an empty network instead of one with a leased control plane. This is for tests that stop, pause or
+    /// configure the control plane, or do not need one. `_reason` documents why.
     pub fn own_network(mut self, _reason: &'static str) -> Self {
         self.has_own_network = true;
         self
     }
 
-    /// Sets the body's time limit. The first build of the tools does not count.
+    /// Sets the body's time limit, which does not include the first build of the tools.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
         self
@@ -97,8 +100,8 @@ impl Isolation {
 
     /// Runs `body` on a Tokio runtime in its own namespaces.
     ///
-    /// The test's function runs twice, outside and inside: code before this call runs in both, and code after it only
-    /// outside.
+    /// The test's function runs twice: in the original process and in its copy. Code before this call runs in both, and
+    /// code after it runs only in the original process.
     ///
     /// # Panics
     /// Panics if the body fails, which fails the test.
@@ -118,7 +121,7 @@ impl Isolation {
 
     /// Like [`Isolation::run`], but returns the failure.
     ///
-    /// Each of several calls in one test has its own copy, in which earlier calls return `Ok` and do nothing.
+    /// If a test makes several calls, each has its own copy. In that copy, earlier calls return `Ok` and do nothing.
     ///
     /// # Errors
     /// The body failed, panicked or timed out, or this machine does not allow namespaces.
@@ -137,7 +140,7 @@ impl Isolation {
         shared::keep_if_asked().map_err(cannot_keep)?;
         match std::env::var(CALL) {
             Ok(wanted) if wanted == call => inside(self.time_limit, body),
-            // The copy runs another call of the same test, which comes later.
+            // This is the copy for a later call of the same test.
             Ok(_) => Ok(()),
             Err(_) => self.outside(test_name::<F>(), &call),
         }
@@ -146,7 +149,7 @@ impl Isolation {
     fn outside(&self, test: Option<String>, call: &str) -> Result<(), Failure> {
         let early =
             |error: anyhow::Error| Failure { message: format!("{error:#}"), output: String::new(), directory: None };
-        // The tools are built outside the namespaces, because the build needs the network to fetch modules.
+        // The build fetches modules from the network, so it runs outside the namespaces.
         let tools = tools::dir().map_err(early)?;
         probe().map_err(early)?;
         let test = test
@@ -199,8 +202,8 @@ impl Isolation {
         outcome
     }
 
-    /// Runs the copy to its end with `command`, which enters namespaces. Stores the output of the copy in `output`.
-    /// Fails unless the test has passed.
+    /// Runs the copy until it ends. `command` enters the namespaces. Stores the copy's output in `output`, and fails
+    /// unless the test has passed.
     fn copy(
         &self,
         mut command: Command,
@@ -216,7 +219,8 @@ impl Isolation {
             .env(DIRECTORY, directory)
             .env(CALL, call)
             .env(tools::ASSETS_VARIABLE, tools)
-            // This process never writes to the pipe. When the pipe closes, the copy knows that this process has ended.
+            // This process never writes to the pipe. The pipe closes when this process ends, and then the copy ends
+            // too.
             .stdin(Stdio::piped())
             .stdout(writer.try_clone().context("cannot create a pipe")?)
             .stderr(writer);
@@ -224,10 +228,12 @@ impl Isolation {
             command.env_remove(variable);
         }
         let mut child = command.spawn().context(UNSHARE_HELP)?;
-        // The command owns the writing end of the pipe, so the reader would never reach the end of the output.
+        // The command owns the write end of the output pipe. While the command exists, the reader would not see the end
+        // of the output.
         drop(command);
 
-        // A thread inherits the output capture of the test harness, so the lines appear as the test's own.
+        // The new thread inherits the test harness's output capture, so the harness shows these lines as output of the
+        // test.
         let printer = std::thread::spawn(move || print_and_collect(reader));
         let status = wait(&mut child, self.time_limit + GRACE);
         *output = printer.join().unwrap_or_default();
@@ -246,7 +252,7 @@ const PROXIES: [&str; 8] =
 
 const UNSHARE_HELP: &str = "cannot run `unshare` (package util-linux), which gives each test namespaces of its own";
 
-/// Returns the command line that runs only this test of this program.
+/// Returns the command line that runs this program with only this test.
 fn copy_of(test: &str) -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("cannot find the path of this program")?;
     Ok(std::iter::once(program.into()).chain(arguments(test).map(OsString::from)).collect())
@@ -256,7 +262,7 @@ fn arguments(test: &str) -> [&str; 5] {
     ["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"]
 }
 
-/// Checks that this machine allows namespaces, and returns a clear error if not.
+/// Checks that this machine allows namespaces. If not, returns an error that explains how to enable them.
 fn probe() -> anyhow::Result<()> {
     let output = unshare().arg("true").stdin(Stdio::null()).output().context(UNSHARE_HELP)?;
     if output.status.success() {
@@ -273,8 +279,8 @@ fn probe() -> anyhow::Result<()> {
     )
 }
 
-/// Returns the test's name: the harness names the thread after the test, unless all tests run on the main thread. Then
-/// the name comes from the closure's type. `None`: the type contains no name.
+/// Returns the test's name. The harness names each test's thread after the test, unless all tests run on the main
+/// thread. In that case the name comes from the closure's type. `None`: the type contains no name.
 fn test_name<F>() -> Option<String> {
     let thread = std::thread::current();
     if let Some(name) = thread.name().filter(|name| *name != "main") {
@@ -283,8 +289,8 @@ fn test_name<F>() -> Option<String> {
     name_from_type(std::any::type_name::<F>())
 }
 
-/// Extracts the test name `module::test` from `the_crate::module::test::{{closure}}`. `None`: the type is not a closure
-/// directly in a function.
+/// Extracts the test name `module::test` from `the_crate::module::test::{{closure}}`. `None`: the type is not that of a
+/// closure directly in a function.
 fn name_from_type(type_name: &str) -> Option<String> {
     let (function, closure) = type_name.split_once("::{{closure}}")?;
     let (_, test) = function.split_once("::")?;
@@ -320,7 +326,7 @@ fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// Runs the body in the copy and ends the process, so that nothing after the call runs twice.
+/// Runs the body in the copy. Then ends the process, so that the test's code after the call does not run there.
 fn inside<F, Fut>(limit: Duration, body: F) -> !
 where
     F: FnOnce() -> Fut,
@@ -340,7 +346,8 @@ where
     std::process::exit(i32::from(outcome.is_err()));
 }
 
-/// Ends the copy when the pipe from the parent closes, because an interrupted harness does not stop it.
+/// Ends the copy when the pipe from the parent closes. Otherwise the copy would continue if the test harness is
+/// interrupted.
 fn end_with_parent() {
     std::thread::spawn(|| {
         let mut byte = [0];

@@ -1,17 +1,17 @@
-//! Writes kubeconfig files for kubectl and client libraries. JSON is valid YAML, so no YAML printer is needed.
+//! Writes kubeconfig files for kubectl and client libraries as JSON, which is valid YAML.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-/// The identity that a client with the kubeconfig has.
+/// The identity with which a client authenticates.
 #[derive(Debug, Clone)]
 pub(crate) enum Identity<'a> {
     /// A bearer token.
     Token(&'a str),
-    /// The token's owner, impersonating another user.
+    /// A bearer token, and another user to impersonate.
     Impersonation {
-        /// The token of a user who may impersonate.
+        /// The token of a user with permission to impersonate.
         token: &'a str,
         /// The impersonated user.
         user: &'a str,

@@ -1,4 +1,4 @@
-//! The real components that tests run against: kube-apiserver with its etcd, replicas of the real binary, certificates.
+//! Runs the real components that tests need: kube-apiserver with its etcd, replicas of the real binary, certificates.
 //!
 //! A test with a control plane looks like this:
 //!
@@ -17,13 +17,13 @@
 //! - [`namespace`]: the Linux namespaces of a test, which need no root; the test's addresses and folder.
 //! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
 //! - [`replica`]: replicas of webhook and controller as processes of the real binary.
-//! - [`moved_clock`]: moves the wall clock of single processes forward or back while they run.
+//! - [`moved_clock`]: moves the wall clock of single processes while they run.
 //! - [`controller_manager`]: the real controllers that create pods, for tests of owner references.
 //! - [`mod@cluster`]: a real cluster of one node, where containers run; [`image`]: images for it.
 //! - [`registration`]: registers webhooks with the API server: Service, endpoint slices, webhook configuration.
 //! - [`certificates`]: a CA for tests.
 //! - [`dashboards`]: renders Grafana dashboards from `dashboards/source`.
-//! - [`daemon`]: a process that has a log file, and ends with its owner.
+//! - [`daemon`]: a process with a log file, which ends when its value is dropped.
 //! - [`eventually`](mod@eventually): waits for a condition with a time limit.
 //! - [`https`]: an HTTPS server stack like production's, for webhooks inside a test and for the benchmark's baseline.
 //!
@@ -59,14 +59,15 @@ pub use namespace::Silence;
 pub use registration::{RegisteredService, register_service, register_webhook};
 pub use replica::{Replica, ReplicaSpec, Role};
 
-/// Returns whether tests use all cases instead of a sample: `PILLION_THOROUGH` is set, as in `just nightly`.
+/// Returns whether tests run all cases instead of a sample, because `PILLION_THOROUGH` is set, as in `just nightly`.
 #[must_use]
 pub fn is_thorough() -> bool {
     std::env::var_os("PILLION_THOROUGH").is_some()
 }
 
-/// Writes a test's result to the file in `PILLION_RESULT`, if it is set; recipes such as `just rotate` print it as
-/// their last line. Call it before asserting on the result.
+/// Writes a test's result to the file that `PILLION_RESULT` names, if it is set. Recipes such as `just rotate` print
+/// the result as their last line. Call this function before asserting on the result, so that a failing test reports it
+/// too.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -1,8 +1,8 @@
 //! Moves the wall clock of single processes forward or back while they run.
 //!
 //! A test cannot set the machine's clock, and Linux has no namespace for the wall clock. So the process preloads a
-//! small library that adds an offset from a file to the kernel's time. The program itself is unchanged. Rust's linker
-//! driver (`cc`) builds the library.
+//! small library, which reads an offset from a file and adds it to the kernel's time. The program itself is unchanged.
+//! The C compiler `cc`, which Rust links with, builds the library.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -27,10 +27,10 @@ pub struct MovedClock {
 }
 
 impl MovedClock {
-    /// Creates a clock without an offset. Each clock of a test needs a different `name`.
+    /// Creates a clock that is equal to the machine's clock. Each clock of a test needs a different `name`.
     ///
     /// # Errors
-    /// The call is not inside an isolated test, or there is no C compiler (`cc`, or `CC`).
+    /// The call is not inside an isolated test, or there is no C compiler (`cc`, or the one in `CC`).
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let directory = namespace::directory()?;
         let library = directory.join("moved_clock.so");
@@ -44,20 +44,20 @@ impl MovedClock {
         Ok(clock)
     }
 
-    /// Returns the environment of a process that uses the clock.
+    /// Returns the environment variables of a process that uses the clock.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         vec![("LD_PRELOAD".to_owned(), text(&self.library)), (FILE.to_owned(), text(&self.path))]
     }
 
-    /// Sets the offset from the machine's clock, in seconds. A negative offset puts this clock behind.
+    /// Sets the offset from the machine's clock, in seconds. With a negative offset, this clock is behind.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn ahead_by(&self, seconds: i64) -> anyhow::Result<()> {
-        // The file is never truncated, since processes map it.
-        self.file.write_all_at(&seconds.to_ne_bytes(), 0).context("the clock's file cannot be written")
+        // Running processes map the file, so it must never be truncated.
+        self.file.write_all_at(&seconds.to_ne_bytes(), 0).context("cannot write the clock's file")
     }
 }
 

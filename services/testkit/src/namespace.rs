@@ -12,7 +12,7 @@ pub const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 1));
 /// The address of a second API server on the same etcd.
 pub const SECOND_API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 9));
 
-/// The range of addresses on `lo`: a process can listen on each of them.
+/// The addresses of `lo`. A process can listen on each of them.
 const RANGE: &str = "10.111.0.1/16";
 
 /// Returns the address of the `number`th replica, counted from 1: `10.111.1.NUMBER`.
@@ -26,8 +26,8 @@ pub(crate) const DIRECTORY: &str = "PILLION_TEST_DIRECTORY";
 /// The environment variable with the folder of the lease. It is set in the isolated copy if the test has leased a
 /// control plane.
 pub(crate) const CONTROL_PLANE: &str = "PILLION_TEST_CONTROL_PLANE";
-/// The name of the control plane's folder inside a lease's folder. `ControlPlane::start` attaches to that control
-/// plane.
+/// The name of the control plane's folder inside a lease's folder. In a test with a lease, `ControlPlane::start` uses
+/// this control plane.
 pub(crate) const LEASED_CONTROL_PLANE: &str = "control-plane";
 
 /// Returns the folder of the current isolated test, for logs, data and kubeconfigs. The folder is kept if the test
@@ -47,7 +47,7 @@ pub(crate) fn leased_control_plane() -> Option<PathBuf> {
     std::env::var_os(CONTROL_PLANE).map(|folder| PathBuf::from(folder).join(LEASED_CONTROL_PLANE))
 }
 
-/// Returns a command that creates namespaces; the caller adds the program to run there.
+/// Returns a command that creates namespaces. The caller appends the program to run there.
 pub(crate) fn unshare() -> Command {
     let mut command = Command::new("unshare");
     command.args([
@@ -56,7 +56,7 @@ pub(crate) fn unshare() -> Command {
         "--net",
         "--pid",
         "--fork",
-        // When unshare ends, process 1 of the namespace is killed, and all other processes with it.
+        // When `unshare` ends, the kernel kills process 1 of the namespace, and all its other processes.
         "--kill-child",
         "--mount-proc",
         "--",
@@ -70,21 +70,21 @@ pub(crate) fn set_up_addresses() -> anyhow::Result<()> {
     ip(&["address", "add", RANGE, "dev", "lo"])
 }
 
-/// Drops all packets to an address until this value is dropped, as if the node had lost power.
+/// Discards all packets to an address until this value is dropped, as if the node had lost power.
 #[derive(Debug)]
 pub struct Silence {
     address: String,
 }
 
 impl Silence {
-    /// Discards the packets to an address of this network namespace. Pause any process that listens there, since the
-    /// packets that it sends still arrive.
+    /// Starts to discard the packets to an address of this network namespace. Packets from that address still arrive,
+    /// so pause any process that listens there.
     ///
     /// # Errors
     /// The route cannot be created.
     pub fn of(address: IpAddr) -> anyhow::Result<Self> {
-        // The route leads to a veth pair, and the neighbour entry has an unused hardware address. So senders get
-        // neither a reply nor an error.
+        // The route leads to one end of a veth pair, and the neighbour entry has a hardware address that does not
+        // exist. So senders receive neither a reply nor an error.
         if ip(&["link", "show", "nowhere"]).is_err() {
             ip(&["link", "add", "nowhere", "type", "veth", "peer", "name", "nobody"])?;
             ip(&["link", "set", "nobody", "up"])?;
@@ -99,7 +99,7 @@ impl Silence {
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        // An error is ignored, because the route disappears with the network namespace anyway.
+        // An error is ignored: the route disappears with the network namespace.
         let _ = ip(&["route", "delete", &self.address, "table", "local"]);
     }
 }

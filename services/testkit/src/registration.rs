@@ -21,14 +21,14 @@ pub const SERVICE: &str = "pillion";
 /// The name that the API server expects in a replica's certificate.
 pub const SERVER_NAME: &str = "pillion.pillion-system.svc";
 
-/// The registered Service, whose endpoints can be changed.
+/// A registered Service, whose endpoints a test can change.
 #[derive(Debug, Clone)]
 pub struct RegisteredService {
     slices: Api<EndpointSlice>,
 }
 
-/// Creates the Service [`SERVICE`] in [`NAMESPACE`] (created if it is missing), with one ready endpoint for each
-/// replica.
+/// Creates the Service [`SERVICE`] in [`NAMESPACE`], with one ready endpoint for each replica. Creates the namespace if
+/// it is missing.
 ///
 /// # Errors
 /// The API server rejects an object, for instance a loopback address as an endpoint.
@@ -90,7 +90,7 @@ impl RegisteredService {
 
 /// Creates or replaces a webhook configuration.
 ///
-/// The API server notices the change, and new endpoints, a moment later. Retry the first request with
+/// The API server applies the change, and notices new endpoints, with a short delay. Retry the first request with
 /// [`eventually`](crate::eventually()).
 ///
 /// # Errors

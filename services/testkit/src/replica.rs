@@ -27,16 +27,17 @@ const GET_LIMIT: Duration = Duration::from_secs(5);
 /// Whether a replica is a webhook or a controller.
 #[derive(Debug, Clone)]
 pub enum Role {
-    /// The webhook, with its certificate in files. `None`: the arguments configure the certificate.
+    /// The webhook, with the files of its serving certificate. `None`: [`ReplicaSpec::args`] configures the
+    /// certificate.
     Webhook(Option<TlsFiles>),
     /// The controller.
     Controller,
 }
 
-/// The common settings of a test's replicas.
+/// The settings that a test's replicas share.
 #[derive(Debug, Clone)]
 pub struct ReplicaSpec {
-    /// The program: `env!("CARGO_BIN_EXE_pillion")` in the tests of its package.
+    /// The program, which is `env!("CARGO_BIN_EXE_pillion")` in the tests of its package.
     pub binary: PathBuf,
     /// The kubeconfig of the replica.
     pub kubeconfig: PathBuf,
@@ -50,7 +51,7 @@ pub struct ReplicaSpec {
     pub ready_within: Duration,
 }
 
-/// A running replica. Dropping it kills it.
+/// A running replica. Dropping this value kills it.
 #[derive(Debug)]
 pub struct Replica {
     daemon: Daemon,
@@ -59,13 +60,13 @@ pub struct Replica {
 }
 
 impl ReplicaSpec {
-    /// Returns the settings of a webhook with only the necessary arguments. A replica must become ready within a
+    /// Returns the settings of a webhook with only the required arguments. Its replicas must become ready within a
     /// minute.
     pub fn new(binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>, tls: impl Into<Option<TlsFiles>>) -> Self {
         Self::of(Role::Webhook(tls.into()), binary, kubeconfig)
     }
 
-    /// Like [`Self::new`], for any role.
+    /// Like [`Self::new`], for a webhook or a controller.
     pub fn of(role: Role, binary: impl Into<PathBuf>, kubeconfig: impl Into<PathBuf>) -> Self {
         Self {
             binary: binary.into(),
@@ -101,11 +102,11 @@ impl ReplicaSpec {
 }
 
 impl Replica {
-    /// Starts a replica at `address` and waits until `/readyz` returns 200. Its log is `replica-ADDRESS.log` in the
-    /// test's folder; a restarted replica appends to it.
+    /// Starts a replica at `address`, and waits until `/readyz` returns 200. Its log is `replica-ADDRESS.log` in the
+    /// test's folder. If a replica is restarted, its log is appended to the same file.
     ///
     /// # Errors
-    /// The replica ends or is not ready in time; the error contains the end of its log.
+    /// The replica ends, or is not ready in time; the error contains the end of its log.
     pub async fn start(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let mut replica = Self::spawn(spec, address)?;
         replica.ready().await?;
@@ -115,7 +116,7 @@ impl Replica {
     /// Starts replicas 1 to `count` at [`namespace::replica_address`] concurrently, and waits until all are ready.
     ///
     /// # Errors
-    /// As [`Replica::start`], for the first that fails.
+    /// As [`Replica::start`], for the first replica that fails.
     pub async fn start_many(spec: &ReplicaSpec, count: u8) -> anyhow::Result<Vec<Self>> {
         let mut replicas: Vec<Self> = (1..=count)
             .map(|number| Self::spawn(spec, namespace::replica_address(number)))
@@ -126,7 +127,7 @@ impl Replica {
         Ok(replicas)
     }
 
-    /// Starts a replica without waiting, for tests of the time before it is ready.
+    /// Starts a replica without waiting until it is ready.
     ///
     /// # Errors
     /// The program cannot be started, or the call is not inside an isolated test.
@@ -144,7 +145,7 @@ impl Replica {
         let address = self.address;
         let probe = async || match get(address, "/readyz").await? {
             (StatusCode::OK, _) => Ok(()),
-            (status, text) => bail!("/readyz answers {status}: {text}"),
+            (status, text) => bail!("/readyz returns {status}: {text}"),
         };
         self.daemon.ready(self.ready_within, probe).await
     }
@@ -169,7 +170,7 @@ impl Replica {
         std::fs::read_to_string(self.log()).with_context(|| format!("cannot read {}", self.log().display()))
     }
 
-    /// Returns the process, to pause and resume it, or to read its memory by process id.
+    /// Returns the replica's process, for instance to pause and resume it, or to get its process id.
     pub fn process(&mut self) -> &mut Daemon {
         &mut self.daemon
     }
@@ -189,11 +190,11 @@ impl Replica {
     pub async fn metrics_text(&self) -> anyhow::Result<String> {
         match self.get("/metrics").await? {
             (StatusCode::OK, text) => Ok(text),
-            (status, text) => bail!("/metrics answers {status}: {text}"),
+            (status, text) => bail!("/metrics returns {status}: {text}"),
         }
     }
 
-    /// Sends SIGTERM and waits for the end of the replica, which draining may delay.
+    /// Sends SIGTERM and waits until the replica has ended. The replica may drain first, which takes time.
     ///
     /// # Errors
     /// The replica has already ended, or still runs after `limit`; the error contains the end of its log.
@@ -202,7 +203,7 @@ impl Replica {
         self.daemon.wait(limit).await
     }
 
-    /// Kills the replica with SIGKILL, as when its node fails.
+    /// Kills the replica with SIGKILL, as if its node had failed.
     ///
     /// # Errors
     /// The operating system fails.
@@ -231,7 +232,7 @@ async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)
     };
     tokio::time::timeout(GET_LIMIT, exchange)
         .await
-        .with_context(|| format!("no answer within {GET_LIMIT:?}"))
+        .with_context(|| format!("no response within {GET_LIMIT:?}"))
         .flatten()
         .with_context(|| format!("GET http://{address}{path}"))
 }

@@ -1,8 +1,8 @@
 //! Leases control planes to tests, one test at a time.
 //!
-//! Starting etcd and kube-apiserver takes longer than most tests. So a control plane outlives the test that started it.
+//! Starting etcd and kube-apiserver takes longer than most tests, so a control plane outlives the test that started it.
 //! It runs in network namespaces of its own, and each test that leases it enters them. After a test has passed, every
-//! key in etcd is reset to its value before the first test. A control plane whose test has failed is ended.
+//! key in etcd is reset to its value before the first test. After a test has failed, its control plane is ended.
 //!
 //! Two tests never use one control plane at the same time. There are as many control planes as parallel tests.
 //!
@@ -30,11 +30,11 @@ use crate::namespace;
 /// The environment variable with the folder of the lease. It is set in the process that keeps a control plane.
 const KEEP: &str = "PILLION_TEST_KEEP";
 
-/// The file in a lease's folder with the id of the process whose namespaces tests enter.
+/// The file in a lease's folder with the id of the process that has the control plane's namespaces.
 const NAMESPACES: &str = "namespaces";
 /// The file in a lease's folder that exists once the control plane is ready.
 const READY: &str = "ready";
-/// The file in a lease's folder that exists while the control plane must be reset after a test.
+/// The file in a lease's folder that exists from the end of a test until the control plane has been reset.
 const USED: &str = "used";
 /// The file in a lease's folder with the output of the process that keeps the control plane.
 const LOG: &str = "keeper.log";
@@ -54,7 +54,7 @@ const VOLATILE: [&str; 8] = [
     "compact_rev_key",
 ];
 
-/// A control plane that only this process uses until the lease is returned.
+/// A control plane that no other test uses until the lease is returned.
 #[derive(Debug)]
 pub(crate) struct Lease {
     folder: PathBuf,
@@ -63,8 +63,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Leases a control plane; starts one if none is free. `keeper` returns the command that keeps a new control plane
-    /// in its own namespaces. It runs this program, for a test that calls [`keep_if_asked`].
+    /// Leases a control plane. Starts a new one if none is free. `keeper` returns the command for a new control plane:
+    /// it runs this program with a test that calls [`keep_if_asked`], in namespaces of its own.
     ///
     /// # Errors
     /// The control plane does not start; the error contains the end of its logs.
@@ -91,7 +91,7 @@ impl Lease {
         &self.folder
     }
 
-    /// Returns a command that enters the control plane's user and network namespaces; the caller adds the program to
+    /// Returns a command that enters the control plane's user and network namespaces. The caller appends the program to
     /// run there.
     pub(crate) fn enter(&self) -> anyhow::Result<Command> {
         let process = self.namespaces().context("the control plane has ended")?;
@@ -110,7 +110,7 @@ impl Lease {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
         }
         if let Some(process) = self.namespaces() {
-            // The script [`KEEPER`] removes the folder when this process has ended.
+            // When this process has ended, the script [`KEEPER`] removes the folder.
             let _ = Command::new("kill").args(["-KILL", &process]).status();
         }
         let deadline = Instant::now() + LIMIT;
@@ -134,8 +134,8 @@ impl Lease {
         let _ = std::fs::remove_dir_all(&self.folder);
         std::fs::create_dir_all(&self.folder).with_context(|| format!("cannot create {}", self.folder.display()))?;
         let unshared = namespace::unshare();
-        // The control plane gets a new session, so that a test runner that kills a test's process group does not end
-        // the control plane.
+        // The control plane gets a new session. A test runner that kills a test's process group then does not kill the
+        // control plane.
         let mut command = Command::new("setsid");
         command
             .args(["--fork", "sh", "-c", KEEPER])
@@ -181,8 +181,8 @@ impl Lease {
     }
 }
 
-/// A shell script that runs a command until the command or the owner ends. `$0` is the lease's folder, `$1` the owner's
-/// process id, and the rest is the command.
+/// A shell script that runs a command, and kills it if the owner ends. When the command has ended, removes the lease's
+/// folder. `$0` is this folder, `$1` is the owner's process id, and the rest is the command.
 const KEEPER: &str = r#"
 folder=$0 owner=$1
 shift
@@ -202,10 +202,10 @@ if ! kill -0 "$owner" 2>/dev/null; then
 fi
 "#;
 
-/// The tests that run together and share control planes.
+/// The tests of one run of the test runner, which share control planes.
 struct Run {
     folder: PathBuf,
-    /// The id of the process with which the control planes end.
+    /// The process id of the test runner. The control planes end when this process ends.
     owner: u32,
 }
 
@@ -223,8 +223,8 @@ impl Run {
     }
 }
 
-/// If this process was started to keep a control plane, keeps it and returns only on an error. In any other process,
-/// returns at once.
+/// If this process was started to keep a control plane running, does so and returns only on an error. In any other
+/// process, returns at once.
 pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     let Some(folder) = std::env::var_os(KEEP).map(PathBuf::from) else { return Ok(()) };
     namespace::set_up_addresses()?;
@@ -260,7 +260,7 @@ impl Keys {
     }
 
     async fn read(&self) -> anyhow::Result<Stored> {
-        // The range from the smallest to the largest key.
+        // In etcd's API, these two keys together mean the range of all keys.
         let all =
             self.post("range", &json!({"key": STANDARD.encode("\0"), "range_end": STANDARD.encode("\0")})).await?;
         let text = |pair: &Value, name: &str| pair.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -268,7 +268,7 @@ impl Keys {
         Ok(pairs.map(|pair| (text(pair, "key"), text(pair, "value"))).filter(|(key, _)| !is_volatile(key)).collect())
     }
 
-    /// Restores the baseline, and waits until the API server has observed it.
+    /// Restores the keys and values in `baseline`, and waits until the API server has observed the changes.
     async fn reset(&self, baseline: &Stored, client: &Client) -> anyhow::Result<()> {
         let now = self.read().await?;
         let surplus = now.keys().filter(|key| !baseline.contains_key(*key));
@@ -285,7 +285,7 @@ impl Keys {
             items.filter_map(|item| Some(item.pointer("/metadata/name")?.as_str()?.to_owned())).collect::<Vec<_>>()
         };
         let cached = async |path: &str| -> anyhow::Result<Value> {
-            // Version 0 reads from the API server's cache.
+            // With resource version 0, the API server responds from its cache.
             Ok(client.request(Request::get(format!("{path}?resourceVersion=0")).body(Vec::new())?).await?)
         };
         eventually(LIMIT, "the API server has seen the reset", async || {
@@ -312,7 +312,7 @@ impl Keys {
     }
 }
 
-/// The names that lists may contain after a reset.
+/// The lists that a reset must empty, each with the names that may remain.
 const EMPTY: [(&str, &[&str]); 6] = [
     ("/api/v1/namespaces", &["default", "kube-system", "kube-public", "kube-node-lease"]),
     ("/api/v1/pods", &[]),

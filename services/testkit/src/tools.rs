@@ -18,11 +18,11 @@ pub(crate) const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 /// Returns the folder that contains `etcd`, `kube-apiserver` and `kubectl`.
 ///
 /// The first call builds them, which takes about ten minutes on two cores; later calls take milliseconds. During a
-/// build, the script's progress bypasses the test harness's output capture and goes to standard error.
+/// build, the script's progress goes directly to standard error, because the test harness captures other output.
 ///
 /// # Errors
 /// A program is missing from `KUBEBUILDER_ASSETS`, or the script failed. The error contains the script's output, which
-/// suggests remedies if Go is missing.
+/// explains how to install Go if it is missing.
 pub(crate) fn dir() -> anyhow::Result<PathBuf> {
     let dir = built(&PROGRAMS)?;
     check(&dir)?;
@@ -66,8 +66,8 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh")
 }
 
-/// Returns the folder with these programs, and builds missing ones. Runs `tools/build.sh` at most once per process for
-/// each list.
+/// Returns the folder with these programs, and builds missing ones. For each list of programs, runs `tools/build.sh` at
+/// most once per process.
 pub(crate) fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     // The lock is held during the build, so that tests of one process do not start it concurrently.
@@ -111,7 +111,7 @@ fn build(script: &Path, programs: &[&str]) -> anyhow::Result<PathBuf> {
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines() {
             let line = line.context("reading the output of tools/build.sh")?;
-            // The line is written directly, since the harness would show captured output only after the build.
+            // The harness would show captured output only after the build, so the line is written directly.
             let _ = writeln!(std::io::stderr(), "tools: {line}");
             output.push_str(&line);
             output.push('\n');

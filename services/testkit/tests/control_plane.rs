@@ -22,7 +22,7 @@ fn starts_and_serves() {
         let mut took = started.elapsed();
         println!("ready after {took:?}");
         if took > Duration::from_mins(1) {
-            // Takes the best of several attempts, since a busy machine may be slow once.
+            // A start may be slow on a busy machine, so one fast start of several is enough.
             let started = Instant::now();
             drop(ControlPlane::builder().address(IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2))).start().await?);
             took = started.elapsed();
@@ -77,8 +77,8 @@ fn rbac_applies_to_accounts_and_impersonation() {
                 other => bail!("without a role it should be forbidden: {other:?}"),
             }
         }
-        // The controller manager aggregates built-in roles such as `view`. It does not run here, so these roles are
-        // empty.
+        // Built-in roles such as `view` are empty here, because only the controller manager aggregates them, and it
+        // does not run.
         let role = ["create", "clusterrole", "reader", "--verb=list", "--resource=configmaps"];
         control_plane.kubectl_ok(&role).await?;
         let binding = [
@@ -149,7 +149,7 @@ fn restarted_api_server_keeps_objects() {
         control_plane.start_api_server().await?;
 
         ensure!(Api::<Namespace>::all(control_plane.client()).get("kept").await?.metadata.uid == uid);
-        // A client from before the restart reconnects.
+        // A client that was created before the restart reconnects.
         let again = eventually(SOON, "the old client is served", async || Ok(before.get("kept").await?)).await?;
         ensure!(again.metadata.uid == uid);
         Ok(())

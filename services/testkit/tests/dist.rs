@@ -49,7 +49,7 @@ fn dist_keeps_folder_without_release() {
     assert!(folder.path().join("thesis.pdf").exists());
 }
 
-/// Compiles a static program that contains the source path of a dependency, like the panic messages of a Rust binary.
+/// Compiles a static program that contains the source path of a dependency, as the panic messages of a Rust binary do.
 fn static_program(folder: &Path) -> PathBuf {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
     let (_, rest) = lock.split_once("name = \"serde\"\nversion = \"").unwrap();
@@ -68,7 +68,7 @@ fn dist_is_complete_and_reproducible() {
     let folder = tempfile::tempdir().unwrap();
     let program = static_program(folder.path());
     let (one, other) = (folder.path().join("one"), folder.path().join("other"));
-    // The third run replaces the release of the second.
+    // The third run replaces the release that the second one wrote.
     for out in [&one, &other, &other] {
         let output = dist(&[&program], out);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -115,7 +115,7 @@ fn dist_is_complete_and_reproducible() {
         assert!(!components.contains(&name), "{name} is not part of the program");
     }
 
-    // The Containerfile builds the same image from the archive of the CLI, except for /tmp.
+    // The Containerfile builds the same image from the archive of the CLI. Only `/tmp` differs.
     run("tar", &["-xf", &format!("{name}-image.tar"), "--one-top-level=layout"], &one);
     let layout = one.join("layout");
     let read = |path: &str| -> Value { serde_json::from_slice(&fs::read(layout.join(path)).unwrap()).unwrap() };
@@ -140,7 +140,7 @@ fn dist_is_complete_and_reproducible() {
     }
 }
 
-/// Returns the text between two parts of a text.
+/// Returns each part of `text` that follows `before`, up to the next `after`.
 fn between<'t>(text: &'t str, before: &str, after: &str) -> Vec<&'t str> {
     text.split(before).skip(1).filter_map(|rest| Some(rest.split_once(after)?.0)).collect()
 }
@@ -149,7 +149,7 @@ fn between<'t>(text: &'t str, before: &str, after: &str) -> Vec<&'t str> {
 fn krew_manifest_has_all_archives_of_release() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
     let version = env!("CARGO_PKG_VERSION");
-    // The archives that the release builds: for linux, one for each platform of the workflow; for macOS, one.
+    // The release builds one archive for each linux platform of the workflow, and one for macOS.
     let (justfile, workflow) = (read("justfile"), read(".github/workflows/release.yaml"));
     let recipe = workflow.lines().find(|line| line.contains("./justw dist --platform")).unwrap();
     let linux = recipe.split("--platform ").skip(1).filter_map(|rest| rest.split(' ').next());

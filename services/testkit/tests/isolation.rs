@@ -1,4 +1,5 @@
-//! Tests that isolated tests run once, inside their namespaces, fail when they should, and leave no process behind.
+//! Tests that isolated tests run once, inside their namespaces, fail when their body fails, and leave no process
+//! behind.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ fn failure_keeps_logs_and_shows_tail() {
 
 #[test]
 fn passed_test_leaves_nothing() {
-    // A fixed path, since the copy shares no variable with this process.
+    // The path is fixed, because the copy of this process cannot share a variable with it.
     let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folder-of-a-test-that-passed");
     Isolation::new().own_network("tests the namespaces").run(|| async {
         let dir = namespace::directory()?;
@@ -65,7 +66,7 @@ fn hanging_body_and_its_children_are_ended() {
         })
         .unwrap_err();
     assert!(failure.message.contains("did not end within 300ms"), "{failure}");
-    // The sleeper holds the output pipe open, so a surviving sleeper would delay this line.
+    // The sleeping process holds the output pipe open. If it had survived, the call above would have waited for it.
     assert!(started.elapsed() < Duration::from_mins(1));
     std::fs::remove_dir_all(failure.directory.unwrap()).unwrap();
 }

@@ -1,8 +1,8 @@
-//! Checks that the modules of every crate form an acyclic graph that can be read in `lib.rs` or `main.rs` from top to
-//! bottom.
+//! Checks that the modules of every crate form an acyclic graph. A reader of `lib.rs` or `main.rs` can then read the
+//! modules from top to bottom.
 //!
 //! A top-level module uses only modules whose `mod` line is above its own. Submodules of one folder may be in any
-//! order, but must have no cycles. A parent and its submodules may use each other. Test code is exempt.
+//! order, but must not form cycles. A parent and its submodules may use each other. Test code is exempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-/// The names of a path: of a module's path, or of a path in source code.
+/// The parts of a path between `::`, for a module's path or a path in source code.
 type Names = Vec<String>;
 
 /// A function that returns the content of a source file, or `None` if there is no such file.
@@ -22,24 +22,25 @@ type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 struct Module {
     /// Names of the submodules, in the order of their `mod` lines.
     children: Names,
-    /// Names that the module imports, with the paths of the items.
+    /// The names that the module imports, each with the path of the imported item.
     imports: BTreeMap<String, Names>,
-    /// Paths that the module names, with file and line.
+    /// The paths that the module's code mentions, each with its file and line.
     uses: Vec<(String, Names)>,
 }
 
-/// The modules of one crate by path; the root's path is empty.
+/// The modules of one crate by path. The path of the root module is empty.
 #[derive(Default)]
 struct Crate(BTreeMap<Names, Module>);
 
-/// A path in source code, as written. `name` is the path's last name or, after `as`, the new name.
+/// A path as written in source code. `name` is its last part or, if the path ends in `as`, the new name.
 struct Found {
     line: usize,
     path: Names,
     name: String,
 }
 
-/// The uses among the children of one module: the user and the used child, with file and line of each use.
+/// Which submodules of one module use which others: pairs of the user and the used submodule, with the file and line of
+/// each use.
 type Edges<'a> = BTreeMap<(&'a str, &'a str), BTreeSet<&'a str>>;
 
 impl Crate {
@@ -49,7 +50,7 @@ impl Crate {
         Ok(modules)
     }
 
-    /// Adds the module in `file`, whose submodules' files are in `folder`.
+    /// Adds the module in `file`. The files of its submodules are in `folder`.
     fn add_file(&mut self, module: &[String], file: &Path, folder: &Path, read: Read) -> Result<()> {
         let text = read(file).with_context(|| format!("cannot read {}", file.display()))?;
         let tokens = text.parse().map_err(|error| anyhow!("{}: {error}", file.display()))?;
@@ -102,10 +103,11 @@ impl Crate {
         Ok(())
     }
 
-    /// Returns the module that contains the item at a path. Follows imported names to the item's own module.
+    /// Returns the path of the module that contains the item at `path`. Resolves imported names to the modules that
+    /// define the items.
     fn resolve(&self, path: &[String]) -> Names {
         let mut path = path.to_vec();
-        // Limits the steps for names that import each other in a cycle.
+        // The limit ends the loop if names import each other in a cycle.
         for _ in 0..16 {
             let depth = (0..path.len()).rev().find(|depth| path.get(..*depth).is_some_and(|p| self.0.contains_key(p)));
             let (module, rest) = path.split_at(depth.unwrap_or_default());
@@ -140,7 +142,7 @@ impl Crate {
         edges
     }
 
-    /// Returns the problems with the crate's modules, each with its fix.
+    /// Returns a description of each problem with the order of the crate's modules, and how to fix it.
     fn findings(&self) -> Vec<String> {
         let mut findings = Vec::new();
         for (parent, module) in &self.0 {
@@ -175,7 +177,8 @@ impl Crate {
     }
 }
 
-/// Returns an order in which every module is below the modules that it uses, or the edges of a cycle.
+/// Returns the modules in an order in which each follows the modules that it uses. If there is no such order, returns
+/// the edges of a cycle.
 fn sort<'a>(modules: &'a [String], edges: &Edges<'a>) -> Result<Vec<&'a str>, Vec<(&'a str, &'a str)>> {
     let mut order: Vec<&str> = Vec::new();
     while order.len() < modules.len() {
@@ -185,7 +188,7 @@ fn sort<'a>(modules: &'a [String], edges: &Edges<'a>) -> Result<Vec<&'a str>, Ve
             order.push(next);
             continue;
         }
-        // Every remaining module uses another one, so this walk must revisit a module.
+        // Every remaining module uses another remaining one, so following the edges must lead back to a visited module.
         let mut walk: Vec<(&str, &str)> = Vec::new();
         let mut at = left.next().and_then(needs);
         while let Some(edge) = at {
@@ -204,7 +207,7 @@ fn is_test(attribute: &Group) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// Returns the tokens after an item's body or semicolon.
+/// Returns the tokens that follow an item, after its body or semicolon.
 fn skip_item(item: &[TokenTree]) -> &[TokenTree] {
     let mut rest = item;
     let mut is_use = false;
@@ -220,7 +223,7 @@ fn skip_item(item: &[TokenTree]) -> &[TokenTree] {
     rest
 }
 
-/// Adds one path, or all paths of a tree after `use`, to `found`. The paths begin with `prefix`. Returns the remaining
+/// Adds a path, or all paths of a `use` tree, to `found`. All of them begin with `prefix`. Returns the remaining
 /// tokens.
 fn read_paths<'a>(mut rest: &'a [TokenTree], prefix: &[String], found: &mut Vec<Found>) -> &'a [TokenTree] {
     let mut path = prefix.to_vec();
@@ -258,7 +261,7 @@ fn read_paths<'a>(mut rest: &'a [TokenTree], prefix: &[String], found: &mut Vec<
     rest
 }
 
-/// Converts a path in module `at` to a path from the root of the crate.
+/// Converts a path in module `at` to a path from the crate's root.
 fn from_root(at: &[String], path: &[String]) -> Names {
     let mut full = at.to_vec();
     for name in path {
@@ -296,7 +299,7 @@ fn modules_use_only_modules_above_them() -> Result<()> {
     Ok(())
 }
 
-/// Returns the findings in a crate of a few small files.
+/// Returns the findings for a crate that consists of these files: names and contents.
 fn findings(files: &[(&str, &str)]) -> Result<String> {
     let read = |file: &Path| files.iter().find(|(name, _)| Path::new(name) == file).map(|(_, text)| (*text).to_owned());
     Ok(Crate::read(Path::new("src/lib.rs"), &read)?.findings().concat())

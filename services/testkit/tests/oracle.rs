@@ -1,9 +1,9 @@
-//! Compares the engine's merge with a real kube-apiserver's: for a pod and a template, strategic merge and server-side
-//! apply must give the engine's result.
+//! Compares the engine's merge with a real kube-apiserver. For each pod and template, strategic merge and server-side
+//! apply must give the same result as the engine.
 //!
-//! Pods are stored as `PodTemplate` objects, which have the same fields and which pod admission does not change.
-//! Results are compared after the API server has normalised them. `PILLION_ORACLE_CASES` sets the number of cases, and
-//! `PILLION_ORACLE_SEED` selects other cases.
+//! Pods are stored as `PodTemplate` objects: they have the same fields, and the API server's pod admission does not
+//! change them. Results are compared after the API server has normalised them. `PILLION_ORACLE_CASES` sets the number
+//! of cases, and `PILLION_ORACLE_SEED` selects other cases.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
 #![allow(clippy::print_stdout, reason = "the test prints the numbers of comparisons")]

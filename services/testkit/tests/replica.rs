@@ -1,4 +1,4 @@
-//! Tests webhook replicas as processes, with a stand-in for the real binary.
+//! Tests webhook replicas as processes, with a stub instead of the real binary.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn early_replica_failure_shows_output() {
     Isolation::new().own_network("needs no control plane").run(|| async {
         let dir = namespace::directory()?;
         let tls = TestCa::new()?.serving_files(&dir, "replica", &[SERVER_NAME])?;
-        // Runs `sh webhook --kubeconfig ...`, which fails because there is no script `webhook`.
+        // The command is `sh webhook --kubeconfig ...`. It fails because there is no script `webhook`.
         let spec = ReplicaSpec::new("/bin/sh", dir.join("none.kubeconfig"), tls);
         let error = Replica::start(&spec, replica_address(1)).await.unwrap_err().to_string();
         ensure!(error.contains("replica 10.111.1.1 ended (exit status: "), "{error}");

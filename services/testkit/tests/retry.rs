@@ -1,5 +1,5 @@
-//! Tests that the API server retries when a replica sheds load. It retries on a new connection and reaches another
-//! replica. Creating a pod takes at most a second longer.
+//! Tests that the API server retries when a replica sheds load: it opens a new connection and reaches another replica.
+//! This delays the creation of a pod by at most a second.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ fn shed_request_is_retried_on_another_replica() {
         let client = control_plane.client();
         control_plane.create_namespace("tenant", &[("pillion.dev/injection", "required")]).await?;
         let ca = TestCa::new()?;
-        // The API server picks a random endpoint and tries ten times. With three of four endpoints free, about one pod
-        // in a million reaches none.
+        // The API server makes up to ten attempts, each at a random endpoint. Three of four endpoints accept requests,
+        // so about one pod in a million fails all ten attempts.
         let addresses = [replica_address(1), replica_address(2), replica_address(3), replica_address(4)];
         let full = serve(&ca, &addresses[..1], 0).await?;
         let free = serve(&ca, &addresses[1..], 1024).await?;
@@ -52,7 +52,7 @@ fn shed_request_is_retried_on_another_replica() {
                 "metadata": {"name": name},
                 "spec": {"containers": [{"name": "app", "image": "app:1"}]},
             }))?;
-            // failurePolicy is Fail, so a replica has answered for every pod that is created.
+            // With failurePolicy Fail, a pod is created only after a replica has answered.
             pods.create(&PostParams::default(), &pod).await?;
             Ok(())
         };
@@ -67,8 +67,8 @@ fn shed_request_is_retried_on_another_replica() {
 
         let (shed, answered) = (value(&full, SHED)?, value(&free, ANSWERED)?);
         let mut created = 0;
-        // Concurrent requests open new connections, and about a quarter of them reach the replica that sheds load. On a
-        // busy machine the requests may run one after another and all miss it, so the loop creates more pods.
+        // Concurrent requests open new connections, and about a quarter of these reach the replica that sheds load. On
+        // a busy machine the requests may run one after another and never reach it, so the loop creates more pods.
         while created == 0 || (value(&full, SHED)? - shed < 1.0 && created < 10 * PODS) {
             try_join_all((created..created + PODS).map(|number| create(format!("pod-{number}")))).await?;
             created += PODS;

@@ -1,9 +1,9 @@
-//! Checks the list of tests that older Kubernetes versions cannot pass.
+//! Checks the list of tests that fail on older Kubernetes versions.
 
 use std::fs;
 use std::path::Path;
 
-/// Returns the tests and modules that a nextest filter selects, such as `held::` and `export::name`.
+/// Returns the names of tests and modules in a nextest filter, such as `held::` and `export::name`.
 fn selected(filter: &str) -> Vec<&str> {
     let names = filter.split("test(").skip(1).filter_map(|rest| rest.split_once(')'));
     names.map(|(name, _)| name.trim_matches(['/', '^', '='])).collect()

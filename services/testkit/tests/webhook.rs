@@ -1,4 +1,5 @@
-//! Tests the production path from the API server to a webhook: Service, endpoint slices, HTTP/1.1, failurePolicy Fail.
+//! Tests the path of a request from the API server to a webhook, as in production: Service, endpoint slices, HTTP/1.1,
+//! failurePolicy Fail.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
 
@@ -53,12 +54,12 @@ fn webhook_behind_service_patches_pod_over_http1() {
         .await?;
         ensure!(seen.versions() == [Version::HTTP_11], "{:?}", seen.versions());
 
-        // The stored pod has the webhook's label, which names the replica.
+        // The stored pod has the label with the replica's address, as the created pod does.
         let name = created.metadata.name.clone().context("a pod without a name")?;
         ensure!(label(&pods.get(&name).await?) == label(&created));
 
-        // A pooled connection outlives its endpoint. So the test also ends the first replica's connections, as when its
-        // pod is deleted.
+        // The API server's pooled connections outlive their endpoint. So the test also ends the first replica's
+        // connections, as if its pod had been deleted.
         service.set_ready(addresses[0], false).await?;
         service.remove(addresses[0]).await?;
         seen.hang_up(addresses[0]);
@@ -98,7 +99,7 @@ impl Seen {
         versions
     }
 
-    /// Ends the webhook at an address and its connections, as when its pod is deleted.
+    /// Ends the webhook at an address and its connections, as if its pod had been deleted.
     fn hang_up(&self, address: IpAddr) {
         self.servers.lock().unwrap().remove(&address).unwrap().abort();
     }

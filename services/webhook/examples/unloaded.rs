@@ -1,6 +1,6 @@
 //! Sends COUNT requests to the router, one after the other and without a network, for measurements with an instruction
-//! profiler. The cost of one request is the difference between the instructions of two runs, divided by the difference
-//! between their counts. `valgrind` also counts allocations.
+//! profiler. Run it twice with different counts: the cost of one request is the difference between the numbers of
+//! instructions, divided by the difference between the counts. `valgrind` also counts allocations.
 //!
 //! ```text
 //! unloaded COUNT [UNQUEUED]
@@ -42,7 +42,7 @@ fn run() -> Result<(), Failure> {
     let count: u32 = std::env::args().nth(1).ok_or("expected a number of requests")?.parse()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async move {
-        // Runs on a worker thread, as the requests of a server do.
+        // A server's requests also run on a worker thread.
         let answered = tokio::spawn(async move { answer(count).await.map_err(|error| error.to_string()) });
         answered.await?.map_err(Failure::from)
     })
@@ -74,7 +74,7 @@ async fn answer(count: u32) -> Result<(), Failure> {
         if status != http::StatusCode::OK {
             return Err(format!("answered with {status}").into());
         }
-        // Lets other tasks run, such as the one that serves the decision queue.
+        // Lets other tasks run, such as the task that serves the decision queue.
         tokio::task::yield_now().await;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Decides a parsed review once all lookups that it needs are done.
 //!
-//! Computing and waiting are separate. `Admission::next` computes on the calling thread. If it needs a lookup, it
-//! returns that lookup as data, and the caller calls it again with the result.
+//! The decision itself never waits. `Admission::next` computes on the calling thread. If it needs a lookup, it returns
+//! a description of the lookup. The caller does the lookup, and then calls `Admission::next` again with the result.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -29,41 +29,42 @@ use crate::trace::RequestSpan;
 /// The arguments of [`LiveNamespace`].
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup<'n> {
-    /// The name that the client sent: unchecked, and of any length.
+    /// The namespace's name as the client sent it: not validated, and of any length.
     pub name: &'n str,
     /// The client that sent the review.
     pub client: IpAddr,
-    /// The oldest acceptable cached result. Set if the snapshot contradicts the path that the API server called.
+    /// A cached result is acceptable only if it was fetched after this time. Set if the snapshot contradicts the path
+    /// that the API server called.
     pub after: Option<Instant>,
 }
 
-/// Looks up a namespace that is missing from the snapshot, which may be a second old. Returns `Missing` if the cluster
-/// has no such namespace, and `Failed` if it cannot be looked up now.
+/// Looks up a namespace that is missing from the snapshot or contradicts the path, because the snapshot may be a second
+/// old. Returns `Missing` if the cluster has no such namespace, and `Failed` if it cannot be looked up now.
 ///
-/// The router bounds the time of each lookup. The function must validate the name and limit the number of lookups, in
+/// The router limits the time of each lookup. The function must validate the name and limit the number of lookups, in
 /// total and for each client.
 pub type LiveNamespace =
     Arc<dyn for<'n> Fn(NamespaceLookup<'n>) -> BoxFuture<'static, Answer<Arc<Namespace>>> + Send + Sync>;
 
 /// Looks up the other objects that a review needs: service accounts, owners, and objects that profiles declare.
 ///
-/// The router limits its time, and calls it only if a review needs such objects, which is rare. The function caches
-/// results, merges concurrent lookups of one object, and limits requests in total and for each client. It reports
-/// objects that it could not fetch as failed.
+/// The router limits the time of each call. It calls the function only if a review needs such objects, which is rare.
+/// The function caches results, merges concurrent lookups of one object, and limits requests in total and for each
+/// client. In its result, objects that it could not fetch are marked as failed.
 pub type ReviewLookups = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
 
 /// The limits of one request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RequestSettings {
-    /// Bytes of one body. A review of an update holds two objects of up to 3 MiB.
+    /// Maximum number of bytes of one body. A review of an update contains two objects of up to 3 MiB.
     pub body_limit: usize,
-    /// Bytes that all bodies may take together; a request above the limit gets 503. Large bodies leave a quarter of the
-    /// budget to small bodies.
+    /// Maximum number of bytes of all request bodies together; a request that exceeds it gets 503. Large bodies can use
+    /// only three quarters of this budget, so that memory remains for small ones.
     pub body_budget: usize,
-    /// From the end of a request's head to the end of its body.
+    /// Maximum time from the end of a request's head to the end of its body.
     pub body_timeout: Duration,
-    /// How long the lookup of a namespace may take, and likewise the review's other lookups together.
+    /// Maximum time of a namespace lookup. Also the maximum time of all other lookups of a review together.
     pub lookup_timeout: Duration,
     /// Limits on concurrent requests and on their time.
     pub overload: OverloadSettings,
@@ -81,16 +82,17 @@ impl Default for RequestSettings {
     }
 }
 
-/// The state and the functions for deciding requests.
+/// The state and the functions that are needed to decide requests.
 #[derive(Clone)]
 pub struct Admission {
-    /// Profiles and namespaces, replaced as a whole when the cluster changes.
+    /// Profiles and namespaces. The whole snapshot is replaced when the cluster changes.
     pub snapshot: Arc<ArcSwap<Snapshot>>,
-    /// Looks up namespaces that are missing from the snapshot. `None`: they are treated as missing.
+    /// Looks up namespaces that are missing from the snapshot. `None`: such namespaces are treated as missing from the
+    /// cluster.
     pub live_namespace: Option<LiveNamespace>,
-    /// Looks up other objects that reviews need. `None`: they are treated as missing.
+    /// Looks up other objects that reviews need. `None`: these objects are treated as missing from the cluster.
     pub lookups: Option<ReviewLookups>,
-    /// The platform's settings, replaced as a whole when their file changes.
+    /// The platform's settings. They are all replaced together when their file changes.
     pub policy: Arc<ArcSwap<Policy>>,
     /// The kill switch.
     pub switch: Switch,
@@ -120,12 +122,12 @@ pub(crate) struct ReviewResponse {
     pub(crate) body: Vec<u8>,
 }
 
-/// The context of one request, without its body. Clones refer to the same request.
+/// The context of one request, without its body. A clone belongs to the same request.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestContext {
     pub(crate) endpoint: Endpoint,
     pub(crate) span: RequestSpan,
-    /// Tenant, for metrics.
+    /// The tenant to which metrics attribute the request.
     pub(crate) tenant: Tenant,
     /// The address of the client.
     pub(crate) client: IpAddr,
@@ -133,7 +135,7 @@ pub(crate) struct RequestContext {
     pub(crate) deadline: Deadline,
 }
 
-/// The lookup results for a review so far.
+/// The results of the lookups that were done so far for a review.
 #[derive(Debug, Default)]
 pub(crate) struct LookupResults {
     namespace: Answer<Arc<Namespace>>,
@@ -143,30 +145,30 @@ pub(crate) struct LookupResults {
 /// A lookup that a decision needs.
 #[derive(Debug)]
 pub(crate) enum Lookup {
-    /// The namespace of this name. `contradicts`: the snapshot has it, but contradicts the path that the API server
-    /// called. Otherwise the snapshot lacks it.
+    /// The namespace of this name. If `contradicts` is true, the snapshot has the namespace, but with a failure mode
+    /// other than that of the path that the API server called. Otherwise the snapshot lacks the namespace.
     Namespace { name: Box<str>, contradicts: bool },
-    /// Other objects.
+    /// Objects other than namespaces.
     Objects(Wanted),
 }
 
 /// The next step for a review.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Send this response.
+    /// Send this response to the API server.
     Respond(ReviewResponse),
-    /// Do this lookup, and decide again.
+    /// Do this lookup, and call [`Admission::next`] again.
     Lookup(Lookup),
 }
 
-/// The maximum age of a cached namespace that may resolve a contradiction between the snapshot and the path. Without a
-/// cache, each pod of a namespace would cost a request to the API server while replicas and the controller see
-/// different opt-in labels.
+/// If the snapshot contradicts the path, a cached namespace may be at most this old. Replicas and the controller may
+/// see different opt-in labels for a while: without a cache, each pod in such a namespace would cost a request to the
+/// API server.
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {
-    /// Decides a review, or returns a lookup that it needs. Each lookup is requested at most once. The span `resolve`
-    /// covers the lookups and ends when the decision begins.
+    /// Decides a review, or returns a lookup that the decision needs. Requests each lookup at most once. The span
+    /// `resolve` covers the lookups and ends when the decision begins.
     pub(crate) fn next(
         &self,
         context: &RequestContext,
@@ -179,20 +181,21 @@ impl Admission {
         if self.switch.is_off() {
             *resolve = Span::none();
             let decided = Decided { decision: Decision::skipped(Reason::SwitchedOff), patch: None };
-            // The path gives the failure mode, so the namespace is not needed.
+            // The failure mode follows from the path, so the namespace is not needed.
             let decided = review.without_gate(endpoint, &Facts::default(), decided).map_err(Refusal::Internal)?;
             return Ok(Next::Respond(self.respond(context, review, &decided)));
         }
         let in_snapshot = snapshot.namespace(review.namespace());
         context.tenant.set_namespace(review.namespace(), in_snapshot.is_some());
         let contradicts = in_snapshot.as_ref().is_some_and(|namespace| contradicts(endpoint, namespace));
-        // If there is no live lookup, use the snapshot even if it contradicts the path.
+        // Without live lookups, the snapshot is used even if it contradicts the path.
         let in_snapshot = in_snapshot.filter(|_| !contradicts || self.live_namespace.is_none());
         let namespace = match (in_snapshot, &results.namespace) {
             (Some(namespace), _) => Some(namespace),
             (None, Answer::Found(looked_up)) => Some(Arc::clone(looked_up)),
-            // Profiles cannot be selected without the namespace, and this failure mode requires all of them. So reject
-            // with 503: another replica may know the namespace, or else `failurePolicy` decides.
+            // Profiles cannot be selected without the namespace, and this failure mode requires all of them. So the
+            // request is rejected with 503: another replica may have the namespace, and otherwise the API server
+            // applies `failurePolicy`.
             (None, Answer::Failed(_)) if needs_namespace(endpoint) => return Err(Refusal::Shed(Shed::Namespace)),
             // Cluster-scoped objects have no namespace.
             (None, Answer::NotRequested) if self.live_namespace.is_some() && !review.namespace().is_empty() => {
@@ -244,7 +247,7 @@ impl Admission {
         }
     }
 
-    /// Does the lookup that [`Admission::next`] requested, within the deadline, and stores the answer in `results`.
+    /// Does the lookup that [`Admission::next`] requested, within the deadline. Stores the result in `results`.
     pub(crate) async fn look_up(&self, lookup: Lookup, context: &RequestContext, results: &mut LookupResults) {
         match lookup {
             Lookup::Namespace { name, contradicts } => {
@@ -267,18 +270,18 @@ impl Admission {
         let after = contradicts.then(|| Instant::now().checked_sub(CONTRADICTION_FRESH_FOR)).flatten();
         let result = timeout(limit, look_up(NamespaceLookup { name, client: context.client, after })).await;
         if result.is_err() {
-            // Clients can cause this with every request, so it is not a warning here: the lookup function warns at a
-            // limited rate.
+            // Clients can cause this with every request, so it is not logged as a warning here. The lookup function
+            // logs warnings at a limited rate.
             tracing::debug!(
                 namespace = %Bounded(name, LOGGED_BYTES),
                 timeout = ?limit,
-                "a namespace that is not known yet could not be looked up in time"
+                "the lookup of a namespace timed out"
             );
         }
         result.unwrap_or_else(|_| Answer::Failed("no response in time".into()))
     }
 
-    /// Looks up objects, within the deadline. If the lookup times out, all objects are returned as failed.
+    /// Looks up objects, within the deadline. If the lookup times out, marks all objects as failed.
     pub(crate) async fn look_up_objects(&self, wanted: Wanted, client: IpAddr, deadline: Deadline) -> LookedUp {
         let Some(lookups) = &self.lookups else { return wanted.answered(&Answer::Missing) };
         let limit = self.settings.lookup_timeout.min(deadline.remaining());
@@ -289,8 +292,8 @@ impl Admission {
     }
 }
 
-/// Whether the API server called the path of another failure mode than the namespace in the snapshot has. Then the
-/// namespace's labels changed, and the snapshot or the API server lags behind.
+/// Whether the failure mode of the path that the API server called differs from that of the namespace in the snapshot.
+/// If so, the namespace's labels have changed, and either the snapshot or the API server is stale.
 fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     match endpoint {
         Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => {
@@ -300,7 +303,7 @@ fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     }
 }
 
-/// Whether a decision requires the namespace: in failure modes where no pod may miss its sidecars.
+/// Whether a decision requires the namespace, because in this failure mode no pod may start without its sidecars.
 const fn needs_namespace(endpoint: Endpoint) -> bool {
     match endpoint {
         Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => {

@@ -1,7 +1,8 @@
-//! Reads a request's body into one buffer, bounded in bytes, in time and in the memory of all bodies together.
+//! Reads a request's body into one buffer. Limits its bytes, its time, and the memory of all bodies together.
 //!
-//! Memory is taken for bytes that have arrived, never for a `Content-Length` alone. A body that has not fully arrived
-//! is registered as unfinished, and is evicted when there are too many ([`crate::overload::UnfinishedBodies`]).
+//! Memory is reserved for bytes that have arrived, never only because of a `Content-Length`. A body that has not fully
+//! arrived is registered as unfinished. If there are too many unfinished bodies, some are evicted
+//! ([`crate::overload::UnfinishedBodies`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,21 +24,21 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::clients::client_address;
 use crate::overload::{Eviction, SMALL, Shed, Unfinished, UnfinishedBodies};
 
-/// The smallest reservation, in bytes, for a body of more than one piece.
+/// The smallest reservation, in bytes, for a body that arrives in more than one piece.
 const MIN_RESERVATION: usize = 16 * 1024;
-/// How long the rest of a body is read after its request was shed.
+/// How long the rest of a body is read and discarded after its request was shed.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The memory of all request bodies together, over all connections.
+/// The memory budget of all request bodies together, over all connections.
 ///
-/// Each body is bounded, and so is the number of connections, but their product exceeds any machine's memory. So a body
-/// takes its share of one budget as its bytes arrive, never before, and returns it when the request is answered. Large
-/// bodies leave a part of the budget to small ones: most reviews have a few kilobytes and must be answered while another
-/// client sends large ones slowly.
+/// The size of each body and the number of connections are limited, but their product exceeds any machine's memory. So
+/// a body takes its share of one budget as its bytes arrive, never earlier, and returns it when the request is
+/// answered. Large bodies leave a part of the budget to small ones. Most reviews have a few kilobytes, and must be
+/// answered even while another client slowly sends large ones.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
-    /// The limit that a body larger than [`SMALL`] must keep: bytes taken by all bodies, including its own.
+    /// When a body larger than [`SMALL`] grows, all bodies together may use at most this number of bytes.
     large_limit: usize,
     taken: AtomicUsize,
     /// Exports `taken` as a metric.
@@ -51,10 +52,10 @@ struct Share {
     bytes: usize,
 }
 
-/// The budget has too few bytes left.
+/// The error if the budget has too few bytes left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Exhausted {
-    /// Bytes that would have to be released first.
+    /// The number of bytes that other bodies would have to return first.
     missing: usize,
 }
 
@@ -70,7 +71,7 @@ impl Budget {
 }
 
 impl Share {
-    /// Grows the share to `bytes`, and never shrinks it. On an error, the share is unchanged.
+    /// Grows the share to `bytes` if it is smaller. On an error, the share is unchanged.
     fn grow_to(&mut self, bytes: usize) -> Result<(), Exhausted> {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return Ok(()) };
         let Budget { limit, large_limit, taken, gauge } = &*self.budget;
@@ -95,18 +96,18 @@ impl Drop for Share {
 #[derive(Debug)]
 pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
-    /// Returns the memory when the body is dropped.
+    /// Returns its bytes to the budget when the body is dropped.
     _share: Share,
 }
 
 /// Why a body could not be read.
 #[derive(Debug)]
 pub(crate) enum BodyError {
-    /// The body is larger than the limit, or its declared length is.
+    /// The size of the body, or its `Content-Length`, exceeds the limit.
     TooLarge,
     /// The body did not arrive in time.
     TooSlow,
-    /// The connection broke, or the body was malformed.
+    /// The request was shed for this reason: there was no memory for its body, or the body was evicted.
     Broken(axum::Error),
     /// The request was shed for this reason: its body found no memory, or was evicted.
     Shed(Shed),
@@ -130,14 +131,14 @@ pub(crate) struct SharedLimits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sender {
     pub(crate) address: IpAddr,
-    /// Whether the client may still be writing its body when it gets the response. The client would miss the response
-    /// unless the rest of the body were read.
+    /// Whether the client may still be writing its body when the response is sent. The server must then read the rest
+    /// of the body, or the client may not receive the response.
     pub(crate) needs_draining: bool,
 }
 
 impl Sender {
-    /// Returns the sender of this request. No draining is needed for a client that waits for `100 Continue`, nor on
-    /// HTTP/2, which can end a request without closing the connection.
+    /// Returns the sender of this request. Draining is not needed if the client waits for `100 Continue`, nor on
+    /// HTTP/2, where the server can end a request without closing the connection.
     pub(crate) fn of(request: &Request) -> Self {
         let waits = request.headers().contains_key(EXPECT);
         let needs_draining = !waits && request.version() < Version::HTTP_2;
@@ -147,9 +148,9 @@ impl Sender {
 
 /// Reads the body. A body that arrives in a single piece is not copied.
 ///
-/// The rest of a body that is too large or was shed is read and discarded, so that the client finishes writing and
-/// reads the response. Draining stops after twice the body limit, or when the time limit ends. After shedding, it stops
-/// after [`LINGER`] at the latest.
+/// If the body is too large or its request is shed, reads and discards the rest, so that the client finishes writing
+/// and reads the response. Draining stops after twice the body limit, or when the time limit ends. After shedding, it
+/// stops after [`LINGER`] at the latest.
 pub(crate) async fn read(
     mut body: Body,
     limits: Limits,
@@ -175,7 +176,7 @@ pub(crate) async fn read(
     Err(error)
 }
 
-/// Reads and discards the body of a rejected request, up to `limit` bytes and for a short time. The client then
+/// Reads and discards the body of a rejected request, up to `limit` bytes and for at most [`LINGER`]. The client then
 /// finishes writing and reads the response.
 pub(crate) async fn discard_rejected(request: Request, limit: usize) {
     if Sender::of(&request).needs_draining {
@@ -183,14 +184,14 @@ pub(crate) async fn discard_rejected(request: Request, limit: usize) {
     }
 }
 
-/// Reads one body, takes memory for its bytes, and gives the body up if it is evicted.
+/// Reads one body and reserves memory for its bytes. Stops if the body is evicted.
 struct BodyReader<'s> {
     shared: &'s SharedLimits,
     address: IpAddr,
     share: Share,
-    /// Set once the reader has had to wait for the body.
+    /// Set when the reader first has to wait for more of the body.
     unfinished: Option<Unfinished>,
-    /// Dropped after the share, which signals that the memory is released.
+    /// Dropping it signals that the memory is released, so it must be dropped after the share.
     eviction: Option<Eviction>,
 }
 
@@ -215,8 +216,8 @@ impl<'s> BodyReader<'s> {
         let mut piece = Some(second);
         while let Some(bytes) = piece {
             self.append(&mut buffer, &bytes, upper_bound(body), limit).await?;
-            // Lets other tasks run while a large body arrives: reading it takes as long as answering several small
-            // ones.
+            // Reading a large body takes as long as answering several small requests, so other tasks may run in
+            // between.
             if buffer.len() > SMALL {
                 yield_now().await;
             }
@@ -225,8 +226,8 @@ impl<'s> BodyReader<'s> {
         Ok(buffer.into())
     }
 
-    /// Appends a piece; at most `rest` bytes can follow it (`None`: unknown). If the buffer is full, it grows by half,
-    /// but never beyond the maximum size of the body.
+    /// Appends a piece to the buffer. At most `rest` bytes can follow this piece (`None`: unknown). If the buffer is
+    /// full, it grows by half, but never beyond the maximum size of the body.
     async fn append(
         &mut self,
         buffer: &mut Vec<u8>,
@@ -249,7 +250,8 @@ impl<'s> BodyReader<'s> {
         Ok(())
     }
 
-    /// Grows the body's share of the memory budget to `bytes`. Evicts older unfinished bodies if that frees enough.
+    /// Grows the body's share of the memory budget to `bytes`. If necessary, evicts older unfinished bodies, provided
+    /// that this frees enough memory.
     async fn grow_to(&mut self, bytes: usize) -> Result<(), BodyError> {
         while let Err(Exhausted { missing }) = self.share.grow_to(bytes) {
             let evicted = self.shared.unfinished.evict_older(self.unfinished.as_ref(), missing);
@@ -273,8 +275,8 @@ impl<'s> BodyReader<'s> {
         Ok(None)
     }
 
-    /// Returns the next frame. A frame that has arrived is available once the connection's task has run. The first
-    /// frame that is not available then makes the body unfinished.
+    /// Returns the next frame. If none is available, yields once, because the connection's task may have to run before
+    /// it delivers a frame that has arrived. If there is still none, registers the body as unfinished and waits.
     async fn frame(&mut self, body: &mut Body) -> Result<Option<Frame<Bytes>>, BodyError> {
         let delivered = |frame: Option<Result<_, _>>| frame.transpose().map_err(BodyError::Broken);
         if self.unfinished.is_none() {
@@ -343,7 +345,7 @@ mod tests {
         super::read(body, limits, &shared, sender).await.map(|buffer| buffer.bytes)
     }
 
-    /// Returns a body that never ends: after `pieces` pieces of `bytes` bytes each, nothing more arrives.
+    /// Returns a body that sends `pieces` pieces of `bytes` bytes each, and then nothing more, without ending.
     fn stalled(pieces: usize, bytes: usize) -> Body {
         let piece = Bytes::from(vec![b'x'; bytes]);
         let pieces = stream::iter(0..pieces).map(move |_| Ok::<_, Infallible>(piece.clone()));
@@ -414,7 +416,7 @@ mod tests {
         assert_eq!(pulled(false).await, 11 + 21);
     }
 
-    /// Reads a body piece by piece, and returns the memory in use just before each piece arrives.
+    /// Reads a body in pieces, and returns the memory in use just before each piece arrives.
     async fn taken(length: usize, pieces: usize) -> Vec<usize> {
         let gauge = Gauge::default();
         let shared = shared(64 * SMALL, gauge.clone(), 8);
@@ -479,7 +481,7 @@ mod tests {
         let sender = Sender { needs_draining: false, ..SENDER };
         let mut reading: Vec<_> =
             (0..4).map(|_| Box::pin(super::read(stalled(1, SMALL / 4), limits, &shared, sender))).collect();
-        // A body is polled several times before it counts as unfinished.
+        // A body is registered as unfinished only after several polls.
         for _ in 0..10 {
             for body in &mut reading {
                 assert!(futures::poll!(body.as_mut()).is_pending());

@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 /// The maximum number of bytes of client text in a log line.
 pub(crate) const LOGGED_BYTES: usize = 256;
 
-/// Formats a string on one line of printable characters, cut to this many bytes.
+/// Displays a string as one line of printable characters, truncated to this number of bytes.
 pub(crate) struct Bounded<'t>(pub(crate) &'t str, pub(crate) usize);
 
 impl fmt::Display for Bounded<'_> {

@@ -1,8 +1,8 @@
-//! Authenticates clients by certificate, if there is a CA for clients. By default every client is accepted.
+//! Authenticates clients by certificate, if a CA for clients is configured. Without one, every client is accepted.
 //!
-//! An invalid certificate (expired, of another CA, not for clients) fails the TLS handshake. A client without a
-//! certificate gets a 401 after its request's head, so that the API server's log names the missing certificate. The
-//! body of such a request is discarded, never parsed.
+//! An invalid certificate (expired, issued by another CA, or not valid for client authentication) fails the TLS
+//! handshake. A client without a certificate gets a 401 after its request's head, so that the API server's log names
+//! the missing certificate. The body of such a request is discarded without parsing.
 //!
 //! Each handshake uses the current CA, which can be replaced at any time. An accepted connection stays open until it
 //! reaches its maximum age.
@@ -33,16 +33,18 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::{ConnectionMetrics, Unauthorized};
 use crate::tls::{PemText, provider};
 
-/// How long the body of a rejected request is read and discarded, so that its client reads the response.
+/// How long the body of a rejected request is read and discarded, so that its client can read the response.
 const LINGER: Duration = Duration::from_secs(1);
-/// Bytes up to which a rejected body is discarded. With a larger body, the connection closes with the response.
+/// The maximum size, in bytes, of a rejected body after which the connection stays open. After a larger body, it is
+/// closed with the response.
 const SMALL_BODY: u64 = 64 * 1024;
 
-/// The address of the client, in the extensions of a request.
+/// The client's address, which the server stores in the extensions of each request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
-/// Returns the address of the client that sent a request, or the unspecified address if there is no connection.
+/// Returns the address of the client that sent a request. Returns the unspecified address if the request did not arrive
+/// over a connection.
 pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
     extensions.get::<ClientAddress>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.0)
 }
@@ -51,7 +53,7 @@ pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientCaError {
-    /// The input is not PEM, or is truncated.
+    /// The input is not PEM, or it is truncated.
     #[error("{origin} is not PEM text: {error}; expected one or more BEGIN CERTIFICATE sections")]
     NotPem {
         /// The source of the input.
@@ -60,7 +62,7 @@ pub enum ClientCaError {
         error: pem::Error,
     },
     /// The input has no certificate.
-    #[error("{origin} has no certificate: expected the CA certificates for clients, each as BEGIN CERTIFICATE")]
+    #[error("{origin} has no certificate: expected one or more BEGIN CERTIFICATE sections with CAs for clients")]
     NoCertificate {
         /// The source of the input.
         origin: String,
@@ -68,7 +70,7 @@ pub enum ClientCaError {
     /// A certificate in the input is not a CA certificate.
     #[error("certificate {number} in {origin} cannot be used as a CA: {reason}")]
     NotCa {
-        /// The source of the input.
+        /// Position of the certificate in the input, starting at 1.
         origin: String,
         /// Position of the certificate in the input, from 1.
         number: usize,
@@ -88,7 +90,7 @@ pub enum ClientCaError {
 /// The CA that client certificates are verified against, and the names that are allowed.
 pub struct ClientCertificates {
     current: ArcSwap<ClientCas>,
-    /// A certificate must have at least one of these names. Empty: any name is accepted.
+    /// A certificate must have at least one of these names. If the list is empty, any name is accepted.
     names: Box<[Box<str>]>,
 }
 
@@ -101,11 +103,11 @@ struct ClientCas {
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     rejection: Option<Arc<Rejection>>,
-    /// Whether the client showed an accepted certificate.
+    /// Whether the client presented an accepted certificate.
     has_certificate: bool,
 }
 
-/// Why the requests of a connection are rejected.
+/// Why all requests of a connection are rejected.
 #[derive(Debug)]
 struct Rejection {
     reason: Unauthorized,
@@ -125,8 +127,9 @@ impl fmt::Debug for ClientCertificates {
 }
 
 impl ClientCertificates {
-    /// Accepts client certificates of the CAs in this input. If `names` is not empty, a certificate must have one of
-    /// them: as the common name of its subject, or as a DNS name, URI or e-mail address among its alternative names.
+    /// Accepts client certificates that the CAs in this input have issued. If `names` is not empty, a certificate must
+    /// have one of them: as the common name of its subject, or as a DNS name, URI or e-mail address among its
+    /// alternative names.
     ///
     /// # Errors
     /// The input has no certificate, or one that is not a CA certificate.
@@ -135,8 +138,8 @@ impl ClientCertificates {
         Ok(Arc::new(Self { current: ArcSwap::from_pointee(ClientCas::read(cas)?), names }))
     }
 
-    /// Replaces the CAs from the next handshake on, and returns whether they changed. On an error, the previous ones
-    /// remain active.
+    /// Replaces the CAs. The next handshake uses the new ones. Returns whether they changed. On an error, the previous
+    /// CAs remain active.
     ///
     /// # Errors
     /// The same as for [`ClientCertificates::new`].
@@ -147,7 +150,7 @@ impl ClientCertificates {
         Ok(changed)
     }
 
-    /// Authorizes a client by its certificates, which TLS has verified.
+    /// Authorizes a client by its certificates, which the TLS handshake has verified.
     pub(crate) fn caller(&self, certificates: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
         let rejected = |reason, text| Caller {
             rejection: Some(Arc::new(Rejection { reason, text, metrics: metrics.clone() })),
@@ -189,8 +192,8 @@ impl ClientCas {
         for (index, certificate) in certificates.iter().enumerate() {
             let not_ca = |reason| ClientCaError::NotCa { origin: origin(), number: index + 1, reason };
             roots.add(certificate.clone()).map_err(|error| not_ca(error.to_string()))?;
-            // A certificate that is not a CA would be accepted as a root but verify no client: all clients would be
-            // rejected.
+            // Without this check, a certificate that is not a CA would be accepted as a root but could not verify any
+            // client, so all clients would be rejected.
             if !is_ca_certificate(certificate) {
                 return Err(not_ca("it is not a CA (basic constraints)".to_owned()));
             }
@@ -207,8 +210,8 @@ fn is_ca_certificate(certificate: &CertificateDer<'_>) -> bool {
     certificate.is_ca()
 }
 
-/// Returns the common name of the certificate's subject, and its DNS names, URIs and e-mail addresses. Empty if the
-/// certificate is unreadable.
+/// Returns the common name of the certificate's subject, and its DNS names, URIs and e-mail addresses. Returns no names
+/// if the certificate cannot be parsed.
 fn names_of(certificate: &CertificateDer<'_>) -> Vec<Box<str>> {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
@@ -225,13 +228,13 @@ impl ClientCertVerifier for ClientCertificates {
         true
     }
 
-    /// A client without a certificate gets a 401 with an explanation instead of a TLS error.
+    /// Not mandatory, so that a client without a certificate gets a 401 with an explanation instead of a TLS error.
     fn client_auth_mandatory(&self) -> bool {
         false
     }
 
-    /// Sends no CA names as hints. So a client with a certificate of another CA sends this certificate, and gets an
-    /// error that names the mistake.
+    /// Sends no CA names as hints. With hints, a client whose certificate is from another CA would send none. Without
+    /// them, it sends this certificate and gets an error that names the mistake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -269,7 +272,7 @@ impl ClientCertVerifier for ClientCertificates {
 }
 
 impl Caller {
-    /// Returns the caller on a server without client authentication.
+    /// Returns the caller on a server that does not authenticate clients.
     pub(crate) const fn unauthenticated() -> Self {
         Self { rejection: None, has_certificate: false }
     }
@@ -287,7 +290,7 @@ impl Caller {
         self.rejection.is_some()
     }
 
-    /// Returns the request, or the response that rejects it.
+    /// Returns the request if it is admitted, and otherwise the response that rejects it.
     pub(crate) fn admit(&self, request: Request<Incoming>) -> ControlFlow<Response<Body>, Request<Incoming>> {
         let Some(rejection) = &self.rejection else { return ControlFlow::Continue(request) };
         rejection.metrics.unauthorized(rejection.reason);
@@ -305,8 +308,8 @@ impl Caller {
             if body.size_hint().upper().is_none_or(|bytes| bytes > SMALL_BODY) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            // Runs as a separate task, so that the response does not wait for it. A client that is still writing might
-            // otherwise see a connection reset instead of the response.
+            // The body is discarded in a separate task, so that the response does not wait for it. If the body were not
+            // read, a client that is still writing might see a connection reset instead of the response.
             tokio::spawn(tokio::time::timeout(LINGER, discard(body)));
         }
         ControlFlow::Break(response)

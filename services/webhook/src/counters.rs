@@ -1,4 +1,4 @@
-//! Registers metrics, and defines counters with one label of a closed set of values.
+//! Registers metrics, and defines counters with one label whose values are fixed.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,8 +15,8 @@ pub(crate) fn register<M: Metric + Clone + Default>(
     metric
 }
 
-/// One counter for each value of a label. The counters exist from the start, so counting needs no lookup by name, and
-/// each series is exported before its first event.
+/// One counter for each value of a label. All counters are created at registration. So counting needs no lookup by
+/// name, and each series is exported before its first event.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters<const N: usize>([Counter; N]);
 
@@ -34,14 +34,14 @@ impl<const N: usize> Counters<N> {
         Self(values.map(|value| family.get_or_create_owned(&[(label, value)])))
     }
 
-    /// Counts the value at this index. An index beyond the values is ignored.
+    /// Increments the counter at this index. Ignores an index that is out of range.
     pub(crate) fn count(&self, index: usize) {
         if let Some(counter) = self.0.get(index) {
             counter.inc();
         }
     }
 
-    /// Returns the count of the value at this index.
+    /// Returns the value of the counter at this index.
     pub(crate) fn get(&self, index: usize) -> u64 {
         self.0.get(index).map_or(0, Counter::get)
     }

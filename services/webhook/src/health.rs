@@ -1,8 +1,8 @@
-//! Readiness of the process, and the operations port: liveness, readiness and metrics.
+//! Readiness of the process, and the routes of the operations port: liveness, readiness and metrics.
 //!
-//! A component that must finish something before requests arrive registers by name with [`Readiness`] and sets itself
-//! ready. `/readyz` returns the names of the components that are not ready, and [`once_ready`] rejects requests until
-//! all components are ready for the first time.
+//! A component that must finish its start before requests arrive registers by name with [`Readiness`], and sets itself
+//! ready when it has finished. `/readyz` returns the names of the components that are not ready. [`once_ready`] rejects
+//! requests until all components have been ready at the same time.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -35,13 +35,13 @@ use crate::metrics::{Exposition, Metrics};
 use crate::overload::Shed;
 use crate::refusal::Refusal;
 
-/// The maximum number of bytes of a rejected body that are read and discarded. Equals the default limit of a body.
+/// The maximum number of bytes of a rejected body that are read and discarded. It equals the default limit of a body.
 const DISCARD_LIMIT: usize = 7 * 1024 * 1024;
-/// How long a response may take. A full scrape takes milliseconds, so anything slower is stuck, and the client should
-/// get an error.
+/// How long a response may take. A full scrape takes milliseconds, so a response that takes longer is stuck, and the
+/// client should get an error.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether requests may arrive: all components are ready, and the process is not draining.
+/// The readiness of the process: it is ready if all components are ready and it is not draining.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     state: Arc<ReadinessState>,
@@ -53,7 +53,7 @@ struct ReadinessState {
     components: Mutex<Vec<Arc<ComponentState>>>,
 }
 
-/// A component that was registered with [`Readiness`]. It starts as not ready.
+/// A component that is registered with [`Readiness`]. At first it is not ready.
 #[derive(Clone, Debug)]
 #[must_use = "the process is not ready before this component is set ready"]
 pub struct Component {
@@ -83,13 +83,13 @@ impl Readiness {
         Component { state }
     }
 
-    /// Marks the process as draining: it is not ready from now on. Call this before the servers drain, so that traffic
-    /// moves to other replicas while they still answer.
+    /// Marks the process as draining, so that it is not ready from now on. Call this before the servers drain: the API
+    /// server's traffic then moves to other replicas while this one still answers.
     pub fn drain(&self) {
         self.state.draining.store(true, Ordering::Release);
     }
 
-    /// Returns an error with the reasons if the process is not ready.
+    /// Checks that the process is ready. Otherwise returns the reasons as an error.
     pub fn check(&self) -> Result<(), NotReady> {
         let waiting_for: Vec<_> = self
             .components()
@@ -179,12 +179,12 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
     }
 }
 
-/// Returns `app` behind a gate. The gate answers 503 until all components of `readiness` are ready, since a pod could
-/// otherwise miss its sidecar. From then on it always calls `app`, also while the process drains.
+/// Returns `app` behind a gate. The gate answers 503 until all components of `readiness` are ready, because a pod could
+/// otherwise be created without its sidecar. From then on it always calls `app`, also while the process drains.
 ///
-/// A replica that is not ready still gets requests when its container restarts at the same address. On a 503 with
-/// `Retry-After`, the API server retries within its timeout, on a new connection and most likely at another replica.
-/// After that the failure policy decides.
+/// A replica that is not ready still receives requests if its container has restarted at the same address. On a 503
+/// with `Retry-After`, the API server retries within its timeout, on a new connection and most likely at another
+/// replica. If no attempt succeeds, it applies the failure policy.
 pub fn once_ready(app: Router, readiness: Readiness, metrics: Arc<Metrics>) -> Router {
     app.layer(ReadinessGate { readiness, metrics, was_ready: Arc::default() })
 }
@@ -197,7 +197,7 @@ struct ReadinessGate {
 }
 
 impl ReadinessGate {
-    /// Returns an error with the components that are not ready, until all are ready for the first time.
+    /// Returns an error with the components that are not ready. Once all have been ready, never returns an error again.
     fn check(&self) -> Result<(), NotReady> {
         if self.was_ready.load(Ordering::Acquire) {
             return Ok(());
@@ -249,14 +249,14 @@ where
     }
 }
 
-/// Rejects a request after reading its body. Otherwise a client that is still writing would see its connection reset
-/// instead of the response, and the API server does not repeat such a request.
+/// Rejects a request after reading its body. Otherwise a client that is still writing would see a connection reset
+/// instead of the response, and the API server does not retry after a reset.
 async fn reject(not_ready: NotReady, request: Request) -> Result<Response, Infallible> {
     tracing::debug!(why = %not_ready, "a request was answered with 503");
     let version = request.version();
     body::discard_rejected(request, DISCARD_LIMIT).await;
     let mut response = Refusal::Shed(Shed::NotReady).response(version);
-    // Replaces the general text by one that names the components that are not ready.
+    // This text replaces the general one, because it names the components that are not ready.
     *response.body_mut() = Body::from(format!("{not_ready}: try again\n"));
     Ok(response)
 }
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(answer(&app).await, later, "draining does not make the process ready");
         lists.set_ready(true);
         assert_eq!(answer(&app).await, (200, None), "a draining process answers requests");
-        // Losing readiness later changes nothing.
+        // The gate stays open if a component is no longer ready.
         lists.set_ready(false);
         assert_eq!(answer(&app).await, (200, None));
         let mut text = String::new();

@@ -1,14 +1,14 @@
 //! Serves admission reviews over TLS.
 //!
-//! The engine makes the decisions. This crate connects it to the network: it accepts connections, enforces limits,
-//! serves the certificate and the routes, counts, traces, and drains without losing a request. It has no Kubernetes
-//! client: the process passes in a snapshot of the cluster and functions that look up single objects.
+//! The engine makes the decisions. This crate connects it to the network: it accepts TLS connections, enforces limits,
+//! serves the routes, records metrics and traces, and drains without losing a request. It has no Kubernetes client.
+//! Instead, the caller passes in a snapshot of the cluster, and functions that look up single objects.
 //!
-//! A process wires the crate in this order: [`metrics::Metrics`], [`tls::ServingCertificate`], [`health::Readiness`],
-//! [`router::router`], [`serve::Server`].
+//! A process creates the parts of the server in this order: [`metrics::Metrics`], [`tls::ServingCertificate`],
+//! [`health::Readiness`], [`router::router`], [`serve::Server`].
 //!
-//! * `client_text`: bounds text that clients wrote. `counters`: counters with one label.
-//! * [`switch`], [`policy`]: settings that the platform can change while the process runs.
+//! * `client_text`: truncates text that clients wrote. `counters`: counters with one label.
+//! * [`switch`], [`policy`]: settings that can change while the process runs.
 //! * [`tls`], [`clients`], [`serve`]: certificates, client authentication, connections.
 //! * [`overload`], [`metrics`], [`trace`], [`health`]: limits, observability and readiness.
 //! * `body`, `refusal`, [`admission`], [`router`]: the path of a request to its response.

@@ -1,12 +1,12 @@
 //! The metrics of the webhook; `docs/metrics.md` lists them.
 //!
-//! Every label has a closed or a bounded set of values. Every handle that a request needs is resolved before the first
-//! request, so counting needs no lookup by name. Tenants and profiles are the exception: their names are found in a map
-//! that is replaced as a whole.
+//! Every label has a fixed or a limited set of values. The series that a request needs are created before the first
+//! request, so counting needs no lookup by name. Tenants and profiles are the exception: their names are looked up in a
+//! map, which is replaced as a whole when it changes.
 //!
 //! - `requests`: outcomes and durations of requests.
 //! - `process`: the metrics that every process of Pillion has: its resources and its build.
-//! - `series`: series by name, such as the requests of each tenant.
+//! - `series`: series for names that are created and deleted, such as the requests of each tenant.
 //! - `decisions`: decisions by profile, outcome and reason.
 //! - `snapshot`: the sizes of the snapshot.
 //! - `connections`: connections, handshakes and the serving certificate.
@@ -46,21 +46,21 @@ use snapshot::SnapshotCollector;
 use crate::counters::{Counters, register};
 use crate::overload::OverloadMetrics;
 
-/// Bucket bounds in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
+/// Bucket bounds for request bodies, in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
 const REQUEST_BUCKETS: [f64; 9] =
     [2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 262_144.0, 1_048_576.0, 7_340_032.0];
-/// Bucket bounds in bytes.
+/// Bucket bounds for patches, in bytes.
 const PATCH_BUCKETS: [f64; 8] = [256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0, 262_144.0];
 
 /// The prefix of the metrics that only replicas of the webhook export.
 pub const PREFIX: &str = "pillion_webhook";
 
-/// Limits of the metrics that are labelled with names.
+/// Limits on the number of series of metrics that are labelled with names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsSettings {
-    /// Tenants with their own series. Requests of all others are counted as `_other`.
+    /// Maximum number of tenants with series of their own. Requests of all other tenants are counted as `_other`.
     pub max_tenants: usize,
-    /// Profiles with their own series. Decisions on all others are counted as `_other`.
+    /// Maximum number of profiles with series of their own. Decisions on all other profiles are counted as `_other`.
     pub max_profiles: usize,
 }
 
@@ -88,7 +88,7 @@ pub struct Metrics {
     pub(crate) incomplete_bodies: Gauge,
     /// Panics that were caught.
     pub(crate) panics: Counter,
-    /// Rejected requests and queue waits.
+    /// Shed requests, and the time that requests wait in queues.
     pub(crate) overload: OverloadMetrics,
     /// The metrics of the TLS connections.
     pub connections: ConnectionMetrics,
@@ -153,15 +153,15 @@ impl Metrics {
         }
     }
 
-    /// Registers the sizes of the snapshot, computed at each scrape. Series of profiles and namespaces that leave the
-    /// snapshot are removed some time later.
+    /// Registers the sizes of the snapshot, which are computed at each scrape. A scrape also removes series of profiles
+    /// and namespaces that left the snapshot some time ago.
     pub fn register_snapshot(&self, registry: &mut Registry, snapshot: Arc<ArcSwap<Snapshot>>) {
         let collector =
             SnapshotCollector { snapshot, tenants: self.tenants.clone(), profiles: self.decisions.profiles.clone() };
         registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(collector));
     }
 
-    /// Counts an answered request, with its trace as an exemplar if the trace is sampled.
+    /// Counts an answered request. If its trace is sampled, the trace becomes an exemplar.
     pub(crate) fn answered(
         &self,
         endpoint: Endpoint,
@@ -173,17 +173,18 @@ impl Metrics {
         self.durations.observe(outcome, elapsed, trace);
     }
 
-    /// Counts a body that was read completely.
+    /// Records the size of a body that was read completely.
     pub(crate) fn body_read(&self, bytes: usize) {
         self.request_bytes.observe(as_float(bytes));
     }
 
-    /// Counts a patch, by its size before base64.
+    /// Records the size of a patch before base64 encoding.
     pub(crate) fn patched(&self, bytes: usize) {
         self.patch_bytes.observe(as_float(bytes));
     }
 
-    /// Counts a decision. `dry_run`: its request changes nothing in the cluster, and is also counted as a dry run.
+    /// Counts a decision. If `dry_run` is set, the request changes nothing in the cluster, and is also counted as a dry
+    /// run.
     pub(crate) fn decided(&self, decision: &Decision, dry_run: bool) {
         self.decisions.decided(decision);
         if dry_run {

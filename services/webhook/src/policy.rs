@@ -5,12 +5,12 @@ use std::sync::Arc;
 use pillion_engine::limits::Guardrails;
 use pillion_json::OwnedTape;
 
-/// The settings of one request, constant during its decision. The value is replaced as a whole when the platform's file
-/// changes.
+/// The platform's settings for one request, which are constant during its decision. When the platform's file changes,
+/// the whole value is replaced.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    /// The map that expressions read as `cluster`. `None`: an empty one.
+    /// The map that expressions can read as `cluster`. `None`: the map is empty.
     pub cluster: Option<Arc<OwnedTape>>,
-    /// The limits of tenants' profiles. `None`: those of the snapshot.
+    /// The limits on tenants' profiles. `None`: the limits in the snapshot apply.
     pub guardrails: Option<Arc<Guardrails>>,
 }

@@ -1,4 +1,4 @@
-//! The reasons why a request gets no review as its response, rendered as HTTP status, text and metric.
+//! The reasons why a request is answered without a review. Each has an HTTP status, a text and a metric.
 //!
 //! The API server shows the text to the pod's author or logs it, so the text names the mistake and the expected value.
 //! The status is 4xx for an error of the client and 5xx for an error of the webhook. `failurePolicy` applies to both.
@@ -20,12 +20,12 @@ use crate::overload::Shed;
 /// The maximum length of a plain-text response, in bytes.
 pub(crate) const RESPONSE_BYTES: usize = 1024;
 
-/// Why a request gets no review in its response.
+/// Why a request is answered without a review.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The request's content type is not JSON. Holds the content type, if any.
+    /// The request's content type is not JSON. The value is the content type, if any.
     ContentType(Option<HeaderValue>),
-    /// The request's content is encoded. Holds the encoding.
+    /// The request's content is encoded. The value is the encoding.
     ContentEncoding(HeaderValue),
     /// The body is larger than this many bytes.
     TooLarge(usize),
@@ -33,13 +33,13 @@ pub(crate) enum Refusal {
     TooSlow(Duration),
     /// Reading the body failed.
     Broken(axum::Error),
-    /// The replica shed the request. Holds the reason.
+    /// The replica shed the request for this reason.
     Shed(Shed),
     /// The body is not a valid review.
     Review(ReviewError),
     /// The engine failed.
     Internal(InternalError),
-    /// The code panicked. Holds the message.
+    /// The code panicked with this message.
     Panic(Box<str>),
 }
 
@@ -77,7 +77,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the reason as shown in traces.
+    /// Returns the reason as it appears in traces.
     pub(crate) const fn reason(&self) -> &'static str {
         match self {
             Self::ContentType(_) => "content_type",
@@ -92,14 +92,14 @@ impl Refusal {
         }
     }
 
-    /// Returns the response to a request of this HTTP version.
+    /// Returns the response. `version` is the HTTP version of the request.
     pub(crate) fn response(&self, version: Version) -> Response<Body> {
         let text = format!("{}\n", Bounded(&self.to_string(), RESPONSE_BYTES));
         let mut response = Response::new(Body::from(text));
         *response.status_mut() = self.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        // The rest of the body would block the next request, and a rejected client may reach another replica on a new
-        // connection. HTTP/2 has streams, and no such header.
+        // The unread rest of the body would block the next request on this connection. Also, the client of a shed
+        // request may reach another replica on a new connection. HTTP/2 has streams, and no such header.
         let is_unread = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed(_));
         if is_unread && version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -131,13 +131,13 @@ impl fmt::Display for Refusal {
             Self::Shed(shed) => write!(formatter, "{shed}"),
             Self::Review(error) => write!(formatter, "not a valid AdmissionReview: {error}"),
             Self::Internal(error) => write!(formatter, "Pillion failed: {error}"),
-            // The panic's message goes to the log only.
+            // The panic's message is only logged.
             Self::Panic(_) => formatter.write_str("Pillion failed: a bug in Pillion, see its log"),
         }
     }
 }
 
-/// Formats a header's value in quotes.
+/// Displays a header's value in quotes.
 struct Header<'h>(&'h HeaderValue);
 
 impl fmt::Display for Header<'_> {

@@ -1,7 +1,7 @@
-//! The routes of the admission port: a request becomes a review, the engine decides it, and the decision becomes a
-//! response, a log line and counters.
+//! The routes of the admission port. A request is parsed as a review, the engine decides it, and the decision becomes a
+//! response, a log line and metrics.
 //!
-//! Deciding a small pod takes some 30 us, less than a handover to another thread. So the thread that read the request
+//! Deciding a small pod takes some 30 µs, less than passing it to another thread. So the thread that read the request
 //! also decides it, once the request holds a permit. A large object is decided on a separate thread.
 
 use std::fmt;
@@ -34,15 +34,15 @@ use crate::overload::{self, Deadline, Overload, Permit, RequestPermit, Shed, Unf
 use crate::refusal::{RESPONSE_BYTES, Refusal};
 use crate::trace::RequestSpan;
 
-/// The state of the routes: [`Admission`], and the limits that all requests share.
+/// The state of the routes: [`Admission`], and limits that all requests share.
 struct Service {
     admission: Admission,
     bodies: SharedLimits,
     overload: Overload,
 }
 
-/// Returns the routes: POST to `/mutate`, `/validate` and their paths for each failure mode, and to the paths for
-/// profiles and connectivity checks.
+/// Returns the routes for POST requests: `/mutate`, `/validate`, the paths below them for each failure mode, and the
+/// paths for profiles and connectivity checks.
 pub fn router(admission: Admission) -> Router {
     let metrics = &admission.metrics;
     let settings = &admission.settings;
@@ -67,12 +67,12 @@ pub fn router(admission: Admission) -> Router {
         async |State(service): State<Arc<Service>>, request: Request| service.answer_connectivity_check(request).await;
     router
         .route(VALIDATE_PROFILES_PATH, post(profile))
-        // The path ends with the caller's epoch, which a replica ignores.
+        // The caller appends its epoch to the path. The replica ignores it.
         .route(&format!("{}/{{epoch}}", trust_probe::PATH), post(check))
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
-                "nothing is served here: expected /mutate, /mutate/LEVEL, /validate, /validate/LEVEL or /validate-profiles\n",
+                "nothing is served here: expected /mutate, /mutate/MODE, /validate, /validate/MODE or /validate-profiles\n",
             )
         })
         .method_not_allowed_fallback(async || {
@@ -82,7 +82,7 @@ pub fn router(admission: Admission) -> Router {
 }
 
 impl Service {
-    /// Answers a review: decides it, and records the outcome in the trace, the log and the metrics.
+    /// Decides a review and returns its response. Records the outcome in the trace, the log and the metrics.
     async fn answer(self: Arc<Self>, endpoint: Endpoint, request: Request) -> Response<Body> {
         let began = Instant::now();
         let version = request.version();
@@ -94,7 +94,7 @@ impl Service {
             client: client_address(request.extensions()),
             deadline: self.overload.deadline(request.uri().query()),
         };
-        // Unwind-safe: a panic leaves only counters and an immutable snapshot.
+        // Unwind-safe: only counters and an immutable snapshot outlive a panic.
         let result = AssertUnwindSafe(self.decide(&context, request)).catch_unwind().await;
         let (outcome, incomplete, response) = match result.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic))) {
             Ok(ReviewResponse { outcome, incomplete, body }) => (outcome, incomplete, json_response(body)),
@@ -110,16 +110,16 @@ impl Service {
         response
     }
 
-    /// Takes a request from its head to the response: reads the body, waits for permits, decides, and does lookups.
+    /// Handles a request after its head: reads the body, waits for permits, does lookups, and decides.
     async fn decide(self: &Arc<Self>, context: &RequestContext, request: Request) -> Result<ReviewResponse, Refusal> {
         let receive = context.span.receive();
         let limit = self.admission.settings.body_limit;
         let body = self.receive(request, limit, context.deadline).instrument(receive.clone()).await?;
-        // Taken only now, so that a client with an unfinished body takes no permit.
+        // The permit is taken only now, so that a client with an unfinished body does not hold one.
         let _request_permit = self.request_permit()?;
         if overload::is_large(&body.bytes) {
             drop(receive);
-            // Boxed: the future of each request is as large as its largest state.
+            // A request's future is as large as its largest state, so this rare state is boxed.
             return Box::pin(self.decide_large(context, body)).await;
         }
         let mut permit = self.permit(context, &body.bytes).instrument(receive.clone()).await?;
@@ -134,22 +134,23 @@ impl Service {
                 Next::Respond(response) => return Ok(response),
                 Next::Lookup(lookup) => lookup,
             };
-            // Releases the permit while this request waits for a lookup.
+            // Other requests can use the permit while this request waits for a lookup.
             drop(permit);
             self.admission.look_up(lookup, context, &mut results).instrument(resolve.clone()).await;
             permit = self.permit(context, &body.bytes).instrument(resolve).await?;
         }
     }
 
-    /// Decides on a thread for large bodies. The body is parsed again after a lookup, so that such a thread never waits
-    /// for a lookup.
+    /// Decides a request on a thread for large bodies. After a lookup, parses the body again, so that such a thread
+    /// never waits for a lookup.
     async fn decide_large(
         self: &Arc<Self>,
         context: &RequestContext,
         body: BufferedBody,
     ) -> Result<ReviewResponse, Refusal> {
         let snapshot = self.admission.snapshot.load_full();
-        // The clone of the context on the other thread cannot set the tenant.
+        // The tenant is set here, because setting it in a clone of the context on the other thread has no effect on
+        // this one.
         self.attribute(context, &body.bytes);
         let body = Arc::new(body);
         let mut results = LookupResults::default();
@@ -160,7 +161,8 @@ impl Service {
                 let (service, context) = (Arc::clone(self), context.clone());
                 let (snapshot, body) = (Arc::clone(&snapshot), Arc::clone(&body));
                 move || {
-                    // Released when the work is done, like the body's memory, even if the caller no longer waits.
+                    // The permit and the body's memory are released when the work is done, even if the caller no longer
+                    // waits.
                     let _permit = permit;
                     let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review)?;
                     context.span.review(&review);
@@ -180,7 +182,8 @@ impl Service {
         }
     }
 
-    /// Checks that the request's headers announce plain JSON, and reads its body, up to `bytes` or the body limit.
+    /// Checks that the request's headers declare unencoded JSON, and reads its body. The size limit is the smaller of
+    /// `bytes` and the body limit.
     async fn receive(&self, request: Request, bytes: usize, deadline: Deadline) -> Result<BufferedBody, Refusal> {
         let Admission { metrics, settings, .. } = &self.admission;
         if deadline.has_passed() {
@@ -196,12 +199,12 @@ impl Service {
         Ok(body)
     }
 
-    /// Returns a permit for a request whose body has arrived. The caller holds it until there is a response.
+    /// Returns a permit for a request whose body has arrived. The caller holds the permit until the response is ready.
     fn request_permit(&self) -> Result<RequestPermit<'_>, Refusal> {
         self.overload.request_permit().ok_or(Refusal::Shed(Shed::InFlight))
     }
 
-    /// Waits for a permit to compute. In metrics, a shed request is attributed to the namespace in its body.
+    /// Waits for a permit to decide. If the request is shed, attributes it in metrics to the namespace in its body.
     async fn permit(&self, context: &RequestContext, body: &Bytes) -> Result<Permit, Refusal> {
         self.overload.permit(body, context.deadline).await.map_err(|shed| {
             self.attribute(context, body);
@@ -209,8 +212,8 @@ impl Service {
         })
     }
 
-    /// Attributes the request in metrics to the namespace peeked from its body, or to `_other` if the snapshot lacks
-    /// that namespace.
+    /// Attributes the request in metrics to the namespace that is peeked from its body. If the snapshot lacks that
+    /// namespace, the request is attributed to `_other`.
     fn attribute(&self, context: &RequestContext, body: &Bytes) {
         if let Some(name) = overload::peek_namespace(body) {
             context.tenant.set_namespace(name, self.admission.snapshot.load().namespace(name).is_some());
@@ -242,10 +245,12 @@ impl Service {
         }
     }
 
-    /// Answers a review of a profile that is being stored: warns its author of mistakes and never rejects it.
+    /// Answers a review of a profile that is about to be stored. The response warns the author of mistakes, but never
+    /// rejects the profile.
     ///
-    /// Few profiles are stored, and one may compile for long. So reviews of profiles have their own thread, apart from
-    /// decisions about pods, and a short queue that is fair between client addresses. Parent profiles are looked up.
+    /// Reviews of profiles are rare, but compiling one profile may take long. So they have a thread of their own,
+    /// separate from decisions about pods, and a short queue that is fair between client addresses. Parent profiles are
+    /// looked up.
     async fn answer_profile(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
         match self.review_profile(request).await {
@@ -290,7 +295,7 @@ impl Service {
     }
 
     /// Runs `work` on the thread for profiles, in an order that is fair between clients. Returns at the deadline at the
-    /// latest; unfinished work keeps its permit until it is done.
+    /// latest. Unfinished work keeps its permit until it is done.
     async fn compute_profile<T: Send + 'static>(
         &self,
         client: IpAddr,
@@ -302,7 +307,7 @@ impl Service {
     }
 
     /// Answers a connectivity check, which proves that an API server reaches a replica. The controller makes each API
-    /// server call a replica before it lets API servers reject pods when no replica answers.
+    /// server call a replica. Only after that does it allow failure policies that reject pods when no replica answers.
     async fn answer_connectivity_check(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
         self.check_connectivity(request).await.unwrap_or_else(|refusal| refusal.response(version))
@@ -325,7 +330,7 @@ fn cluster_profiles(snapshot: &Snapshot) -> Vec<String> {
     names.filter(|name| name.namespace.is_none()).map(|name| name.name.to_string()).collect()
 }
 
-/// Requires plain JSON, as Kubernetes sends it. Encoded content is rejected before it is decoded.
+/// Checks that the content is unencoded JSON, as Kubernetes sends it. Rejects encoded content without decoding it.
 fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     for encoding in headers.get_all(CONTENT_ENCODING) {
         if !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
@@ -347,7 +352,7 @@ fn json_response(body: Vec<u8>) -> Response<Body> {
     response
 }
 
-/// Returns a 400 response for a body that is not a review of this kind. The reason is truncated.
+/// Returns a 400 response for a body that is not a review of this kind of object. The error in the text is truncated.
 fn invalid_review_response(kind: &str, error: &dyn fmt::Display) -> Response<Body> {
     let error = error.to_string();
     let text = format!("not a review of a {kind}: {}\n", Bounded(&error, RESPONSE_BYTES));

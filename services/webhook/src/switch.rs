@@ -1,23 +1,23 @@
-//! The kill switch as requests see it: while decisions are switched off, the webhook allows every object unchanged.
+//! The kill switch, which switches decisions off. While they are off, the webhook allows every object unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether requests are decided. Clones share the state, which the cluster watch sets. At first, requests are decided.
+/// Whether requests are decided, which is so at first. Clones share the state, which the cluster watch sets.
 ///
-/// A request uses the state at the beginning of its decision; a decision that has begun is not stopped.
+/// A request reads the state when its decision begins. A decision that has begun is not stopped.
 #[derive(Clone, Debug, Default)]
 pub struct Switch {
     off: Arc<AtomicBool>,
 }
 
 impl Switch {
-    /// Switches decisions off or on. `off`: every object is allowed unchanged.
+    /// Switches decisions off or on. If `off` is true, every object is allowed unchanged.
     pub fn set_off(&self, off: bool) {
         self.off.store(off, Ordering::Relaxed);
     }
 
-    /// Whether every object is allowed unchanged.
+    /// Whether decisions are switched off, so that every object is allowed unchanged.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Relaxed)

@@ -1,9 +1,10 @@
 //! Reads and checks the serving certificate from PEM text, and replaces it while connections are open.
 //!
-//! [`crate::clients`] authenticates clients, and [`crate::serve::Tls`] combines both.
+//! [`crate::clients`] authenticates clients. [`crate::serve::Tls`] combines the serving certificate and the
+//! authentication.
 //!
-//! The [`rustls::ServerConfig`] lives as long as the process and asks a [`ServingCertificate`] at each handshake. So a
-//! replacement is one pointer store, and does not affect open connections.
+//! The [`rustls::ServerConfig`] is never replaced. At each handshake, it reads the certificate from a
+//! [`ServingCertificate`]. So replacing the certificate is one pointer store, and does not affect open connections.
 
 use std::sync::Arc;
 
@@ -16,10 +17,10 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-/// PEM text, and its source for error messages.
+/// PEM text, and its source, which error messages name.
 #[derive(Clone, Copy)]
 pub struct PemText<'t> {
-    /// A file's path, or "Secret pillion/serving-certificate, key tls.crt".
+    /// The path of a file, or for example "Secret pillion/serving-certificate, key tls.crt".
     pub source: &'t str,
     /// The PEM text itself.
     pub text: &'t [u8],
@@ -29,7 +30,7 @@ pub struct PemText<'t> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateError {
-    /// The input is not PEM, or is truncated.
+    /// The input is not PEM, or it is truncated.
     #[error("{origin} is not PEM text: {error}; expected {expected}")]
     NotPem {
         /// The source of the input.
@@ -55,7 +56,7 @@ pub enum CertificateError {
         /// The source of the input.
         origin: String,
     },
-    /// The key's type cannot sign a handshake.
+    /// A key of this type cannot sign a handshake.
     #[error(
         "the private key in {origin} cannot be used: {error}; expected ECDSA P-256 or P-384, Ed25519, or RSA of 2048 bits or more"
     )]
@@ -65,7 +66,7 @@ pub enum CertificateError {
         /// The error of the TLS library.
         error: rustls::Error,
     },
-    /// The first certificate is unreadable.
+    /// The first certificate cannot be parsed.
     #[error("the first certificate in {origin} is not X.509: {error}")]
     UnreadableCertificate {
         /// The source of the input.
@@ -86,34 +87,34 @@ pub enum CertificateError {
     },
 }
 
-/// The certificate for the next handshake. Without one, the handshake fails with an alert.
+/// The certificate for new handshakes. While there is none, handshakes fail with an alert.
 #[derive(Debug)]
 pub struct ServingCertificate {
     current: ArcSwapOption<CertifiedKey>,
 }
 
 impl std::fmt::Debug for PemText<'_> {
-    /// Omits the PEM text, which can be a private key.
+    /// Omits the PEM text, which may contain a private key.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("PemText").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
 impl ServingCertificate {
-    /// Reads and validates a first certificate with its key.
+    /// Reads and validates the first certificate and its key.
     pub fn new(certificate: PemText<'_>, key: PemText<'_>) -> Result<Arc<Self>, CertificateError> {
         let current = ArcSwapOption::from_pointee(load(certificate, key)?);
         Ok(Arc::new(Self { current }))
     }
 
-    /// Creates a value without a certificate. Every handshake fails until [`ServingCertificate::swap`] sets one.
+    /// Creates a value without a certificate. Handshakes fail until [`ServingCertificate::swap`] sets one.
     #[must_use]
     pub fn awaited() -> Arc<Self> {
         Arc::new(Self { current: ArcSwapOption::empty() })
     }
 
-    /// Reads and validates a certificate with its key, and serves it from the next handshake on. Returns `false` if it
-    /// is already active. On an error, the old one remains active.
+    /// Reads and validates a certificate and its key. The next handshake uses them. Returns `false` if the certificate
+    /// is already active. On an error, the previous certificate remains active.
     pub fn swap(&self, certificate: PemText<'_>, key: PemText<'_>) -> Result<bool, CertificateError> {
         let fresh = load(certificate, key)?;
         let changed = self.current.load().as_ref().is_none_or(|current| fresh.cert != current.cert);
@@ -121,7 +122,7 @@ impl ServingCertificate {
         Ok(changed)
     }
 
-    /// Returns the serving certificate without its intermediates. `None` until one is set.
+    /// Returns the serving certificate without its intermediates. `None`: no certificate is set yet.
     #[must_use]
     pub fn der(&self) -> Option<CertificateDer<'static>> {
         self.current.load().as_ref()?.cert.first().cloned()
@@ -129,14 +130,15 @@ impl ServingCertificate {
 }
 
 impl ResolvesServerCert for ServingCertificate {
-    /// Returns the same certificate for every name: the API server verifies it against the name that it dialled.
+    /// Returns the same certificate for every server name. The API server verifies it against the name that it connects
+    /// to.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.current.load_full()
     }
 }
 
-/// Returns the cryptography provider. It is passed explicitly, because the process's default panics if the build has
-/// two providers.
+/// Returns the cryptography provider. Callers pass it to rustls explicitly, because the process-wide default panics if
+/// the build has two providers.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
@@ -162,7 +164,8 @@ fn load(certificate: PemText<'_>, key: PemText<'_>) -> Result<CertifiedKey, Cert
         .map_err(|error| CertificateError::UnusableKey { origin: key.source.to_owned(), error })?;
     let loaded = CertifiedKey::new(chain, signing);
     match loaded.keys_match() {
-        // Unknown: the key does not expose its public half, so only a handshake can show a mismatch.
+        // `Unknown` means that the key does not expose its public key. In that case only a handshake can reveal a
+        // mismatch.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(loaded),
         Err(rustls::Error::InconsistentKeys(_)) => {
             Err(CertificateError::Mismatch { certificate: certificate.source.to_owned(), key: key.source.to_owned() })

@@ -1,7 +1,8 @@
-//! Spans of admission requests: one for the request, as a child of the API server's trace, and one for each step.
+//! Creates the spans of admission requests: one for the request, as a child of the API server's trace, and one for each
+//! step.
 //!
-//! The spans have their own target, so that a subscriber can send them only to traces. Without a subscriber for the
-//! target, creating a span only reads a flag. Sampling is decided once, at the request's head; an unsampled request
+//! The spans have a target of their own, so that a subscriber can send them only to traces. Without a subscriber for
+//! the target, creating a span only reads a flag. Sampling is decided once, at the request's head; an unsampled request
 //! creates no further spans. If such a request fails or is denied, one span without steps is created for it afterwards.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,36 +23,38 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
 use crate::refusal::Refusal;
 
-/// The target of all request spans, and of no other spans.
+/// The target of all request spans. No other span has this target.
 pub const TARGET: &str = "pillion_trace";
 
-/// The attribute of a span that was created after its request was answered, because the request failed or was denied.
-/// It tells samplers that the usual sampling decision was negative.
+/// The attribute of a span that was created after the response, because its request failed or was denied. From it,
+/// samplers see that the request was not sampled at its head.
 pub const SAMPLED_FOR: &str = "sampled_for";
 
-/// The instrumentation scope of the spans.
+/// The name of the instrumentation scope of the spans.
 const SCOPE: &str = "pillion";
 
 /// The name of a request's span.
 const ADMISSION: &str = "admission";
 
-/// The maximum number of profiles that a span names.
+/// The maximum number of profile names in a span.
 const MAX_PROFILES: usize = 16;
 
-/// The maximum length of `traceparent` in bytes. The current version has 55; later ones may be longer.
+/// The maximum length of `traceparent` in bytes. The current version has 55 bytes; later ones may have more.
 const TRACEPARENT_BYTES: usize = 128;
-/// Bytes of `tracestate` that the standard requires to be propagated. A longer header is dropped.
+/// The maximum length of `tracestate` in bytes. The standard requires that this many bytes are propagated. A longer
+/// header is dropped.
 const TRACESTATE_BYTES: usize = 512;
 
-/// The span of a request, from its head to its response. Clones share one span, which ends with the last of them.
+/// The span of a request, from its head to its response. Clones share one span, which ends when the last clone is
+/// dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestSpan {
-    /// Disabled, unless the request is sampled.
+    /// A disabled span if the request is not sampled.
     span: Span,
     unsampled: Option<Arc<UnsampledRequest>>,
 }
 
-/// An unsampled request: the data for a span that may be created afterwards.
+/// The data of an unsampled request. If the request fails or is denied, its span is created from them afterwards.
 #[derive(Debug)]
 struct UnsampledRequest {
     endpoint: Endpoint,
@@ -60,7 +63,7 @@ struct UnsampledRequest {
     attributes: Mutex<Vec<KeyValue>>,
 }
 
-/// Creates a span for each step of a decision.
+/// Creates one span for each step of a decision.
 #[derive(Debug)]
 pub(crate) struct StepSpans<'r> {
     request: &'r RequestSpan,
@@ -88,7 +91,7 @@ impl Extractor for Headers<'_> {
 }
 
 impl RequestSpan {
-    /// Begins a request's span, in the caller's trace if its headers name one.
+    /// Begins a request's span. If the headers name a trace, the span belongs to it.
     pub(crate) fn begin(endpoint: Endpoint, headers: &HeaderMap) -> Self {
         let span = info_span!(
             target: TARGET,
@@ -108,7 +111,7 @@ impl RequestSpan {
         }
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         if parent.span().span_context().is_valid() {
-            // Err: no subscriber creates traces of this target's spans.
+            // An error means that no subscriber creates traces from spans of this target.
             let _ = span.set_parent(parent.clone());
         }
         if span.context().span().span_context().is_sampled() {
@@ -134,7 +137,7 @@ impl RequestSpan {
         }
     }
 
-    /// Records the reason of the decision, and the profiles that it considered.
+    /// Records the reason for the decision, and the profiles that were considered.
     pub(crate) fn decided(&self, decision: &Decision) {
         if !self.span.is_disabled() {
             self.span.record("reason", decision.reason.as_str());
@@ -158,7 +161,7 @@ impl RequestSpan {
         }
     }
 
-    /// Records the response, and creates the span of an unsampled request that failed or was denied.
+    /// Records the response. If an unsampled request failed or was denied, creates its span now.
     pub(crate) fn answered(&self, outcome: RequestOutcome, status: http::StatusCode) {
         self.span.record("outcome", outcome.as_str());
         self.span.record("http.response.status_code", status.as_u16());
@@ -169,7 +172,7 @@ impl RequestSpan {
         }
     }
 
-    /// Returns the request's trace if it is sampled.
+    /// Returns the id of the request's trace. `None`: the request is not sampled.
     pub(crate) fn sampled_trace(&self) -> Option<TraceId> {
         if self.span.is_disabled() {
             return None;
@@ -180,12 +183,12 @@ impl RequestSpan {
         (found.is_valid() && found.is_sampled()).then(|| found.trace_id())
     }
 
-    /// Creates the span of reading the body and the envelope.
+    /// Creates the span of reading the body and parsing the review.
     pub(crate) fn receive(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "receive"))
     }
 
-    /// Creates the span of resolving the namespace and doing the lookups that the review needs.
+    /// Creates the span of looking up the namespace and the objects that the review needs.
     pub(crate) fn resolve(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
     }
@@ -207,7 +210,7 @@ impl RequestSpan {
 
 impl Observer for StepSpans<'_> {
     fn begins(&mut self, step: Step) {
-        // Ends the previous step first.
+        // The previous step ends before the next one begins.
         self.current = Span::none();
         self.current = self.request.child(|parent| match step {
             Step::Match => info_span!(target: TARGET, parent: parent, "match"),
@@ -223,7 +226,7 @@ impl UnsampledRequest {
         self.attributes.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
     }
 
-    /// Creates the request's span now, if the sampler accepts it.
+    /// Creates the span of an unsampled request, if the sampler now accepts it.
     fn create_span(&self, outcome: RequestOutcome, status: http::StatusCode) {
         let mut attributes = std::mem::take(&mut *self.attributes.lock().unwrap_or_else(PoisonError::into_inner));
         attributes.extend([
@@ -245,7 +248,7 @@ impl UnsampledRequest {
     }
 }
 
-/// Returns the names of the profiles that the decision considered.
+/// Returns the names of the first profiles that the decision considered.
 fn profiles(decision: &Decision) -> Value {
     let names = decision.profiles.iter().take(MAX_PROFILES);
     let names = names.map(|decided| StringValue::from(decided.profile.display_name().to_owned()));

@@ -24,7 +24,7 @@ fn ca_text(text: &str) -> PemText<'_> {
     PemText { source: "clients.crt", text: text.as_bytes() }
 }
 
-/// A server that accepts only clients of one CA, and that CA.
+/// A server that accepts only clients of one CA, together with that CA.
 struct Guarded {
     app: App,
     server: Running,
@@ -83,19 +83,19 @@ async fn missing_certificate_is_401_before_body_is_read() {
     let guarded = Guarded::start(&[]).await;
     for version in VERSIONS {
         let mut stream = guarded.connect(None, version).await.unwrap();
-        // The response arrives although the client sends nothing of the body.
+        // The response arrives although the client sends none of the body.
         let head =
             "POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
         stream.write_all(head.as_bytes()).await.unwrap();
         let answer = timeout(SOON, Answer::read(&mut stream)).await.expect("the server waits for the body");
         assert_eq!(answer.status, 401);
         assert!(answer.body.contains("--admission-control-config-file") && answer.closes(), "{answer:?}");
-        // The server reads for a moment from a client that keeps writing, then cuts the connection.
+        // The server discards data for a short time from a client that keeps writing, and then closes the connection.
         let _ = stream.write_all(&[b' '; 1000]).await;
         assert_eq!(read_to_end(&mut stream).await, "");
     }
 
-    // After a small body the connection stays open, and the next request is answered.
+    // After a small body the connection stays open, so the next request is answered.
     let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
     for _ in 0..3 {
         let token = "Content-Type: application/json\r\nAuthorization: Bearer x";
@@ -104,7 +104,7 @@ async fn missing_certificate_is_401_before_body_is_read() {
         assert!(answer.status == 401 && !answer.closes(), "{answer:?}");
     }
     assert!((guarded.server.metric(NO_CERTIFICATE) - 5.0).abs() < 0.5);
-    // No body was read completely, and no request was decided.
+    // No body was read to its end, and no request was decided.
     assert_eq!(guarded.app.metric("pillion_webhook_request_size_bytes_count"), Some(0.0));
     assert_eq!(guarded.app.metric("pillion_webhook_inflight_requests"), Some(0.0));
 }
@@ -115,8 +115,8 @@ async fn large_body_does_not_hide_401() {
     let body = " ".repeat(6 * 1024 * 1024);
     let text = post("/mutate", &body);
     let mut answered = None;
-    // The client writes the whole body before it reads the response, as simple clients do. The server drains for a
-    // second. A busy machine may not finish writing by then, so one success in five tries suffices.
+    // The client writes the whole body before it reads the response, as simple clients do. The server discards data for
+    // a second. A busy machine may not finish writing by then, so one success in five attempts is enough.
     for _ in 0..5 {
         let mut stream = guarded.connect(None, &rustls::version::TLS13).await.unwrap();
         if stream.write_all(text.as_bytes()).await.is_ok() {
@@ -141,7 +141,7 @@ async fn large_body_does_not_hide_401() {
     }
 }
 
-/// Whether a handshake with this identity succeeds. In TLS 1.3 a client learns of a rejection only when it reads.
+/// Whether a handshake with this identity succeeds. In TLS 1.3, a client notices a rejection only when it reads.
 async fn is_accepted(
     guarded: &Guarded,
     identity: &(String, String),
@@ -222,7 +222,7 @@ async fn new_ca_is_used_from_next_handshake() {
     }
     assert!(is_accepted(&guarded, &old, &rustls::version::TLS13).await, "the last valid CA remains active");
 
-    // Accepts both CAs for a while, as in a rotation. Setting the same CAs again is not a change.
+    // During a rotation, both CAs are accepted for a while. Setting the same CAs again does not count as a change.
     let both = format!("{}{}", guarded.ca.pem(), next.pem());
     assert!(guarded.clients.swap(ca_text(&both)).unwrap());
     assert!(!guarded.clients.swap(ca_text(&both)).unwrap());
@@ -232,7 +232,7 @@ async fn new_ca_is_used_from_next_handshake() {
     assert!(guarded.clients.swap(ca_text(&next.pem())).unwrap());
     assert!(!is_accepted(&guarded, &old, &rustls::version::TLS13).await);
     assert!(is_accepted(&guarded, &new, &rustls::version::TLS13).await);
-    // An accepted client stays connected until the connection reaches its maximum age.
+    // A connection that was accepted before stays open until it reaches its maximum age.
     assert_eq!(ask(&mut open, post("/mutate", &review_text())).await.status, 200);
 }
 

@@ -49,7 +49,7 @@ async fn validating_paths_deny_and_are_counted() {
             assert_eq!(app.metric(&series), Some(1.0), "{series}");
         }
     }
-    // The mutating path ignores the validation.
+    // The mutating path does not run validations.
     assert_eq!(response(&app, "/mutate", &bad).await["allowed"], true);
 }
 
@@ -95,7 +95,7 @@ async fn profile_reviews_wait_in_own_queue() {
     let answers = futures::future::join_all((0..40).map(ask)).await;
     let (good, shed): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status() == 200);
     assert!(shed.iter().all(|answer| answer.status() == 503 && answer.headers()["retry-after"] == "1"));
-    // One client may use a quarter of the queue.
+    // One client address may use only a quarter of the queue.
     assert!(good.len() >= 2 && shed.len() >= 30, "{} answered, {} shed", good.len(), shed.len());
     let counted = app.metric("pillion_webhook_shed_requests_total{reason=\"queue_full\"}").unwrap();
     assert!((counted - f64::from(u32::try_from(shed.len()).unwrap())).abs() < 0.5);
@@ -123,7 +123,7 @@ async fn kill_switch_allows_everything_unchanged() {
     let off = switch.clone();
     let app = App::of(snapshot, |admission| {
         admission.switch = switch.clone();
-        // The path of `held` contradicts the namespace in the snapshot.
+        // The path of `held` contradicts the failure mode of the namespace in the snapshot.
         admission.live_namespace = Some(Arc::new(move |lookup| {
             assert!(!off.is_off(), "{lookup:?}");
             let found = Answer::Found(Arc::new(Namespace::opted_in(FailureMode::Required)));
@@ -162,10 +162,10 @@ async fn connectivity_check_is_answered() {
     assert_eq!(send(&app.router, "/trust-probe/7", "{}").await.status(), StatusCode::BAD_REQUEST);
 }
 
-/// Held while log lines are captured: the process has one global maximum log level.
+/// Each test that captures log lines holds this lock, because the process has only one global maximum log level.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Returns the log lines of this level and above while a body is answered.
+/// Answers a request with this body, and returns the log lines of this level and above.
 async fn logged(level: Level, body: String) -> String {
     let _alone = ALONE.lock().await;
     let lines = Lines::default();

@@ -1,12 +1,13 @@
-//! Tests over real sockets that a tenant with far more than its share of requests hardly slows the other tenants.
+//! Tests over real sockets that a tenant with far more than its share of requests hardly delays the other tenants.
 //!
-//! Twenty quiet tenants send at a steady rate, whether they are answered or not. Then one more tenant sends as much as
-//! it can over many connections. Phases with and without it alternate, and each test checks the median of the ratios of
-//! their 99th percentiles. The server has one worker, which has its own core if there are two.
+//! Twenty quiet tenants send requests at a steady rate, whether or not earlier ones are answered. In alternate phases,
+//! one more tenant (the noisy tenant) sends as much as it can over many connections. For each pair of phases, the test
+//! computes the ratio of the 99th percentiles with and without the noisy tenant, and checks the median of these ratios.
+//! The server has one worker, which has a core of its own if there are two.
 //!
-//! On a busy machine, times are meaningless; the kernel reports how long the worker waits for a core. Two measures are
-//! valid on any machine: how many requests of the noisy tenant were decided before earlier requests of others, and, for
-//! large pods, how much processor time the worker used while a quiet request waited.
+//! On a busy machine, times are meaningless, so the test asks the kernel how long the worker waits for a core. Two
+//! measures are valid on any machine: how many requests of the noisy tenant were decided before earlier requests of
+//! others, and, for large pods, how much processor time the worker used while a quiet tenant's request waited.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -33,19 +34,20 @@ const QUIET: usize = 20;
 const NOISY: &str = "noisy";
 /// The minimum ratio between the requests of the noisy tenant and those of one quiet tenant.
 const TIMES: usize = 50;
-/// The share of a worker's time that the quiet tenants need together.
+/// The share of a worker's time that all quiet tenants use together.
 const QUIET_LOAD: f64 = 0.12;
 const ROUNDS: usize = 5;
 const PHASE: Duration = Duration::from_millis(1500);
 /// How many requests of the noisy tenant may be decided before an earlier request of a quiet tenant, at the 99th
-/// percentile. The minimum is the decision in progress plus one visit of the noisy tenant in each round of the queue. A
-/// typical result is five; on a busy machine ten, because some are decided while the client waits for a core to write
-/// its request.
+/// percentile. At least the decision in progress, and one visit to the noisy tenant in each round of the queue, come
+/// first. The typical result is five. On a busy machine it is ten, because some requests are decided while the client
+/// waits for a core to write its own.
 const OVERTAKEN: f64 = 16.0;
-/// How long the server's thread may wait for a core each time it wakes under a low load. Above that, measured times are
-/// meaningless. The kernel wakes a thread within microseconds, but waiting for another thread takes milliseconds.
+/// How long the server's thread may wait for a core each time it wakes under a low load. If it waits longer, measured
+/// times are meaningless. The kernel wakes a thread within microseconds, but waiting for another thread takes
+/// milliseconds.
 const BUSY_MACHINE: Duration = Duration::from_micros(100);
-/// How often a measurement is repeated: other programs can delay a server, but rarely each time.
+/// The maximum number of measurements. Other programs can delay a server, but rarely in each measurement.
 const TRIES: usize = 3;
 
 /// Returns a profile that is slow to evaluate.
@@ -61,19 +63,19 @@ fn profile() -> Value {
     })
 }
 
-/// The core that a thread runs on.
+/// The core on which a thread runs.
 #[derive(Clone, Copy)]
 enum Core {
-    /// The first core, which runs nothing else.
+    /// The first core, on which only the worker runs.
     Worker,
     /// Any other core.
     Others,
 }
 
-/// Binds the calling thread to a core, if there are two. Otherwise the kernel sometimes puts the worker beside a busy
-/// thread, and the test would measure its wait for the core as unfairness.
+/// Binds the calling thread to a core, if there are at least two. Otherwise the kernel may put the worker on the core
+/// of a busy thread, and the test would measure the worker's wait for the core as unfairness.
 fn run_on(core: Core) {
-    // Threads inherit the binding of the thread that starts them.
+    // This reads the cores only once, because new threads inherit the binding of the thread that starts them.
     static ALLOWED: LazyLock<Vec<usize>> = LazyLock::new(|| {
         let all = sched_getaffinity(None).unwrap();
         (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect()
@@ -92,7 +94,8 @@ fn run_on(core: Core) {
 
 /// Returns how much processor time a thread of this process has used.
 fn processor_time(thread: Pid) -> Duration {
-    // Linux encodes a thread's clock as its inverted number and these bits: "of a thread", "by the scheduler".
+    // Linux encodes the clock of a thread as the inverted thread id and these bits, which mean a thread's clock and
+    // scheduler time.
     let clock = ClockId::from_raw((!thread.as_raw() << 3) | 0b110);
     clock.now().unwrap().into()
 }
@@ -101,11 +104,11 @@ fn processor_time(thread: Pid) -> Duration {
 struct Server {
     app: App,
     running: Running,
-    /// The number of decided requests of the noisy tenant. Each response has it as a header.
+    /// The number of decided requests of the noisy tenant. Each response contains it as a header.
     answered: Arc<AtomicU64>,
     /// The worker thread.
     worker: Arc<OnceLock<Pid>>,
-    /// The runtime of the server. It is shut down without waiting, since its remaining work is not needed.
+    /// The server's runtime. It is shut down without waiting, because its remaining work is not needed.
     runtime: Option<Runtime>,
 }
 
@@ -113,7 +116,7 @@ impl Server {
     fn start(overload: OverloadSettings) -> Self {
         let worker = Arc::new(OnceLock::new());
         let thread = Arc::clone(&worker);
-        // The first thread of the runtime is its worker. Later ones are for large bodies.
+        // The runtime starts its worker first. Later threads are for large bodies.
         let on_start = move || {
             let mut is_worker = false;
             thread.get_or_init(|| {
@@ -152,11 +155,12 @@ impl Server {
         Self { app, running, answered, worker, runtime: Some(runtime) }
     }
 
-    /// Returns how long the worker was runnable but not running, in nanoseconds, and how often it has run.
+    /// Returns the time in nanoseconds for which the worker was runnable but not running, and the number of times that
+    /// it has run.
     fn waits(&self) -> [u64; 2] {
         let path = format!("/proc/self/task/{}/schedstat", self.worker.get().unwrap());
         let text = std::fs::read_to_string(path).unwrap();
-        // Skips the time for which the thread has run.
+        // The first number is the time for which the thread has run.
         let mut numbers = text.trim().split(' ').skip(1).map(|number| number.parse().unwrap());
         [(); 2].map(|()| numbers.next().unwrap())
     }
@@ -202,9 +206,9 @@ async fn unloaded(server: &Running) -> Duration {
 struct Measurement {
     /// Time from the planned start to the response.
     took: Duration,
-    /// The processor time that the server's worker used until the decision, for this request and for others.
+    /// The processor time that the worker used from the start of this request to its decision, for any requests.
     worked: Duration,
-    /// Requests of the noisy tenant that were decided meanwhile.
+    /// The number of requests of the noisy tenant that were decided in the same time.
     overtaken: u64,
 }
 
@@ -232,7 +236,7 @@ impl QuietTenants {
                     sleep_until(due).await;
                     let sender = Arc::clone(&quiet);
                     requests.spawn(async move { sender.send(tenant, due).await });
-                    // Randomised, so that tenants do not send in step.
+                    // The interval is random, so that the tenants do not send at the same times.
                     due += quiet.interval.mul_f64(0.5 + random.next());
                 }
                 requests.join_all().await
@@ -250,7 +254,8 @@ impl QuietTenants {
         let thread = *self.server.worker.get().unwrap();
         let before = (self.server.answered.load(Ordering::Relaxed), processor_time(thread));
         let answer = ask(&mut stream, &self.texts[tenant]).await;
-        // The server reports the time of its decision: this thread may read the response late.
+        // The server reports the worker's processor time at the decision, because this thread may read the response
+        // late.
         let worked = Duration::from_nanos(answer.number("x-worked")).saturating_sub(before.1);
         let measurement = Measurement { took: due.elapsed(), worked, overtaken: answer.number("x-number") - before.0 };
         assert_eq!(answer.status, 200, "a request of a quiet tenant was shed: {answer:?}");
@@ -261,7 +266,7 @@ impl QuietTenants {
     }
 }
 
-/// Pseudorandom numbers from 0 to 1, the same in each run.
+/// Pseudorandom numbers from 0 to 1, which are the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -277,8 +282,9 @@ struct Noise {
     connections: usize,
     /// The request that the tenant repeats.
     text: String,
-    /// Added to the niceness of the tenant's thread. A real noisy tenant has its own machine. Here, creating megabytes
-    /// would take time from the quiet tenants' client, which would be measured as the server's.
+    /// The increase of the niceness of the tenant's thread. A real noisy tenant has its own machine. Here, creating
+    /// megabytes of requests takes processor time from the quiet tenants' client, which the test would measure as a
+    /// delay by the server.
     nice_increment: i32,
 }
 
@@ -294,7 +300,7 @@ impl Noise {
     }
 }
 
-/// Runs one connection of the noisy tenant. Sends the next request after each response, and retries shed requests as
+/// Runs one connection of the noisy tenant: sends the next request after each response, and retries shed requests as
 /// the API server does.
 async fn noise(server: Arc<Server>, text: Arc<str>, sent: Arc<AtomicUsize>, shed: Arc<AtomicUsize>) {
     loop {
@@ -316,7 +322,7 @@ async fn noise(server: Arc<Server>, text: Arc<str>, sent: Arc<AtomicUsize>, shed
     }
 }
 
-/// The 99th percentiles of the measurements of several requests.
+/// The 99th percentiles over several requests.
 #[derive(Clone, Copy, Debug)]
 struct P99 {
     took: Duration,
@@ -339,51 +345,51 @@ impl P99 {
     }
 }
 
-/// One round: the quiet tenants alone, then together with the noisy one.
+/// One round of two phases: the quiet tenants alone, and then together with the noisy tenant.
 #[derive(Debug)]
 struct Round {
     alone: P99,
     together: P99,
-    /// How long the server waited for a core on average, because of other programs, in the phase without the noisy
-    /// tenant.
+    /// How long the worker waited for a core on average each time it ran, because of other programs. Measured in the
+    /// phase without the noisy tenant.
     core_wait: Duration,
 }
 
-/// The measurements with one noisy tenant.
+/// The measurements for one kind of noisy tenant.
 #[derive(Debug)]
 struct Results {
     rounds: Vec<Round>,
-    /// Requests of the noisy tenant, and how many of them were shed.
+    /// The numbers of requests that the noisy tenant sent, and that were shed.
     sent: usize,
     shed: usize,
-    /// Requests of one quiet tenant in the same phases.
+    /// The number of requests of one quiet tenant in the same phases.
     quiet_sent: usize,
 }
 
 impl Results {
-    /// Returns how many times longer the quiet tenants' requests took with the noisy tenant than without. Only rounds
-    /// in which the machine had time for the server are used: other programs can slow a server at its limit. `None` if
-    /// there is no such round.
+    /// Returns the factor by which the noisy tenant increases the time of the quiet tenants' requests. Uses only rounds
+    /// in which the worker hardly waited for a core, because other programs can delay it too. `None`: there is no such
+    /// round.
     fn slower(&self) -> Option<f64> {
         let free = self.rounds.iter().filter(|round| round.core_wait < BUSY_MACHINE);
         median(free.map(|round| round.together.took.as_secs_f64() / round.alone.took.as_secs_f64()))
     }
 
-    /// Returns how many times more processor time the worker used while a quiet request waited, with the noisy tenant
-    /// than without. Unlike [`Results::slower`], this does not depend on what the machine's cores do otherwise.
+    /// Returns the factor by which the noisy tenant increases the processor time that the worker uses while a quiet
+    /// tenant's request waits. Unlike [`Results::slower`], this does not depend on other programs on the machine.
     fn more_work(&self) -> f64 {
         let ratio = |round: &Round| round.together.worked.as_secs_f64() / round.alone.worked.as_secs_f64();
         median(self.rounds.iter().map(ratio)).unwrap()
     }
 
-    /// Returns how many requests of the noisy tenant overtook a request of a quiet one.
+    /// Returns the number of the noisy tenant's requests that overtook a request of a quiet tenant.
     fn overtaken(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "small")]
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()
     }
 
-    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor. True if there is
-    /// no round to use.
+    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor. Also true if no
+    /// round can be used.
     fn slows_at_most(&self, times: f64) -> bool {
         self.slower().is_none_or(|slower| slower <= times)
     }
@@ -396,7 +402,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
-    // Only one measurement runs at a time, whatever the number of test threads.
+    // Only one measurement runs at a time, even if there are several test threads.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     run_on(Core::Others);
@@ -413,7 +419,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
         let text: Arc<str> = noisy.text.into();
         let (sent, shed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let mut results = Results { rounds: Vec::new(), sent: 0, shed: 0, quiet_sent: 0 };
-        // Opens the connections of the quiet tenants.
+        // The first run opens the connections of the quiet tenants.
         quiet.run().await;
         for _ in 0..rounds {
             let before = server.waits();
@@ -425,19 +431,19 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
                 let connection = noise(Arc::clone(&server), Arc::clone(&text), Arc::clone(&sent), Arc::clone(&shed));
                 tenant.spawn_on(connection, &noisy_clients);
             }
-            // Waits until the noisy tenant is connected.
+            // In this time, the noisy tenant opens its connections.
             sleep(PHASE / 3).await;
             let before = sent.load(Ordering::Relaxed);
             let measurements = quiet.run().await;
             results.sent += sent.load(Ordering::Relaxed) - before;
             results.quiet_sent += measurements.len() / QUIET;
             results.rounds.push(Round { alone, together: P99::of(&measurements), core_wait });
-            // Fails the test if a task panicked.
+            // If a task panicked, the assertion fails.
             tenant.abort_all();
             while let Some(ended) = tenant.join_next().await {
                 assert!(ended.unwrap_err().is_cancelled());
             }
-            // Waits for the rest of the noisy tenant's requests.
+            // The noisy tenant's last requests must end before the next round.
             crate::support::until("nothing is in flight", || {
                 server.app.metric("pillion_webhook_inflight_requests") == Some(0.0)
             })
@@ -456,7 +462,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
     results
 }
 
-/// Asserts that one of several measurements meets the condition.
+/// Repeats a measurement, and asserts that one result meets the condition.
 #[track_caller]
 fn assert_once(measure: impl Fn() -> Results, is_met: impl Fn(&Results) -> bool) {
     let mut all = Vec::new();
@@ -479,8 +485,8 @@ fn many_small() -> Noise {
 fn flooding_tenant_at_most_doubles_p99_of_others() {
     let measured = || measure(OverloadSettings::default(), ROUNDS, many_small());
     assert_once(measured, |results| {
-        // A machine that gives the server only a part of a core reaches its limit earlier, so the ratio is not checked
-        // there.
+        // If the machine gives the server only a part of a core, the server reaches its limit earlier, so the ratio of
+        // requests is not checked.
         let is_noisy = results.slower().is_none() || results.sent >= TIMES * results.quiet_sent;
         is_noisy && results.overtaken() <= OVERTAKEN && results.slows_at_most(2.0)
     });
@@ -494,8 +500,8 @@ fn only_flooding_tenant_is_shed() {
     assert_once(measured, |results| results.shed > 0 && results.overtaken() <= OVERTAKEN && results.slows_at_most(2.0));
 }
 
-/// Compares the worker's processor time: on two cores, the clock would measure how the clients and the thread that
-/// decides large pods compete for a core.
+/// Compares the worker's processor time. With two cores, elapsed time would depend on how the clients and the thread
+/// that decides large pods compete for a core.
 #[test]
 fn large_pods_at_most_double_work_before_others() {
     let measured = || {

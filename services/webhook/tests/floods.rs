@@ -1,4 +1,4 @@
-//! Tests that time, series and memory stay bounded under many or large requests.
+//! Tests that many or large requests cannot increase response times, metric series or memory without limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,11 +21,11 @@ use crate::support::{
 
 const MIB: usize = 1024 * 1024;
 
-/// Held by each test, so that tests run one at a time: they measure the memory of the process.
+/// Each test holds this lock, so that tests run one at a time: they measure the memory of the process.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// 10,000 unknown namespaces leave no series and no memory behind. The tests of
-/// `services/control/src/informer/live/tests.rs` show that lookups of namespaces are bounded at the API server.
+/// Requests for 10,000 unknown namespaces leave no series and no memory behind. The tests in
+/// `services/control/src/informer/live/tests.rs` check that the number of lookups at the API server is limited.
 #[tokio::test]
 async fn unknown_namespaces_leave_nothing_behind() {
     let _alone = ALONE.lock().await;
@@ -79,7 +79,7 @@ async fn same_review_gets_same_response() {
     assert!(grown < 8 * MIB, "{grown} bytes more");
 }
 
-/// The requesting user is not logged, however long the list of groups is.
+/// The requesting user is not logged, even with a long list of groups.
 #[tokio::test]
 async fn groups_of_user_are_not_logged() {
     let _alone = ALONE.lock().await;
@@ -92,7 +92,7 @@ async fn groups_of_user_are_not_logged() {
         .finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let mut review = review(KNOWN);
-    // The body is below 128 KiB, so that it is decided on this thread, whose log is captured.
+    // The body is below 128 KiB, so it is decided on this thread, whose log is captured.
     let groups: Vec<_> = (0..10_000).map(|number| format!("grp{number}")).collect();
     review["request"]["userInfo"] = json!({"username": "jemand", "groups": groups});
     send(&App::with_profile(&sidecar(), None).router, "/mutate", review.to_string()).await;
@@ -101,7 +101,7 @@ async fn groups_of_user_are_not_logged() {
     assert!(!logged.contains("grp") && !logged.contains("jemand"), "{logged}");
 }
 
-/// The time limit of a response: far more than is needed, and far less than a quadratic algorithm would take.
+/// The time limit of a response: far more than it needs, and far less than a quadratic algorithm would take.
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn keys(count: usize) -> Map<String, Value> {
@@ -136,7 +136,7 @@ async fn many_keys_are_answered_within_a_second() {
         ("60,000 fields of the object", fields),
     ] {
         let mut best = Duration::MAX;
-        // One success suffices: other programs may slow the machine.
+        // Other programs may slow the machine, so one fast response is enough.
         for _ in 0..3 {
             let (status, took) = answered(&body).await;
             assert!(matches!(status, StatusCode::OK | StatusCode::BAD_REQUEST), "{name}: {status}");
@@ -157,7 +157,7 @@ const SHED: &str = "pillion_webhook_requests_total{endpoint=\"any\",outcome=\"sh
 fn app() -> App {
     let mut settings = RequestSettings::default();
     settings.body_budget = BUDGET;
-    // No body may time out on a slow machine.
+    // Bodies must not time out on a slow machine.
     settings.body_timeout = Duration::from_mins(1);
     App::with(settings, None)
 }
@@ -171,7 +171,7 @@ const fn number(count: usize) -> f64 {
     count as f64
 }
 
-/// Declares a body of this length, and sends a part of it.
+/// Declares a body of this length, but sends only the first `sent` bytes.
 async fn send_part(server: &Running, declared: usize, sent: usize) -> TlsStream<TcpStream> {
     let mut client = server.http1().await;
     let head = format!(
@@ -179,7 +179,7 @@ async fn send_part(server: &Running, declared: usize, sent: usize) -> TlsStream<
          Content-Length: {declared}\r\n\r\n"
     );
     client.write_all(head.as_bytes()).await.unwrap();
-    // A rejected client may find the connection closed.
+    // If the request was rejected, the connection may already be closed.
     let _ = client.write_all(&vec![b' '; sent]).await;
     let _ = client.flush().await;
     client
@@ -204,7 +204,7 @@ async fn declared_length_takes_no_memory() {
 async fn paused_clients_leave_memory_to_small_reviews() {
     let app = app();
     let server = Running::start(app.router.clone(), ServerSettings::default()).await;
-    // The memory is checked after each client, since the budget must never be exceeded.
+    // The budget must never be exceeded, so the memory is checked after each client.
     let mut paused = Vec::new();
     for _ in 0..CLIENTS {
         paused.push(send_part(&server, LARGE, LARGE - 1).await);
@@ -218,7 +218,7 @@ async fn paused_clients_leave_memory_to_small_reviews() {
         assert_eq!(ask(&mut client, post("/mutate", &review_text())).await.status, 200);
     }
 
-    // Rejected clients got a response with Retry-After.
+    // The rejected clients have received a response with `Retry-After`.
     let mut refused = 0;
     let mut waiting = Vec::new();
     for mut client in paused {
@@ -234,7 +234,7 @@ async fn paused_clients_leave_memory_to_small_reviews() {
     assert_eq!(app.metric(SHED), Some(number(refused)));
     assert!(waiting.len() >= 2 && waiting.len() <= BUDGET / LARGE, "{}", waiting.len());
 
-    // The other bodies are answered after their last byte, and then all memory is returned.
+    // The other bodies are answered after their last byte. After that, all memory is returned.
     for client in &mut waiting {
         assert_eq!(ask(client, b" ").await.status, 400, "the body is not a review");
     }

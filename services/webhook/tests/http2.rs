@@ -1,5 +1,5 @@
-//! Tests attacks over HTTP/2 that have broken other servers. The frames are written by hand, since no client library
-//! sends them.
+//! Tests HTTP/2 attacks that have broken other servers. The tests encode the frames themselves, because no client
+//! library sends such frames.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// Encodes a header as a literal that is not added to the compression table.
+/// Encodes a header as a literal that is not added to the HPACK table.
 pub(crate) fn header(name: &str, value: &str) -> Vec<u8> {
     let mut block = vec![0];
     for text in [name, value] {
@@ -77,7 +77,7 @@ impl Raw {
         raw
     }
 
-    /// Sends bytes. Returns `false` if the server has closed the connection or accepts no more.
+    /// Sends bytes. Returns `false` if the server has closed the connection or does not accept all bytes in time.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
         let send = async {
             self.writing.write_all(bytes).await?;
@@ -86,7 +86,7 @@ impl Raw {
         matches!(timeout(PATIENCE, send).await, Ok(Ok(())))
     }
 
-    /// Returns the next frame, or `None` at the end.
+    /// Returns the next frame, or `None` if the connection has ended.
     async fn read(&mut self) -> Option<Frame> {
         let read = async {
             let mut head = [0; 9];
@@ -100,7 +100,8 @@ impl Raw {
         timeout(PATIENCE, read).await.expect("the server sends no frame and does not close")
     }
 
-    /// Reads to the end. Returns the error code of GOAWAY, or `None` if the server closed without one.
+    /// Reads until the connection ends. Returns the error code of GOAWAY, or `None` if the server closed the connection
+    /// without one.
     async fn goaway_code(mut self) -> Option<u32> {
         while let Some(frame) = self.read().await {
             if frame.kind == GOAWAY {
@@ -110,7 +111,7 @@ impl Raw {
         None
     }
 
-    /// Waits for the response on a stream. Returns `false` if the connection ends before.
+    /// Waits for the end of the response on a stream. Returns `false` if the connection ends first.
     pub(crate) async fn answered(&mut self, stream: u32) -> bool {
         while let Some(frame) = self.read().await {
             if frame.stream == stream && frame.flags & END_STREAM != 0 && matches!(frame.kind, DATA | HEADERS) {
@@ -175,7 +176,7 @@ async fn stalled_head_ends_connection() {
     let began = Instant::now();
     let mut raw = Raw::connect(&server, &[]).await;
     assert!(raw.send(&frame(HEADERS, END_STREAM, 1, &get_block("/fast"))).await);
-    // Only requests keep a connection open, whatever other frames arrive.
+    // An incomplete head and other frames do not keep the connection open. Only requests do.
     raw.goaway_code().await;
     assert!(began.elapsed() >= 2 * SHORT, "{:?}", began.elapsed());
     let mut pinging = Raw::connect(&server, &[]).await;
@@ -211,7 +212,7 @@ async fn unread_settings_and_pings_end_connection() {
 
 #[tokio::test]
 async fn responses_behind_closed_window_end_connection() {
-    // No window at all, and a window of one byte. In the second case hyper has already taken the response.
+    // The flow-control window is empty, or has one byte. With one byte, the response is already handed to hyper.
     for window in [0, 1] {
         let mut settings = fast_drain();
         settings.response_timeout = 3 * SHORT;
@@ -219,7 +220,7 @@ async fn responses_behind_closed_window_end_connection() {
         let mut raw = Raw::connect(&server, &[(4, window)]).await;
         let began = Instant::now();
         assert!(raw.send(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get_block("/large"))).await);
-        // Other requests continue meanwhile, and must not extend the deadline.
+        // Other requests continue, and must not extend the deadline.
         let mut stream = 3;
         while server.closed("slow_reader") < 0.5 {
             assert!(began.elapsed() < PATIENCE, "window {window}: the connection is kept open");
@@ -246,7 +247,8 @@ async fn unread_responses_do_not_pile_up() {
         }
     }
     until("the connection is timed out", || server.closed("slow_reader") > 0.5).await;
-    // The connection ends long before the deadline of its responses: 100 responses have 25 MiB, and the limit is 1 MiB.
+    // The connection ends long before the deadline of its responses, because 100 responses have 25 MiB and the limit is
+    // 1 MiB.
     assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
     until("the connection's permit is free", || server.connections() < 0.5).await;
     assert_others_are_served(&server).await;

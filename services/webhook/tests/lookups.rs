@@ -1,4 +1,4 @@
-//! Tests lookups before a decision: namespaces that the snapshot lacks, and objects that profiles read.
+//! Tests the lookups that precede a decision: namespaces that the snapshot lacks, and objects that profiles read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ async fn only_unknown_namespaces_are_looked_up() {
         async move { found }.boxed()
     });
     let app = App::with(RequestSettings::default(), Some(live));
-    // The first two namespaces are opted in, by the snapshot or by the lookup, but no profile matches.
+    // The first two namespaces are opted in, according to the snapshot or the lookup, but no profile matches.
     for (namespace, looked_up, no_profile, not_opted_in) in
         [(KNOWN, 0, Some(1.0), None), ("new", 1, Some(2.0), None), ("gone", 2, Some(2.0), Some(1.0))]
     {
@@ -80,7 +80,7 @@ async fn required_modes_are_shed_without_namespace() {
     assert_eq!(app.metric("pillion_webhook_shed_requests_total{reason=\"namespace_unknown\"}"), Some(3.0));
 }
 
-/// The snapshot lags behind a label change that the API server has seen, or vice versa.
+/// Either the snapshot or the API server has not observed a label change yet.
 #[tokio::test]
 async fn namespace_that_contradicts_path_is_looked_up() {
     let calls = Arc::new(AtomicUsize::new(0));
@@ -106,7 +106,7 @@ async fn namespace_that_contradicts_path_is_looked_up() {
     for (path, namespace, expected, looked_up, no_profile) in [
         ("/mutate/required", "agreed", 200, 0, Some(1.0)),
         ("/mutate/required", "changed", 200, 1, Some(2.0)),
-        // The path gives the failure mode, even if the API server lags behind. The namespace is used only to select
+        // The path determines the failure mode, even if the API server is stale. The namespace is only used to select
         // profiles.
         ("/mutate/required", "unlabelled", 200, 2, Some(3.0)),
         ("/mutate/required", "away", 503, 3, Some(3.0)),
@@ -147,7 +147,7 @@ fn profile(expression: &str) -> Value {
         "matchConditions": [{"name": "c", "expression": expression}]})
 }
 
-/// Without client authentication, any client makes the replica look up objects, and reads their content in the patch.
+/// Without client authentication, any client can make the replica look up objects, and read their content in the patch.
 /// docs/certificates.md describes how to prevent this.
 #[tokio::test]
 async fn client_without_certificate_gets_no_lookups() {
@@ -179,7 +179,7 @@ async fn review_pod(app: &App) -> Value {
     review_response(send(&app.router, "/mutate", review_text()).await).await
 }
 
-/// Returns lookups that find a service account with an annotation, and a counter of their calls.
+/// Returns a lookup function that finds a service account with an annotation, and a counter of its calls.
 fn accounts() -> (ReviewLookups, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);

@@ -1,5 +1,5 @@
-//! Tests that overload, passed deadlines and cancelled requests are handled in time, and that all resources are
-//! released.
+//! Tests that the server responds in time to overload, passed deadlines and cancelled requests, and that it releases
+//! all resources.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-/// Returns a review of a little more than this many bytes.
+/// Returns a review with a little more than this many bytes.
 fn large(namespace: &str, bytes: usize) -> String {
     let mut review = review(namespace);
     review["request"]["object"]["spec"]["containers"][0]["env"] =
@@ -45,7 +45,7 @@ fn in_use(app: &App) -> Option<f64> {
     series.into_iter().chain(queued).map(|series| app.metric(series).map(f64::abs)).sum()
 }
 
-/// Returns an app whose namespace lookups hang, and are not ended by their own limit.
+/// Returns an app whose namespace lookups hang. Their own time limit is too long to end them.
 fn hanging() -> App {
     let mut settings = RequestSettings::default();
     settings.lookup_timeout = Duration::from_mins(10);
@@ -110,7 +110,7 @@ async fn request_above_limit_is_shed_with_retry_after() {
     let mut settings = RequestSettings::default();
     settings.overload.max_in_flight = 2;
     settings.lookup_timeout = Duration::from_mins(10);
-    // The lookup of the namespace ends when the test adds a permit.
+    // A lookup of the namespace ends when the test adds a permit to this semaphore.
     let release = Arc::new(tokio::sync::Semaphore::new(0));
     let waiting = Arc::clone(&release);
     let look_up: LiveNamespace = Arc::new(move |_| {
@@ -149,7 +149,7 @@ async fn request_above_limit_is_shed_with_retry_after() {
     until("all resources are returned", || in_use(&app) == Some(0.0)).await;
 }
 
-/// HTTP/2 has no `Connection` header.
+/// HTTP/2 has no `Connection` header, so shedding must not close the connection.
 #[tokio::test]
 async fn shedding_keeps_http2_connection() {
     let mut settings = RequestSettings::default();
@@ -165,12 +165,12 @@ async fn shedding_keeps_http2_connection() {
     assert!(answer.headers().get("connection").is_none());
 }
 
-/// The test has one thread, which answers small reviews while a large one is decided.
+/// The test runs on one thread, which answers small reviews while another thread decides a large one.
 #[tokio::test]
 async fn large_body_is_decided_on_own_thread() {
     const DECIDED: &str = "pillion_webhook_queue_wait_seconds_count{size=\"large\"}";
     let body = large(KNOWN, 6 * 1024 * 1024);
-    // One success suffices: a busy machine may not run both threads at once.
+    // A busy machine may not run both threads at once, so one success is enough.
     for _ in 0..20 {
         let app = App::new();
         let mut answer = std::pin::pin!(send(&app.router, "/mutate", body.clone()));
@@ -233,7 +233,7 @@ async fn large_bodies_wait_in_own_queue() {
     assert_eq!(send(&app.router, "/mutate", review_text()).await.status(), StatusCode::OK);
 }
 
-/// Returns lookups of namespaces that never end, find nothing at once or a little later, or panic.
+/// Returns a lookup function for namespaces that hangs, finds nothing at once or after a yield, or panics.
 fn varied_lookups() -> LiveNamespace {
     Arc::new(|lookup| match lookup.name.len() % 4 {
         0 => std::future::pending().boxed(),
@@ -247,7 +247,7 @@ fn varied_lookups() -> LiveNamespace {
     })
 }
 
-/// Requests are cancelled in every state.
+/// Cancels requests in every state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_requests_leave_nothing_behind() {
     const TIMES: usize = 5000;
@@ -287,7 +287,7 @@ async fn cancelled_requests_leave_nothing_behind() {
     assert_eq!(in_use(&app), Some(0.0));
 }
 
-/// Requests are sent over sockets, which the client closes at any time.
+/// Sends requests over sockets, and closes the connections at random times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connections_leave_nothing_behind() {
     let mut settings = RequestSettings::default();

@@ -69,9 +69,9 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
     assert_eq!(ask(&mut idle, GET_FAST).await.body, "fast");
     let fresh = server.http1().await;
 
-    // A head that never ends, on a new connection and after a request.
+    // The client sends a head that never ends, on a new connection and after a request.
     for requests_before in [0, 1] {
-        // The server starts its timer when it accepts, before the client knows that it is connected.
+        // The server starts its timer when it accepts the connection, before the client's handshake is complete.
         let began = Instant::now();
         let mut slow = server.http1().await;
         for _ in 0..requests_before {
@@ -80,7 +80,7 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
         let (mut reading, mut writing) = tokio::io::split(slow);
         let drip = tokio::spawn(async move {
             writing.write_all(b"GET /fast HTTP/1.1\r\nHost: x\r\n").await?;
-            // For twice the timeout.
+            // The client sends headers for twice the timeout.
             for _ in 0..(2 * SHORT.as_millis() / 20) {
                 sleep(Duration::from_millis(20)).await;
                 writing.write_all(b"X-Drip: y\r\n").await?;
@@ -92,7 +92,7 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
         drip.abort();
     }
 
-    // The idle connections have now waited longer than the header timeout.
+    // The idle connections have been open for longer than the header timeout.
     for mut stream in [idle, fresh] {
         assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
     }
@@ -101,7 +101,7 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
 #[tokio::test]
 async fn idle_connection_is_closed_at_timeout() {
     let mut settings = fast_drain();
-    // Longer than a busy machine takes between two steps of this test.
+    // The timeout is longer than a busy machine needs between two steps of this test.
     settings.idle_timeout = 5 * SHORT;
     let server = Running::start(fast_and_large(), settings).await;
     let mut stream = server.http1().await;
@@ -114,14 +114,14 @@ async fn idle_connection_is_closed_at_timeout() {
 #[tokio::test]
 async fn slow_handshake_is_cut() {
     let mut settings = fast_drain();
-    // Long enough for the good handshakes on a busy machine.
+    // The timeout is long enough for the valid handshakes on a busy machine.
     settings.handshake_timeout = 5 * SHORT;
     settings.max_handshakes = 1;
     let server = Running::start(fast_and_large(), settings).await;
 
     let began = Instant::now();
     let mut silent = server.tcp().await;
-    // A silent client does not take the only permit for a handshake.
+    // A silent client does not hold the only handshake permit.
     let mut stream = server.http1().await;
     assert_eq!(ask(&mut stream, GET_FAST).await.status, 200);
     assert_eq!(read_to_end(&mut silent).await, "");
@@ -137,9 +137,10 @@ async fn concurrent_handshakes_are_bounded() {
     let server = Running::start(fast_and_large(), settings).await;
     let mut stalled = server.tcp().await;
     stalled.write_all(&crate::support::client_hello(&server.root)).await.unwrap();
-    // The server has responded, so this handshake holds the only permit. The client sends nothing more.
+    // Once the server has responded, this handshake holds the only permit. The client sends nothing more.
     stalled.read_u8().await.unwrap();
-    // Half of the stalled handshake's timeout. In the other half, the next client waits and completes its handshake.
+    // The test sleeps for half of the stalled handshake's timeout. In the other half, the next client waits, and then
+    // completes its handshake.
     sleep(5 * SHORT).await;
     let mut next = pin!(server.http1());
     assert!(timeout(SHORT / 2, &mut next).await.is_err(), "two handshakes ran at once");
@@ -180,7 +181,7 @@ async fn body_above_7_mib_is_413_and_closes() {
     let announced = format!("{head}Content-Length: {}\r\n\r\n{}", LIMIT + 1, " ".repeat(LIMIT + 1));
     let chunk = format!("{:x}\r\n{}\r\n", 1024 * 1024, " ".repeat(1024 * 1024));
     let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n{}1\r\n \r\n0\r\n\r\n", chunk.repeat(7));
-    // A client that waits for 100 Continue is rejected before it sends its body.
+    // If a client waits for `100 Continue`, its request is rejected before it sends the body.
     let asks = format!("{head}Expect: 100-continue\r\nContent-Length: {}\r\n\r\n", LIMIT + 1);
     for (name, text) in [("announced", announced), ("chunked", chunked), ("asks first", asks)] {
         let mut stream = server.http1().await;
@@ -251,19 +252,19 @@ async fn new_certificate_is_served_without_breaking_connections() {
 #[tokio::test]
 async fn old_connection_is_closed_with_a_response() {
     let mut settings = fast_drain();
-    // The age varies by up to a fifth.
+    // The actual maximum age may be up to a fifth longer or shorter.
     settings.max_age = Some(5 * SHORT);
     let server = Running::start(fast_and_large(), settings).await;
 
     let mut stream = server.http1().await;
     assert!(!ask(&mut stream, GET_FAST).await.closes(), "the connection closed before its maximum age");
-    // An idle connection stays open: only a response can announce the end.
+    // An idle connection stays open, because only a response can announce the end.
     assert!(timeout(8 * SHORT, stream.read_u8()).await.is_err());
     let answer = ask(&mut stream, GET_FAST).await;
     assert!(answer.closes() && answer.body == "fast", "{answer:?}");
     assert_eq!(read_to_end(&mut stream).await, "");
 
-    // On HTTP/2 the server sends GOAWAY, and then the client ends the connection.
+    // On HTTP/2 the server sends GOAWAY, and the client then closes the connection.
     let stream = server.tls(&["h2"]).await;
     let (sender, connection) =
         hyper::client::conn::http2::handshake::<_, _, Full<bytes::Bytes>>(TokioExecutor::new(), TokioIo::new(stream))
@@ -284,13 +285,13 @@ async fn drain_loses_no_request() {
     asked.notified().await;
 
     server.drain.cancel();
-    // The connection stays open until a response can announce the end.
+    // The idle connection stays open until a response can announce the end.
     assert!(timeout(SHORT, idle.read_u8()).await.is_err(), "an idle connection was closed");
     let last = ask(&mut idle, GET_FAST).await;
     assert!(last.closes() && last.body == "fast", "{last:?}");
     assert_eq!(read_to_end(&mut idle).await, "");
 
-    // A client that connects now is served, and asked to reconnect.
+    // A client that connects during the drain is served, and asked to reconnect.
     let mut late = server.http1().await;
     assert!(ask(&mut late, GET_FAST).await.closes());
 
@@ -299,7 +300,7 @@ async fn drain_loses_no_request() {
     let done = Answer::read(&mut busy).await;
     assert!(done.closes() && done.body == "done", "{done:?}");
     assert_eq!(timeout(PATIENCE, server.task).await.unwrap().unwrap(), Drained { cut: 0 });
-    // The port is closed, or another test with another CA listens on it.
+    // The port is closed now, unless another test with another CA already listens on it.
     let (address, root) = (server.address, server.root);
     let again = async { crate::support::connect(TcpStream::connect(address).await?, &root, &[]).await };
     assert!(!matches!(timeout(PATIENCE, again).await, Ok(Ok(_))), "the server still listens");
@@ -317,7 +318,7 @@ async fn drain_ends_http2_with_goaway() {
     let response = tokio::spawn(sender.send_request(request));
     asked.notified().await;
     server.drain.cancel();
-    // Lets GOAWAY arrive before the response does. The client must not take it for the end of its request.
+    // GOAWAY arrives before the response. The client must not treat it as the end of its request.
     sleep(SHORT).await;
     answer.notify_one();
     let response = response.await.unwrap().unwrap();
@@ -336,7 +337,7 @@ async fn drain_keeps_port_and_cuts_rest_at_deadline() {
     let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
     let began = Instant::now();
     server.drain.cancel();
-    // Without any connection, the server still accepts the next one.
+    // Although no connection is left, the server still accepts the next one.
     sleep(SHORT / 4).await;
     let mut stuck = server.http1().await;
     stuck.write_all(GET_SLOW).await.unwrap();
@@ -375,7 +376,7 @@ async fn request_without_response_is_cut() {
 
 #[tokio::test]
 async fn body_in_pieces_keeps_connection() {
-    // Bytes of a body must not count as the head of a request.
+    // The short header timeout must not apply to the bytes of a body.
     let mut settings = fast_drain();
     settings.header_timeout = Duration::from_millis(50);
     let server = Running::start(App::new().router, settings).await;

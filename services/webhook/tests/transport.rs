@@ -1,5 +1,5 @@
-//! Tests the server during certificate changes, at its connection limit and during the drain, and with clients that do
-//! not read.
+//! Tests the server during certificate changes, at its connection limit and during the drain. Also tests clients that
+//! do not read.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ use tokio_rustls::client::TlsStream;
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Connects from another loopback address.
+/// Connects to the server from another loopback address.
 async fn from_elsewhere(server: &Running) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
@@ -82,7 +82,7 @@ async fn serves_tls_1_2_and_1_3_only() {
         assert_eq!(stream.get_ref().1.protocol_version(), Some(expected));
         assert_eq!(ask(&mut stream, GET_FAST).await.body, "fast");
     }
-    // There is no session resumption: a client that reconnects makes a full handshake.
+    // Sessions are not resumed: a client that reconnects makes a full handshake.
     let tls = ClientTls::new(&server.root);
     for _ in 0..2 {
         let stream = tls.connect(server.tcp().await).await.unwrap();
@@ -115,7 +115,7 @@ async fn certificate_changes_fail_no_handshake() {
     };
     let swapping = async {
         let (began, mut swaps) = (Instant::now(), 0);
-        // Continues on a slow machine until there were enough handshakes.
+        // On a slow machine, the loop continues until there were enough handshakes.
         while swaps < SWAPS || (handshakes.load(Ordering::Relaxed) < SWAPS / 2 && began.elapsed() < PATIENCE) {
             let (certificate, key) = &certificates[swaps % 2];
             server.certificate.swap(cert_text(certificate), key_text(key)).unwrap();
@@ -153,7 +153,7 @@ async fn client_that_does_not_read_is_cut() {
     let mut settings = fast_drain();
     settings.response_timeout = 2 * SHORT;
     let server = Running::start(fast_and_large(), settings).await;
-    // One small unread response fits into the kernel's buffer, so the connection can be used again.
+    // One small unread response fits into the kernel's buffer, so this connection remains usable.
     let mut patient = server.http1().await;
     patient.write_all(GET_FAST).await.unwrap();
 
@@ -178,7 +178,7 @@ async fn slow_reader_gets_whole_response() {
     settings.response_timeout = 8 * SHORT;
     let huge = Router::new().route("/huge", get(async || "x".repeat(HUGE)));
     let server = Running::start(huge, settings).await;
-    // A small receive buffer, so that unread bytes soon block the server.
+    // The receive buffer is small, so that unread bytes soon block the server.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(64 * 1024).unwrap();
     let tcp = socket.connect(server.address).await.unwrap();
@@ -192,7 +192,7 @@ async fn slow_reader_gets_whole_response() {
         let bytes = timeout(PATIENCE, reading.read(&mut buffer)).await.unwrap().unwrap_or(0);
         assert!(bytes > 0, "cut after {read} bytes and {:?}", began.elapsed());
         read += bytes;
-        // At first about 500 KiB a second, for much longer than the time allowed without progress.
+        // The client first reads about 500 KiB per second, for much longer than the response timeout.
         if began.elapsed() < 20 * SHORT {
             sleep(Duration::from_millis(30)).await;
         }
@@ -206,7 +206,7 @@ async fn timed_out_connections_are_counted_by_event() {
     let mut settings = fast_drain();
     settings.header_timeout = SHORT / 3;
     settings.request_timeout = SHORT / 3;
-    // Long enough that the other timeouts come first on a slow machine.
+    // The idle timeout is so long that the other timeouts end first, even on a slow machine.
     settings.idle_timeout = 10 * SHORT;
     let never = Router::new().route("/never", get(async || std::future::pending::<()>().await));
     let server = Running::start(never, settings).await;
@@ -221,7 +221,7 @@ async fn timed_out_connections_are_counted_by_event() {
     }
 }
 
-/// Runs an HTTP/1.1 client like Go's, which keeps its connection until a response announces the end. Returns the
+/// Runs an HTTP/1.1 client that, like Go's, keeps its connection until a response announces the end. Returns the
 /// numbers of responses and of connections.
 async fn run_http1_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0_usize, 0_usize);
@@ -244,7 +244,7 @@ async fn run_http1_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> 
     (answers, connections)
 }
 
-/// Runs an HTTP/2 client, which reconnects when its connection accepts no more requests. A request may fail only if the
+/// Runs an HTTP/2 client that reconnects when its connection accepts no more requests. A request may fail only if the
 /// server did not process it. Returns the numbers of responses and of connections.
 async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> (usize, usize) {
     let (mut answers, mut connections) = (0, 0);
@@ -263,8 +263,8 @@ async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> 
                     answers += 1;
                 }
                 Err(mut error) => {
-                    // The request is returned if it was never sent. GOAWAY contains the last stream that the server has
-                    // processed. Only an unprocessed stream ends with one of these errors.
+                    // If the request was never sent, the error contains it. GOAWAY names the last stream that the
+                    // server has processed. Only an unprocessed stream ends with one of the errors below.
                     let is_unsent = error.take_message().is_some();
                     let error = format!("{:?}", error.into_error());
                     let unprocessed = ["REFUSED_STREAM", "GoAway(b\"\", NO_ERROR, Remote)"];
@@ -284,7 +284,7 @@ async fn run_http2_client(servers: &Mutex<Arc<Running>>, ended: &AtomicBool) -> 
 async fn keep_alive_clients_lose_nothing_over_drains() {
     const DRAINS: usize = 25;
     let mut settings = fast_drain();
-    // Long enough that a connection made before the drain is accepted in time, also on a busy machine.
+    // The minimum is long enough that a connection made before the drain is accepted in time, even on a busy machine.
     settings.drain_minimum = SHORT / 3;
     let start = async || Arc::new(Running::start(fast_and_large(), settings.clone()).await);
     let servers = Mutex::new(start().await);
@@ -292,7 +292,7 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
     let drains = async {
         for _ in 0..DRAINS {
             sleep(Duration::from_millis(50)).await;
-            // The next server starts before the last one drains, as in a rolling restart.
+            // The next server starts before the previous one drains, as in a rolling restart.
             let next = start().await;
             let last = std::mem::replace(&mut *servers.lock().unwrap(), next);
             last.drain.cancel();
@@ -314,7 +314,8 @@ async fn keep_alive_clients_lose_nothing_over_drains() {
     }
 }
 
-/// The kernel completes connections before the server accepts them.
+/// The kernel establishes a connection before the server accepts it. Such a connection must not be lost at the end of
+/// the drain.
 #[tokio::test]
 async fn connection_at_end_of_drain_is_answered() {
     for _ in 0..30 {
@@ -326,14 +327,14 @@ async fn connection_at_end_of_drain_is_answered() {
         asked.notified().await;
         server.drain.cancel();
         until("the server is draining", || server.metric("pillion_webhook_draining") > 0.5).await;
-        // No task of the server runs between these two steps.
+        // No task of the server runs between the notification and the connection.
         answer.notify_one();
         let late = std::net::TcpStream::connect(server.address).unwrap();
         late.set_nonblocking(true).unwrap();
         let late = TcpStream::from_std(late).unwrap();
         let mut late = ClientTls::new(&server.root).connect(late).await.expect("the late connection was not accepted");
         assert!(Answer::read(&mut last).await.closes());
-        // The late client sends nothing yet. The next client does not wait for it.
+        // The late client sends nothing yet, but does not block the next client.
         let mut latest = server.http1().await;
         assert!(ask(&mut latest, GET_FAST).await.closes());
         let answer = ask(&mut late, GET_FAST).await;
@@ -345,7 +346,8 @@ async fn connection_at_end_of_drain_is_answered() {
 #[tokio::test]
 async fn end_of_drain_closes_idle_and_answers_last() {
     let mut settings = fast_drain();
-    // Idle connections are closed a second before the deadline, the maximum for the last requests.
+    // With this deadline, idle connections are closed a second before it, which is the longest time for the last
+    // requests.
     settings.drain_deadline = Duration::from_secs(10);
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let server = Running::start(fast_and_slow(&asked, &answer), settings).await;
@@ -355,7 +357,7 @@ async fn end_of_drain_closes_idle_and_answers_last() {
     asked.notified().await;
     let began = Instant::now();
     server.drain.cancel();
-    // The connection stays open for nearly the whole drain, since its client may be sending a request.
+    // The idle connection stays open for nearly the whole drain, because its client may be sending a request.
     assert_eq!(read_to_end(&mut idle).await, "");
     let closed = began.elapsed();
     assert!(closed >= Duration::from_secs(8) && closed < Duration::from_secs(10), "{closed:?}");

@@ -1,5 +1,5 @@
 //! Tests clients that begin requests and never finish them: over HTTP/1.1 and HTTP/2, stalled or slow, from one address
-//! or many. Other clients are always answered at the first try.
+//! or many. Other clients are always answered at the first attempt.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,8 @@ const SHED: &str = "pillion_webhook_shed_requests_total{reason=\"incomplete_body
 
 type Stream = TlsStream<TcpStream>;
 
-/// Returns settings in which a body may take a minute, so that only the bounds on unfinished bodies end one.
+/// Returns settings in which a body may take a minute, so that a body ends only because of the limits on unfinished
+/// bodies.
 fn long_timeouts(total: usize, per_address: usize) -> RequestSettings {
     let mut settings = RequestSettings::default();
     settings.body_timeout = PATIENCE;
@@ -44,7 +45,7 @@ async fn tls_from(server: &Running, host: [u8; 4], protocol: &str) -> Stream {
     connect(tcp_from(server, host).await, &server.root, &[protocol]).await.unwrap()
 }
 
-/// Sends a request from this address whose body lacks its last byte.
+/// Sends a request from this address without the last byte of its body.
 async fn stalled(server: &Running, host: [u8; 4]) -> Stream {
     let mut stream = tls_from(server, host, "http/1.1").await;
     send_all_but_the_last_byte(&mut stream, &review_text()).await;
@@ -57,7 +58,7 @@ async fn send_all_but_the_last_byte(stream: &mut Stream, body: &str) {
     stream.flush().await.unwrap();
 }
 
-/// Asserts that reviews from this address are answered at the first try, each on a new connection.
+/// Asserts that reviews from this address are answered at the first attempt. Each uses a new connection.
 async fn assert_others_are_answered(server: &Running, host: [u8; 4], times: usize) {
     for _ in 0..times {
         let mut stream = tls_from(server, host, "http/1.1").await;
@@ -66,7 +67,7 @@ async fn assert_others_are_answered(server: &Running, host: [u8; 4], times: usiz
     }
 }
 
-/// Sends a review in pieces, like a large one. Returns `false` if it was shed.
+/// Sends a review in pieces, as a large one arrives. Returns `false` if it was shed.
 async fn answered_in_pieces(server: &Running, host: [u8; 4]) -> bool {
     let mut stream = tls_from(server, host, "http/1.1").await;
     let text = post("/mutate?timeout=3s", &review_text());
@@ -92,12 +93,12 @@ async fn address_over_its_bound_loses_its_oldest_body() {
     assert!(answer.closes() && answer.head.contains("retry-after: 1\r\n"), "{answer:?}");
     assert!(answer.body.starts_with("too many requests are still sending their bodies"), "{answer:?}");
     assert_eq!((app.metric(SHED), app.metric(UNFINISHED)), (Some(1.0), Some(4.0)));
-    // The second-oldest body is still accepted.
+    // The second-oldest body was not shed.
     assert_eq!(ask(&mut streams[1], b"}").await.status, 200);
     assert_others_are_answered(&server, [127, 0, 0, 1], 3).await;
 }
 
-/// Opens more stalled bodies than requests may be in flight.
+/// Opens more stalled bodies than the maximum number of requests in flight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_http1_bodies_cost_others_nothing() {
     let mut settings = long_timeouts(2048, 256);
@@ -114,7 +115,7 @@ async fn stalled_http1_bodies_cost_others_nothing() {
         "an unfinished body takes no request permit"
     );
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
-    // Clients behind the same address are answered too: all clients may share a load balancer.
+    // Other clients at the same address are answered too, because all clients may be behind one load balancer.
     assert_others_are_answered(&server, [127, 0, 0, 2], 12).await;
     drop(streams);
     until("nothing is left", || app.metric(UNFINISHED) == Some(0.0)).await;
@@ -144,7 +145,7 @@ async fn stalled_http2_streams_cost_others_nothing() {
     until("all but the newest were shed", || app.metric(SHED) == Some(9.0 * 128.0 - 256.0)).await;
     assert_eq!((app.metric(UNFINISHED), app.metric("pillion_webhook_inflight_requests")), (Some(256.0), Some(0.0)));
     assert_others_are_answered(&server, [127, 0, 0, 1], 12).await;
-    // The oldest stream was answered, and its connection stays open.
+    // The request on the oldest stream was answered, and its connection stays open.
     assert!(connections[0].answered(1).await);
 }
 
@@ -162,7 +163,7 @@ async fn stalled_bodies_from_many_addresses_cost_others_nothing() {
     }
 }
 
-/// Each connection has its own address, so no address exceeds its bound.
+/// Each connection has an address of its own, so no address exceeds its limit.
 #[tokio::test]
 async fn unfinished_requests_block_no_client() {
     let app = App::with(long_timeouts(100, 4), None);
@@ -206,7 +207,7 @@ async fn dripping_body_ends_at_its_deadline() {
     assert_eq!(app.metric(UNFINISHED), Some(0.0));
 }
 
-/// Stalled bodies hold the whole memory budget.
+/// Stalled bodies hold the whole memory budget. A complete body must still be answered.
 #[tokio::test]
 async fn complete_bodies_take_memory_of_stalled_ones() {
     const MEMORY: usize = 1024 * 1024;

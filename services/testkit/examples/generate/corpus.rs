@@ -101,7 +101,8 @@ fn seeds(target: &str) -> Result<Seeds> {
     })
 }
 
-/// Returns the files of a folder of the engine's tests, named without their extensions.
+/// Returns all files in this folder below `services/engine/tests`. Each has its name without the extension, and its
+/// content.
 fn files(folder: &str) -> Result<Vec<(String, String)>> {
     let folder = Path::new("services/engine/tests").join(folder);
     let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;

@@ -1,5 +1,6 @@
-//! Writes the generated files that need code: dashboards, tables in documents, the table of pod fields and the seeds of
-//! the fuzz corpus. `tools/generate.sh` calls it and writes the other generated files.
+//! Writes the generated files that need this repository's Rust code: dashboards, tables in documents, the table of pod
+//! fields and the seeds of the fuzz corpus. `tools/generate.sh` runs this program, and writes the other generated
+//! files.
 
 mod corpus;
 mod pod_schema;
@@ -26,13 +27,13 @@ use pillion_testkit::dashboards::Source;
 /// Writes generated files below the current folder, which must be the repository's root.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The OpenAPI v3 document of the API group `v1`.
+    /// The OpenAPI v3 document of the core API group, version `v1`.
     #[arg(long, value_name = "FILE")]
     openapi: PathBuf,
-    /// The file with the output of `pillion reference configuration`.
+    /// A file with the output of `pillion reference configuration`.
     #[arg(long, value_name = "FILE")]
     configuration: PathBuf,
-    /// The file with the output of `pillion reference cli`.
+    /// A file with the output of `pillion reference cli`.
     #[arg(long, value_name = "FILE")]
     cli: PathBuf,
 }
@@ -59,8 +60,8 @@ fn read(path: impl AsRef<Path>) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Writes a file unless its content is unchanged. A newer file would recompile the crates that include it. Errors name
-/// the file.
+/// Writes a file unless its content is unchanged, because a newer modification time would recompile the crates that
+/// include the file. Errors name the file.
 fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
     let (path, content) = (path.as_ref(), content.as_ref());
     if fs::read(path).is_ok_and(|found| found == content) {

@@ -76,7 +76,10 @@ fn short(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// Returns the table's notation for a field with these allowed values. Fails if the field's description omits one.
+/// Returns the table's notation for a string field with these allowed values.
+///
+/// # Errors
+/// The field's description does not contain one of the values.
 fn allowed(schema: &Json, values: &[&str]) -> Result<String> {
     let description = schema["description"].as_str().unwrap_or_default();
     for value in values.iter().filter(|value| !UNDESCRIBED.contains(value)) {

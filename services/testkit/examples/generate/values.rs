@@ -45,7 +45,7 @@ pub(crate) fn schema(text: &str, schema: &str) -> Result<String> {
     Ok(serde_json::to_string_pretty(&schema)? + "\n")
 }
 
-/// Returns each described key with its description: the comment above the key, which starts with `# --`.
+/// Returns each described key with its description, a comment above the key that starts with `# --`.
 fn described(values: &str) -> Result<Vec<(String, String)>> {
     let (mut rows, mut path, mut comment) = (Vec::new(), Vec::<(usize, String)>::new(), None::<String>);
     for line in values.lines() {

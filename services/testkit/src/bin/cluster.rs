@@ -1,5 +1,5 @@
-//! A real Kubernetes cluster of one node for manual use: `cluster up [NAME]` starts or resumes it and prints its
-//! kubeconfig; `cluster down [NAME]` ends it and removes its data.
+//! Manages a real Kubernetes cluster of one node, for manual use. `cluster up [NAME]` starts or resumes it and prints
+//! the path of its kubeconfig; `cluster down [NAME]` ends it and removes its data.
 
 use std::path::PathBuf;
 
@@ -16,9 +16,9 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Start or resume the cluster; the last line printed is KUBECONFIG=PATH.
+    /// Start or resume the cluster; the last line of the output is KUBECONFIG=PATH.
     Up(Named),
-    /// Kill every process of the node at once, and start it again with its data.
+    /// Kill all processes of the node at once, and start the node again with its data.
     Restart(Named),
     /// Import image archives into a running cluster.
     Load {
@@ -59,7 +59,7 @@ fn main() -> anyhow::Result<()> {
             cluster
         }
         Action::Down(Named { name }) => {
-            println!("{}", if Cluster::down(&name)? { "ended" } else { "there was none" });
+            println!("{}", if Cluster::down(&name)? { "ended" } else { "no such cluster" });
             return Ok(());
         }
         Action::Build => return pillion_testkit::cluster::build(),

@@ -1,5 +1,5 @@
-//! A control plane on this machine's loopback for manual use: `control-plane up` starts etcd and kube-apiserver and
-//! leaves them running, `control-plane down` ends them and removes their data.
+//! Manages a control plane on this machine's loopback, for manual use. `control-plane up` starts etcd and
+//! kube-apiserver and leaves them running; `control-plane down` ends them and removes their data.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,14 +18,14 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 struct Arguments {
     #[command(subcommand)]
     action: Action,
-    /// The folder for data, kubeconfig and logs. Default: in the user's cache.
+    /// The folder for data, kubeconfig and logs. Default: a folder in the user's cache.
     #[arg(long, global = true, value_name = "FOLDER")]
     directory: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, Subcommand)]
 enum Action {
-    /// Start the control plane unless it runs; the last line printed is KUBECONFIG=PATH.
+    /// Start the control plane, unless it is already running; the last line of the output is KUBECONFIG=PATH.
     Up,
     /// End the control plane and remove its data.
     Down,
@@ -59,8 +59,8 @@ fn default_directory() -> anyhow::Result<PathBuf> {
     Ok(cache.join("pillion/control-plane"))
 }
 
-/// Returns the kubeconfig of a healthy control plane, and starts one if necessary. Removes the remains of a broken one
-/// first.
+/// Returns the kubeconfig of the running control plane if it is healthy. Otherwise removes its remains and starts a new
+/// one.
 async fn up(directory: &Path) -> anyhow::Result<PathBuf> {
     if let Some(state) = read_state(directory)? {
         if let Ok(client) = client_of(&state.kubeconfig).await
@@ -115,7 +115,7 @@ fn read_state(directory: &Path) -> anyhow::Result<Option<Detached>> {
     }
 }
 
-/// Kills the process if it still runs this program: its id may have been reused.
+/// Kills the process with this id if it still runs this program. Another process may have reused the id.
 fn kill_if(program: &str, pid: u32) -> anyhow::Result<()> {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let name = || std::fs::read_link(process.join("exe")).ok().and_then(|exe| Some(exe.file_name()?.to_owned()));

@@ -1,5 +1,5 @@
-//! The benchmark's baseline: reads the whole body of a POST and returns a fixed JSON body of 4 KB. It uses the same
-//! HTTPS stack as production, so the webhook's remaining cost is its own work.
+//! The benchmark's baseline server: reads the whole body of a POST and returns a fixed JSON body of 4 KB. It uses the
+//! same HTTPS stack as the webhook, so the difference in cost is the webhook's own work.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ const ANSWER_BYTES: usize = 4096;
 /// Answers every POST with a fixed JSON body of 4 KB: the baseline of the benchmark.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where to listen.
+    /// The address and the port to listen on.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
     /// The certificate chain, PEM.
@@ -47,7 +47,7 @@ fn main() -> anyhow::Result<()> {
         let listener = TcpListener::bind(arguments.listen)
             .await
             .with_context(|| format!("cannot listen on {}", arguments.listen))?;
-        // The server is spawned onto a worker thread, because `block_on` runs its future on the main thread.
+        // `block_on` runs its future on the main thread, so the server is spawned onto a worker thread.
         tokio::spawn(https::serve(listener, tls, app())).await.context("the server ended")
     })
 }
@@ -55,7 +55,7 @@ fn main() -> anyhow::Result<()> {
 fn app() -> Router {
     let answer = answer();
     let handler = move |body: Bytes| async move {
-        // The body was read completely, which is the cost to measure.
+        // axum has read the whole body. That is part of the measured cost.
         drop(body);
         ([("content-type", "application/json")], answer)
     };

@@ -1,5 +1,5 @@
-//! A stand-in for the real binary in tests of the replica harness: accepts the same arguments, prints them, is ready,
-//! and ends with code 5 on SIGTERM.
+//! A substitute for the real binary in tests of the replica harness. It accepts the same arguments, prints them,
+//! reports readiness, and exits with code 5 on SIGTERM.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Chooses the addresses of the link between host and node: a network of four addresses without any other route to it.
+//! Chooses the addresses of the network link between host and node: a network of four addresses to which the host has
+//! no other route.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -8,9 +9,10 @@ use anyhow::Context;
 
 use super::run;
 
-/// The network that contains the links' networks.
+/// The network that contains the networks of all links: `10.250.0.0/16`.
 const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
-/// A route with at most this prefix length, such as `10.0.0.0/8`, does not reserve the networks inside it.
+/// The prefix length of the most specific route that is ignored. Such a route, for example to `10.0.0.0/8`, does not
+/// make the networks inside it unavailable.
 const LONGEST_ROUTE_PREFIX: u32 = 15;
 
 /// Returns the host's and the node's address for the cluster in the folder `home`. The first call chooses a free
@@ -27,7 +29,7 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     let taken: Vec<String> = std::fs::read_dir(folder)?
         .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("number")).ok())
         .collect();
-    // Excludes the networks of clusters in other folders, and the machine's other networks.
+    // A network is taken if a cluster in another folder uses it, or the machine has a route to it.
     let routes = run(Command::new("ip").args(["-4", "route", "show", "table", "all"]))?;
     let is_free = |number: &u8| {
         !taken.iter().any(|other| other.trim() == number.to_string())
@@ -40,9 +42,9 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     Ok(pair(free))
 }
 
-/// Returns whether a route of `ip route` leads to the network `10.250.NUMBER.0/30`, or to a part of it.
+/// Returns whether this line of `ip route` is a route to the network `10.250.NUMBER.0/30`, or to a part of it.
 fn leads_to(route: &str, number: u8) -> bool {
-    // A word such as `local` may come first.
+    // A route type such as `local` may precede the destination.
     let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };
     let ours = NETWORK | (u32::from(number) << 8);
     let common = prefix.min(30);

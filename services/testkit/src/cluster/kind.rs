@@ -1,5 +1,5 @@
-//! Clusters that kind runs in a container engine, for manual use: no test uses them. kind pins its node image by
-//! digest, so pinning kind pins both.
+//! Runs clusters with kind in a container engine, for manual use; no test uses them. Each version of kind contains the
+//! digest of its node image, so pinning kind also pins the image.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{run, run_within};
 
-/// How long pulling the node image may take.
+/// The time limit for creating a cluster, which may have to pull the node image first.
 const CREATE_LIMIT: Duration = Duration::from_mins(20);
 
 fn full(name: &str) -> String {
@@ -30,7 +30,7 @@ pub(super) fn start(program: &Path, name: &str, kubeconfig: &Path) -> anyhow::Re
 
 /// Deletes the cluster.
 pub(super) fn delete(program: &Path, name: &str) -> anyhow::Result<()> {
-    // Keeps the user's kubeconfig unchanged.
+    // With this argument, kind does not edit the user's kubeconfig.
     run(Command::new(program).args(["delete", "cluster", "--name", &full(name), "--kubeconfig", "/dev/null"])).map(drop)
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-/// The lock of a cluster, held until dropped.
+/// The lock of a cluster. Dropping it releases the lock.
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
@@ -14,10 +14,10 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Locks the cluster with this folder, which need not exist.
+    /// Locks the cluster of this folder, which need not exist yet.
     ///
     /// # Errors
-    /// Another process holds the lock.
+    /// Another process holds the lock, or the lock file cannot be created.
     pub(super) fn of(home: &Path) -> anyhow::Result<Self> {
         let (folder, name) = home.parent().zip(home.file_name()).context("a folder for a cluster")?;
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -33,7 +33,8 @@ impl Lock {
                 }
                 Err(TryLockError::Error(error)) => return Err(error).with_context(shown),
             }
-            // The previous holder may have removed the file in the meantime. Then this lock has no effect.
+            // The previous holder may just have removed the file. Another process would then lock a new file, so this
+            // lock would have no effect. In that case, tries again.
             let is_there =
                 std::fs::metadata(&path).is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
             if is_there {
@@ -46,7 +47,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // The file is removed before the lock is released.
+        // The lock file is removed while it is still locked.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,9 +1,10 @@
-//! The project's own cluster: prepares the folder for `cluster/node.sh` and `cluster/init.sh`, and runs the scripts.
+//! Runs the project's own cluster: prepares the folder for the scripts `cluster/node.sh` and `cluster/init.sh`, and
+//! runs them.
 //!
 //! ```text
 //! HOME/node.env    settings for the scripts           HOME/state   data that survives a restart
 //! HOME/etc         keys, kubeconfigs, configurations  HOME/log     one log of each program
-//! HOME/images      archives for every start           HOME/run     files that exist while the node runs
+//! HOME/images      archives imported at every start   HOME/run     files that exist while the node runs
 //! ```
 
 use std::io::Read;
@@ -31,9 +32,9 @@ use crate::kubeconfig::{self, Identity};
 const PODS: &str = "10.245.0.0/24";
 const SERVICES: &str = "10.97.0.0/16";
 const FIRST_SERVICE: &str = "10.97.0.1";
-/// The user that the API server authenticates as to kubelets, for logs, `exec` and `port-forward`.
+/// The user as which the API server authenticates to kubelets, for logs, `exec` and `port-forward`.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-/// The users with a token: the name of the kubeconfig, the user, and the group, if any.
+/// The users that authenticate with a token: the name of the kubeconfig, the user, and the group, if any.
 const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("controller-manager", "system:kube-controller-manager", ""),
@@ -125,7 +126,7 @@ fn secret(path: &Path, text: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Builds the program of the image [`PAUSE_IMAGE`] with the C compiler that Rust links with.
+/// Builds the program of [`PAUSE_IMAGE`] with the C compiler that Rust links with.
 pub(super) fn pause(program: &Path) -> anyhow::Result<()> {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let source = Path::new(SCRIPTS).join("pause.c");
@@ -138,7 +139,7 @@ pub(super) fn start(home: &Path, stdin: Stdio, owned: bool) -> anyhow::Result<()
     let log = home.join("log/node.log");
     std::fs::create_dir_all(home.join("log"))?;
     let said = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    // The output goes to a file, because background processes would keep a pipe open.
+    // A pipe would stay open as long as the script's background processes run, so the output goes to a file.
     let mut script = script("start", home);
     script.stdin(stdin).stdout(said.try_clone()?).stderr(said).env("OWNED", if owned { "yes" } else { "" });
     let status = script.status().context("cannot run node.sh")?;
@@ -160,14 +161,15 @@ fn script(action: &str, home: &Path) -> Command {
     command
 }
 
-/// Returns the id of the node's process 1. Another process may have reused the id, so the command line is checked.
+/// Returns the process id of the node's process 1. Another process may have reused the id, so the function also checks
+/// the command line.
 fn process(home: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(home.join("run/init.pid")).context("the node does not run")?;
     let process = text.trim().to_owned();
     let said = std::fs::read(Path::new("/proc").join(&process).join("cmdline")).unwrap_or_default();
     let mut arguments = said.split(|byte| *byte == 0);
     let mut next = || arguments.next().unwrap_or_default();
-    // The same check as in node.sh.
+    // `node.sh` makes the same check.
     let is_ours = next() == b"bash" && next().ends_with(b"/init.sh") && next() == home.as_os_str().as_bytes();
     ensure!(is_ours, "the node does not run any more");
     Ok(process)
@@ -178,7 +180,8 @@ pub(super) fn runs(home: &Path) -> anyhow::Result<()> {
     process(home).map(drop)
 }
 
-/// Checks that this RFC 3339 time is not before the node's start.
+/// Checks that this RFC 3339 time is after the node's start. Allows for a difference of up to a second, because the
+/// time has no fractions.
 pub(super) fn has_started_since(home: &Path, time: &str) -> anyhow::Result<()> {
     let started = std::fs::metadata(home.join("run/init.pid"))?.modified()?;
     let time: SystemTime = time.parse::<k8s_openapi::jiff::Timestamp>()?.into();
@@ -207,7 +210,7 @@ pub(super) async fn allow_kubelet_calls(client: &kube::Client) -> anyhow::Result
     Ok(())
 }
 
-/// Prints the ends of the logs, for a failing test.
+/// Prints the last lines of each log, for a failing test.
 pub(super) fn print_logs(home: &Path) {
     let Ok(entries) = std::fs::read_dir(home.join("log")) else { return };
     for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
@@ -225,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the folder of a cluster, and its process 1, which is idle.
+    /// Returns a cluster's folder and an idle process, which looks like the node's process 1.
     fn home() -> (tempfile::TempDir, Child) {
         let home = tempfile::tempdir().unwrap();
         let path = home.path();
@@ -234,7 +237,7 @@ mod tests {
         std::fs::write(path.join("init.sh"), "read -r _").unwrap();
         let init = Command::new("bash").arg(path.join("init.sh")).arg(path).stdin(Stdio::piped()).spawn().unwrap();
         std::fs::write(path.join("run/init.pid"), format!("{}\n", init.id())).unwrap();
-        // A new process has no arguments for a moment.
+        // The command line of a new process is empty for a moment.
         let begun = Instant::now();
         while runs(path).is_err() && begun.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(5));
@@ -246,7 +249,7 @@ mod tests {
     fn reused_process_id_is_not_the_node() {
         let (home, mut init) = home();
         runs(home.path()).unwrap();
-        // This test process exists, but is not a node.
+        // This process exists, but is not a node.
         std::fs::write(home.path().join("run/init.pid"), std::process::id().to_string()).unwrap();
         assert!(runs(home.path()).unwrap_err().to_string().contains("does not run any more"));
         let own = Own { programs: "/".into(), packages: "/".into() };
@@ -269,7 +272,7 @@ mod tests {
     #[test]
     fn node_that_does_not_stop_is_kept() {
         let (home, mut init) = home();
-        // The script kills the process, but this test has not reaped it, so it still exists.
+        // The script kills the process, but it exists until this test reaps it.
         let stop = || script("stop", home.path()).env("STOP_TENTHS", "3").output().unwrap();
         let stopped = stop();
         let said = String::from_utf8_lossy(&stopped.stderr).into_owned();
@@ -283,7 +286,7 @@ mod tests {
     #[test]
     fn cluster_of_other_folder_is_left_alone() {
         if super::super::parts::allowed().is_err() {
-            // This test is skipped like tests on a node, which need the same privileges.
+            // Without these privileges, this test is skipped, like all tests that start a node.
             return;
         }
         let folder = tempfile::tempdir().unwrap();

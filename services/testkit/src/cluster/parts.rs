@@ -1,4 +1,4 @@
-//! The parts of a cluster, and the reasons why a machine cannot run one.
+//! Finds or builds the programs of a cluster, and checks whether this machine can run one.
 
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 
 use crate::tools;
 
-/// The programs of the project's own cluster. The first three are also those of a control plane.
+/// The programs of the project's own cluster. The first three also form a control plane without nodes.
 const PROGRAMS: [&str; 10] = [
     "etcd",
     "kube-apiserver",
@@ -25,14 +25,14 @@ const PROGRAMS: [&str; 10] = [
 /// The folder with the scripts of the project's own engine.
 pub(super) const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster");
 
-/// Why this machine cannot run a cluster, with a remedy.
+/// Why this machine cannot run a cluster, and what to do about it.
 #[derive(Debug, Clone)]
 pub struct MissingRequirement {
     what: String,
     remedy: String,
 }
 
-/// The parts of a cluster.
+/// The programs that a cluster needs.
 #[derive(Debug, Clone)]
 pub(super) struct Parts {
     pub(super) engine: Engine,
@@ -41,23 +41,23 @@ pub(super) struct Parts {
 /// The engine that runs clusters.
 #[derive(Debug, Clone)]
 pub(super) enum Engine {
-    /// kind, which runs nodes as containers.
+    /// The tool kind, which runs nodes as containers.
     Kind {
-        /// The program `kind`.
+        /// The path of `kind`.
         program: PathBuf,
         /// `docker` or `podman`.
         container_engine: String,
     },
-    /// The scripts in [`SCRIPTS`], in Linux namespaces.
+    /// The scripts in [`SCRIPTS`], which run a node in Linux namespaces.
     Own(Own),
 }
 
-/// The parts of the project's own clusters.
+/// The folders with the programs of the project's own clusters.
 #[derive(Debug, Clone)]
 pub(super) struct Own {
-    /// The folder of the programs from Go modules.
+    /// The folder of the programs that are built from Go modules.
     pub(super) programs: PathBuf,
-    /// The folder with Debian's packages: `/` if they are installed.
+    /// The root folder of the programs from Debian packages: `/` if the packages are installed.
     pub(super) packages: PathBuf,
 }
 
@@ -86,8 +86,8 @@ impl Parts {
     }
 }
 
-/// Returns the existing parts of the project's own engine, for a test. Tests rely on killing processes in the node's
-/// cgroup, and on clusters that end with the test process. kind guarantees neither.
+/// Returns the parts of the project's own engine for a test, without building or fetching any. Tests cannot use kind:
+/// they kill processes in the node's cgroup, and need clusters that end with the test process.
 pub(super) fn find() -> Result<Parts, MissingRequirement> {
     const BUILD: &str = "run `just cluster build`, which builds or fetches the parts of a cluster";
     let missing = |error: anyhow::Error| MissingRequirement::new(format!("{error:#}").trim().to_owned(), BUILD);
@@ -97,20 +97,21 @@ pub(super) fn find() -> Result<Parts, MissingRequirement> {
     Ok(Parts { engine: Engine::Own(Own { programs, packages }) })
 }
 
-/// Returns the parts of the project's own engine. Builds or fetches missing ones.
+/// Returns the parts of the project's own engine. Builds or fetches missing parts.
 pub(super) fn make_own() -> anyhow::Result<Parts> {
     allowed()?;
     let packages = packages(&[])?;
     Ok(Parts { engine: Engine::Own(Own { programs: tools::built(&PROGRAMS)?, packages }) })
 }
 
-/// Returns the parts of a cluster for manual use: kind if there is a container engine, else the project's own.
+/// Returns the parts for a cluster for manual use: kind if a container engine responds, otherwise the project's own
+/// engine.
 pub(super) fn make() -> anyhow::Result<Parts> {
     let Some(container_engine) = container_engine() else { return make_own() };
     Ok(Parts { engine: Engine::Kind { program: tools::program("kind")?, container_engine } })
 }
 
-/// Returns the parts that are needed to end the cluster of this folder.
+/// Returns the parts that are needed to end the cluster in this folder.
 pub(super) fn of(home: &Path) -> anyhow::Result<Parts> {
     let noted = std::fs::read_to_string(home.join("engine")).unwrap_or_default();
     let engine = match noted.split_once(' ') {
@@ -132,13 +133,14 @@ fn container_engine() -> Option<String> {
     ["docker", "podman"].iter().find(|program| answers(program)).map(ToString::to_string)
 }
 
-/// Checks that this process has the privileges that the scripts need. Otherwise returns the reason, with a remedy.
+/// Checks that this process has the privileges that the scripts need. Otherwise returns the reason and what to do about
+/// it.
 pub(super) fn allowed() -> Result<(), MissingRequirement> {
     const HELP: &str = "run as root on Linux; or install a container engine, for a cluster by kind (`just cluster up`)";
     if !cfg!(target_os = "linux") || !rustix::process::geteuid().is_root() {
         return Err(MissingRequirement::new("only root on Linux can create a node's namespaces", HELP));
     }
-    // Tries to create a mount and a link in temporary namespaces. Most containers may not do that.
+    // Tries to create a mount and a network link in temporary namespaces. Most containers lack the privileges for that.
     let tried = "mount -t tmpfs tmpfs /run && ip link add pillion-try type veth peer name pillion-tried";
     let output = Command::new("unshare")
         .args([
@@ -168,7 +170,7 @@ pub(super) fn allowed() -> Result<(), MissingRequirement> {
     }
 }
 
-/// Returns the folder with Debian's packages. `--if-there` fetches nothing.
+/// Returns the root folder of the programs from Debian packages. With the argument `--if-there`, fetches nothing.
 pub(super) fn packages(arguments: &[&str]) -> anyhow::Result<PathBuf> {
     let output = Command::new("bash")
         .arg(Path::new(SCRIPTS).join("packages.sh"))

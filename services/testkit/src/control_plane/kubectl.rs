@@ -22,7 +22,7 @@ impl ControlPlane {
         self.kubectl_with_input(arguments, "").await
     }
 
-    /// Like [`ControlPlane::kubectl`], with standard input.
+    /// Like [`ControlPlane::kubectl`], and passes `input` to kubectl as standard input.
     ///
     /// # Errors
     /// As [`ControlPlane::kubectl`].
@@ -48,7 +48,7 @@ impl ControlPlane {
                     let _ = stdin.write_all(input.as_bytes()).await;
                 }
             };
-            // Both run concurrently, since a full pipe on one side blocks the other.
+            // Input is written while output is read, because kubectl blocks if either pipe is full.
             tokio::join!(feed, child.wait_with_output()).1
         };
         tokio::time::timeout(KUBECTL_LIMIT, run)
@@ -57,15 +57,15 @@ impl ControlPlane {
             .with_context(|| format!("cannot run {line}"))
     }
 
-    /// Runs kubectl, which must succeed, and returns its standard output.
+    /// Runs kubectl and returns its standard output.
     ///
     /// # Errors
-    /// As [`ControlPlane::kubectl`], or kubectl failed; the error contains its output.
+    /// As [`ControlPlane::kubectl`], or the exit code is not 0; the error contains kubectl's output.
     pub async fn kubectl_ok(&self, arguments: &[&str]) -> anyhow::Result<String> {
         succeeded(arguments, self.kubectl(arguments).await?)
     }
 
-    /// Applies YAML (any number of documents) server-side with kubectl.
+    /// Applies YAML (any number of documents) with `kubectl apply --server-side`.
     ///
     /// # Errors
     /// kubectl failed; the error contains its output.

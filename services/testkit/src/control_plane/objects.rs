@@ -16,13 +16,13 @@ use crate::eventually::eventually;
 /// The field manager of objects that the testkit applies.
 pub(crate) const MANAGER: &str = "pillion-testkit";
 
-/// How long a custom resource may take to be served.
+/// How long the API server may take to serve a new custom resource.
 const CRD_LIMIT: Duration = Duration::from_mins(1);
-/// The media type that kubectl requests to discover resources.
+/// The media type that kubectl requests to discover the resources of all API groups.
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ControlPlane {
-    /// Creates a namespace with labels, or sets the labels of an existing one.
+    /// Creates a namespace with these labels, or sets them on an existing one.
     ///
     /// # Errors
     /// The API server rejects the namespace.
@@ -48,7 +48,7 @@ impl ControlPlane {
         self.wait_for_crds(&names).await
     }
 
-    /// Waits until CRDs that were applied by other means are served.
+    /// Waits until the API server serves these CRDs, for example after kubectl has applied them.
     ///
     /// # Errors
     /// A CRD is not served within a minute; the error contains its conditions.
@@ -63,8 +63,8 @@ impl ControlPlane {
                 if !conditions.iter().any(|each| each.type_ == "Established" && each.status == "True") {
                     bail!("it is not established; its conditions: {conditions:?}");
                 }
-                // The CRD becomes established shortly before its path responds. Either may happen before discovery
-                // lists it.
+                // The condition `Established` is set shortly before the resource's path responds. Discovery may list
+                // the resource later than both.
                 let kinds = Request::get("/apis").header("accept", DISCOVERY).body(Vec::new())?;
                 let kinds: Value = client.request(kinds).await?;
                 for version in crd.spec.versions.iter().filter(|version| version.served) {
@@ -81,8 +81,8 @@ impl ControlPlane {
     }
 }
 
-/// Returns whether the discovery document `kinds` contains the resource `plural`. Also returns true if the document has
-/// another format, without resources.
+/// Returns whether the discovery document `kinds` contains the resource `plural`. If the document has an unknown
+/// format, also returns `true`.
 fn serves_resource(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
     let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
     let Some(groups) = list(kinds, "items") else { return true };

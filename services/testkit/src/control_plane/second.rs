@@ -25,7 +25,7 @@ pub struct SecondApiServer {
 
 impl ControlPlane {
     /// Starts another kube-apiserver on the same etcd, at [`SECOND_API_SERVER`], with the same keys, certificates and
-    /// arguments. Waits until it is ready and both API servers are endpoints of the Service `kubernetes`.
+    /// arguments. Waits until it is ready, and until both API servers are endpoints of the Service `kubernetes`.
     ///
     /// # Errors
     /// The second API server does not start; the error contains the end of its log (`kube-apiserver-second.log`).

@@ -1,4 +1,5 @@
-//! Runs the cases: the engine, strategic merge and server-side apply each apply a template to its pod.
+//! Runs the cases. In each case, the engine, strategic merge and server-side apply all apply the same template to the
+//! same pod.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,32 +21,32 @@ use crate::oracle::{ours, pods};
 
 /// The default number of cases; `PILLION_ORACLE_CASES` overrides it.
 const CASES: usize = 1_000;
-/// The number of templates per pod. Only the pod must be stored, so further templates are cheap.
+/// The number of templates per pod. Further templates for a stored pod are cheap, because only the pod must be stored.
 const TEMPLATES: u64 = 20;
 /// The number of pods that are tested concurrently.
 const AT_ONCE: usize = 8;
-/// The number of failures that are shown.
+/// The maximum number of failures to show.
 const SHOWN: usize = 3;
 
 /// The number of templates that have failed so far.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 
-/// Reasons with which the engine rejects a template, each with the API server's wording of the same error.
+/// Reasons for which the engine rejects a template, each with the text that the API server uses for the same error.
 const ENGINE_REJECTIONS: [(&str, &str); 2] = [("NameTaken", "Duplicate value"), ("MissingVolume", "Not found")];
 
 /// The results of the cases.
 #[derive(Default)]
 struct Tally {
     cases: usize,
-    /// Comparisons with equal values on both sides.
+    /// The number of comparisons in which both results are equal, apart from the order of elements.
     equal: usize,
-    /// Cases that both sides reject.
+    /// The number of comparisons in which both sides reject the template.
     refused: usize,
     pinned: BTreeMap<PinnedBy, usize>,
     failures: Vec<String>,
 }
 
-/// Returns the time limit of a run with the configured number of cases: many times the usual duration.
+/// Returns the time limit for the configured number of cases, which is many times the usual duration.
 pub(crate) fn time_limit() -> Duration {
     Duration::from_mins(5) + Duration::from_millis(wanted().unwrap_or_default().saturating_mul(100))
 }
@@ -81,7 +82,7 @@ pub(crate) async fn run() -> Result<()> {
         };
         println!("{count:6} {reason}");
     }
-    // Most cases must be valid and equal, or the test proves little.
+    // The test proves little unless most cases are valid and their results are equal.
     ensure!(equal > cases && refused < cases / 5, "too many cases are rejected or different");
     for (number, pin) in PINS.iter().enumerate() {
         if cases >= CASES && seed == 0 && !pin.is_rare && !tally.pinned.contains_key(&PinnedBy::Pin(number)) {
@@ -111,8 +112,8 @@ impl Tally {
         let found = match (ours, theirs) {
             (Ok(ours), Ok(theirs)) => {
                 let found = if oracle == Oracle::ServerSideApply && has_repeated_variable(case) {
-                    // Server-side apply keeps one entry for each name that it applies. The engine also keeps the
-                    // overridden entries.
+                    // If a variable occurs twice, server-side apply keeps one entry for each name that it applies. The
+                    // engine also keeps the overridden entries.
                     differences(openapi, &without_repeated(ours), &without_repeated(theirs))
                 } else {
                     differences(openapi, ours, theirs)
@@ -124,8 +125,8 @@ impl Tally {
                 self.refused += 1;
                 let is_same = match ENGINE_REJECTIONS.iter().find(|(reason, _)| ours.starts_with(reason)) {
                     Some((_, words)) => theirs.contains(words),
-                    // Ignores the causes of server-side apply, which keeps both members of a one-of and so has further
-                    // causes.
+                    // Server-side apply keeps both members of a one-of, so its rejection has further causes, which are
+                    // not compared.
                     None => oracle == Oracle::ServerSideApply || causes(ours) == causes(theirs),
                 };
                 let different = || Difference::whole(format!("the engine rejects: {ours}\n  the API server: {theirs}"));
@@ -152,7 +153,8 @@ impl Tally {
     }
 }
 
-/// Returns a pod with only the effective environment entries of each container: the last of each name.
+/// Returns a copy of the pod in which each container has only the effective entry of each environment variable: the
+/// last one with that name.
 fn without_repeated(pod: &Json) -> Json {
     let mut pod = pod.clone();
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
@@ -168,7 +170,8 @@ fn without_repeated(pod: &Json) -> Json {
     pod
 }
 
-/// Returns the causes of a rejection, sorted, without the object's name and the indexes of elements.
+/// Returns the causes of a rejection, sorted. Removes the object's name and all digits, because indexes of elements may
+/// differ.
 fn causes(refusal: &str) -> Vec<String> {
     let all = refusal.split_once(" is invalid: ").map_or(refusal, |(_, causes)| causes);
     let all: String = all.chars().filter(|character| !character.is_ascii_digit()).collect();
@@ -177,14 +180,15 @@ fn causes(refusal: &str) -> Vec<String> {
     causes
 }
 
-/// Returns whether a rejection is about a one-of with two members.
+/// Returns whether the API server rejects the object because two members of a one-of are set.
 fn is_one_of(refusal: &str) -> bool {
     let words =
         ["may not specify more than 1", "may not be specified when", "may not have more than one", "at most one"];
     words.iter().any(|words| refusal.contains(words))
 }
 
-/// Returns the difference for a template that only Kubernetes rejects, with the list that the rejection concerns.
+/// Returns the difference for a template that only the API server rejects. If all causes concern one list, the
+/// difference names it.
 fn refusal(reason: &str) -> Difference {
     let causes = causes(reason);
     let is_about = |list: &str| causes.iter().all(|cause| cause.contains(list));
@@ -219,7 +223,7 @@ async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<
         }
         let case = Template { openapi, templates, name: &name, pod: &pod, is_arranged };
         let mut one = case.run(&template).await?;
-        // Shrinking takes some hundred requests, so only the failures that are shown are shrunk.
+        // Shrinking one failure takes several hundred requests, so only the failures to be shown are shrunk.
         if !one.failures.is_empty() && FAILED.fetch_add(1, Ordering::Relaxed) < SHOWN {
             one.failures = case.smaller(template).await?;
         }
@@ -228,9 +232,9 @@ async fn one_pod(openapi: &OpenApi, templates: &Templates, seed: u64) -> Result<
     Ok(tally)
 }
 
-/// The API server's name for the type of pods and templates.
+/// The name of the type of pods and templates in the API server's schema.
 const TYPE: &str = "PodTemplateSpec";
-/// The number of smaller templates to try when shrinking a failure.
+/// The maximum number of smaller templates to try when shrinking a failure.
 const SMALLER: usize = 400;
 
 /// Returns the start of a failure's message, which identifies it: the oracle and the path of the first difference.
@@ -238,11 +242,11 @@ fn places_of(failure: &str) -> &str {
     failure.split_once("]: ").map_or(failure, |(places, _)| places)
 }
 
-/// A template and the pod that it applies to.
+/// A pod and the objects that are needed to apply templates to it.
 struct Template<'a> {
     openapi: &'a OpenApi,
     templates: &'a Templates,
-    /// The pod's name in the API server.
+    /// The name under which the API server stores the pod.
     name: &'a str,
     pod: &'a Json,
     is_arranged: bool,

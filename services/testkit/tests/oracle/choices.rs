@@ -1,23 +1,23 @@
-//! One-ofs: sets of fields that exclude one another. The API server's schema does not declare them. So these lists
-//! follow the Kubernetes reference, independently of the engine's schema.
+//! One-ofs: groups of fields of which only one may be set. The API server's schema does not declare them, so these
+//! lists follow the Kubernetes reference, independently of the engine's schema.
 
 use serde_json::{Map, Value as Json};
 
 use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::parts::port_key;
 
-/// Types whose fields form a one-of, with the fields that do not belong to it.
+/// Types in which all fields but the listed ones form a one-of.
 const ONE_OF_EXCEPT: [(&str, &[&str]); 3] =
     [("Volume", &["name"]), ("PodResourceClaim", &["name"]), ("EnvVarSource", &[])];
 
-/// Types with further fields beside a one-of, with the fields of the one-of.
+/// Types in which only the listed fields form a one-of.
 const ONE_OF_FIELDS: [(&str, &[&str]); 3] = [
     ("EnvVar", &["value", "valueFrom"]),
     ("Probe", &["exec", "httpGet", "tcpSocket", "grpc"]),
     ("LifecycleHandler", &["exec", "httpGet", "tcpSocket", "sleep"]),
 ];
 
-/// Returns the fields of a type that exclude one another.
+/// Returns the fields of a type that form a one-of.
 pub(crate) fn choice<'a>(openapi: &'a OpenApi, type_: &str) -> Vec<&'a str> {
     let fields = openapi.fields(type_).map(|(name, _)| name);
     if let Some((_, others)) = ONE_OF_EXCEPT.iter().find(|(name, _)| *name == type_) {
@@ -27,8 +27,8 @@ pub(crate) fn choice<'a>(openapi: &'a OpenApi, type_: &str) -> Vec<&'a str> {
     fields.filter(|field| members.contains(field)).collect()
 }
 
-/// Counts the positions where the template sets another member of a one-of than the pod. With `yields`, replaces the
-/// template's member with the pod's.
+/// Counts the positions where the template and the pod set different members of a one-of. If `yields` is set, also
+/// replaces the template's member with the pod's.
 pub(crate) fn switches(openapi: &OpenApi, type_: &str, template: &mut Json, pod: &Json, yields: bool) -> usize {
     let (Some(fields), Some(there)) = (template.as_object_mut(), pod.as_object()) else { return 0 };
     let members = choice(openapi, type_);
@@ -56,7 +56,7 @@ pub(crate) fn switches(openapi: &OpenApi, type_: &str, template: &mut Json, pod:
     count
 }
 
-/// Pairs the elements of a template's list with the pod's elements that have the same keys.
+/// Pairs each element of a template's list with the pod's element that has the same keys.
 fn pairs<'a>(
     openapi: &OpenApi,
     type_: &str,
@@ -89,7 +89,8 @@ pub(crate) fn key_of(element: &Json, keys: &[&str]) -> String {
     parts.collect::<Vec<_>>().join(",")
 }
 
-/// Sorts a template's keyed lists as strategic merge does: new elements first, then the pod's elements in its order.
+/// Sorts a template's keyed lists as strategic merge does: new elements first, then the elements that the pod has too,
+/// in the pod's order.
 pub(crate) fn arrange(openapi: &OpenApi, type_: &str, template: &mut Json, pod: &Json) {
     let Some(fields) = template.as_object_mut() else { return };
     for (name, value) in fields.iter_mut() {
@@ -146,7 +147,8 @@ fn strategic_list(openapi: &OpenApi, list: List<'_>, elements: &Json) -> Json {
             && has_chosen
             && list.retains_keys()
         {
-            // `$retainKeys` is Kubernetes' own directive for these lists.
+            // For the elements of these lists, Kubernetes defines the directive `$retainKeys`, which removes all other
+            // fields.
             fields.retain(|_, value| !value.is_null());
             let names: Json = fields.keys().cloned().collect();
             fields.insert("$retainKeys".into(), names);

@@ -1,4 +1,4 @@
-//! Compares two results, and locates differences by the types and fields of the API server's schema.
+//! Compares two results. Locates each difference by types and fields of the API server's schema.
 
 use serde_json::Value as Json;
 
@@ -12,7 +12,7 @@ pub(crate) struct Difference {
     pub(crate) places: Vec<String>,
     /// The description of the difference.
     pub(crate) what: String,
-    /// Whether the elements are equal and only their order differs.
+    /// Whether both lists have the same elements in a different order.
     pub(crate) is_order: bool,
 }
 
@@ -30,7 +30,7 @@ struct Comparison<'a> {
     found: Vec<Difference>,
 }
 
-/// Returns the differences between two pods, each given as metadata and spec.
+/// Returns the differences between two pods. Each pod is given as an object with its metadata and spec.
 pub(crate) fn differences(openapi: &OpenApi, ours: &Json, theirs: &Json) -> Vec<Difference> {
     let mut comparison = Comparison { openapi, places: Vec::new(), found: Vec::new() };
     comparison.object("PodTemplateSpec", ours, theirs);
@@ -63,7 +63,8 @@ impl Comparison<'_> {
         let keys = list.keys();
         let order = |items: &[Json]| items.iter().map(|item| key_of(item, &keys)).collect::<Vec<_>>();
         let (ours, theirs) = (order(left), order(right));
-        // Elements with the same key, which an environment may contain, are compared in their order.
+        // A list of environment variables may repeat a name. Elements with the same key are compared in their order in
+        // the list.
         let by_key = |order: &[String]| {
             let mut places: Vec<_> = (0..order.len()).collect();
             places.sort_by_key(|place| order[*place].clone());

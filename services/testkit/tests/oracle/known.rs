@@ -1,6 +1,6 @@
 //! Compares the engine's schema of a pod with the API server's. Both must merge the same lists by the same keys. Every
-//! one-of of strategic merge must also be a one-of in the engine's schema. Objects that server-side apply treats as
-//! atomic must be in [`ATOMIC`].
+//! one-of that strategic merge declares must also be a one-of in the engine's schema. [`ATOMIC`] must list exactly the
+//! objects that server-side apply treats as atomic.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use pillion_engine::schema::{self, Field, OneOf, Type};
 use crate::oracle::openapi::{List, OpenApi, Shape};
 use crate::oracle::pins::ATOMIC;
 
-/// Lists that the engine and the API server treat differently, with the reason.
+/// Lists that the engine and the API server merge differently, each with the reason.
 const DIFFERENT: [(&str, &str); 7] = [
     ("ObjectMeta.finalizers", SET),
     ("VolumeMount.bindMountOptions", "a set, but the engine treats a mount's options as one value"),
@@ -23,19 +23,19 @@ const DIFFERENT: [(&str, &str); 7] = [
 const EPHEMERAL: &str = "pods are created without them, and the request that adds them is only validated";
 const SET: &str = "a set that pod templates cannot contain";
 
-/// The keys of each list, by the list's field, such as `PodSpec.containers`.
+/// The merge keys of each list. A list is identified by its field, such as `PodSpec.containers`.
 type Lists = BTreeMap<String, Vec<String>>;
 
-/// The state of a walk through the API server's schema and the engine's.
+/// The state of a parallel traversal of the API server's schema and the engine's schema.
 struct Walk<'a> {
     openapi: &'a OpenApi,
     theirs: Lists,
     ours: Lists,
     /// Objects that server-side apply treats as atomic.
     atomic: BTreeSet<String>,
-    /// Lists whose elements are a one-of that is unknown to the engine.
+    /// Lists whose elements contain a one-of that the engine's schema lacks.
     unknown_one_ofs: Vec<String>,
-    /// Visited types of the API server, each with the address of the engine's schema for it.
+    /// Visited types of the API server's schema, each with the address of the engine's type for it (0: none).
     seen: Vec<(String, usize)>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn disagreements(openapi: &OpenApi) -> Vec<String> {
 
 impl Walk<'_> {
     fn object(&mut self, type_: &str, known: Option<&'static Type>) {
-        // The engine may know a type at one field and not at another, so both are visited.
+        // The engine's schema may describe a type at one field and not at another, so both combinations are visited.
         let visit = (type_.to_owned(), known.map_or(0, |known| std::ptr::from_ref(known).addr()));
         if self.seen.contains(&visit) {
             return;

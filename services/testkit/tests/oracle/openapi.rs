@@ -13,7 +13,7 @@ pub(crate) struct OpenApi(Map<String, Json>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape<'a> {
     Scalar,
-    /// An object with declared fields: the name of its type.
+    /// An object with declared fields. The value is the name of its type.
     Struct(&'a str),
     /// An object with arbitrary keys.
     Map,
@@ -23,7 +23,7 @@ pub(crate) enum Shape<'a> {
 /// The schema of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct List<'a> {
-    /// The list type of server-side apply: `map`, `set` or `atomic`.
+    /// The list type for server-side apply: `map`, `set` or `atomic`.
     pub(crate) kind: &'a str,
     schema: &'a Json,
     /// The type of its elements, if they are objects.
@@ -37,13 +37,12 @@ impl<'a> List<'a> {
         keys.into_iter().flatten().filter_map(Json::as_str).collect()
     }
 
-    /// Returns the field by which strategic merge identifies elements. `None`: strategic merge does not identify
-    /// elements.
+    /// Returns the field by which strategic merge identifies elements. `None`: strategic merge does not merge elements.
     pub(crate) fn merge_key(&self) -> Option<&'a str> {
         self.schema["x-kubernetes-patch-merge-key"].as_str()
     }
 
-    /// Returns whether strategic merge needs `$retainKeys` for the elements.
+    /// Returns whether the list's elements need `$retainKeys` in a strategic merge patch.
     pub(crate) fn retains_keys(&self) -> bool {
         self.schema["x-kubernetes-patch-strategy"].as_str().is_some_and(|strategy| strategy.contains("retainKeys"))
     }
@@ -58,18 +57,18 @@ impl OpenApi {
         Ok(Self(schemas.iter().map(|(name, schema)| (short(name).to_owned(), schema.clone())).collect()))
     }
 
-    /// Returns a field of a type, or `None` if the type has no such field.
+    /// Returns the shape of a field, or `None` if the type has no such field.
     pub(crate) fn field<'a>(&'a self, type_: &str, name: &str) -> Option<Shape<'a>> {
         self.0.get(type_)?["properties"].get(name).map(|property| self.shape(property))
     }
 
-    /// Returns all fields of a type.
+    /// Returns the name and the shape of each field of a type.
     pub(crate) fn fields<'a>(&'a self, type_: &str) -> impl Iterator<Item = (&'a str, Shape<'a>)> {
         let properties = self.0.get(type_).and_then(|schema| schema["properties"].as_object());
         properties.into_iter().flatten().map(|(name, property)| (name.as_str(), self.shape(property)))
     }
 
-    /// Returns whether server-side apply treats a field's object as atomic.
+    /// Returns whether server-side apply treats the object in a field as atomic.
     pub(crate) fn is_atomic(&self, type_: &str, field: &str) -> bool {
         let Some(property) = self.0.get(type_).and_then(|schema| schema["properties"].get(field)) else { return false };
         let is = |schema: &Json| schema["x-kubernetes-map-type"] == "atomic";

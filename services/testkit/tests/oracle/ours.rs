@@ -1,4 +1,4 @@
-//! The engine's side of the comparison: applies a template, as a profile, to a pod.
+//! Computes the engine's result for the comparison: applies a template to a pod, as a profile would.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use serde_json::{Value as Json, json};
 
 use crate::oracle::openapi::{OpenApi, Shape};
 
-/// Returns a pod's metadata and spec after the template is applied, or the engine's reason to reject it.
+/// Returns the pod's metadata and spec after the engine has applied the template, or the reason why the engine rejects
+/// it.
 pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<Result<Json, String>> {
     let spec = json!({"activation": "Always", "template": with_directives(openapi, template)});
     let spec = serde_json::from_value(spec)?;
@@ -53,15 +54,15 @@ pub(crate) fn merged(openapi: &OpenApi, pod: &Json, template: &Json) -> Result<R
     Ok(Ok(json!({"metadata": object["metadata"], "spec": object["spec"]})))
 }
 
-/// Returns the template with directives that replace existing values and put new elements first, as the API server's
-/// patches do.
+/// Adds directives to the template, so that it replaces existing values and puts new elements first, as the API
+/// server's patches do.
 fn with_directives(openapi: &OpenApi, template: &Json) -> Json {
     let mut template = template.clone();
     for (part, type_) in [("metadata", "ObjectMeta"), ("spec", "PodSpec")] {
         add_positions(openapi, type_, &mut template[part]);
         template[part]["$conflict"] = json!("Replace");
     }
-    // By default, the engine rejects a template with the name of an existing volume or container.
+    // By default, the engine rejects a template whose volume or container has the name of an existing one.
     for list in ["containers", "initContainers", "volumes"] {
         for element in template["spec"].get_mut(list).and_then(Json::as_array_mut).into_iter().flatten() {
             element["$conflict"] = json!("Replace");

@@ -1,4 +1,4 @@
-//! Generates parts of pods and templates. They share a few names, so that pod and template often conflict.
+//! Generates parts of pods and templates. They use only a few names, so that pod and template often conflict.
 
 use serde_json::{Value as Json, json};
 
@@ -25,7 +25,7 @@ pub(crate) enum Place {
     Init,
 }
 
-/// Generates a container with this name. It may use `volumes`.
+/// Generates a container with this name, which may mount volumes from `volumes`.
 pub(crate) fn container(dice: &mut Dice, name: &str, place: Place, volumes: &[String]) -> Json {
     let mut container = json!({"name": name});
     // A template that adds a container must set its image.
@@ -81,7 +81,7 @@ fn variable(dice: &mut Dice, name: &str) -> Json {
     if dice.chance(10) {
         return json!({"name": name});
     }
-    // Rare, because the engine reorders the variables of such a template.
+    // References are rare, because the engine reorders the variables of a template that contains one.
     if dice.chance(1) {
         return json!({"name": name, "value": format!("$({})/x", dice.pick(&["A", "B", "C"]))});
     }
@@ -131,7 +131,7 @@ fn env_from(dice: &mut Dice) -> Json {
 fn ports(dice: &mut Dice) -> Json {
     let mut ports = Vec::new();
     for number in dice.some(&PORTS, 3) {
-        // Mostly one protocol per port number, since strategic merge identifies ports by number alone.
+        // Most port numbers occur with one protocol only, because strategic merge identifies ports by number alone.
         let count = if dice.chance(8) { 2 } else { 1 };
         for protocol in dice.some(&["TCP", "UDP", "SCTP"], 3).into_iter().take(count) {
             let protocol = if dice.chance(80) { "TCP" } else { protocol };

@@ -1,41 +1,42 @@
-//! The intended differences (pins), each with its reason. A pin that no case needs any more must be removed.
+//! The intended differences between the engine and the API server (pins), each with its reason. A pin must be removed
+//! when no case needs it any more.
 
 use serde_json::Value as Json;
 
 use crate::oracle::compare::Difference;
 
-/// The merge that the engine is compared with.
+/// The API server's kind of merge with which the engine is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Oracle {
     StrategicMerge,
     ServerSideApply,
 }
 
-/// The facts about a case that decide whether a difference is allowed.
+/// The properties of a case that decide whether a difference is allowed.
 pub(crate) struct Case<'a> {
     pub(crate) pod: &'a Json,
     pub(crate) template: &'a Json,
-    /// Whether the template's lists have the order that strategic merge would give them.
+    /// Whether the elements of the template's lists are already in the order that strategic merge would produce.
     pub(crate) is_arranged: bool,
-    /// The number of positions where the template sets another member of a one-of than the pod.
+    /// The number of positions where the template and the pod set different members of a one-of.
     pub(crate) switches: usize,
 }
 
 /// An intended difference.
 pub(crate) struct Pin {
     pub(crate) oracle: Oracle,
-    /// The field of the API server's schema at or below which the results differ.
+    /// The results may differ at this field of the API server's schema, or below it.
     place: &'static str,
     /// Whether only the order of elements may differ.
     only_order: bool,
-    /// Returns whether a case may have the difference.
+    /// Returns whether a case is allowed to have the difference.
     holds: fn(&Case<'_>) -> bool,
-    /// Whether thousands of cases may not show the difference.
+    /// Whether the difference may be absent from thousands of cases.
     pub(crate) is_rare: bool,
     pub(crate) reason: &'static str,
 }
 
-/// A place that matches every field.
+/// The value of [`Pin::place`] that matches every field.
 const ANYWHERE: &str = "";
 
 use Oracle::{ServerSideApply, StrategicMerge};
@@ -115,9 +116,9 @@ pub(crate) const PINS: [Pin; 9] = [
     },
 ];
 
-/// Objects that server-side apply treats as atomic. The engine merges every object by its keys: for example, a profile
-/// that requires an operating system extends the pod's node selector. Strategic merge gives the same result, which
-/// confirms the engine's.
+/// Objects that server-side apply treats as atomic. The engine merges every object by its keys, as strategic merge
+/// does. For example, a profile that requires an operating system extends the pod's node selector instead of replacing
+/// it.
 pub(crate) const ATOMIC: [&str; 18] = [
     "CSIVolumeSource.nodePublishSecretRef",
     "CephFSVolumeSource.secretRef",
@@ -139,7 +140,7 @@ pub(crate) const ATOMIC: [&str; 18] = [
     "TopologySpreadConstraint.labelSelector",
 ];
 
-/// The reason why a difference is allowed: a pin by its index, an entry of [`ATOMIC`], or a one-of.
+/// The reason why a difference is allowed: the pin with this index, an entry of [`ATOMIC`], or a one-of.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PinnedBy {
     Pin(usize),
@@ -196,7 +197,7 @@ fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
         && containers.any(|container| container["env"].as_array().into_iter().flatten().any(is_bare))
 }
 
-/// Returns whether a container, in the pod and the template together, has two ports with the same number and different
+/// Returns whether the pod and the template together give a container two ports with the same number and different
 /// protocols.
 fn has_port_twins(case: &Case<'_>) -> bool {
     let lists = ["containers", "initContainers"];
@@ -218,8 +219,8 @@ fn has_constraint_twins(case: &Case<'_>) -> bool {
     have_twins(&all, "topologyKey", "whenUnsatisfiable", "")
 }
 
-/// Returns whether two elements have the same field `key` but different fields `other`. An absent `other` counts as
-/// `default`.
+/// Returns whether two elements have the same value of the field `key` but different values of the field `other`. A
+/// missing `other` has the value `default`.
 fn have_twins(elements: &[&Json], key: &str, other: &str, default: &str) -> bool {
     let rest = |element: &Json| element[other].as_str().unwrap_or(default).to_owned();
     elements.iter().any(|one| elements.iter().any(|two| one[key] == two[key] && rest(one) != rest(two)))

@@ -1,4 +1,4 @@
-//! Generates whole pods and whole templates.
+//! Generates complete pods and templates.
 
 use serde_json::{Value as Json, json};
 
@@ -10,7 +10,7 @@ const APPS: [&str; 4] = ["app", "web", "proxy", "log"];
 const INITS: [&str; 3] = ["setup", "mesh", "agent"];
 const VOLUMES: [&str; 5] = ["data", "config", "tmp", "token", "extra"];
 
-/// Whether a pod or a template is generated.
+/// What to generate: a pod as its author writes it, or a template.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Author,
@@ -25,7 +25,8 @@ pub(crate) fn author(dice: &mut Dice) -> Json {
     pod
 }
 
-/// Repeats the first variable of some containers, which Kubernetes permits in a pod. The last entry is effective.
+/// Repeats the first environment variable of some containers, as Kubernetes permits in a pod. The last entry is
+/// effective.
 fn repeat(dice: &mut Dice, pod: &mut Json) {
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
         if let Some(env) = container.get_mut("env").and_then(Json::as_array_mut)
@@ -38,7 +39,7 @@ fn repeat(dice: &mut Dice, pod: &mut Json) {
     }
 }
 
-/// Generates the template of a profile for `pod`. The template may use the pod's volumes.
+/// Generates the template of a profile for `pod`. The template may mount the pod's volumes.
 pub(crate) fn template(dice: &mut Dice, pod: &Json) -> Json {
     let mut template = write(dice, Role::Template, &names(&pod["spec"]["volumes"]));
     complete(&mut template, pod);
@@ -60,8 +61,8 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
         apps.push("app");
     }
     if dice.chance(2) && !is_author {
-        // An init container of the pod may already have this name. Then the engine and the API server must reject the
-        // template.
+        // The pod may have an init container with this name. In that case the engine and the API server must both
+        // reject the template.
         apps.push(dice.pick(&INITS));
     }
     let mut inits = dice.some(&INITS, 2);
@@ -83,7 +84,7 @@ fn write(dice: &mut Dice, role: Role, known: &[String]) -> Json {
     json!({"metadata": metadata, "spec": spec})
 }
 
-/// Adds a handler to each probe that has none, unless the same container in `there` already has the probe.
+/// Adds a handler to each probe that lacks one, unless the same container in `there` already has that probe.
 fn complete(object: &mut Json, there: &Json) {
     for list in ["containers", "initContainers"] {
         let others = there["spec"][list].as_array();

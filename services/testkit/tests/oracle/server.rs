@@ -1,4 +1,5 @@
-//! The API server's side of the comparison: stores pods as `PodTemplate` objects and dry-runs patches of them.
+//! Computes the API server's results for the comparison: stores pods as `PodTemplate` objects and patches them in dry
+//! runs.
 
 use anyhow::{Context, Result};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -6,7 +7,7 @@ use kube::core::Request;
 use kube::{Client, Error};
 use serde_json::{Value as Json, json};
 
-/// The API server's result, or its reason to reject the object.
+/// The resulting object, or the reason why it was rejected.
 pub(crate) type Answer = Result<Json, String>;
 
 /// The `PodTemplate` objects of a namespace.
@@ -21,12 +22,13 @@ impl Templates {
         Self { client, requests: Request::new("/api/v1/namespaces/default/podtemplates") }
     }
 
-    /// Stores a pod as its author wrote it. Returns it with the API server's defaults, as the engine receives it.
+    /// Stores a pod as its author wrote it. Returns the pod with the API server's defaults, which is what the engine
+    /// receives.
     pub(crate) async fn create(&self, name: &str, pod: &Json) -> Result<Answer> {
         self.post(name, pod, "author", false).await
     }
 
-    /// Returns a pod as the API server would store it: with its defaults, quantities and order.
+    /// Returns a pod as the API server would store it: with its defaults, and its notation of quantities.
     pub(crate) async fn normalised(&self, pod: &Json) -> Result<Answer> {
         self.post("merged", pod, "engine", true).await
     }
@@ -37,14 +39,14 @@ impl Templates {
         self.answer(request).await
     }
 
-    /// Returns the result of a strategic merge patch of the stored pod, as a dry run.
+    /// Dry-runs a strategic merge patch of the stored pod, and returns the result.
     pub(crate) async fn strategic(&self, name: &str, patch: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::default() };
         let patch = json!({"template": patch});
         self.answer(self.requests.patch(name, &parameters, &Patch::Strategic(&patch))?).await
     }
 
-    /// Returns the result of a server-side apply of a template to the stored pod, as a dry run.
+    /// Dry-runs a server-side apply of a template to the stored pod, and returns the result.
     pub(crate) async fn applied(&self, name: &str, template: &Json) -> Result<Answer> {
         let parameters = PatchParams { dry_run: true, ..PatchParams::apply("profile").force() };
         let patch = object(name, template);
@@ -54,7 +56,7 @@ impl Templates {
     async fn answer(&self, request: http::Request<Vec<u8>>) -> Result<Answer> {
         match self.client.request::<Json>(request).await {
             Ok(mut object) => Ok(Ok(object["template"].take())),
-            // The resulting object is invalid, which is a result and not an error.
+            // The resulting object is invalid. For the comparison, that is a result and not an error.
             Err(Error::Api(status)) if status.code == 422 => Ok(Err(status.message)),
             Err(error) => Err(error).context("the API server does not answer"),
         }

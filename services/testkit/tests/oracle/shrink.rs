@@ -1,8 +1,8 @@
-//! Shrinks a template that shows a difference, so that the cause is readable.
+//! Shrinks a template that shows a difference, so that its cause is easier to find.
 
 use serde_json::Value as Json;
 
-/// Returns the paths of all parts of a value, the outermost parts first.
+/// Returns the paths of all parts of a value, outermost parts first.
 pub(crate) fn places(value: &Json) -> Vec<String> {
     let mut places = Vec::new();
     let mut level = vec![(String::new(), value)];

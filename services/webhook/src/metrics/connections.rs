@@ -18,28 +18,27 @@ use super::PREFIX;
 use crate::counters::{Counters, register};
 use crate::tls::ServingCertificate;
 
-/// Bucket bounds in seconds. A handshake takes a millisecond of computing and one or two round trips.
+/// Bucket bounds in seconds. A handshake takes a millisecond of processor time, and one or two round trips.
 const HANDSHAKE_BUCKETS: [f64; 6] = [0.001, 0.005, 0.025, 0.1, 1.0, 5.0];
 
 pillion_api::labelled! {
-    /// The event that a connection waits for.
+    /// What the server waits for on a connection.
     pub(crate) enum Waiting {
-        /// A request.
+        /// The next request.
         Idle => "idle",
         /// The rest of a request's head.
         Head => "slow_head",
-        /// A response, or the rest of the request's body.
+        /// The response of the application, or the rest of the request's body.
         Answer => "slow_request",
-        /// The client to read its response.
+        /// The client, which has not read its response yet.
         Reader => "slow_reader",
     }
 }
 
-/// The number of reasons in [`CLOSED`]. It is not computed from `CLOSED`, since that does not compile with
-/// optimizations.
+/// The number of reasons in [`CLOSED`]. With `CLOSED.len()` instead, the crate does not compile with optimizations.
 const CLOSED_COUNT: usize = 5;
 
-/// Why the server closed a connection: the event that it waited for too long, or the connection limit.
+/// Why the server closed a connection: the event for which it waited too long, or an eviction at the connection limit.
 const CLOSED: [&str; CLOSED_COUNT] =
     [Waiting::Idle.as_str(), Waiting::Head.as_str(), Waiting::Answer.as_str(), Waiting::Reader.as_str(), "evicted"];
 
@@ -48,7 +47,7 @@ pillion_api::labelled! {
     pub(crate) enum Unauthorized {
         /// The client sent no certificate: 401.
         NoCertificate => "no_certificate",
-        /// The client's certificate is of the right CA, but has none of the required names: 403.
+        /// The right CA issued the client's certificate, but it has none of the required names: 403.
         Name => "name",
     }
 }
@@ -56,7 +55,7 @@ pillion_api::labelled! {
 pillion_api::labelled! {
     /// How a TLS handshake ended, or why the server did not begin one.
     pub(crate) enum HandshakeResult {
-        /// The connection is served.
+        /// The handshake succeeded, and the connection is served.
         Ok => "ok",
         /// The client did not speak TLS, offered no common version or cipher, or disconnected.
         Failed => "failed",
@@ -64,7 +63,7 @@ pillion_api::labelled! {
         TimedOut => "timed_out",
         /// The connection limit was reached, so the connection was closed without a handshake.
         Refused => "refused",
-        /// The client's certificate is invalid: expired, or of another CA.
+        /// The client's certificate is invalid, for example expired or issued by another CA.
         ClientCertificate => "client_certificate",
     }
 }
@@ -74,7 +73,7 @@ pillion_api::labelled! {
     pub enum ReloadResult {
         /// A new certificate is active.
         Served => "served",
-        /// The files or the Secret hold the active certificate.
+        /// The files or the Secret contain the certificate that is already active.
         Unchanged => "unchanged",
         /// The files or the Secret are unreadable or missing; the last valid certificate remains active.
         Unreadable => "unreadable",
@@ -88,9 +87,9 @@ pillion_api::labelled! {
 pub struct ConnectionMetrics {
     /// Open connections, including those in their handshake.
     pub(crate) connections: Gauge,
-    /// 1 once the server is draining.
+    /// 1 while the server is draining, and 0 before.
     pub(crate) draining: Gauge,
-    /// Failed accepts, most likely because no file descriptor was free.
+    /// Connections that could not be accepted, usually because no file descriptor was free.
     pub(crate) accept_errors: Counter,
     handshakes: Counters<{ HandshakeResult::ALL.len() }>,
     durations: Histogram,
@@ -99,7 +98,7 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    /// Creates the metrics and registers them. The registry already has the prefix.
+    /// Creates the metrics and registers them in `registry`, which already has the prefix.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let connections = register(registry, "connections", "Open connections, including those in their TLS handshake");
         let durations = Histogram::new(HANDSHAKE_BUCKETS);
@@ -141,12 +140,12 @@ impl ConnectionMetrics {
         }
     }
 
-    /// Counts a handshake, or a refused connection, without a duration.
+    /// Counts a handshake, or a refused connection, without recording a duration.
     pub(crate) fn handshake(&self, result: HandshakeResult) {
         self.handshakes.count(result as usize);
     }
 
-    /// Counts a completed or failed handshake, and observes its duration.
+    /// Counts a completed or failed handshake, and records its duration.
     pub(crate) fn handshake_ended(&self, result: HandshakeResult, after: Duration) {
         self.handshake(result);
         self.durations.observe(after.as_secs_f64());
@@ -157,7 +156,7 @@ impl ConnectionMetrics {
         self.closed.count(waiting as usize);
     }
 
-    /// Counts a connection that was closed at the connection limit to admit a client that has fewer connections.
+    /// Counts a connection that was closed at the connection limit, to make room for a client with fewer connections.
     pub(crate) fn evicted(&self) {
         self.closed.count(Waiting::ALL.len());
     }
@@ -199,7 +198,7 @@ impl ReloadMetrics {
     }
 }
 
-/// The serving certificate, read at each scrape.
+/// Exports the validity and the fingerprint of the serving certificate, which is read at each scrape.
 #[derive(Debug)]
 struct CertificateCollector(Arc<ServingCertificate>);
 

@@ -1,4 +1,4 @@
-//! Counts decisions by profile, outcome and reason, their warnings, and the validations that failed.
+//! Counts decisions by profile, outcome and reason. Also counts their warnings, and failed validations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use prometheus_client::registry::Registry;
 use super::series::Slots;
 use crate::counters::Counters;
 
-/// The value of the label `profile` for requests for which no profile was considered. Kubernetes names cannot begin
-/// with `_`.
+/// The value of the label `profile` if no profile was considered for a request. It cannot be a profile's name, because
+/// Kubernetes names cannot begin with `_`.
 pub(super) const NONE: &str = "_none";
 
-/// Counts decisions, their warnings, and the validations that failed.
+/// Counts decisions, their warnings, and failed validations.
 #[derive(Debug)]
 pub(super) struct DecisionCounters {
     /// Decisions on requests for which no profile was considered.
@@ -28,28 +28,29 @@ pub(super) struct DecisionCounters {
     validations: Counters<{ VALIDATIONS.len() }>,
 }
 
-/// The decisions on each profile. Clones share the counts.
+/// Counts the decisions on each profile. Clones share the counts.
 #[derive(Clone, Debug)]
 pub(super) struct ProfileCounters(Arc<Slots<Pairs>>);
 
-/// A count for each pair of outcome and reason. A pair gets a series on first use, since most never occur.
+/// A count for each pair of outcome and reason. A pair gets a series only when it first occurs, because most pairs
+/// never occur.
 #[derive(Debug)]
 pub(super) struct Pairs(Box<[AtomicU64]>);
 
-/// Writes the decisions when the registry is scraped.
+/// Exports the decisions when the metrics are scraped.
 #[derive(Debug)]
 struct DecisionCollector {
     without_profile: Arc<Pairs>,
     profiles: ProfileCounters,
 }
 
-/// The kinds of [`Notice`] as values of the label `kind`.
+/// The value of the label `kind` for each kind of [`Notice`].
 const WARNINGS: [&str; 5] = ["record_dropped", "unknown_value", "ambiguous_value", "profile", "parameter"];
 
 const VALIDATIONS: [ValidationOutcome; 3] =
     [ValidationOutcome::Denied, ValidationOutcome::Warned, ValidationOutcome::Audited];
 
-/// Outcomes of a profile, in the order of their discriminants.
+/// The outcomes of a profile, in the order of the variants.
 const OUTCOMES: [ProfileOutcome; 6] = [
     ProfileOutcome::Applied,
     ProfileOutcome::Unchanged,
@@ -60,7 +61,7 @@ const OUTCOMES: [ProfileOutcome; 6] = [
 ];
 
 impl DecisionCounters {
-    /// Registers the counters. At most `max_profiles` profiles have separate series.
+    /// Registers the counters. At most `max_profiles` profiles have series of their own.
     pub(super) fn register(registry: &mut Registry, max_profiles: usize) -> Self {
         let without_profile = Arc::<Pairs>::default();
         let profiles = ProfileCounters(Arc::new(Slots::new(max_profiles)));

@@ -1,5 +1,5 @@
-//! The text of `/metrics`: `OpenMetrics` for clients that accept it, such as Prometheus, and the older text format for
-//! all others (`promtool check metrics`, older scrapers, curl).
+//! Encodes the text of `/metrics`: as `OpenMetrics` for clients that accept it, such as Prometheus, and in the older
+//! text format for all others (`promtool check metrics`, older scrapers, curl).
 //!
 //! The client library writes only `OpenMetrics`, so this module converts its text to the older format.
 
@@ -9,7 +9,7 @@ use http::HeaderMap;
 use http::header::ACCEPT;
 use prometheus_client::registry::Registry;
 
-/// The beginning of an exemplar in the line of a series. No label value of a bucket contains this string.
+/// The string before an exemplar at the end of a line. No label value of a bucket contains this string.
 const EXEMPLAR: &str = " # {";
 
 /// The text format of the metrics.
@@ -21,7 +21,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Returns the format to use for a scraper with these headers.
+    /// Returns the format for a client that sent these headers.
     pub(crate) fn accepted(headers: &HeaderMap) -> Self {
         let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let is_open = |range: &str| {
@@ -69,14 +69,14 @@ impl Exposition {
     }
 }
 
-/// Converts to the older text format. There, a counter's HELP and TYPE lines include `_total`, an info is a gauge, and
-/// there are no exemplars.
+/// Converts `OpenMetrics` to the older text format. In that format, the HELP and TYPE lines of a counter include
+/// `_total`, an info is a gauge, and there are no exemplars.
 fn classic(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut help = None;
     for line in text.lines() {
         if let Some(found) = line.strip_prefix("# HELP ") {
-            // The metric's name depends on the type, which is on the next line.
+            // The metric's name in the output depends on its type, which follows on the next line.
             help = found.split_once(' ');
         } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|found| found.split_once(' ')) {
             let (suffix, kind) = match kind {

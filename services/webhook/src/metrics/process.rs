@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-/// Registers the metrics of the process and `pillion_build_info`. `component`: `webhook` or `controller`.
+/// Registers the metrics of the process, and `pillion_build_info`. `component` is `webhook` or `controller`.
 pub fn register_process(registry: &mut Registry, component: &'static str) {
     registry.register_collector(Box::new(ProcessCollector));
     let known = |text: &'static str| if text.is_empty() { "unknown" } else { text };
@@ -23,8 +23,8 @@ pub fn register_process(registry: &mut Registry, component: &'static str) {
     registry.sub_registry_with_prefix("pillion").register("build", "The build of this process", build);
 }
 
-/// Metrics of this process, with the names of Prometheus' own client libraries and without a prefix. They are read at
-/// each scrape, and not exported if `/proc` is not readable.
+/// Exports metrics of this process under the names that Prometheus' own client libraries use, without a prefix. They
+/// are read at each scrape. If `/proc` is not readable, they are not exported.
 #[derive(Debug)]
 struct ProcessCollector;
 
@@ -95,7 +95,7 @@ mod tests {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
         let started = value("process_start_time_seconds");
         assert!(started < now + 2.0 && started > now - 24.0 * 3600.0, "{started}, now {now}");
-        // More than a megabyte, and less than any machine has.
+        // These bounds hold on any machine.
         for name in ["process_resident_memory_bytes", "process_virtual_memory_bytes"] {
             assert!(value(name) > 1e6 && value(name) < 1e15, "{name} {}", value(name));
         }
@@ -104,7 +104,7 @@ mod tests {
         let before = value("process_open_fds");
         let held: Vec<_> = (0..100).map(|_| std::fs::File::open("/proc/self/stat").unwrap()).collect();
         let more = value("process_open_fds");
-        // Other tests open and close files at the same time.
+        // Other tests open and close files at the same time, so the numbers are not exact.
         assert!(more >= before + 50.0 && more < value("process_max_fds"), "{before}, then {more}");
         drop(held);
 

@@ -1,4 +1,4 @@
-//! Counts requests and their durations.
+//! Counts requests, and records how long they took.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,10 +11,10 @@ use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// The outcome of a request, as shown in metrics and logs.
+/// The outcome of a request, as it appears in metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RequestOutcome {
-    /// A decision was made and answered.
+    /// The engine made a decision, which was returned to the API server.
     Decided(Outcome),
     /// The request is not a valid admission review: HTTP 4xx.
     BadRequest,
@@ -37,7 +37,7 @@ impl RequestOutcome {
         Self::Shed,
     ];
 
-    /// Returns the outcome as shown in metrics and logs.
+    /// Returns the outcome as it appears in metrics and logs.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Decided(outcome) => outcome.as_str(),
@@ -47,7 +47,7 @@ impl RequestOutcome {
         }
     }
 
-    /// Returns the index in [`Self::ALL`].
+    /// Returns the position of this outcome in [`Self::ALL`].
     pub(super) const fn index(self) -> usize {
         match self {
             Self::Decided(Outcome::Injected) => 0,
@@ -62,7 +62,7 @@ impl RequestOutcome {
     }
 }
 
-/// Bucket bounds in seconds. A decision takes about 30 us, and the API server waits up to 30 s.
+/// Bucket bounds in seconds. A decision takes about 30 µs, and the API server waits for at most 30 s.
 const DURATION_BUCKETS: [f64; 15] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 
@@ -102,7 +102,7 @@ fn endpoint_index(endpoint: Endpoint) -> usize {
     Endpoint::ALL.iter().position(|candidate| *candidate == endpoint).unwrap_or(0)
 }
 
-/// A histogram for each outcome of a decision, and one for all failed requests. Each has 18 series.
+/// One histogram for each outcome of a decision, and one for all failed requests. Each exports 18 series.
 #[derive(Debug)]
 pub(super) struct Durations([HistogramWithExemplars<TraceLabel>; Self::OUTCOMES.len()]);
 
@@ -131,7 +131,7 @@ impl Durations {
         Self(Self::OUTCOMES.map(|outcome| family.get_or_create_owned(&OutcomeLabel { outcome })))
     }
 
-    /// Counts a duration. A sampled trace becomes the exemplar of its bucket.
+    /// Records a duration. If the request's trace is sampled, it becomes the exemplar of the bucket.
     #[expect(
         clippy::indexing_slicing,
         reason = "a fieldless enum's discriminant is its place in OUTCOMES, which is one longer"

@@ -1,10 +1,12 @@
-//! Series for names that are created and deleted, such as those of profiles, and the requests by tenant.
+//! Counters for names that are created and deleted, such as those of profiles. Also counts requests by tenant.
 //!
-//! Counting takes no lock: a name with a slot is found in a map that is replaced as a whole, and a name without a slot
-//! is counted as [`OTHER`]. Only the first count of a new name takes a lock, to give it a slot.
+//! Each name can have a slot with counters. Counting takes no lock: a name's slot is looked up in a map that is
+//! replaced as a whole, and a name without a slot is counted as [`OTHER`]. Only the first count of a new name takes a
+//! lock, to assign a slot.
 //!
-//! A scrape releases a slot if its name was deleted at least [`GRACE`] ago: by then, every Prometheus has scraped its
-//! last value. The value is not added to [`OTHER`], where it would look like a burst. Sums over rates stay correct.
+//! A scrape releases a slot if its name was deleted at least [`GRACE`] ago. By then, every Prometheus server has
+//! scraped its last value. The value is not added to [`OTHER`], where it would look like a burst. Sums of rates stay
+//! correct.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +25,7 @@ use super::requests::RequestOutcome;
 /// The label value for all names without a slot. Kubernetes names cannot begin with `_`.
 pub(super) const OTHER: &str = "_other";
 
-/// How long the series of a deleted name are kept.
+/// How long the series of a name are kept after the name was deleted.
 pub(super) const GRACE: Duration = Duration::from_mins(5);
 
 #[derive(Debug)]
@@ -48,8 +50,8 @@ impl<C: Default> Slots<C> {
         Self { max, taken: ArcSwap::default(), other: Arc::default(), replacing: Mutex::new(()) }
     }
 
-    /// Returns the counters of a name, or those of [`OTHER`] if all slots are taken. The caller must know that the name
-    /// exists, so that clients cannot invent names.
+    /// Returns the counters of a name, or those of [`OTHER`] if all slots are taken. The caller must check that the
+    /// name exists, so that clients cannot create series with invented names.
     pub(super) fn of(&self, name: &str) -> Arc<Slot<C>> {
         let taken = self.taken.load();
         match taken.get(name) {
@@ -67,7 +69,7 @@ impl<C: Default> Slots<C> {
     fn take(&self, name: &str) -> Arc<Slot<C>> {
         let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
-        // Another thread may have added the name meanwhile.
+        // Another thread may have added the name before this one got the lock.
         if let Some(slot) = taken.get(name) {
             return Arc::clone(slot);
         }
@@ -114,8 +116,8 @@ impl<C: Default> Slots<C> {
 }
 
 pillion_api::labelled! {
-    /// The outcome of a tenant's request: coarser than [`RequestOutcome`], since each value costs a series for each
-    /// tenant.
+    /// The outcome of a tenant's request. It has fewer values than [`RequestOutcome`], because each value costs one
+    /// series per tenant.
     enum TenantOutcome {
         Injected => "injected",
         /// Allowed without changes.
@@ -129,7 +131,8 @@ pillion_api::labelled! {
 }
 
 impl TenantOutcome {
-    /// Returns the outcome for the tenant. `incomplete`: a profile was skipped.
+    /// Converts the outcome of a request to the outcome that is counted for its tenant. `incomplete` means that a
+    /// profile was skipped.
     const fn of(outcome: RequestOutcome, incomplete: bool) -> Self {
         match outcome {
             RequestOutcome::Decided(Outcome::Denied) => Self::Denied,
@@ -144,16 +147,16 @@ impl TenantOutcome {
 
 type TenantCounters = [AtomicU64; TenantOutcome::ALL.len()];
 
-/// The counters of all tenants. Clones share them.
+/// The counters of all tenants. Clones share the counters.
 #[derive(Clone, Debug)]
 pub(crate) struct Tenants(Arc<Slots<TenantCounters>>);
 
-/// The tenant of a request, once its namespace is known. A clone refers to the same request, but a namespace that is
-/// set later is not shared between them.
+/// The tenant of a request, which is set once the request's namespace is known. If a clone is made before that, its
+/// namespace must be set separately.
 #[derive(Clone, Debug)]
 pub(crate) struct Tenant {
     slots: Arc<Slots<TenantCounters>>,
-    /// Empty until the namespace is known.
+    /// The tenant's counters. Empty until the namespace is known.
     found: OnceLock<Arc<Slot<TenantCounters>>>,
 }
 
@@ -174,13 +177,13 @@ impl Tenants {
 }
 
 impl Tenant {
-    /// Sets the request's namespace. `known`: the snapshot has it; otherwise the request is counted as [`OTHER`]. Only
-    /// the first call has an effect.
+    /// Sets the request's namespace. `known` means that the snapshot has it; otherwise the request is counted as
+    /// [`OTHER`]. Only the first call has an effect.
     pub(crate) fn set_namespace(&self, namespace: &str, known: bool) {
         self.found.get_or_init(|| if known { self.slots.of(namespace) } else { self.slots.other() });
     }
 
-    /// Counts the request, unless its namespace is unknown. `incomplete`: a profile was skipped.
+    /// Counts the request, unless no namespace was set. `incomplete` means that a profile was skipped.
     #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
     pub(crate) fn answered(&self, outcome: RequestOutcome, incomplete: bool) {
         if let Some(slot) = self.found.get() {
@@ -240,7 +243,7 @@ mod tests {
         slots.release(first, |name| name == "new");
         slots.release(first + GRACE / 2, |name| name == "new");
         assert_eq!(counts(&slots), pairs(&[("old", 1), (OTHER, 1)]), "its last value can still be scraped");
-        // The name reappears for a moment, so the grace period starts again.
+        // The name exists again for one scrape, so the grace period starts again.
         slots.release(first + GRACE, |_| true);
         slots.release(first + GRACE, |name| name == "new");
         slots.release(first + GRACE * 3 / 2, |name| name == "new");

@@ -1,4 +1,4 @@
-//! Exports the sizes of the snapshot. At each scrape, it also removes series of names that left the snapshot.
+//! Exports the sizes of the snapshot. Each scrape also removes series of names that left the snapshot some time ago.
 
 use std::collections::HashSet;
 use std::fmt;

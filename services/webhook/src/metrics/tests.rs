@@ -8,7 +8,7 @@ use super::series::{GRACE, OTHER};
 use super::*;
 use crate::counters::text;
 
-/// Returns a decision that applied a profile of this name.
+/// Returns a decision in which a profile of this name was applied.
 fn applied(name: &str) -> ProfileDecision {
     let spec = serde_json::json!({"template": {"metadata": {"annotations": {"a": "b"}}}});
     let spec = serde_json::from_value(spec).unwrap();
@@ -24,7 +24,7 @@ fn limits(max_tenants: usize, max_profiles: usize) -> MetricsSettings {
     MetricsSettings { max_tenants, max_profiles }
 }
 
-/// Counts a request in `namespace`. `known`: the snapshot has the namespace.
+/// Counts a request in `namespace`. `known` means that the snapshot has the namespace.
 fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutcome) {
     let tenant = metrics.tenants.request();
     tenant.set_namespace(namespace, known);
@@ -34,7 +34,7 @@ fn answer(metrics: &Metrics, namespace: &str, known: bool, outcome: RequestOutco
     metrics.answered(Endpoint::Any, outcome, Duration::from_micros(30), None);
 }
 
-/// Creates every series: each outcome on each path, each reason, and this many profiles and namespaces.
+/// Creates every series: each outcome on each path, each reason, and the given numbers of profiles and namespaces.
 fn create_all_series(metrics: &Metrics, profiles: usize, namespaces: usize) {
     for outcome in RequestOutcome::ALL {
         for endpoint in Endpoint::ALL {
@@ -56,7 +56,7 @@ fn create_all_series(metrics: &Metrics, profiles: usize, namespaces: usize) {
     }
 }
 
-/// Registers all metrics of this crate as the binary does.
+/// Registers all metrics of this crate in the same way as the binary.
 fn register_all(settings: &MetricsSettings) -> (Metrics, Exposition) {
     let mut registry = Registry::default();
     let metrics = Metrics::register_with(&mut registry, settings);
@@ -100,7 +100,7 @@ fn requests_are_counted_by_outcome() {
             assert!(text.contains(&line), "{line} is not in\n{text}");
         }
     }
-    // Bad request, error and shed: 6, 7 and 8 times on each path.
+    // The outcomes `bad_request`, `error` and `shed` occurred 6, 7 and 8 times on each path.
     let failed = (6 + 7 + 8) * Endpoint::ALL.len();
     let line = format!("pillion_webhook_request_duration_seconds_count{{outcome=\"failed\"}} {failed}\n");
     assert!(text.contains(&line), "{line} is not in\n{text}");
@@ -158,7 +158,7 @@ fn only_known_namespaces_get_series_up_to_limit() {
         answer(&metrics, namespace, known, injected);
     }
     answer(&metrics, "team-a", true, RequestOutcome::Shed);
-    // A request whose namespace stayed unknown.
+    // The namespace of this request was never set, so the request is not counted.
     metrics.tenants.request().answered(RequestOutcome::BadRequest, false);
     let incomplete = metrics.tenants.request();
     incomplete.set_namespace("team-b", true);
@@ -208,7 +208,7 @@ fn deleted_profile_loses_its_series() {
     let snapshot = Snapshot::new(ProfileSet::new([Arc::clone(&stays.profile)]));
     metrics.register_snapshot(&mut registry, Arc::new(ArcSwap::from_pointee(snapshot)));
     metrics.decided(&injected(vec![stays, goes]), false);
-    // The first scrape notices that the profile is gone.
+    // The first scrape detects that the profile was deleted.
     drop(text(&registry));
     let later = std::time::Instant::now() + GRACE;
     metrics.decisions.profiles.release(later, |name| name == "stays");
@@ -216,7 +216,7 @@ fn deleted_profile_loses_its_series() {
     assert!(text.contains("{profile=\"stays\",") && !text.contains("goes"), "{text}");
 }
 
-/// The number of series of other parts of the program: lookups, queues, caches.
+/// The number of series of all other parts of the program, such as lookups, queues and caches.
 const OTHER_SERIES: usize = 80;
 
 #[test]

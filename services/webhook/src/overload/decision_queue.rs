@@ -1,13 +1,14 @@
-//! Grants permits to decide: a limited number at a time, and in a fair order when more requests wait.
+//! Grants permits to decide requests. Only a limited number is granted at a time. If more requests wait, they are
+//! served in a fair order.
 //!
 //! A decision only computes, and never waits. If permits equalled worker threads, the queue would never fill and
 //! fairness would never apply. Requests would wait in the runtime's own queue, which is fair to connections but not to
-//! namespaces. So this module counts the requests decided on arrival since all ready tasks last ran, and allows only a
-//! few.
+//! namespaces. So this module counts the requests that were decided on arrival since all ready tasks last ran, and
+//! allows only a few.
 //!
-//! Further requests wait here. A task yields, so that all ready tasks run, and then grants permits. So every request
-//! that has arrived by then is queued in the fair order. Once the queue is empty, a few requests may again be decided
-//! on arrival. Without load, a request only reads one counter.
+//! Further requests wait in the queue. A task yields, so that all ready tasks run, and then grants permits. By then,
+//! every request that has arrived is in the queue, in the fair order. Once the queue is empty, a few requests may again
+//! be decided on arrival. Without load, a request only reads one counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,11 +23,11 @@ use super::shed::{QueueMetrics, Shed};
 /// The bounds of a queue.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
-    /// Maximum number of permits that are taken at the same time.
+    /// Maximum number of permits that queued requests hold at the same time.
     pub(super) slots: usize,
-    /// Requests that are decided on arrival before further ones have to queue.
+    /// Maximum number of requests that are decided on arrival before further ones are queued.
     pub(super) unqueued: usize,
-    /// The bounds of the waiting requests.
+    /// The bounds on the number of waiting requests.
     pub(super) queue: fair::Bounds,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct Bounds {
 pub(crate) struct DecisionQueue {
     slots: usize,
     unqueued_limit: usize,
-    /// Requests decided on arrival since the queue was last empty after all ready tasks had run.
+    /// The number of requests decided on arrival since the queue was last empty after all ready tasks had run.
     unqueued: AtomicUsize,
     state: Mutex<State>,
     /// Notified when a permit is returned.
@@ -46,18 +47,18 @@ pub(crate) struct DecisionQueue {
 #[derive(Debug)]
 struct State {
     queue: FairQueue<oneshot::Sender<Result<Permit, Shed>>>,
-    /// Permits that were given to waiting requests and are not returned yet.
+    /// The number of permits that queued requests hold.
     held: usize,
     /// Whether the task that grants permits is running.
     is_served: bool,
 }
 
-/// The permit to decide one request. When it is dropped, the next request gets it.
+/// The permit to decide one request. Dropping it makes it available to the next request.
 #[derive(Debug)]
 #[must_use = "a permit is returned when it is dropped"]
 pub(crate) struct Permit(Option<Arc<DecisionQueue>>);
 
-/// A request in the queue. When it is dropped, it leaves the queue.
+/// A request in the queue. Dropping this value removes it from the queue.
 struct QueuedRequest<'q> {
     queue: &'q DecisionQueue,
     class: u64,
@@ -77,14 +78,14 @@ impl DecisionQueue {
         })
     }
 
-    /// Returns a permit at once, or `None` if the limit of requests decided on arrival is reached.
+    /// Returns a permit at once. `None`: the maximum number of requests was already decided on arrival.
     pub(super) fn unqueued(&self) -> Option<Permit> {
         let is_within_limit = self.unqueued.load(Ordering::Relaxed) < self.unqueued_limit
             && self.unqueued.fetch_add(1, Ordering::Relaxed) < self.unqueued_limit;
         is_within_limit.then_some(Permit(None))
     }
 
-    /// Queues a request of this class and cost, and waits for its permit until the deadline.
+    /// Queues a request of this class and cost. Waits for its permit until the deadline.
     pub(super) async fn queued(self: &Arc<Self>, class: u64, cost: u64, deadline: Deadline) -> Result<Permit, Shed> {
         let (sender, permit) = oneshot::channel();
         let (ticket, displaced) = {
@@ -98,22 +99,22 @@ impl DecisionQueue {
             (ticket, displaced)
         };
         if let Some(displaced) = displaced {
-            // Err: the request has already left the queue.
+            // An error means that the displaced request has already left the queue.
             let _ = displaced.send(Err(Shed::QueueFull));
         }
         let _queued = QueuedRequest { queue: self, class, ticket, since: Instant::now() };
         match timeout_at(deadline.0, permit).await {
             Ok(Ok(permit)) if deadline.has_passed() => permit.and(Err(Shed::Deadline)),
             Ok(Ok(permit)) => permit,
-            // The sender is dropped early only if the runtime shuts down.
+            // Before the deadline, the sender is dropped only if the runtime shuts down.
             Ok(Err(_)) | Err(_) => Err(Shed::Deadline),
         }
     }
 
-    /// Grants permits until no request waits.
+    /// Grants permits until the queue is empty.
     async fn serve(self: Arc<Self>) {
         loop {
-            // Lets the tasks run that are ready now, or most of them.
+            // Lets all or most tasks run that are ready now.
             tokio::task::yield_now().await;
             let chosen = {
                 let mut state = self.state();
@@ -128,13 +129,14 @@ impl DecisionQueue {
                 self.returned.notified().await;
             }
             for waiting in chosen {
-                // A request that has just left the queue returns the permit by dropping the message.
+                // If the request has just left the queue, the message with the permit is dropped, which returns the
+                // permit.
                 let _ = waiting.send(Ok(Permit(Some(Arc::clone(&self)))));
             }
         }
     }
 
-    /// Takes the next requests from the queue, as many as there are free permits.
+    /// Takes the next requests from the queue, at most as many as there are free permits.
     fn take_next(&self, state: &mut State) -> Vec<oneshot::Sender<Result<Permit, Shed>>> {
         let free = self.slots.saturating_sub(state.held);
         let chosen: Vec<_> = std::iter::from_fn(|| state.queue.pop()).take(free).collect();
@@ -198,7 +200,7 @@ mod tests {
         Deadline(Instant::now() + Duration::from_mins(1))
     }
 
-    /// Asserts that the queue is empty, all permits are returned, and the task has ended.
+    /// Asserts that the queue is empty, all permits are returned, and the task that grants permits has ended.
     #[track_caller]
     fn assert_idle(queue: &DecisionQueue) {
         let state = queue.state();
@@ -233,7 +235,7 @@ mod tests {
         for _ in 0..10 {
             let note = noting("ready");
             tasks.spawn(async move {
-                // Runs four tasks in sequence: each becomes ready when the previous one has run.
+                // Runs four tasks in sequence. Each becomes ready only after the previous one has run.
                 note();
                 for _ in 0..3 {
                     let note = note.clone();
@@ -309,7 +311,7 @@ mod tests {
         assert_eq!(ended.iter().filter(|ended| **ended == Err(Shed::QueueFull)).count(), 1);
     }
 
-    /// Cancels tasks while they wait, when they get a permit, and while they decide. Other tasks panic.
+    /// Cancels tasks while they wait, when they get a permit, and while they decide. Some other tasks panic.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn cancelled_request_returns_permit() {
         let queue = queue(2, 4, 64);
@@ -345,7 +347,7 @@ mod tests {
             }
             sleep(Duration::from_millis(1)).await;
         }
-        // Requests that were decided on arrival after the queue was last empty are still counted.
+        // The counter still includes requests that were decided on arrival after the queue was last empty.
         queue.unqueued.store(0, Ordering::Relaxed);
         assert_idle(&queue);
     }

@@ -1,18 +1,19 @@
-//! A bounded queue that is fair between classes: surplus round robin.
+//! A bounded queue that is fair between classes. It implements the algorithm "surplus round robin".
 //!
-//! Classes with waiting items form a ring. The class at the front is served until it has used up its credit, then it
-//! moves to the end; at the front it gets one quantum more. An item may leave its class in debt, so even a costly item
-//! is served at its class's next visit and paid for later. A class without waiting items is forgotten only when it has
-//! no debt, or when nothing waits at all.
+//! Classes with waiting items form a ring. The class at the front is served until it has used up its credit. Then it
+//! moves to the end of the ring. When it is at the front again, its credit grows by one quantum. Its last item may cost
+//! more than the remaining credit and leave the class in debt. So even a costly item is served at its class's next
+//! visit, and paid for later. A class without waiting items is removed only when it has no debt, or when no class has
+//! waiting items.
 //!
-//! So the first item of a class waits for at most one visit of each other class: a quantum and one costly item. The
-//! queue does not depend on time or tasks.
+//! So the first item of a class waits for at most one visit to each other class. A visit costs at most a quantum and
+//! one costly item. The queue does not depend on time or tasks.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::shed::Shed;
 
-/// The maximum cost of one item, in quanta. It bounds how long a debt takes to pay.
+/// The maximum cost of one item, in quanta. It limits how long a class needs to pay off its debt.
 const MAX_COST: u64 = 64;
 
 /// The bounds of a queue.
@@ -22,16 +23,16 @@ pub(super) struct Bounds {
     pub(super) length: usize,
     /// The maximum number of waiting items of one class.
     pub(super) per_class: usize,
-    /// The cost that a class may use at each visit.
+    /// The credit that a class gets at each visit.
     pub(super) quantum: u64,
 }
 
-/// A queue of values, each in a class.
+/// A queue of items, each of which belongs to a class.
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
     bounds: Bounds,
     classes: HashMap<u64, Class<T>>,
-    /// Classes with waiting items or debts, each once. The visit of the class at the front has begun.
+    /// The classes with waiting items or debts, each once. The class at the front is the one being served.
     ring: VecDeque<u64>,
     length: usize,
     next_ticket: u64,
@@ -40,7 +41,8 @@ pub(super) struct FairQueue<T> {
 #[derive(Debug)]
 struct Class<T> {
     waiting: VecDeque<Waiting<T>>,
-    /// The cost that the class may still use; negative for a debt. At most zero, except for the class at the front.
+    /// The cost that the class may still use; a negative value is a debt. Only the class at the front may have a
+    /// positive credit.
     credit: i64,
 }
 
@@ -79,8 +81,8 @@ impl<T> FairQueue<T> {
     /// Queues a value.
     ///
     /// # Errors
-    /// The queue is full, or the class has its maximum of items. A full queue accepts a value only by displacing an
-    /// item of a class with at least two more items.
+    /// The queue is full, or the class already has its maximum number of items. A full queue accepts a value only by
+    /// displacing an item of a class that has at least two items more.
     pub(super) fn push(&mut self, class: u64, cost: u64, value: T) -> Result<Pushed<T>, Shed> {
         let own = self.classes.get(&class).map_or(0, |class| class.waiting.len());
         if own >= self.bounds.per_class {
@@ -94,7 +96,7 @@ impl<T> FairQueue<T> {
         let is_first = self.ring.is_empty();
         let class = self.classes.entry(class).or_insert_with_key(|class| {
             self.ring.push_back(*class);
-            // In an empty ring, the new class is at the front, and its visit begins at once.
+            // If the ring was empty, the new class is at the front, so it gets its credit at once.
             Class { waiting: VecDeque::new(), credit: if is_first { signed(self.bounds.quantum) } else { 0 } }
         });
         class.waiting.push_back(Waiting { ticket, cost, value });
@@ -130,14 +132,15 @@ impl<T> FairQueue<T> {
         Some(removed.value)
     }
 
-    /// Takes the newest item of the class with the most items. `None` if that class has fewer than `least` items.
+    /// Removes the newest item of the class with the most items, and returns it. `None`: that class has fewer than
+    /// `least` items.
     fn displace(&mut self, least: usize) -> Option<T> {
         let (_, class) = self.classes.iter_mut().max_by_key(|(_, class)| class.waiting.len())?;
         if class.waiting.len() < least {
             return None;
         }
         self.length -= 1;
-        // The class has at least two items, so it does not become empty.
+        // The class has at least two items, so it still has one afterwards.
         class.waiting.pop_back().map(|last| last.value)
     }
 
@@ -145,7 +148,7 @@ impl<T> FairQueue<T> {
         self.classes.get_mut(self.ring.front()?)
     }
 
-    /// If the class at the front has no waiting items or no credit, ends its visit and begins that of the next class.
+    /// If the class at the front has no waiting items or no credit, moves on to the next class.
     fn end_visit_if_due(&mut self) {
         self.forget_debts_if_empty();
         let Some(class) = self.front() else { return };
@@ -220,7 +223,7 @@ mod tests {
         assert_eq!(FairQueue::new(bounds(4, 0)).push(1, 1, ()).unwrap_err(), Shed::TenantQueueFull);
     }
 
-    /// A class that always has exactly one costly item waiting keeps its debt.
+    /// Tests that a class keeps its debt if it always has exactly one costly item waiting.
     #[test]
     fn single_waiting_items_pay_their_debt() {
         let mut queue = FairQueue::new(bounds(1000, 500));
@@ -238,7 +241,8 @@ mod tests {
         assert!((15..=25).contains(&costly), "{costly}");
     }
 
-    /// Thousands of classes that send one costly item each leave no more state than the size of the queue.
+    /// Thousands of classes send one costly item each. The number of classes that the queue keeps because of their
+    /// debts must stay bounded.
     #[test]
     fn debts_are_bounded() {
         let mut queue = FairQueue::new(bounds(16, 16));
@@ -265,7 +269,7 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            // Class 0 gets far more items than each other class.
+            // Class 0 gets far more items than any other class.
             4 => (Just(0_u64), 0..40_u64).prop_map(|(class, cost)| Step::Push { class, cost }),
             4 => (1..6_u64, 0..40_u64).prop_map(|(class, cost)| Step::Push { class, cost }),
             4 => Just(Step::Pop),
@@ -274,21 +278,22 @@ mod tests {
         prop::collection::vec(step, 0..300)
     }
 
-    /// A waiting item in the model: the cost within its class, and the work done for other classes meanwhile.
+    /// A waiting item in the model of the queue, with the costs that may be served before it.
     #[derive(Clone, Debug)]
     struct Modelled {
         ticket: Ticket,
         class: u64,
         cost: u64,
-        /// The cost of earlier items of the item's class, and the debt that the class may have.
+        /// The cost of earlier items of the same class, plus the debt that the class may have.
         own: u64,
-        /// The cost served to other classes since the item arrived, by class.
+        /// By class, the cost of other classes' items that were served since this item arrived.
         others: HashMap<u64, u64>,
     }
 
     proptest! {
-        /// Other classes delay an item by a bounded amount of work, whatever the order of arrivals. Each other class
-        /// gets at most a quantum for each visit that the item's class needs, and one costly item more.
+        /// Other classes delay an item by a limited amount of work, whatever the order of arrivals. For each visit that
+        /// the item's class needs, each other class is served at most a quantum. In addition, each other class may be
+        /// served one costly item.
         #[test]
         fn delay_by_other_classes_is_bounded(steps in steps()) {
             const MAX: u64 = 40;
@@ -337,7 +342,7 @@ mod tests {
             prop_assert!(model.is_empty());
         }
 
-        /// The first item of a class waits for at most one visit of each other class.
+        /// The first item of a class waits for at most one visit to each other class.
         #[test]
         fn first_item_waits_one_visit_per_class(costs in prop::collection::vec((1..6_u64, 0..40_u64), 0..200), served in 0..100_usize) {
             let mut queue = FairQueue::new(bounds(1000, 1000));

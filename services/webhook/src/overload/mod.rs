@@ -1,9 +1,9 @@
-//! Sheds load fairly: every wait is bounded, queues are fair between tenants, and a request that cannot be answered in
+//! Sheds load fairly. Every wait is bounded, queues are fair between tenants, and a request that cannot be answered in
 //! time is rejected at once.
 //!
-//! A request passes these parts in order: its `Deadline`, the bound of `unfinished` bodies, a `RequestPermit`, and a
-//! `Permit` to compute from one of two `decision_queue`s, each with a `fair` queue of namespaces. A rejected request has a
-//! `Shed` as its reason.
+//! A request passes these parts in order: its `Deadline`, the limits on `unfinished` bodies, a `RequestPermit`, and a
+//! `Permit` to compute from one of two `decision_queue`s. Each of these has a `fair` queue of namespaces. If a request
+//! is rejected, a `Shed` gives the reason.
 
 mod decision_queue;
 mod fair;
@@ -33,49 +33,52 @@ use shed::QueueMetrics;
 pub(crate) use shed::{OverloadMetrics, Shed};
 pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, UnfinishedBodies};
 
-/// Bytes up to which a body is small: it may use the whole memory budget, and is decided on the thread that read it. A
-/// pod's review has some 8 KiB.
+/// The maximum size of a small body, in bytes. Small bodies may use the whole memory budget, and are decided on the
+/// thread that read them. A pod's review has some 8 KiB.
 pub(crate) const SMALL: usize = 128 * 1024;
-/// The base cost of a request, in bytes: even a small pod takes time to decide.
+/// The cost of a request regardless of its size, in bytes: even a small pod takes time to decide.
 const BASE_COST: u64 = 4096;
-/// Added to the niceness of the threads for large bodies. On a busy machine they get about a tenth of a core.
+/// The increase of the niceness of the threads for large bodies. On a busy machine each gets about a tenth of a core.
 const NICE_INCREMENT: i32 = 10;
 
-/// The payload of a panic.
+/// The payload of a caught panic.
 pub(crate) type PanicPayload = Box<dyn Any + Send>;
 
 /// Limits on concurrent requests and on their time.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OverloadSettings {
-    /// The timeout if `?timeout=` is missing or invalid: 10 s, the API server's default.
+    /// The timeout if `?timeout=` is missing or invalid. Default: 10 s, like the API server's default.
     pub default_timeout: Duration,
-    /// The maximum of `?timeout=`: 30 s, the longest that the API server waits.
+    /// The maximum of `?timeout=`. Default: 30 s, the longest time that the API server waits.
     pub longest_timeout: Duration,
-    /// How long before the caller's deadline a request is given up, so that the response still arrives: 200 ms, or a
-    /// fifth of the timeout if that is less.
+    /// The time between the server's own deadline and that of the API server, so that the response still arrives.
+    /// Default: 200 ms. It is at most a fifth of the timeout.
     pub margin: Duration,
-    /// Concurrent requests with a complete body and no response yet: 1024.
+    /// Maximum number of concurrent requests with a complete body and without a response. Default: 1024.
     pub max_in_flight: usize,
-    /// Concurrent requests with an incomplete body: 2048. Beyond that, the oldest is shed.
+    /// Maximum number of concurrent requests with an incomplete body. Default: 2048. If there are more, the oldest is
+    /// shed.
     pub max_unfinished: usize,
-    /// The part of `max_unfinished` for one client address: 256. An API server has 200 mutating requests in flight by
-    /// default, and their bodies arrive within milliseconds.
+    /// The share of `max_unfinished` that one client address may use. Default: 256. By default, an API server has at
+    /// most 200 mutating requests in flight, and their bodies arrive within milliseconds.
     pub max_unfinished_per_address: usize,
-    /// Queued requests with a body of at most 128 KiB: 512.
+    /// Maximum number of queued requests with a body of at most 128 KiB. Default: 512.
     pub max_queued: usize,
-    /// The part of `max_queued` for one namespace: 128.
+    /// The share of `max_queued` that one namespace may use. Default: 128.
     pub max_queued_per_tenant: usize,
-    /// Queued requests with a larger body: 16.
+    /// Maximum number of queued requests with a larger body. Default: 16.
     pub max_queued_large: usize,
-    /// The part of `max_queued_large` for one namespace: 4.
+    /// The share of `max_queued_large` that one namespace may use. Default: 4.
     pub max_queued_large_per_tenant: usize,
-    /// Queued reviews of profiles: 16, and a quarter of that for one client address.
+    /// Maximum number of queued reviews of profiles. Default: 16. One client address may use a quarter of it.
     pub max_queued_profiles: usize,
-    /// Concurrent decisions on requests with small bodies. Large ones get half as many threads (at least one), separate
-    /// from the runtime. `None`: the number of workers of the runtime in which the router is created.
+    /// Maximum number of concurrent decisions on requests with small bodies. Large bodies have half as many threads (at
+    /// least one), separate from the runtime. `None`: the number of workers of the runtime in which the router is
+    /// created.
     pub workers: Option<usize>,
-    /// Small requests that a worker may decide on arrival before it queues further ones in a fair order: 8.
+    /// Maximum number of small requests that each worker decides on arrival before further ones are queued in a fair
+    /// order. Default: 8.
     pub unqueued_per_worker: usize,
 }
 
@@ -107,11 +110,11 @@ pub(crate) struct Overload {
     small: Arc<DecisionQueue>,
     large: Arc<DecisionQueue>,
     large_bodies: LargeBodyPool,
-    /// Reviews of profiles, by client address.
+    /// The queue of profile reviews. Its classes are client addresses.
     profiles: Arc<DecisionQueue>,
     profile_thread: LargeBodyPool,
     metrics: OverloadMetrics,
-    /// Random keys, so that clients cannot make two namespaces share a class.
+    /// Random keys to compute classes, so that clients cannot choose namespaces that share a class.
     keys: RandomState,
 }
 
@@ -125,7 +128,7 @@ impl Overload {
             queue: fair::Bounds {
                 length: settings.max_queued,
                 per_class: settings.max_queued_per_tenant,
-                // About the cost of one small pod.
+                // About the cost of one small pod's review.
                 quantum: 2 * BASE_COST,
             },
         };
@@ -177,11 +180,11 @@ impl Overload {
             return Ok(permit);
         }
         let class = request::class(&self.keys, body);
-        // Boxed because it is rare: a request that does not queue has a smaller future.
+        // The future is boxed because queueing is rare: a request that does not queue then needs less memory.
         Box::pin(queue.queued(class, BASE_COST + body.len() as u64, deadline)).await
     }
 
-    /// Runs `work` on a thread for large bodies. The caller holds a permit.
+    /// Runs `work` on a thread for large bodies. The caller must hold a permit.
     ///
     /// # Errors
     /// `work` panicked.
@@ -192,8 +195,8 @@ impl Overload {
         self.large_bodies.run(work).await
     }
 
-    /// Runs `work` on the thread for profiles, in an order that is fair between clients. Work that exceeds the deadline
-    /// keeps its permit until it is done, but the caller does not wait for it.
+    /// Runs `work` on the thread for profiles, in an order that is fair between clients. If `work` exceeds the
+    /// deadline, the caller does not wait for it, but its permit is returned only when it is done.
     pub(crate) async fn review_profile<T: Send + 'static>(
         &self,
         client: IpAddr,
@@ -202,7 +205,7 @@ impl Overload {
     ) -> Result<Result<T, PanicPayload>, Shed> {
         let class = self.keys.hash_one(client);
         let permit = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
-            // The classes of this queue are client addresses, not tenants.
+            // The classes of this queue are client addresses and not tenants, so this reason does not apply.
             Shed::TenantQueueFull => Shed::QueueFull,
             shed => shed,
         })?;
@@ -219,7 +222,7 @@ impl Overload {
     }
 }
 
-/// Whether a body is decided on a separate thread, since that may take milliseconds.
+/// Whether a body is decided on a separate thread, because its decision may take milliseconds.
 pub(crate) const fn is_large(body: &Bytes) -> bool {
     body.len() > SMALL
 }
@@ -231,7 +234,7 @@ fn workers() -> usize {
     }
 }
 
-/// The permits for requests that are being answered.
+/// The permits for requests between their complete body and their response.
 #[derive(Debug)]
 struct RequestPermits {
     limit: usize,
@@ -240,7 +243,8 @@ struct RequestPermits {
     gauge: Gauge,
 }
 
-/// A permit to answer a request. It is returned when it is dropped: with the response, or when the client disconnects.
+/// A permit to answer a request. Dropping this value returns the permit: when the response is ready, or when the client
+/// disconnects.
 #[derive(Debug)]
 pub(crate) struct RequestPermit<'p>(&'p RequestPermits);
 
@@ -269,12 +273,13 @@ impl Drop for RequestPermit<'_> {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads for large bodies or for profiles, with a lower priority than the threads that serve requests. They start
-/// with the first job.
+/// Threads for large bodies or for profiles, with a lower priority than the threads that serve requests. They are
+/// started for the first job.
 ///
-/// A review of 3 MiB computes for ten milliseconds. A separate thread keeps it from delaying other requests, unless there
-/// are fewer cores than threads: then the system alternates every few milliseconds, and a small request waits that long.
-/// So these threads have a lower priority. On an idle machine a lower priority costs nothing.
+/// Deciding a review of 3 MiB takes ten milliseconds. A separate thread keeps it from delaying other requests, unless
+/// there are fewer cores than threads. In that case the kernel alternates between threads every few milliseconds, and a
+/// small request waits that long. So these threads have a lower priority. On an idle machine a lower priority costs
+/// nothing.
 #[derive(Debug)]
 struct LargeBodyPool {
     name: &'static str,
@@ -293,15 +298,17 @@ impl LargeBodyPool {
     /// `work` panicked.
     async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PanicPayload> {
         let (done, result) = oneshot::channel();
-        // The worker logs to the caller's subscriber.
+        // The thread logs to the caller's subscriber.
         let subscriber = tracing::dispatcher::get_default(Clone::clone);
         let job = Box::new(move || {
-            // Unwind-safe: `work` owns its data, which is dropped with it. Err: the caller no longer waits.
+            // Unwind-safe: `work` owns its data, which is dropped if it panics. `send` fails if the caller no longer
+            // waits.
             let work = AssertUnwindSafe(|| tracing::dispatcher::with_default(&subscriber, work));
             let _ = done.send(catch_unwind(work));
         });
         match self.jobs.get_or_init(|| start_threads(self.name, self.threads)) {
-            // Err: the threads have ended, which cannot happen while this pool exists. Then the result is lost as well.
+            // `send` fails only if all threads have ended, which cannot happen while this pool exists. `result` would
+            // then fail too.
             Some(jobs) => drop(jobs.send(job)),
             None => drop(tokio::task::spawn_blocking(job)),
         }
@@ -309,7 +316,7 @@ impl LargeBodyPool {
     }
 }
 
-/// Starts the threads, which end when all senders are dropped. `None` if the system could start none.
+/// Starts the threads, which end when all senders are dropped. `None`: no thread could be started.
 fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
@@ -317,7 +324,7 @@ fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
         let receiver = Arc::clone(&receiver);
         let started = thread::Builder::new().name(name.to_owned()).spawn(move || run_jobs(&receiver));
         if let Err(error) = &started {
-            tracing::warn!(%error, "a thread for large bodies cannot be started");
+            tracing::warn!(%error, "cannot start a thread for large bodies");
         }
         started.is_ok()
     });
@@ -326,10 +333,10 @@ fn start_threads(name: &str, threads: usize) -> Option<Sender<Job>> {
 
 fn run_jobs(jobs: &Mutex<Receiver<Job>>) {
     if let Err(error) = rustix::process::nice(NICE_INCREMENT) {
-        tracing::debug!(%error, "the priority of a thread for large bodies cannot be lowered");
+        tracing::debug!(%error, "cannot lower the priority of a thread for large bodies");
     }
     loop {
-        // Held while waiting: the thread with the lock gets the next job.
+        // A thread holds the lock while it waits for the next job, and releases it before it runs the job.
         let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = next else { return };
         job();
@@ -358,7 +365,8 @@ mod tests {
             assert!(futures::poll!(compiling.as_mut()).is_pending());
             tokio::task::yield_now().await;
         }
-        // Meanwhile pods of any size are decided, and the next profile waits until its deadline.
+        // While a profile compiles, pods of any size are decided. The review of another profile waits until its
+        // deadline.
         for size in [10, 2 * SMALL] {
             let permit = overload.permit(&Bytes::from(vec![b' '; size]), far).await.unwrap();
             assert_eq!(overload.offload(|| 7).await.unwrap(), 7);

@@ -1,11 +1,11 @@
 //! Reads the deadline and the namespace of a request before its body is parsed.
 //!
-//! The API server sends its own timeout as `?timeout=`, in Go's duration format. An invalid or empty value means the
-//! default; a value above the API server's maximum is reduced to the maximum.
+//! The API server sends its own timeout as `?timeout=`, in Go's duration format. If the value is invalid or empty, the
+//! default applies. A value above the API server's maximum is reduced to the maximum.
 //!
-//! The namespace decides in which class a request waits. The API server writes `request.namespace` before the object,
-//! so the first bytes of the body suffice. The peek skips nested objects and strings, so that text inside them is not
-//! mistaken for the field. A body that does not look like the API server's belongs to no namespace.
+//! The namespace determines the class in which a request is queued. The API server writes `request.namespace` before
+//! the object, so the first bytes of the body suffice. The peek skips nested objects and strings, so that text inside
+//! them is not mistaken for the field. If a body does not have the API server's format, it belongs to no namespace.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -14,15 +14,15 @@ use tokio::time::Instant;
 
 use super::OverloadSettings;
 
-/// An upper bound on any timeout, so that the clock's arithmetic cannot overflow.
+/// An upper bound on any timeout, so that additions to the current time cannot overflow.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// The time by which a request must be answered, at most the longest timeout away.
+/// The time by which a request must be answered. It is never further away than the longest timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline(pub(crate) Instant);
 
 impl Deadline {
-    /// Returns the deadline of a request with this query whose head has just arrived.
+    /// Returns the deadline of a request whose head has just arrived. `query` is the query of its URL.
     pub(crate) fn of(query: Option<&str>, settings: &OverloadSettings) -> Self {
         let timeout = timeout(query, settings).min(LONGEST);
         Self(Instant::now() + timeout.saturating_sub(settings.margin.min(timeout / 5)))
@@ -38,15 +38,15 @@ impl Deadline {
     }
 }
 
-/// Returns the timeout in the query, or the default, and at most the longest timeout.
+/// Returns the timeout in the query, or the default timeout. The result is at most the longest timeout.
 fn timeout(query: Option<&str>, settings: &OverloadSettings) -> Duration {
     let text = query.and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("timeout=")));
     let requested = text.and_then(go_duration).filter(|timeout| !timeout.is_zero());
     requested.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
 }
 
-/// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None` if it is invalid or negative. A duration that is
-/// too long saturates.
+/// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None`: it is invalid or negative. If it is too long,
+/// returns the maximum.
 fn go_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -75,7 +75,7 @@ fn go_duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// Returns the value for digits that do not parse: zero if there are none, else the maximum.
+/// Returns the value of digits that cannot be parsed: zero if there are none, and otherwise the maximum.
 const fn saturated(digits: &str) -> u128 {
     if digits.is_empty() { 0 } else { u64::MAX as u128 }
 }
@@ -85,7 +85,7 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at_checked(end).unwrap_or((text, ""))
 }
 
-/// Splits off a leading unit: returns its nanoseconds and the rest.
+/// Splits off the unit at the start of `text`. Returns the number of nanoseconds in the unit, and the rest of `text`.
 fn unit(text: &str) -> Option<(u128, &str)> {
     const UNITS: [(&str, u128); 7] = [
         ("ns", 1),
@@ -96,24 +96,26 @@ fn unit(text: &str) -> Option<(u128, &str)> {
         ("m", 60_000_000_000),
         ("h", 3_600_000_000_000),
     ];
-    // `ms` comes before `m`, which is a prefix of it.
+    // `ms` must come before `m`, which is a prefix of it.
     UNITS.iter().find_map(|(name, nanoseconds)| Some((*nanoseconds, text.strip_prefix(name)?)))
 }
 
-/// Bytes of the body that are inspected.
+/// The number of bytes at the start of a body that are inspected.
 const WINDOW: usize = 4096;
 
-/// Returns the class for a request with this body: one for each namespace, and one for all bodies without a namespace.
+/// Returns the class of a request with this body. Each namespace has a class, and all bodies without a namespace share
+/// one.
 pub(crate) fn class(keys: &RandomState, body: &[u8]) -> u64 {
     keys.hash_one(namespace(body))
 }
 
-/// Returns the namespace of the request with this body, if it is within the window and is plain UTF-8.
+/// Returns the namespace in this body. `None`: it is not within the inspected bytes, has escapes, or is not valid
+/// UTF-8.
 pub(crate) fn peek_namespace(body: &[u8]) -> Option<&str> {
     namespace(body).and_then(|name| std::str::from_utf8(name).ok())
 }
 
-/// Returns the string at `/request/namespace`, if it is within the window and has no escapes.
+/// Returns the string at `/request/namespace`. `None`: it is not within the inspected bytes, or has escapes.
 fn namespace(body: &[u8]) -> Option<&[u8]> {
     let mut peek = EnvelopePeek(body.get(..WINDOW).unwrap_or(body));
     peek.member(b"request")?;
@@ -121,11 +123,12 @@ fn namespace(body: &[u8]) -> Option<&[u8]> {
     peek.plain_string()
 }
 
-/// The bytes not yet inspected. Each step consumes some at the front, or ends the peek.
+/// The bytes that are not inspected yet. Each step consumes at least one byte at the front, or ends the inspection.
 struct EnvelopePeek<'b>(&'b [u8]);
 
 impl<'b> EnvelopePeek<'b> {
-    /// Enters the next object, and advances to the value of this member. `None` if the object lacks the member.
+    /// Enters the object that is next, and advances to the value of the member `name`. `None`: the object has no such
+    /// member.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;
         loop {
@@ -149,7 +152,8 @@ impl<'b> EnvelopePeek<'b> {
         Some(())
     }
 
-    /// Consumes the next string, and returns its raw bytes between the quotes. `None` if no complete string is next.
+    /// Consumes the next string, and returns its raw bytes between the quotes. `None`: what follows is not a complete
+    /// string.
     fn string(&mut self) -> Option<&'b [u8]> {
         self.token(b'"')?;
         let text = self.0;
@@ -159,19 +163,20 @@ impl<'b> EnvelopePeek<'b> {
             if text.get(end) == Some(&b'"') {
                 break;
             }
-            // The byte after a backslash does not end the string.
+            // Skips the backslash and the byte after it, which cannot end the string.
             end += 2;
         }
         self.0 = text.get(end + 1..)?;
         text.get(..end)
     }
 
-    /// Consumes the next string, and returns it. `None` if it has escapes.
+    /// Consumes the next string, and returns it. `None`: it has escapes.
     fn plain_string(&mut self) -> Option<&'b [u8]> {
         self.string().filter(|text| !text.contains(&b'\\'))
     }
 
-    /// Skips a value. Brackets of both kinds are counted alike, since validity does not matter here.
+    /// Skips a value. Does not distinguish the two kinds of brackets, because this function need not detect invalid
+    /// JSON.
     fn value(&mut self) -> Option<()> {
         let mut depth = 0_usize;
         loop {
@@ -260,7 +265,7 @@ mod tests {
             (Some("timeout=99999999999999999999h"), 29_800),
             (Some("timeout=3s"), 2_800),
             (Some("timeout=1s"), 800),
-            // The margin is a fifth of the timeout, if that is less than 200 ms.
+            // If a fifth of the timeout is less than 200 ms, the margin is that fifth.
             (Some("timeout=500ms"), 400),
             (Some("timeout=5ms"), 4),
             (Some("a=b&timeout=2s"), 1_800),
@@ -368,7 +373,7 @@ mod tests {
         fn peek_agrees_with_parser(value in any_json()) {
             let expected = value.pointer("/request/namespace").and_then(Value::as_str);
             let expected = expected.filter(|text| !text.contains(['\\', '"']));
-            // A JSON pointer would also match inside a list.
+            // A JSON pointer such as `/request/namespace` also matches inside lists, but `found` does not.
             let expected = expected.filter(|_| value.is_object() && value["request"].is_object());
             let text = value.to_string();
             prop_assert_eq!(found(&text), expected, "{}", text);

@@ -1,4 +1,4 @@
-//! The reasons for shedding a request, and the metrics of overload.
+//! The reasons for shedding a request, and the metrics of shed and queued requests.
 
 use std::fmt;
 
@@ -19,13 +19,13 @@ pillion_api::labelled! {
         Unfinished => "incomplete_body",
         /// The queue for permits is full.
         QueueFull => "queue_full",
-        /// The queue of the request's namespace is full.
+        /// The request's namespace has its maximum number of queued requests.
         TenantQueueFull => "tenant_queue_full",
         /// The request's deadline passed before the request was decided.
         Deadline => "deadline",
         /// The memory budget for bodies is exhausted.
         NoMemory => "no_memory",
-        /// The first lists of the cluster are not complete yet.
+        /// The replica has not loaded all profiles and namespaces yet after its start.
         NotReady => "not_ready",
         /// The request's namespace is missing from the snapshot, and the lookup of the namespace failed.
         Namespace => "namespace_unknown",
@@ -33,7 +33,7 @@ pillion_api::labelled! {
 }
 
 impl Shed {
-    /// Whether to send `Retry-After`. After the deadline the header is useless, since the caller has given up.
+    /// Whether to send `Retry-After`. After the deadline the header is useless, because the client no longer waits.
     pub(crate) const fn sends_retry_after(self) -> bool {
         !matches!(self, Self::Deadline)
     }
@@ -51,13 +51,13 @@ impl fmt::Display for Shed {
             Self::TenantQueueFull => "the queue of this namespace's waiting requests is full: try again",
             Self::Deadline => "the caller's deadline passed before the request was decided",
             Self::NoMemory => "the memory for request bodies is exhausted: try again",
-            Self::Namespace => "the namespace is not known yet and could not be looked up: try again",
-            Self::NotReady => "profiles and namespaces are not known yet: try again",
+            Self::Namespace => "this replica does not have the namespace yet, and its lookup failed: try again",
+            Self::NotReady => "this replica has not loaded all profiles and namespaces yet: try again",
         })
     }
 }
 
-/// Bucket bounds in seconds. Without overload, a request waits for a few decisions of about 50 us.
+/// Bucket bounds in seconds. Without overload, a queued request waits for a few decisions of about 50 µs each.
 const WAIT_BUCKETS: [f64; 6] = [0.0001, 0.001, 0.01, 0.1, 1.0, 10.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -65,7 +65,7 @@ struct SizeLabel {
     size: &'static str,
 }
 
-/// The metrics of overload.
+/// The metrics of shed and queued requests.
 #[derive(Clone, Debug)]
 pub(crate) struct OverloadMetrics {
     shed: Counters<{ Shed::ALL.len() }>,
@@ -78,7 +78,7 @@ pub(crate) struct OverloadMetrics {
 pub(super) struct QueueMetrics {
     /// Requests that wait for a permit.
     pub(super) queued: Gauge,
-    /// Waiting times of queued requests, whether or not they got a permit.
+    /// The times that requests waited in the queue, including requests that got no permit.
     pub(super) waited: Histogram,
 }
 
@@ -90,7 +90,7 @@ impl QueueMetrics {
 }
 
 impl OverloadMetrics {
-    /// Creates the metrics and registers them under the registry's own prefix.
+    /// Creates the metrics and registers them in `registry`, which already has the prefix.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let shed = Counters::register(
             registry,

@@ -1,11 +1,11 @@
-//! Bounds the number of requests whose bodies are still arriving, for each client address and in total.
+//! Limits the number of requests whose bodies are still arriving, for each client address and in total.
 //!
-//! The body of a review arrives within milliseconds of its head, so a client that holds bodies open is recognised by
-//! their age. When one more body would exceed a bound, the oldest unfinished body is shed. An address that exceeds its
-//! own bound loses its own oldest body; no other address is affected. The memory budget works alike: a body that finds
-//! it exhausted sheds older unfinished bodies, if they hold enough bytes.
+//! The body of a review arrives within milliseconds of its head. So if a client keeps bodies incomplete on purpose,
+//! they are older than others. When one more body would exceed a limit, the oldest unfinished body is shed. An address
+//! that exceeds its own limit loses its own oldest body; no other address is affected. When the memory budget is
+//! exhausted, a body that needs memory also sheds older unfinished bodies, if they hold enough bytes.
 //!
-//! [`super::RequestPermits`] bounds the number of requests whose bodies have arrived.
+//! [`super::RequestPermits`] limits the number of requests whose bodies have arrived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -17,16 +17,16 @@ use tokio::sync::oneshot;
 
 use super::shed::Shed;
 
-/// How many bodies may be unfinished.
+/// The maximum number of unfinished bodies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// For all clients together.
+    /// The maximum for all clients together.
     pub(crate) total: usize,
-    /// For one client address.
+    /// The maximum for each client address.
     pub(crate) per_address: usize,
 }
 
-/// Registers the unfinished bodies, and evicts the oldest when a bound is exceeded.
+/// Keeps track of the unfinished bodies. Evicts the oldest one when a limit is exceeded.
 #[derive(Debug)]
 pub(crate) struct UnfinishedBodies {
     bounds: Bounds,
@@ -37,7 +37,7 @@ pub(crate) struct UnfinishedBodies {
 #[derive(Debug, Default)]
 struct State {
     next_number: u64,
-    /// By number, so the oldest comes first.
+    /// The bodies by number. Numbers increase, so the oldest body comes first.
     bodies: BTreeMap<u64, Entry>,
     numbers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
@@ -50,7 +50,7 @@ struct Entry {
     evict: oneshot::Sender<Eviction>,
 }
 
-/// The registration of one unfinished body. Dropped when the body is complete or given up.
+/// The registration of one unfinished body. It is dropped when the body is complete, or when its reader stops.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
     bodies: Arc<UnfinishedBodies>,
@@ -59,14 +59,14 @@ pub(crate) struct Unfinished {
     evicted: oneshot::Receiver<Eviction>,
 }
 
-/// Makes the reader of a body give the body up. The reader drops the eviction once it has released the body's memory.
+/// Tells the reader of a body to stop. The reader drops this value once it has released the body's memory.
 #[derive(Debug)]
 pub(crate) struct Eviction {
     pub(crate) reason: Shed,
     _released: oneshot::Sender<()>,
 }
 
-/// Completes when evicted bodies have released their memory.
+/// The evicted bodies whose memory is being released.
 #[derive(Debug)]
 pub(crate) struct Released(Vec<oneshot::Receiver<()>>);
 
@@ -75,8 +75,8 @@ impl UnfinishedBodies {
         Arc::new(Self { bounds, gauge, state: Mutex::default() })
     }
 
-    /// Registers a body from this address that holds this many bytes. Evicts the oldest body of the address, or of all
-    /// addresses, if a bound is exceeded.
+    /// Registers a body from this address that holds this many bytes. If a limit is exceeded, evicts the oldest body of
+    /// the address or of all addresses.
     pub(crate) fn register(self: &Arc<Self>, address: IpAddr, bytes: usize) -> Unfinished {
         let (evict, evicted) = oneshot::channel();
         let bytes = Arc::new(AtomicUsize::new(bytes));
@@ -97,8 +97,9 @@ impl UnfinishedBodies {
         Unfinished { bodies: Arc::clone(self), number, bytes, evicted }
     }
 
-    /// Evicts the oldest bodies until they hold this many bytes together. Returns `None` if the bodies older than
-    /// `than` hold less. If `than` is `None`, all registered bodies count as older.
+    /// Evicts the oldest bodies, until the evicted ones together hold at least `bytes` bytes. Evicts only bodies that
+    /// are older than `than`, or any registered bodies if `than` is `None`. If these hold fewer bytes, evicts none and
+    /// returns `None`.
     pub(crate) fn evict_older(&self, than: Option<&Unfinished>, bytes: usize) -> Option<Released> {
         let than = than.map_or(u64::MAX, |unfinished| unfinished.number);
         let mut state = self.state();
@@ -148,23 +149,23 @@ impl State {
 impl Entry {
     fn evict(self, reason: Shed) -> oneshot::Receiver<()> {
         let (released, receiver) = oneshot::channel();
-        // Err: the reader was dropped, and has released its memory.
+        // `send` fails if the reader was dropped, which has released its memory.
         let _ = self.evict.send(Eviction { reason, _released: released });
         receiver
     }
 }
 
 impl Unfinished {
-    /// Records how many bytes the body holds now.
+    /// Records the number of bytes that the body holds now.
     pub(crate) fn set_bytes(&self, bytes: usize) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Completes when the body is evicted.
+    /// Waits until the body is evicted, and returns the eviction.
     pub(crate) async fn evicted(&mut self) -> Eviction {
         match (&mut self.evicted).await {
             Ok(eviction) => eviction,
-            // The sender is dropped only after an eviction that was received before.
+            // The sender is dropped only after an eviction, which this function has already returned.
             Err(_) => std::future::pending().await,
         }
     }
@@ -184,7 +185,7 @@ impl Released {
     /// Waits until all evicted bodies have released their memory.
     pub(crate) async fn wait(self) {
         for receiver in self.0 {
-            // Err: the eviction was dropped, which is the signal.
+            // An error means that the eviction was dropped, which is the expected signal.
             let _ = receiver.await;
         }
     }

@@ -1,13 +1,13 @@
-//! Serves one connection with hyper, and watches it with a timer.
+//! Serves one connection with hyper, and limits its waits with a timer.
 //!
 //! hyper's `header_read_timeout` also runs between requests, so it would close idle connections after ten seconds. But
-//! the API server pools them for ninety seconds, and does not retry a POST that it sent on a closing connection. So
-//! this timer distinguishes an idle connection, which may wait long, from one on which a request's head has begun,
-//! which may not.
+//! the API server pools connections for 90 seconds, and does not retry a POST that it sent on a closing connection. So
+//! this timer allows an idle connection a long time, but a connection on which a request's head has begun only a short
+//! time.
 //!
-//! The same timer watches responses. A client that does not read keeps its responses in memory: in the socket's buffer
-//! on HTTP/1.1, behind its flow-control window on HTTP/2. If a client does not read a response in time, its connection
-//! is closed.
+//! The same timer limits how long responses wait. A client that does not read keeps its responses in memory: in the
+//! socket's buffer on HTTP/1.1, behind its flow-control window on HTTP/2. If a client does not read a response in time,
+//! its connection is closed.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -39,18 +39,19 @@ use super::{Retire, ServerSettings};
 use crate::clients::{Caller, ClientAddress};
 use crate::metrics::Waiting;
 
-/// The minimum read rate of a client with pending data, in bytes per second.
+/// The minimum rate at which a client must read pending responses, in bytes per second.
 const MIN_RATE: u64 = 256 * 1024;
 /// The value of [`Activity::blocked_since`] while the socket accepts all data.
 const NOT_BLOCKED: u64 = u64::MAX;
-/// How many bytes a connection reads before other connections get their turn. Decrypting them takes about 50 µs.
+/// The number of bytes that a connection reads before it yields to other connections. Decrypting them takes about 50
+/// µs.
 const BYTES_PER_TURN: usize = 64 * 1024;
-/// Streams on HTTP/2 that the client may open and reset before the server accepts them.
+/// The number of HTTP/2 streams that a client may open and reset before the server accepts them.
 const RESET_STREAMS: usize = 20;
-/// Streams on HTTP/2 that may be reset for errors of the client.
+/// The number of HTTP/2 streams that the server may reset because of errors of the client.
 const ERROR_STREAMS: usize = 1024;
 
-/// The HTTP version of a connection. It is known before the first byte, by ALPN or by the port.
+/// The HTTP version of a connection, which ALPN or the port determines before the first byte of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
@@ -60,15 +61,15 @@ pub(crate) enum Protocol {
 /// Why a connection ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// The connection was closed according to HTTP.
+    /// The connection was closed as HTTP specifies.
     Closed,
     /// The connection failed with an error.
     Failed(Box<dyn std::error::Error + Send + Sync>),
-    /// The client was too slow, or idle for too long. Holds the event that the connection waited for.
+    /// The client was too slow, or idle for too long. The value is what the server waited for.
     TimedOut(Waiting),
 }
 
-/// The properties of a connection that differ between connections of one server.
+/// The values that differ between the connections of one server.
 pub(crate) struct ConnectionContext {
     /// The client's address.
     pub(crate) address: IpAddr,
@@ -78,7 +79,7 @@ pub(crate) struct ConnectionContext {
     pub(crate) requests: Arc<Requests>,
 }
 
-/// hyper's builders with their limits, created once for a server.
+/// hyper's builders with their limits. A server creates them once.
 #[derive(Clone, Debug)]
 pub(crate) struct Builders {
     http1: auto::Builder<TokioExecutor>,
@@ -88,15 +89,15 @@ pub(crate) struct Builders {
 impl Builders {
     pub(crate) fn new(settings: &ServerSettings) -> Self {
         let mut http1 = auto::Builder::new(TokioExecutor::new());
-        // [`Activity`] has its own timer instead, as the module documentation explains.
+        // [`Activity`] replaces this timeout, as the module documentation explains.
         http1.http1().header_read_timeout(None).max_buf_size(settings.max_buffer_bytes);
         let mut http2 = auto::Builder::new(TokioExecutor::new());
         http2
             .http2()
             .max_concurrent_streams(settings.max_streams)
             .max_header_list_size(settings.max_header_bytes)
-            // Limits on reset streams: exceeding either closes the connection. The values are the libraries' defaults,
-            // stated here because they bound a rapid-reset attack.
+            // If a client exceeds a limit on reset streams, its connection is closed. The values are the libraries'
+            // defaults. They are set explicitly, because they limit a rapid-reset attack.
             .max_pending_accept_reset_streams(RESET_STREAMS)
             .max_local_error_reset_streams(ERROR_STREAMS)
             .max_send_buf_size(settings.max_buffer_bytes);
@@ -111,20 +112,20 @@ impl Builders {
     }
 }
 
-/// The requests of one connection.
+/// Counts the requests of one connection.
 ///
-/// A connection may have to close in favour of another client's. It must not lose a request that is being answered, since
-/// the API server does not send a POST twice. A request with an incomplete body may be lost, since the rest may never
-/// arrive.
+/// A connection may have to close to make room for another client's. This must not lose a request that is being
+/// answered, because the API server does not send a POST twice. A request with an incomplete body may be lost, because
+/// the rest may never arrive.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// Requests whose response hyper does not have yet.
+    /// Requests for which hyper has not received the response yet.
     unanswered: AtomicU32,
     /// Requests whose body is still being read.
     arriving: AtomicU32,
-    /// Responses that hyper has and the client has not read.
+    /// Responses that hyper has received but the client has not read.
     unread: AtomicU32,
-    /// Whether the connection has to end once no request is being answered.
+    /// Whether the connection must end as soon as all requests are answered.
     are_last: AtomicBool,
 }
 
@@ -134,18 +135,18 @@ impl Requests {
         self.unanswered.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether a request has arrived completely, and its client does not have the response.
+    /// Whether a complete request has arrived whose response the client has not read.
     pub(crate) fn has_pending_response(&self) -> bool {
         self.unread.load(Ordering::Relaxed) > 0
             || self.unanswered.load(Ordering::Relaxed) > self.arriving.load(Ordering::Relaxed)
     }
 
-    /// Whether the client is asked to send no more requests.
+    /// Whether the server asks the client to send no further requests on this connection.
     pub(crate) fn are_last(&self) -> bool {
         self.are_last.load(Ordering::Relaxed)
     }
 
-    /// Marks the current requests as the last.
+    /// Marks the current requests as the last ones of this connection.
     pub(crate) fn set_last(&self) {
         self.are_last.store(true, Ordering::Relaxed);
     }
@@ -160,7 +161,7 @@ impl Requests {
         self.arriving.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that a body is complete, or is no longer read.
+    /// Records that a body is complete, or that the server has stopped reading it.
     pub(crate) fn body_arrived(&self) {
         self.arriving.fetch_sub(1, Ordering::Relaxed);
     }
@@ -170,7 +171,7 @@ impl Requests {
         self.unanswered.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Counts a response that hyper has taken.
+    /// Counts a response that was handed to hyper.
     pub(crate) fn response_taken(&self) {
         self.unread.fetch_add(1, Ordering::Relaxed);
     }
@@ -181,7 +182,7 @@ impl Requests {
     }
 }
 
-/// The activity on a connection, written by its socket and its requests and read by its timer. Times are milliseconds
+/// The activity on a connection. The socket and the requests write it, and the timer reads it. Times are milliseconds
 /// since `opened`.
 #[derive(Debug)]
 struct Activity {
@@ -189,27 +190,27 @@ struct Activity {
     /// The maximum idle time.
     idle_timeout: Duration,
     requests: Arc<Requests>,
-    /// Whether bytes have arrived since the last request: the head of the next one has begun.
+    /// Whether bytes have arrived since the last request, so that the head of the next one has begun.
     head_begun: AtomicBool,
-    /// When `requests` or `head_begun` last changed.
+    /// The time when `requests` or `head_begun` last changed.
     since: AtomicU64,
-    /// Since when the socket has not accepted all data, or [`NOT_BLOCKED`].
+    /// The time since which the socket does not accept all data, or [`NOT_BLOCKED`].
     blocked_since: AtomicU64,
     /// Bytes that the socket has accepted since `blocked_since`.
     accepted: AtomicU64,
     pending: Mutex<PendingResponses>,
 }
 
-/// Responses that hyper has taken and the client has not read: their bytes are still in memory.
+/// Responses that were handed to hyper but that the client has not read. Their bytes are still in memory.
 #[derive(Debug, Default)]
 struct PendingResponses {
     next: u64,
     bytes: usize,
-    /// The oldest first.
+    /// The pending responses, oldest first.
     responses: VecDeque<PendingResponse>,
 }
 
-/// A pending response: its number, when hyper took it, and its bytes.
+/// A pending response: its number, the time when it was handed to hyper, and its size.
 #[derive(Debug)]
 struct PendingResponse {
     number: u64,
@@ -282,7 +283,7 @@ impl Activity {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that hyper took a response of this many bytes.
+    /// Records that a response of this many bytes was handed to hyper.
     fn take_response(self: &Arc<Self>, bytes: usize) -> PendingResponseGuard {
         let now = self.now();
         let mut pending = self.pending();
@@ -305,8 +306,8 @@ impl Activity {
         }
     }
 
-    /// Returns the time by which the client has to read its pending responses. `None` if no response is pending. The
-    /// time has passed if the responses exceed their limit in bytes.
+    /// Returns the time by which the client must have read its pending responses. `None`: no response is pending. If
+    /// the pending responses exceed their limit in bytes, this time has already passed.
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
         let at = |since: u64, bytes: u64| {
             let transfer_time = bytes.saturating_mul(1000) / MIN_RATE;
@@ -327,7 +328,7 @@ impl Activity {
         blocked.into_iter().chain(oldest).min()
     }
 
-    /// Returns the next deadline, and the event that has to happen before it.
+    /// Returns the next deadline, and what the server waits for until then.
     fn deadline(&self, settings: &ServerSettings) -> (Instant, Waiting) {
         let state = self.state();
         let allowed = match state {
@@ -343,7 +344,7 @@ impl Activity {
     }
 }
 
-/// A request that is being answered. Dropped with the response, or when the client disconnects.
+/// A request that is being answered. It is dropped with the response, or when the client disconnects.
 struct RequestGuard(Arc<Activity>);
 
 impl Drop for RequestGuard {
@@ -353,7 +354,7 @@ impl Drop for RequestGuard {
     }
 }
 
-/// Keeps a response counted as pending until it is dropped with the response's bytes.
+/// Marks a response as pending. It is dropped together with the response's bytes.
 struct PendingResponseGuard {
     activity: Arc<Activity>,
     number: u64,
@@ -372,10 +373,10 @@ impl Drop for PendingResponseGuard {
     }
 }
 
-/// The body of a request. Records when it is complete.
+/// The body of a request. Records when the body is complete.
 struct RequestBody {
     body: Incoming,
-    /// Set until the body is complete.
+    /// `None` once the body is complete.
     arriving: Option<Arc<Requests>>,
 }
 
@@ -425,13 +426,13 @@ impl HttpBody for RequestBody {
     }
 }
 
-/// The body of a response. Its bytes carry the [`PendingResponseGuard`] wherever they wait for the client.
+/// The body of a response. Wherever its bytes wait for the client, they own the [`PendingResponseGuard`].
 struct ResponseBody {
     body: Body,
     pending: Option<PendingResponseGuard>,
 }
 
-/// The bytes of a response, and the guard that counts it as pending until they are dropped.
+/// The bytes of a response. The response counts as pending until they are dropped.
 struct PendingResponseBytes {
     bytes: Bytes,
     _pending: PendingResponseGuard,
@@ -452,7 +453,8 @@ impl HttpBody for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        // Our responses have one piece. If there are more, hyper itself waits for each piece but the last.
+        // Pillion's responses have one piece. If a response has several, hyper itself waits for each piece but the
+        // last.
         if !self.body.is_end_stream() {
             return polled;
         }
@@ -477,10 +479,10 @@ impl HttpBody for ResponseBody {
 struct WatchedSocket<S> {
     socket: S,
     activity: Arc<Activity>,
-    /// False on HTTP/2, where bytes between requests are pings and window updates, not a request's head that might
-    /// stall.
+    /// False on HTTP/2. There, bytes between requests are pings and window updates, and not the start of a request's
+    /// head.
     watches_heads: bool,
-    /// The number of bytes read since the connection last waited for its client or for its turn.
+    /// The number of bytes read since the connection last waited for data or yielded to other connections.
     read_in_turn: usize,
 }
 
@@ -488,7 +490,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.read_in_turn >= BYTES_PER_TURN {
             self.read_in_turn = 0;
-            // The runtime wakes this task after it has polled the other connections for data.
+            // The runtime polls this task again after it has polled the other connections for data.
             let _ = pin!(yield_now()).poll(cx);
             return Poll::Pending;
         }
@@ -550,7 +552,7 @@ where
 {
     let ConnectionContext { address, protocol, retire, caller, requests } = context;
     let address = ClientAddress(address.to_canonical());
-    // A client whose requests will be rejected must not hold a permit that others need.
+    // The requests of a rejected client fail anyway, so its idle connection must not hold a permit that others need.
     let idle_timeout = if caller.is_rejected() { settings.handshake_timeout } else { settings.idle_timeout };
     let activity = Arc::new(Activity::new(idle_timeout, requests));
     let watches_heads = protocol == Protocol::Http1;
@@ -567,9 +569,9 @@ where
     });
     let mut connection = pin!(builders.of(protocol).serve_connection(TokioIo::new(socket), service));
     let mut timer = pin!(sleep_until(activity.deadline(settings).0));
-    // HTTP/2 has a GOAWAY frame, which loses no request. On HTTP/1.1 a response has to announce the end: hyper's
-    // graceful shutdown closes an idle connection at once, even if a request is on its way. So a graceful shutdown is
-    // used only at the end of the drain.
+    // On HTTP/2, the GOAWAY frame ends a connection without losing a request. On HTTP/1.1, a response must announce the
+    // end: hyper's graceful shutdown closes an idle connection at once, even if a request is already on its way. So it
+    // is used only at the end of the drain.
     let mut shutdown_due = pin!(async move {
         match protocol {
             Protocol::Http1 => retire.closes_idle().await,
@@ -585,7 +587,7 @@ where
         if let Poll::Ready(result) = connection.as_mut().poll(cx) {
             return Poll::Ready(result.map_or_else(Ended::Failed, |()| Ended::Closed));
         }
-        // The timer is reset only when it is too late or has fired, not for each request.
+        // The timer is not reset for each request, but only if it would fire too late or has fired.
         let (deadline, _) = activity.deadline(settings);
         if deadline < timer.deadline() {
             timer.as_mut().reset(deadline);
@@ -602,7 +604,7 @@ where
     .await
 }
 
-/// Answers a request. It is the last one on its connection if `close` is due when the response is ready.
+/// Answers a request. If `close` is due when the response is ready, the response announces the end of the connection.
 async fn answer(
     mut app: Router,
     request: Request<Incoming>,
@@ -610,8 +612,8 @@ async fn answer(
     close: Option<Arc<Retire>>,
     caller: Caller,
 ) -> Result<Response<ResponseBody>, Infallible> {
-    // A client that sends a length as well as chunks may disagree with the server about the end of the body (RFC 9112,
-    // section 6.1). So no request is accepted after a chunked body. The API server sends no chunks.
+    // If a client sends a length as well as chunks, it may disagree with the server about the end of the body (RFC
+    // 9112, section 6.1). So the server closes the connection after a chunked body. The API server never sends chunks.
     let is_chunked = close.is_some() && request.headers().contains_key(TRANSFER_ENCODING);
     let mut response = match caller.admit(request) {
         ControlFlow::Continue(request) => {

@@ -1,11 +1,11 @@
-//! Limits connections, and decides which client keeps its connections when not all can.
+//! Limits the number of connections. When the limit is reached, decides which client loses a connection.
 //!
-//! If further connections were simply closed, the client that opens the most would lock out all others, including the
-//! API servers. So when all permits are taken, the address with the most permits loses one to an address with fewer.
-//! Each address thus gets its share, however many connections another one opens. If all addresses have one connection
-//! each, a newcomer replaces the oldest connection with an incomplete handshake or request: an honest client completes
-//! these within milliseconds. A client with a valid certificate loses none, and no request that has arrived completely
-//! is lost.
+//! If the server simply closed further connections, the client that opens the most would lock out all others, including
+//! the API servers. So when all permits are taken, the address with the most permits loses one to an address with
+//! fewer. Each address thus gets its share, however many connections another one opens. If all addresses have one
+//! connection each, a new address replaces the oldest connection with an incomplete handshake or request: an honest
+//! client completes these within milliseconds. A client with a valid certificate never loses a connection in this way,
+//! and no request that has arrived completely is lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -23,12 +23,12 @@ use super::connection::Requests;
 #[derive(Debug)]
 pub(super) struct ConnectionPermits {
     max: usize,
-    /// Cuts all connections.
+    /// Cancelled to end all connections at once.
     cut: CancellationToken,
     taken: Arc<Mutex<TakenPermits>>,
 }
 
-/// The permit of a connection, returned on drop.
+/// The permit of a connection. Dropping this value returns the permit.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     holder: Arc<Holder>,
@@ -42,11 +42,11 @@ pub(super) struct ConnectionPermit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Authentication {
-    /// Only its address is known: the handshake is not complete.
+    /// Only the client's address is known, because the handshake is not complete.
     Pending,
-    /// The handshake is complete, or the server uses no TLS.
+    /// The handshake is complete, or the server does not use TLS. The client has no accepted certificate.
     Anonymous,
-    /// The client has shown an accepted certificate.
+    /// The client has presented an accepted certificate.
     Certificate,
 }
 
@@ -55,7 +55,7 @@ struct TakenPermits {
     count: usize,
     /// The number of the next permit.
     next_number: u64,
-    /// Permits by address and number: the first of an address is its oldest.
+    /// The permits by address and number. The first permit of each address is its oldest.
     by_address: HashMap<IpAddr, BTreeMap<u64, Arc<Holder>>>,
 }
 
@@ -64,12 +64,12 @@ struct TakenPermits {
 struct Holder {
     requests: Arc<Requests>,
     authentication: AtomicU8,
-    /// Ends the connection: its permit was revoked, or all are cut. Each connection has its own token, so that requests
-    /// do not contend for a lock.
+    /// Cancelled when the permit is revoked, or when all connections are cut. Each connection has its own token, so
+    /// that requests do not contend for a lock.
     end: CancellationToken,
 }
 
-/// The loss of a client whose permit is revoked, in ascending order.
+/// What a client loses if its permit is revoked. The variants are in ascending order of loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
@@ -82,8 +82,8 @@ impl ConnectionPermits {
         Self { max, cut, taken: Arc::default() }
     }
 
-    /// Returns a permit for a connection from this address, if necessary by revoking one of another address. `None` if
-    /// none can be revoked.
+    /// Returns a permit for a connection from this address. If all are taken, revokes a permit of another address.
+    /// `None`: no permit can be revoked.
     pub(super) fn take(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let address = address.to_canonical();
         let mut taken = lock(&self.taken);
@@ -123,7 +123,7 @@ impl ConnectionPermit {
         if has_ended || lock(&self.taken).contains(self.address, self.number) {
             return false;
         }
-        // A request may have arrived just when the permit was revoked.
+        // The request may have arrived completely just before the permit was revoked. In that case, answers it first.
         let answered = poll_fn(|cx| {
             let is_over = connection.as_mut().poll(cx).is_ready();
             if is_over || !self.holder.requests.has_pending_response() { Poll::Ready(()) } else { Poll::Pending }
@@ -140,7 +140,7 @@ impl Drop for ConnectionPermit {
 }
 
 impl Holder {
-    /// Returns the loss if this connection were closed, or `None` if it must not be closed.
+    /// Returns what the client would lose if this connection were closed. `None`: the connection must not be closed.
     fn loss(&self) -> Option<Loss> {
         let authentication = self.authentication.load(Ordering::Relaxed);
         if authentication == Authentication::Certificate as u8 || self.requests.has_pending_response() {
@@ -156,8 +156,8 @@ impl Holder {
 }
 
 impl TakenPermits {
-    /// Revokes a permit for the newcomer, or returns `None` if none can be revoked. In the worst case, this checks
-    /// every connection, which costs less than the handshake that follows.
+    /// Revokes a permit so that the address `newcomer` can have it. `None`: no permit can be revoked. In the worst
+    /// case, this checks every connection, which costs less than the handshake that follows.
     fn revoke_for(&mut self, newcomer: IpAddr) -> Option<()> {
         let (address, number) = self.of_busiest_address(newcomer).or_else(|| self.oldest_unfinished(newcomer))?;
         let holder = self.remove(address, number)?;
@@ -166,8 +166,9 @@ impl TakenPermits {
         Some(())
     }
 
-    /// Selects the address with the most permits, among those that have a permit to revoke and more permits than the
-    /// newcomer will have. Returns the oldest of the permits with the least loss. `None` if no address qualifies.
+    /// Considers addresses with more permits than `newcomer` will have. Selects the address with the most permits,
+    /// among those with a permit that can be revoked. Returns its permit with the least loss, or the oldest of several.
+    /// `None`: no address qualifies.
     fn of_busiest_address(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         let own = self.by_address.get(&newcomer).map_or(0, BTreeMap::len);
         let larger = self.by_address.iter().filter(|(_, permits)| permits.len() > own + 1);
@@ -179,8 +180,8 @@ impl TakenPermits {
         Some((address, number))
     }
 
-    /// Returns the oldest connection with an incomplete handshake or request. `None` if the newcomer already has a
-    /// connection, or if no connection qualifies.
+    /// Returns the oldest connection with an incomplete handshake or request. `None`: there is none, or `newcomer`
+    /// already has a connection.
     fn oldest_unfinished(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         if self.by_address.contains_key(&newcomer) {
             return None;
@@ -197,7 +198,7 @@ impl TakenPermits {
         self.by_address.get(&address).is_some_and(|permits| permits.contains_key(&number))
     }
 
-    /// Removes a permit, unless it was revoked before.
+    /// Removes a permit. `None`: it was revoked before.
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<Arc<Holder>> {
         let permits = self.by_address.get_mut(&address)?;
         let holder = permits.remove(&number)?;
@@ -316,7 +317,7 @@ mod tests {
         let holder = Arc::clone(&greedy[0].holder);
         let (finish, answered) = tokio::sync::oneshot::channel::<()>();
         let connection = async {
-            // The request arrives just after the permit was revoked.
+            // The request arrives just after its connection's permit was revoked.
             let _third = permits.take(OTHER).expect("the first permit is revoked");
             assert!(holder.end.is_cancelled() && holder.requests.are_last());
             holder.requests.begin();

@@ -1,8 +1,8 @@
-//! The accept loop: TCP, TLS, HTTP/1.1 and HTTP/2, with limits on all resources, and a drain that loses no request.
+//! The accept loop for TCP, TLS, HTTP/1.1 and HTTP/2, with limits on all resources, and a drain that loses no request.
 //!
 //! The API server pools connections for 90 seconds, and does not retry a POST that it sent on a closing connection. So
-//! a draining server keeps accepting and answering, and asks each client by `Connection: close` (HTTP/2: GOAWAY) to
-//! connect elsewhere. It ends when no connection is left.
+//! a draining server continues to accept connections and to answer requests. It asks each client by `Connection: close`
+//! (HTTP/2: GOAWAY) to connect elsewhere, and ends when no connection is left.
 
 mod connection;
 mod connection_permits;
@@ -37,57 +37,62 @@ use crate::clients::{Caller, ClientCertificates};
 use crate::metrics::{ConnectionMetrics, HandshakeResult};
 use crate::tls::{ServingCertificate, provider};
 
-/// How long to wait after `accept` failed: most likely no file descriptor was free.
+/// How long to wait after `accept` failed. The usual cause is a lack of file descriptors.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 /// The minimum time between log lines about failed accepts.
 const ACCEPT_QUIET: Duration = Duration::from_secs(5);
-/// Connections accepted in a row during the drain. The kernel's queue has about this length.
+/// The maximum number of connections that are accepted in a row during the drain, which is about the length of the
+/// kernel's queue.
 const BACKLOG: usize = 1024;
-/// How long before the end of a drain idle connections are closed. Requests in flight have this time to be answered. It
-/// is at most a tenth of the drain.
+/// How long before the end of a drain the server closes idle connections. Requests in flight then have this time to be
+/// answered. The time is at most a tenth of the drain.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
-/// The random variation of a connection's maximum age, so that clients do not all reconnect at once.
+/// The random variation of a connection's maximum age, as a fraction. It prevents all clients from reconnecting at
+/// once.
 const AGE_JITTER: f64 = 0.2;
 
-/// The limits of a server. They bound every resource that a client can hold.
+/// The limits of a server, which bound every resource that a client can use.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerSettings {
-    /// From the TCP connection to the end of the TLS handshake.
+    /// Maximum time from the TCP connection to the end of the TLS handshake.
     pub handshake_timeout: Duration,
-    /// Concurrent handshakes whose client has sent data; others wait, within their own timeout.
+    /// Maximum number of concurrent handshakes in which the client has sent data. Further handshakes wait, within their
+    /// own timeout.
     pub max_handshakes: usize,
-    /// From the first byte of a request's head to its last (HTTP/1.1).
+    /// Maximum time from the first to the last byte of a request's head (HTTP/1.1).
     pub header_timeout: Duration,
-    /// How long a connection may be open without a request. It exceeds the API server's 90 s, because the client must
-    /// close first: it might be sending a request at that moment. For a client that lacks a required certificate, the
-    /// handshake timeout applies instead.
+    /// How long a connection may be open without a request. It must exceed the API server's 90 s, so that the client
+    /// closes the connection first: if the server did, the client might be sending a request at that moment. For a
+    /// client that lacks a required certificate, the handshake timeout applies instead.
     pub idle_timeout: Duration,
-    /// From a request's head to its response. The routes have shorter limits, so this one is only a safeguard.
+    /// Maximum time from a request's head to its response. The routes have shorter limits, so this one is only a
+    /// safeguard.
     pub request_timeout: Duration,
-    /// How long a response may wait for its client to read it. A client that reads slowly has a second more for each
-    /// 256 KiB.
+    /// How long a response may wait until its client reads it. For each 256 KiB of pending data, the client has one
+    /// second more.
     pub response_timeout: Duration,
-    /// Bytes of responses that may be pending on one connection, in addition to one response of any size.
+    /// Maximum number of bytes of pending responses on one connection, in addition to one response of any size.
     pub max_pending_response_bytes: usize,
-    /// Concurrent connections. Beyond that, the address with the most connections loses one, unless the new client
-    /// would have as many itself. Then the new connection is closed at once.
+    /// Maximum number of concurrent connections. If it is reached, the address with the most connections loses one to a
+    /// new client. If the new client would then have as many connections itself, its new connection is closed instead.
     pub max_connections: usize,
-    /// After this time (20 per cent more or less) the client is asked to reconnect, so that new replicas get their
-    /// share of load. `None`: never.
+    /// The age at which the server asks the client to reconnect, so that new replicas get their share of load. The
+    /// actual age varies by up to 20 per cent. `None`: no maximum age.
     pub max_age: Option<Duration>,
-    /// The minimum time during which a draining server accepts connections, until clients no longer route to it.
+    /// The minimum time for which a draining server still accepts connections, because clients still route requests to
+    /// it.
     pub drain_minimum: Duration,
     /// How long the drain may take before the remaining connections are cut.
     pub drain_deadline: Duration,
-    /// The operating system's send buffer for a connection. The system allocates twice as many bytes. Its default grows
-    /// up to some MiB, while a response has a few KiB.
+    /// The size of the operating system's send buffer for a connection, of which Linux allocates twice as much. By
+    /// default the buffer grows up to some MiB, although a response has a few KiB.
     pub send_buffer_bytes: usize,
-    /// Buffer of a connection in each direction; the head of a request must fit.
+    /// The size of a connection's buffer in each direction. The head of a request must fit into it.
     pub max_buffer_bytes: usize,
-    /// Concurrent requests on one HTTP/2 connection.
+    /// Maximum number of concurrent requests on one HTTP/2 connection.
     pub max_streams: u32,
-    /// Bytes of a request's head on HTTP/2.
+    /// Maximum size of a request's head on HTTP/2, in bytes.
     pub max_header_bytes: u32,
 }
 
@@ -119,7 +124,8 @@ impl ServerSettings {
     pub fn ops() -> Self {
         Self {
             max_connections: 256,
-            // Idle connections must not block the kubelet, whose probes decide whether this process is restarted.
+            // The kubelet's probes decide whether this process is restarted, so idle connections must not keep the
+            // kubelet out.
             idle_timeout: Duration::from_secs(10),
             max_age: None,
             drain_minimum: Duration::ZERO,
@@ -138,10 +144,11 @@ pub struct Tls {
 
 impl Tls {
     /// Creates a configuration for TLS 1.2 and 1.3 that offers HTTP/2 and HTTP/1.1. Each handshake uses the current
-    /// certificate. With `clients`, requests require a client certificate of the CAs current at the handshake.
+    /// certificate. With `clients`, requests require a client certificate that was issued by one of the CAs that are
+    /// current at the handshake.
     ///
     /// # Errors
-    /// The cryptography library does not support these versions of TLS, which would be a build error.
+    /// The cryptography library does not support these versions of TLS, which would be an error of the build.
     pub fn new(
         certificate: Arc<ServingCertificate>,
         clients: Option<Arc<ClientCertificates>>,
@@ -154,8 +161,8 @@ impl Tls {
         };
         let mut config = builder.with_cert_resolver(certificate);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // The API server keeps no sessions. Without resumption, every handshake uses the current certificate and
-        // verifies the client's.
+        // The API server keeps no TLS sessions. Without resumption, every handshake uses the current certificate and
+        // verifies the client's certificate.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self { config: Arc::new(config), clients })
@@ -165,13 +172,13 @@ impl Tls {
         Arc::clone(&self.config)
     }
 
-    /// Returns the authenticated client for these verified certificates.
+    /// Returns the result of authenticating a client with these verified certificates.
     pub(crate) fn caller(&self, certificates: Option<&[CertificateDer<'_>]>, metrics: &ConnectionMetrics) -> Caller {
         self.clients.as_ref().map_or_else(Caller::unauthenticated, |clients| clients.caller(certificates, metrics))
     }
 }
 
-/// A bound server that is not running yet.
+/// A server that is bound to an address but not running yet.
 #[derive(Debug)]
 #[must_use = "a server does nothing until it is run"]
 pub struct Server {
@@ -185,7 +192,7 @@ pub struct Server {
 /// The result of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Connections that were cut at the deadline.
+    /// The number of connections that were cut at the deadline.
     pub cut: usize,
 }
 
@@ -202,7 +209,7 @@ impl Server {
         Self { listener, app, settings, tls: Some(tls), metrics }
     }
 
-    /// Creates a server that serves `app` over HTTP/1.1 without TLS, and exports no metrics of its connections.
+    /// Creates a server that serves `app` over HTTP/1.1 without TLS. Metrics of its connections are not exported.
     pub fn plain(listener: TcpListener, app: Router, settings: ServerSettings) -> Self {
         limit_send_buffer(&listener, &settings);
         let metrics = ConnectionMetrics::register(&mut Registry::default());
@@ -217,7 +224,8 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves until `drain` is cancelled and all connections have ended, or until the deadline.
+    /// Serves until `drain` is cancelled. Then drains, and returns once all connections have ended or the deadline has
+    /// passed.
     pub async fn run(self, drain: CancellationToken) -> Drained {
         let Self { listener, app, settings, tls, metrics } = self;
         let drain = Drain::when(drain);
@@ -250,10 +258,10 @@ impl Server {
     }
 }
 
-/// Sets the send buffer on the listener, since accepted connections inherit it.
+/// Sets the size of the send buffer on the listener, from which accepted connections inherit it.
 fn limit_send_buffer(listener: &TcpListener, settings: &ServerSettings) {
     if let Err(error) = SockRef::from(listener).set_send_buffer_size(settings.send_buffer_bytes) {
-        tracing::debug!(%error, "the buffers of connections cannot be bounded");
+        tracing::debug!(%error, "cannot limit the send buffers of connections");
     }
 }
 
@@ -275,13 +283,13 @@ struct Connections {
 }
 
 impl Connections {
-    /// Accepts connections forever.
+    /// Accepts connections until the future is dropped.
     async fn accept(&self, listener: &TcpListener) -> Infallible {
         let mut last_logged: Option<Instant> = None;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => self.spawn(stream, peer),
-                // Only this connection failed, so accepting continues at once.
+                // The error concerns only this connection, so the server accepts the next one at once.
                 Err(error) if affects_one_connection(&error) => {
                     tracing::debug!(%error, "a connection could not be accepted");
                 }
@@ -302,7 +310,8 @@ impl Connections {
     }
 
     /// Accepts connections until none is open and none waits in the kernel's queue, or until the deadline. The kernel
-    /// completes connections before the process accepts them, and would reset these when the listener is closed.
+    /// establishes connections before the process accepts them. If the listener were closed first, the kernel would
+    /// reset these.
     async fn accept_until_drained(&self, listener: &TcpListener, deadline: Instant) {
         let ServerContext { drain, settings, .. } = &*self.context;
         let mut close_idle = pin!(drain.close_idle(deadline, settings));
@@ -327,7 +336,7 @@ impl Connections {
     }
 
     /// Accepts the connections that wait in the kernel's queue. Calls `accept` directly, because the runtime may not
-    /// have been notified of recent ones yet.
+    /// have been notified of recent connections yet.
     fn accept_pending(&self, listener: &TcpListener) {
         for _ in 0..BACKLOG {
             let accepted = SockRef::from(listener).accept().and_then(|(socket, peer)| {
@@ -361,9 +370,9 @@ impl Connections {
 
 impl ServerContext {
     async fn serve(&self, stream: TcpStream, peer: SocketAddr, permit: &ConnectionPermit) {
-        // A response is one small write, so waiting to combine it with more data would only delay it.
+        // A response is one small write. Waiting to combine it with more data would only delay it.
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%peer, %error, "TCP_NODELAY cannot be set");
+            tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
         }
         let _open = OpenConnection::new(&self.metrics);
         let ended = match &self.tls {
@@ -401,7 +410,7 @@ impl ServerContext {
         let began = Instant::now();
         let handshake = async {
             let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
-            // Acquired only now, so that silent clients do not block others.
+            // The permit is acquired only once the client has sent data, so that silent clients do not block others.
             let _permit = self.handshakes.acquire().await.map_err(io::Error::other)?;
             start.into_stream(tls.config()).await
         };
@@ -421,7 +430,7 @@ impl ServerContext {
         stream
     }
 
-    /// Counts and logs a connection that was closed for a client with fewer connections.
+    /// Counts and logs a connection that was closed to make room for a client with fewer connections.
     fn count_revoked(&self, peer: SocketAddr) {
         self.metrics.evicted();
         let limit = self.settings.max_connections;
@@ -445,14 +454,14 @@ impl ServerContext {
     }
 }
 
-/// When a connection stops accepting requests.
+/// Determines when a connection accepts no further requests: at its maximum age, or when the server drains.
 #[derive(Clone, Debug)]
 pub(crate) struct Retire {
     at: Option<Instant>,
     drain: Drain,
 }
 
-/// Whether the server is draining. Each response reads the flag; tasks wait for the token.
+/// Whether the server is draining. Each response reads the flag, and tasks wait for the token.
 #[derive(Clone, Debug)]
 struct Drain {
     flag: Arc<AtomicBool>,
@@ -467,7 +476,7 @@ impl Drain {
         Self { flag: Arc::default(), token, idle: CancellationToken::new() }
     }
 
-    /// Waits until the drain has begun and ended: no connection is left, or its deadline has passed. Returns the
+    /// Waits for the drain to begin, and then until no connection is left or the deadline has passed. Returns the
     /// deadline.
     async fn run(&self, tracker: &TaskTracker, settings: &ServerSettings, metrics: &ConnectionMetrics) -> Instant {
         self.token.cancelled().await;
@@ -475,7 +484,7 @@ impl Drain {
         metrics.draining.set(1);
         let deadline = Instant::now() + settings.drain_deadline;
         sleep(settings.drain_minimum.min(settings.drain_deadline)).await;
-        // A closed tracker still accepts new tasks; `wait` completes only after `close`.
+        // A closed tracker still accepts new tasks. It must be closed, because `wait` returns only on a closed tracker.
         tracker.close();
         tokio::select! {
             () = tracker.wait() => {}
@@ -485,8 +494,8 @@ impl Drain {
         deadline
     }
 
-    /// Closes idle connections shortly before the deadline. They lose no request, and requests in flight get this time
-    /// before their connections are cut.
+    /// Closes idle connections shortly before the deadline, without losing a request. Requests in flight get the
+    /// remaining time before their connections are cut.
     async fn close_idle(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
         sleep_until(deadline - LAST_RESPONSES.min(settings.drain_deadline / 10)).await;
         self.idle.cancel();
@@ -495,7 +504,7 @@ impl Drain {
 }
 
 impl Retire {
-    /// Creates a retirement that is due at this time, if any, or when the server drains.
+    /// Creates a value that is due at this time (`None`: never), or when the server drains.
     const fn new(at: Option<Instant>, drain: Drain) -> Self {
         Self { at, drain }
     }
@@ -504,7 +513,7 @@ impl Retire {
         self.drain.flag.load(Ordering::Relaxed) || self.at.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Waits until the connection retires.
+    /// Waits until the connection must not accept further requests.
     pub(crate) async fn wait(&self) {
         match self.at {
             Some(at) => tokio::select! {
@@ -515,13 +524,13 @@ impl Retire {
         }
     }
 
-    /// Waits until idle connections are to be closed.
+    /// Waits until the drain closes idle connections.
     pub(crate) async fn closes_idle(&self) {
         self.drain.idle.cancelled().await;
     }
 }
 
-/// Counts a connection while it is open.
+/// Counts a connection as open until this value is dropped.
 struct OpenConnection<'m>(&'m ConnectionMetrics);
 
 impl<'m> OpenConnection<'m> {
@@ -537,7 +546,7 @@ impl Drop for OpenConnection<'_> {
     }
 }
 
-/// Formats an error with its causes on one line.
+/// Displays an error and its causes on one line.
 struct Causes<'e>(&'e (dyn std::error::Error + Send + Sync));
 
 impl std::fmt::Display for Causes<'_> {
@@ -562,13 +571,13 @@ fn affects_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a handshake failed because of the client's certificate, the only one that a server verifies.
+/// Whether a handshake failed because of the client's certificate. A server verifies no other certificate.
 fn is_client_certificate_error(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// Returns `age`, up to [`AGE_JITTER`] shorter or longer, depending on the random number.
+/// Returns `age`, made shorter or longer by up to [`AGE_JITTER`], depending on `random`.
 fn jittered(age: Duration, random: u64) -> Duration {
     #[expect(clippy::cast_precision_loss, reason = "any number between 0 and 1 will do")]
     let fraction = random as f64 / u64::MAX as f64;
@@ -596,7 +605,7 @@ mod tests {
     #[test]
     fn only_general_accept_errors_pause_the_loop() {
         assert!(affects_one_connection(&io::ErrorKind::ConnectionAborted.into()));
-        // EMFILE: the process has no file descriptor left.
+        // Error 24 is EMFILE: the process has no file descriptor left.
         assert!(!affects_one_connection(&io::Error::from_raw_os_error(24)));
     }
 }

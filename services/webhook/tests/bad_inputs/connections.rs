@@ -1,4 +1,4 @@
-//! Tests malformed HTTP and TLS. Cases that depend on time are in `tls_server.rs` and `transport.rs`.
+//! Tests malformed HTTP and TLS. Test cases that depend on time are in `tls_server.rs` and `transport.rs`.
 
 use pillion_webhook::serve::ServerSettings;
 use tokio::io::AsyncWriteExt;
@@ -11,7 +11,7 @@ async fn start() -> (App, Running) {
     (app, server)
 }
 
-/// The path is larger than the buffer for a request's head.
+/// The path does not fit into the buffer for a request's head.
 #[tokio::test]
 async fn path_of_100_kib_is_refused() {
     let (app, server) = start().await;
@@ -21,7 +21,7 @@ async fn path_of_100_kib_is_refused() {
     assert!(app.sum("pillion_webhook_requests_total{") < 0.5);
 }
 
-/// Chunks with an extension are read, and chunks with an invalid size are refused.
+/// Chunks with an extension are read, and chunks with an invalid size are rejected.
 #[tokio::test]
 async fn chunked_bodies_are_read_or_refused() {
     let (_app, server) = start().await;
@@ -38,10 +38,10 @@ async fn chunked_bodies_are_read_or_refused() {
     }
 }
 
-/// A request with ambiguous body lengths cannot smuggle in a second request.
+/// A request whose body length is ambiguous cannot smuggle in a second request.
 ///
-/// A `Content-Length` in addition to chunks is ignored, as RFC 9112 allows. The connection then has to end with the
-/// response, so nothing after the chunks is read as a request.
+/// The server ignores a `Content-Length` in addition to chunks, as RFC 9112 allows. It must then close the connection
+/// after the response, so that nothing after the chunks is read as a request.
 #[tokio::test]
 async fn nothing_is_smuggled_behind_body() {
     let (app, server) = start().await;
@@ -77,7 +77,7 @@ async fn nothing_is_smuggled_behind_body() {
     assert_eq!(app.metric("pillion_webhook_panics_total"), Some(0.0));
 }
 
-/// Malformed request heads get 400 or end the connection.
+/// The server answers a malformed request head with 400, or closes the connection.
 #[tokio::test]
 async fn invalid_head_is_refused_and_ends_connection() {
     let (app, server) = start().await;
@@ -98,7 +98,7 @@ async fn invalid_head_is_refused_and_ends_connection() {
     assert_eq!(app.metric("pillion_webhook_panics_total"), Some(0.0));
 }
 
-/// Checks the default limit. Other tests show the behaviour at a smaller limit.
+/// Checks the default limit. Other tests reach the limit with a smaller value.
 #[test]
 fn connection_limit_matches_table() {
     assert_eq!(ServerSettings::default().max_connections, 4096);
@@ -108,7 +108,7 @@ fn connection_limit_matches_table() {
 fn hello_of_tls_1_1() -> Vec<u8> {
     let mut body = vec![3, 2];
     body.extend_from_slice(&[7; 32]);
-    // No session, two suites (AES-128 and AES-256 with SHA-1), no compression.
+    // No session id, two cipher suites (AES-128 and AES-256 with SHA-1), and no compression.
     body.extend_from_slice(&[0, 0, 4, 0, 0x2f, 0, 0x35, 1, 0]);
     let length = u8::try_from(body.len()).unwrap();
     let mut record = vec![0x16, 3, 1, 0, length + 4, 1, 0, 0, length];
@@ -116,8 +116,8 @@ fn hello_of_tls_1_1() -> Vec<u8> {
     record
 }
 
-/// A client with an old TLS version gets an alert. The certificate is served for any server name, or none: clients
-/// verify the name, and a replica does not know all names that clients use for it.
+/// A client with an old TLS version gets an alert. The server presents its certificate for any server name, or for
+/// none: clients verify the name, and a replica does not know all names that clients use for it.
 #[tokio::test]
 async fn tls_names_and_versions_are_checked() {
     let (_app, server) = start().await;
@@ -125,7 +125,8 @@ async fn tls_names_and_versions_are_checked() {
     old.write_all(&hello_of_tls_1_1()).await.unwrap();
     let mut alert = Vec::new();
     tokio::io::AsyncReadExt::read_to_end(&mut old, &mut alert).await.unwrap();
-    // A fatal alert: protocol_version, or handshake_failure if the server checks the cipher suites first.
+    // The alert is fatal. It is `protocol_version`, or `handshake_failure` if the server checks the cipher suites
+    // first.
     assert!(alert.len() == 7 && alert[0] == 0x15 && alert[5] == 2 && matches!(alert[6], 70 | 40), "{alert:?}");
     until("the failed handshake is counted", || server.handshakes("failed") > 0.5).await;
 
@@ -139,7 +140,7 @@ async fn tls_names_and_versions_are_checked() {
     until("the rejected certificate is counted", || server.handshakes("failed") > 1.5).await;
 }
 
-/// Bytes that are not TLS end the handshake, and reach no route.
+/// Bytes that are not TLS end the handshake and do not reach any route.
 #[tokio::test]
 async fn plain_text_on_tls_port_is_closed() {
     let (app, server) = start().await;

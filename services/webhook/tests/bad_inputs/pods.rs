@@ -34,7 +34,7 @@ fn row(number: u8, name: &'static str) -> Row {
     good(number, name).is(Expected::Injected(check_sidecar))
 }
 
-/// Asserts that the patch leaves the numbers unchanged, which are outside the changed fields.
+/// Asserts that the patch does not touch the unusual numbers, which are in a field that no profile changes.
 fn numbers_stay(injected: &Injected) {
     assert!(!injected.patch.contains("spec/numbers") && !injected.patch.contains("1e999"), "{}", injected.patch);
 }
@@ -64,7 +64,7 @@ fn status_stays(injected: &Injected) {
     }
 }
 
-/// Asserts that the parameter's value, whatever it contains, is a string in one place.
+/// Asserts that the parameter's value is inserted as one string, whatever it contains.
 fn stays_a_text(injected: &Injected) {
     let added = &injected.object["spec"]["containers"][1];
     assert_eq!(added["env"][0]["value"], "\"\nprivileged: true\nx: \"${1+1}{{ . }}\u{0}");
@@ -97,7 +97,7 @@ fn denies(profile: &mut Json) {
     profile["failurePolicy"] = json!("Fail");
 }
 
-/// Returns managed fields of about this size, as server-side apply leaves them.
+/// Returns managed fields with about this many bytes, in the form that server-side apply writes.
 fn managed_fields(bytes: usize) -> Json {
     let entry = |number: usize| {
         json!({
@@ -141,7 +141,8 @@ fn rows() -> Vec<Row> {
         }),
         good(33, "everything is already present").pod(with_sidecar).is(SKIP),
         good(34, "a container of the same name with another image").pod(|pod| add_container(pod, "sidecar")).is(WARNED),
-        // 403 and not 409: a controller that gets a conflict retries at once, and would retry forever.
+        // The code is 403 and not 409, because a controller that gets a conflict retries at once, and would retry
+        // forever.
         good(34, "a container name conflict with failurePolicy: Fail")
             .pod(|pod| add_container(pod, "sidecar"))
             .profile(denies)
@@ -155,7 +156,7 @@ fn rows() -> Vec<Row> {
             .pod(annotated("a/b~0~1", "kept"))
             .profile(|profile| profile["template"]["metadata"]["annotations"]["sidecar.example/of_0"] = json!("x"))
             .is(Expected::Injected(keys_are_escaped)),
-        // The webhook does not warn, because the API server rejects the pod itself and names the field.
+        // The webhook does not warn, because the API server itself rejects the pod and names the field.
         good(38, "no containers").pod(|pod| pod["spec"]["containers"] = json!([])).is(SKIP),
         good(38, "containers null").pod(|pod| pod["spec"]["containers"] = json!(null)).is(SKIP),
         row(39, "1,000 containers").pod(|pod| (0..1000).for_each(|number| add_container(pod, &format!("c-{number}")))),
@@ -167,7 +168,7 @@ fn rows() -> Vec<Row> {
         good(40, "1.4 MiB, so that the additions exceed the limit")
             .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
             .is(WARNED),
-        // Every denial has code 403. To a client, 413 would mean that its own request is too large.
+        // Every denial has code 403. With 413, a client would conclude that its own request is too large.
         good(40, "the size limit with failurePolicy: Fail")
             .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
             .profile(denies)
@@ -175,8 +176,8 @@ fn rows() -> Vec<Row> {
         row(41, "generateName, and no namespace in the object")
             .pod(|pod| pod["metadata"] = json!({"generateName": "web-"}))
             .request(|request| _ = request.as_object_mut().unwrap().remove("name")),
-        // The webhook does not warn, because the API server has already rejected a request whose object names another
-        // namespace.
+        // The webhook does not warn. If an object names another namespace than its request, the API server rejects the
+        // request before it calls the webhook.
         row(42, "another namespace in the object").pod(|pod| pod["metadata"]["namespace"] = json!("team-b")),
         good(44, "a mirror pod of the kubelet")
             .pod(mirror)
@@ -216,7 +217,7 @@ fn rows() -> Vec<Row> {
         }),
         row(70, "2 MiB of managed fields")
             .pod(|pod| pod["metadata"]["managedFields"] = managed_fields(2 * MIB))
-            // Skipped: with the managed fields, the object is larger than the API server's limit.
+            // The profile is skipped, because the object with its managed fields exceeds the API server's size limit.
             .is(WARNED),
         row(70, "1 MiB of managed fields").pod(|pod| pod["metadata"]["managedFields"] = managed_fields(MIB)),
     ];
@@ -229,7 +230,8 @@ fn rows() -> Vec<Row> {
                 .pod(annotated(key, value))
                 .profile(parameter(&integer, key))
                 .profile(|profile| profile["parameters"][0]["onInvalid"] = json!("Deny"))
-                // Every denial has code 403. The annotation's name tells the author where the value is.
+                // Every denial has code 403. The message names the annotation, so that the pod's author finds the
+                // value.
                 .is(Expected::Deny(403, "sidecar.example/value")),
         );
     }
@@ -241,7 +243,7 @@ async fn pods() {
     run(rows()).await;
 }
 
-/// A dry run gets the same response as the real request.
+/// A dry run gets the same response as a real request.
 #[tokio::test]
 async fn dry_run_gets_same_response() {
     let app = App::with_profile(&sidecar(), None);
@@ -253,7 +255,8 @@ async fn dry_run_gets_same_response() {
     assert!(real["patch"].is_string());
 }
 
-/// 2 MiB of managed fields are skipped. They cost at most a few times as much as the fastest scan of the review.
+/// The engine skips 2 MiB of managed fields. They may cost at most a few times as much as the fastest parse of the
+/// review.
 #[tokio::test]
 async fn managed_fields_cost_little() {
     let app = App::with_profile(&sidecar(), None);
@@ -273,7 +276,8 @@ async fn managed_fields_cost_little() {
     }
     let (scan, answer) = (best(&scans), best(&answers));
     println!("{} bytes: {answer:?}, and {scan:?} for a scan by serde_json", text.len());
-    // 20 ms; on a slow machine or in a slow build, six times the scan by `serde_json`.
+    // The limit is 20 ms. On a slow machine or in a slow build, it is six times the time that `serde_json` needs to
+    // parse the review.
     assert!(answer < Duration::from_millis(20).max(scan * 6), "{answer:?}, and {scan:?} for a scan");
 }
 
@@ -301,9 +305,9 @@ fn literal_is_there(injected: &Injected) {
 
 fn profile_rows() -> Vec<Row> {
     vec![
-        // Not denied: the name of a variable does not show what it contains, since `*_TOKEN` is often the path of a
-        // file. The author of a profile could also write the value into a pod. The documentation of profiles says that
-        // audit logs contain patches, and shows references to Secrets.
+        // The variable is not rejected, because its name does not show what it contains: `*_TOKEN` is often the path of
+        // a file. The author of a profile could also write the value into a pod. The documentation of profiles says
+        // that audit logs contain patches, and shows references to Secrets.
         good(49, "a variable that looks like a secret")
             .profile(|profile| {
                 profile["template"]["spec"]["containers"][0]["env"] =
@@ -318,8 +322,8 @@ async fn profiles() {
     run(profile_rows()).await;
 }
 
-/// A namespaced profile never changes a pod of another namespace, whatever the profile selects and whichever pod
-/// requests it.
+/// A namespaced profile never changes a pod in another namespace, whatever the profile selects and whatever the pod
+/// requests.
 #[test]
 fn namespaced_profile_ignores_other_namespaces() {
     let name = ProfileName::namespaced("team-b", "profile");
@@ -341,12 +345,12 @@ fn namespaced_profile_ignores_other_namespaces() {
         let (outcome, patch) = outcome(&snapshot, KNOWN, request(name));
         assert_eq!((outcome, patch), (Outcome::Skipped, None), "{name}");
     }
-    // The namespace of the request is used, not the one in the object.
+    // The engine uses the namespace of the request and not the one in the object.
     let foreign = |review: &mut Json| review["request"]["object"]["metadata"]["namespace"] = json!("team-b");
     assert_eq!(outcome(&snapshot, KNOWN, foreign).0, Outcome::Skipped);
 }
 
-/// A `ResourceQuota` (`count/…`) limits the number of profiles in a namespace. Without a quota, 10,000 profiles are
+/// A `ResourceQuota` (`count/…`) can limit the number of profiles in a namespace. Without a quota, 10,000 profiles are
 /// served, and memory and time grow only with the size of their specs.
 #[test]
 fn ten_thousand_profiles_in_namespace_are_served() {

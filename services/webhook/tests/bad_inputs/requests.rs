@@ -1,4 +1,4 @@
-//! Test cases with requests that the API server does not send, and bodies that are not reviews.
+//! Test cases with requests that an API server does not send, and with bodies that are not reviews.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::support::{KNOWN, review};
 const JSON: (&str, &str) = ("Content-Type", "application/json");
 const SKIP: Expected = Expected::Skip { warned: false };
 
-/// The first bytes of 1 MiB of zeros in gzip. The server never decompresses a body.
+/// The first bytes of 1 MiB of zeros, compressed with gzip. The server never decompresses a body.
 const BOMB: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3];
 
 fn rows() -> Vec<Row> {
@@ -65,8 +65,8 @@ fn rows() -> Vec<Row> {
             })
             .is(SKIP),
         good(28, "an unknown operation").request(|request| request["operation"] = json!("MERGE")).is(SKIP),
-        // The webhook does not warn: the mistake is in the rules of a webhook configuration, not in the object. A
-        // warning would appear below every `kubectl apply`. The metric and the log show the mistake.
+        // The webhook does not warn, because the mistake is in the rules of a webhook configuration and not in the
+        // object. A warning would appear below every `kubectl apply`. The metric and the log show the mistake.
         good(29, "a Deployment")
             .request(|request| {
                 request["kind"] = json!({"group": "apps", "version": "v1", "kind": "Deployment"});
@@ -99,7 +99,7 @@ fn rows() -> Vec<Row> {
         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
     ];
     rows.extend(traces.map(|trace| good(25, "an invalid traceparent").headers(&[JSON, ("traceparent", trace)])));
-    // An invalid or long timeout is replaced or capped, and does not reject the review.
+    // An invalid timeout is replaced by the default, and a long one is reduced. Neither causes a rejection.
     let timeouts = [
         "timeout=0s",
         "timeout=-1s",
@@ -153,8 +153,8 @@ fn body_rows() -> Vec<Row> {
         good(13, "not UTF-8 after the end").body([text.as_bytes(), b"\xff"].concat()).refused(400, "UTF-8"),
         good(13, "half of a surrogate pair").body(name("\\ud800")).refused(400, "surrogate"),
         good(13, "a zero byte").body(name("web\0")).refused(400, "not valid JSON"),
-        // Not 400: an escaped NUL is valid JSON, and allowed in an annotation. The API server itself rejects names with
-        // it, with a better message than a webhook's.
+        // The input is accepted: an escaped NUL is valid JSON, and allowed in an annotation. The API server itself
+        // rejects names that contain it, with a better message than a webhook's.
         good(13, "an escaped zero byte").body(name("web\\u0000")),
         good(14, "a byte order mark").body(format!("\u{feff}{text}")).refused(400, "not valid JSON"),
         good(16, "request null").review(|review| review["request"] = json!(null)).refused(400, "request is null"),
@@ -167,7 +167,7 @@ fn body_rows() -> Vec<Row> {
         good(17, "a uid of 10 KiB")
             .text(UID, &format!("\"uid\":\"{}\"", "u".repeat(10_240)))
             .refused(400, "request.uid"),
-        // Answered in the same version: API servers before 1.22 send v1beta1, and some tools still do.
+        // The response has the same version, because API servers before 1.22 send v1beta1, and some tools still do.
         good(18, "v1beta1").text("admission.k8s.io/v1", "admission.k8s.io/v1beta1").is(Expected::Injected(
             |injected| {
                 assert_eq!(injected.answer["apiVersion"], "admission.k8s.io/v1beta1");
@@ -176,7 +176,7 @@ fn body_rows() -> Vec<Row> {
         good(18, "v2").text("admission.k8s.io/v1", "admission.k8s.io/v2").refused(400, "admission.k8s.io/v2"),
         good(18, "another kind").text("\"AdmissionReview\"", "\"TokenReview\"").refused(400, "kind is"),
     ];
-    // A string that would forge a line of the log, or fill the log.
+    // If the string were logged as it is, it would forge a log line and fill the log.
     let forged = format!("admission\n{}", "x".repeat(100_000));
     rows.push(
         good(18, "a long version").review(|review| review["apiVersion"] = json!(forged)).refused(400, "apiVersion"),

@@ -1,4 +1,4 @@
-//! A row of the table of bad inputs, and the runner that sends each row in process and over TLS.
+//! A row of the table of bad inputs. Also the code that sends each row, in process and over TLS.
 
 use axum::body::Body;
 use base64::Engine;
@@ -21,20 +21,20 @@ pub(crate) struct Row {
     pub(crate) path: String,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
-    /// The profile that is served. Its activation is `Always` unless the row changes it.
+    /// The profile that the server has. Its activation is `Always` unless the row changes it.
     pub(crate) profile: Json,
     pub(crate) expected: Expected,
 }
 
 /// The expected result of an input.
 pub(crate) enum Expected {
-    /// No review: a response with this status, and a line of text that contains this string.
+    /// The response is not a review. It has this status, and a line of text that contains this string.
     Status(u16, &'static str),
-    /// Allowed without a patch, with or without a warning.
+    /// The pod is allowed without a patch, with or without a warning.
     Skip { warned: bool },
-    /// Rejected with this code, and a message that contains this string.
+    /// The pod is rejected with this code, and a message that contains this string.
     Deny(u16, &'static str),
-    /// Injected, and this check passes.
+    /// A patch is returned, and this check passes.
     Injected(fn(&Injected)),
 }
 
@@ -53,7 +53,7 @@ struct Received {
     body: String,
 }
 
-/// Returns a row with a valid review, which each case changes in one way.
+/// Returns a row with a valid review. Each test case then changes the row.
 pub(crate) fn good(number: u8, name: &'static str) -> Row {
     Row {
         number,
@@ -91,7 +91,7 @@ impl Row {
         self.request(|request| change(&mut request["object"]))
     }
 
-    /// Replaces one occurrence of `from`, which must exist, in the JSON of the review.
+    /// Replaces the first occurrence of `from` in the JSON of the review. `from` must occur.
     pub(crate) fn text(mut self, from: &str, to: &str) -> Self {
         let text = String::from_utf8(self.body).unwrap();
         assert!(text.contains(from), "{}: {from} is not in {text}", self.name);
@@ -120,7 +120,7 @@ impl Row {
         self
     }
 
-    /// Expects a rejection that contains this text.
+    /// Expects a response with this status and a text that contains this string.
     pub(crate) fn refused(self, status: u16, says: &'static str) -> Self {
         self.is(Expected::Status(status, says))
     }
@@ -129,8 +129,8 @@ impl Row {
         App::with_profile(&self.profile, None)
     }
 
-    /// Returns the acceptable outcomes of the row's request. Empty if the request reaches no endpoint, since such
-    /// requests are not counted.
+    /// Returns the acceptable outcomes of the row's request. Empty: the request reaches no endpoint, so it is not
+    /// counted.
     fn outcomes(&self) -> &'static [&'static str] {
         match self.expected {
             Expected::Status(404 | 405, _) => &[],
@@ -185,8 +185,8 @@ impl Row {
         }
     }
 
-    /// Asserts that nothing panicked, nothing is left in use, and that the row was counted correctly. `more` requests
-    /// with any outcome were sent after the row's request.
+    /// Asserts that nothing panicked, that no resource is still in use, and that the row was counted correctly. `more`
+    /// is the number of requests, with any outcome, that were sent after the row's request.
     fn check_metrics(&self, way: &str, app: &App, more: u8) {
         let at = format!("B{} {} ({way})", self.number, self.name);
         for series in
@@ -229,10 +229,10 @@ impl Row {
         text.extend_from_slice(format!("Content-Length: {}\r\n\r\n", self.body.len()).as_bytes());
         text.extend_from_slice(&self.body);
         let mut stream = server.http1().await;
-        // The server may respond and close before it has read the whole request.
+        // The server may respond and close the connection before it has read the whole request.
         let _ = stream.write_all(&text).await;
         let _ = stream.flush().await;
-        // The response to HEAD declares the length of a body that is not sent.
+        // The response to a HEAD request declares the length of a body that is not sent.
         let mut answer =
             if self.method == "HEAD" { Answer::read_head(&mut stream).await } else { Answer::read(&mut stream).await };
         let content_type = answer.header("content-type").unwrap_or_default().to_owned();
@@ -248,12 +248,12 @@ impl Row {
     }
 }
 
-/// Held by each test that uses much memory: tests of one process share the memory that they measure.
+/// Each test that uses much memory holds this lock, because tests of one process share the memory that they measure.
 pub(crate) static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Runs all rows, in process and over TLS.
 pub(crate) async fn run(rows: Vec<Row>) {
-    // More than all bodies of one row together, plus what the allocator retains of them.
+    // This is more than all bodies of one row together, plus the memory that the allocator retains.
     const SLACK: usize = 96 * 1024 * 1024;
     let _alone = ALONE.lock().await;
     let before = anonymous_memory();

@@ -1,4 +1,4 @@
-//! Shared by the tests of this crate: a review, a server on a loopback port, and clients that can misbehave.
+//! Code that the tests of this crate share: a review, a server on a loopback port, and clients that can misbehave.
 
 #![allow(unreachable_pub, reason = "the module is shared by the test program")]
 
@@ -41,15 +41,15 @@ pub use self::tls::{ClientTls, Purpose, TestCa, cert_text, certificate, client_h
 
 /// A timeout that only a hanging operation exceeds.
 pub const PATIENCE: Duration = Duration::from_mins(1);
-/// The name in the test certificates.
+/// The server name in the test certificates.
 pub const NAME: &str = "pillion.test";
-/// A namespace that is opted in, and in the snapshot of the tests.
+/// A namespace that is opted in and is in the tests' snapshot.
 pub const KNOWN: &str = "team-a";
 
-/// A request to [`fast_and_large`].
+/// A request for the fast route of [`fast_and_large`] or [`fast_and_slow`].
 pub const GET_FAST: &[u8] = b"GET /fast HTTP/1.1\r\nHost: x\r\n\r\n";
 pub const GET_SLOW: &[u8] = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n";
-/// Bytes of the large response.
+/// The size of the large response in bytes.
 pub const LARGE: usize = 256 * 1024;
 
 /// Returns routes with a small and a large response.
@@ -57,7 +57,8 @@ pub fn fast_and_large() -> Router {
     Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
 }
 
-/// Returns a fast route, and a slow one that notifies `asked` of each request and responds once `answer` is notified.
+/// Returns a fast and a slow route. The slow route notifies `asked` of each request, and responds once `answer` is
+/// notified.
 pub fn fast_and_slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
     let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
     let slow = get(async move || {
@@ -130,7 +131,7 @@ pub fn review_text() -> String {
     review(KNOWN).to_string()
 }
 
-/// Returns the profile of most tests: a container, a volume and an annotation.
+/// Returns the profile that most tests use. It adds a container, a volume and an annotation.
 pub fn sidecar() -> serde_json::Value {
     serde_json::json!({
         "activation": "Always",
@@ -151,7 +152,7 @@ pub fn anonymous_memory() -> usize {
     line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
 }
 
-/// The router with its metrics.
+/// The router, and the registry of its metrics.
 pub struct App {
     pub router: Router,
     registry: Registry,
@@ -170,7 +171,7 @@ impl App {
         })
     }
 
-    /// Creates an app with one cluster profile, and the function that looks up the objects that the profile reads.
+    /// Creates an app with one cluster profile. `lookups` looks up the objects that the profile reads.
     pub fn with_profile(spec: &serde_json::Value, lookups: Option<ReviewLookups>) -> Self {
         Self::of(opted_in_snapshot(Some(spec)), |admission| {
             let cluster = Some(Arc::new(OwnedTape::parse(r#"{"region":"eu-west-1"}"#).unwrap()));
@@ -179,7 +180,7 @@ impl App {
         })
     }
 
-    /// Creates an app with this snapshot. `change` changes the default settings and lookup functions.
+    /// Creates an app with this snapshot. `change` can change the default settings and lookup functions.
     pub fn of(snapshot: Snapshot, change: impl FnOnce(&mut Admission)) -> Self {
         let mut registry = Registry::default();
         let mut admission = Admission {
@@ -195,7 +196,7 @@ impl App {
         Self { router: router(admission), registry }
     }
 
-    /// Returns the value of a series, named as in a scrape. `None` if there is no such series.
+    /// Returns the value of a series. `series` is its name and labels as in a scrape. `None`: there is no such series.
     pub fn metric(&self, series: &str) -> Option<f64> {
         value(&self.registry, series)
     }
@@ -205,12 +206,12 @@ impl App {
         scrape(&self.registry).lines().filter(|line| !line.starts_with('#')).count()
     }
 
-    /// Returns the sum of all series with this prefix.
+    /// Returns the sum of all series whose lines begin with this prefix.
     pub fn sum(&self, prefix: &str) -> f64 {
         self.sum_with(prefix, "")
     }
 
-    /// Returns the sum of all series with this prefix and this label.
+    /// Returns the sum of all series whose lines begin with this prefix and contain this label.
     pub fn sum_with(&self, prefix: &str, label: &str) -> f64 {
         let text = scrape(&self.registry);
         let series = text.lines().filter(|line| line.starts_with(prefix) && line.contains(label));
@@ -218,7 +219,7 @@ impl App {
     }
 }
 
-/// Returns a snapshot with one cluster profile, if any, and the namespace [`KNOWN`].
+/// Returns a snapshot with the namespace [`KNOWN`] and, if `profile` is set, one cluster profile.
 pub fn opted_in_snapshot(profile: Option<&serde_json::Value>) -> Snapshot {
     let compiled = profile.map(|spec| {
         let spec = serde_json::from_value(spec.clone()).unwrap();
@@ -249,7 +250,7 @@ fn value(registry: &Registry, series: &str) -> Option<f64> {
     scrape(registry).lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// A server of `app` with TLS on a loopback port.
+/// A running server, which serves a router over TLS on a loopback port.
 pub struct Running {
     pub address: SocketAddr,
     pub certificate: Arc<ServingCertificate>,
@@ -265,7 +266,7 @@ impl Running {
         Self::start_for(app, settings, None).await
     }
 
-    /// Starts a server that authenticates its clients.
+    /// Starts a server that authenticates its clients if `clients` is set.
     pub async fn start_for(app: Router, settings: ServerSettings, clients: Option<Arc<ClientCertificates>>) -> Self {
         let ca = TestCa::new("test CA");
         let (serving, key) = ca.server();
@@ -286,7 +287,7 @@ impl Running {
         value(&self.registry, series).unwrap_or_else(|| panic!("no series {series}"))
     }
 
-    /// Returns the number of connections that timed out while waiting for this event.
+    /// Returns the number of connections that the server closed for this reason.
     pub fn closed(&self, reason: &str) -> f64 {
         self.metric(&format!("pillion_webhook_closed_connections_total{{reason=\"{reason}\"}}"))
     }
@@ -303,7 +304,7 @@ impl Running {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Opens a TLS connection that offers these protocols.
+    /// Opens a TLS connection and offers these protocols by ALPN.
     pub async fn tls(&self, protocols: &[&str]) -> TlsStream<TcpStream> {
         connect(self.tcp().await, &self.root, protocols).await.unwrap()
     }
@@ -322,17 +323,17 @@ pub fn post(path: &str, body: &str) -> String {
     )
 }
 
-/// Reads until the server closes the connection, cleanly or not.
+/// Reads until the connection ends, whether or not the server closes it cleanly.
 pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
-    // A close without close_notify and a reset also end the connection.
+    // The read fails if the server closes without close_notify or resets the connection. Both also count as the end.
     let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the server does not close");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Writes a request, and reads until the server closes the connection.
+/// Writes a request, and reads until the connection ends.
 pub async fn exchange(stream: &mut TlsStream<TcpStream>, text: impl AsRef<[u8]>) -> String {
-    // The server may respond and close before it has read the whole request.
+    // The server may respond and close the connection before it has read the whole request.
     let _ = stream.write_all(text.as_ref()).await;
     let _ = stream.flush().await;
     read_to_end(stream).await
@@ -356,8 +357,8 @@ impl Answer {
     /// Flushes the stream, and reads one response. The connection stays open.
     pub async fn read(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Self {
         let read = async {
-            // The TLS session may still hold written data that the socket did not accept at once. A server that has
-            // responded may have closed the connection.
+            // The TLS session may still hold data that the socket did not accept at once. Flushing fails if the server
+            // has responded and closed the connection.
             let _ = stream.flush().await;
             let head = read_head(stream).await;
             let length = header(&head, "content-length").unwrap_or("0");
@@ -368,12 +369,12 @@ impl Answer {
         tokio::time::timeout(PATIENCE, read).await.expect("the server sent no response")
     }
 
-    /// Returns the number in a header.
+    /// Returns the value of a header as a number.
     pub fn number(&self, header: &str) -> u64 {
         self.header(header).and_then(|number| number.parse().ok()).expect("the response has no such number")
     }
 
-    /// Reads the head of a response without a body, whatever `Content-Length` it declares.
+    /// Reads the head of a response that has no body, whatever `Content-Length` it declares.
     pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Self {
         let head = read_head(stream).await;
         Self { status: head[9..12].parse().unwrap(), head, body: String::new() }
@@ -383,7 +384,7 @@ impl Answer {
         header(&self.head, name)
     }
 
-    /// Whether the server closes the connection after this response.
+    /// Whether the response announces that the server closes the connection.
     pub fn closes(&self) -> bool {
         self.head.contains("connection: close\r\n")
     }
@@ -402,7 +403,7 @@ fn header<'h>(head: &'h str, name: &str) -> Option<&'h str> {
     head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// Waits until the condition holds. `what` describes it for the failure message.
+/// Waits until the condition is true. `what` describes it in the failure message.
 pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !condition() {

@@ -1,4 +1,4 @@
-//! Certificates from a test CA, and TLS clients.
+//! Creates certificates from a test CA, and TLS clients.
 
 use std::io;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct ClientTls<'c> {
     pub versions: &'c [&'static SupportedProtocolVersion],
     /// The client's certificate and key, if any.
     pub identity: Option<&'c (String, String)>,
-    /// The server name that the client sends. `None` for an IP address, which is not sent.
+    /// The server name that the client sends. `None`: the client connects to an IP address, so it sends no name.
     pub name: Option<&'c str>,
 }
 
@@ -43,7 +43,7 @@ pub enum Purpose {
 }
 
 impl<'c> ClientTls<'c> {
-    /// Returns a client without a certificate that offers HTTP/1.1 and both TLS versions.
+    /// Returns a client without a certificate. It offers HTTP/1.1, TLS 1.2 and TLS 1.3.
     pub fn new(root: &'c str) -> Self {
         Self { root, protocols: &["http/1.1"], versions: rustls::ALL_VERSIONS, identity: None, name: Some(NAME) }
     }
@@ -90,7 +90,7 @@ impl TestCa {
         self.issuer.pem()
     }
 
-    /// Returns a certificate and its key, with this common name and these alternative names.
+    /// Creates a certificate with this common name and these alternative names. Returns it with its key.
     pub fn certificate(&self, purpose: Purpose, common: &str, alternative: Vec<rcgen::SanType>) -> (String, String) {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name.push(rcgen::DnType::CommonName, common);

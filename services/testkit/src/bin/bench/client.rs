@@ -1,4 +1,4 @@
-//! Sends one request and checks its response, before anything is measured.
+//! Sends one request and checks its response, before the measurements start.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use crate::server::{PATH, Server};
 /// The timeout of one exchange.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends a review and checks that exactly these containers are injected into its pod.
+/// Sends a review, and checks that the response injects exactly these containers into the pod.
 ///
 /// # Errors
-/// There was no response in time, or its result differs.
+/// The server does not respond in time, or its patch adds other containers.
 pub(crate) async fn expect_containers(server: &Server, review: &Value, expected: &[&str]) -> anyhow::Result<()> {
     let answer = post(server, review.to_string()).await?;
     let before = review.pointer("/request/object").context("the review has no object")?;
-    let after = patched(before, &answer).with_context(|| format!("the answer was {answer}"))?;
+    let after = patched(before, &answer).with_context(|| format!("the response was {answer}"))?;
     let own = containers(before);
     let added: BTreeSet<_> = containers(&after).into_iter().filter(|name| !own.contains(name)).collect();
     let expected: BTreeSet<_> = expected.iter().copied().collect();
@@ -41,7 +41,7 @@ pub(crate) async fn expect_containers(server: &Server, review: &Value, expected:
 }
 
 fn patched(object: &Value, answer: &Value) -> anyhow::Result<Value> {
-    let patch = answer.pointer("/response/patch").and_then(Value::as_str).context("the answer has no patch")?;
+    let patch = answer.pointer("/response/patch").and_then(Value::as_str).context("the response has no patch")?;
     let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch)?)?;
     let mut object = object.clone();
     json_patch::patch(&mut object, &patch)?;
@@ -72,7 +72,7 @@ async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
             let status = response.status();
             let body = response.into_body().collect().await?.to_bytes();
             if status != StatusCode::OK {
-                bail!("the answer is {status}: {}", String::from_utf8_lossy(&body));
+                bail!("the response is {status}: {}", String::from_utf8_lossy(&body));
             }
             Ok(serde_json::from_slice(&body)?)
         };
@@ -83,7 +83,7 @@ async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
         }
     };
     let answered = tokio::time::timeout(LIMIT, exchange).await;
-    answered.context("no answer in time").flatten().with_context(|| format!("POST {}", server.url()))
+    answered.context("no response in time").flatten().with_context(|| format!("POST {}", server.url()))
 }
 
 #[cfg(test)]

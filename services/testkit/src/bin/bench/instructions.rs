@@ -1,4 +1,4 @@
-//! Counts instructions and allocations of the engine, which do not depend on the machine's load.
+//! Counts the engine's instructions and allocations. Unlike times, these counts do not depend on the machine's load.
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -14,14 +14,16 @@ use crate::profiles::{self, ProfileText};
 /// The timeout of a run under the profiler: about fifty times the usual duration.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The two numbers of repetitions. The difference of their instruction counts excludes the start of the program.
+/// The two numbers of repetitions. The difference between their instruction counts excludes the cost of starting the
+/// program.
 const FEW: u32 = 100;
 const MANY: u32 = 500;
 
 /// The costs of one repetition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
-    /// Instructions of the scan, which serves as the unit.
+    /// Instructions to parse the review with `serde_json` and discard the values (`scan`). Other costs are reported as
+    /// multiples of this.
     pub(crate) scan: f64,
     pub(crate) one: Cost,
     pub(crate) three: Cost,
@@ -37,7 +39,7 @@ pub(crate) struct Cost {
 /// Counts the instructions of the scan, and the costs of both workloads.
 ///
 /// # Errors
-/// A program fails, or prints no number.
+/// A program fails, or does not print a number.
 pub(crate) async fn measure(machine: &Machine, folder: &Folder) -> anyhow::Result<Counts> {
     let review = folder.write("review.json", crate::REVIEW)?;
     let example = Example { machine, folder, review };

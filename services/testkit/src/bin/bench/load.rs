@@ -1,4 +1,5 @@
-//! The load: `h2load` over TLS and HTTP/1.1, as the API server calls a webhook behind a Service.
+//! Generates load with `h2load` over TLS and HTTP/1.1, the protocol that the API server uses for a webhook behind a
+//! Service.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -9,7 +10,7 @@ use tokio::process::Command;
 
 use crate::machine::Machine;
 
-/// The timeout of a load: more than a hundred times the usual duration.
+/// The time limit of one run of `h2load`: more than a hundred times the usual duration.
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// The load to generate.
@@ -26,12 +27,12 @@ pub(crate) struct Load<'l> {
     pub(crate) log: &'l Path,
 }
 
-/// The clients' measurements.
+/// The latencies and the rate that the clients measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ClientMeasurements {
     pub(crate) requests_per_second: f64,
-    /// The median time in microseconds from the first byte of a request to the last byte of its response, without
-    /// waiting for a connection.
+    /// The median time in microseconds from the first byte of a request to the last byte of its response. Excludes the
+    /// time to wait for a connection.
     pub(crate) p50_us: u32,
     pub(crate) p99_us: u32,
 }
@@ -64,7 +65,8 @@ impl Load<'_> {
     }
 }
 
-/// Parses h2load's log: start in microseconds, status, and duration in microseconds, separated by tabs.
+/// Parses `h2load`'s log. Each line has the start in microseconds, the status, and the duration in microseconds,
+/// separated by tabs.
 fn seen(log: &str, requests: u32) -> anyhow::Result<ClientMeasurements> {
     let mut durations = Vec::new();
     let (mut first, mut last) = (u64::MAX, 0);

@@ -13,7 +13,7 @@ const TOOLS: [(&str, &str); 3] = [("h2load", "nghttp2-client"), ("valgrind", "va
 const BUILD: &str = "cargo build --release -p pillion -p pillion-testkit && \
                      cargo build --release -p pillion-engine --example instructions";
 
-/// The assignment of cores.
+/// How the server and the load are assigned to processor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pinning {
     /// The server and the load each have a core of their own.
@@ -30,7 +30,7 @@ pub(crate) struct Machine {
     pub(crate) pillion: PathBuf,
     /// The baseline server.
     pub(crate) floor: PathBuf,
-    /// The engine's example for the instruction profiler.
+    /// The engine's example program that runs under the instruction profiler.
     pub(crate) instructions: PathBuf,
     cores: usize,
     processor: String,
@@ -40,7 +40,7 @@ impl Machine {
     /// Finds all programs, and describes the machine.
     ///
     /// # Errors
-    /// A program is missing; the error contains the remedy.
+    /// A program is missing. The error names the command that installs or builds it.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let missing: Vec<_> = TOOLS.into_iter().filter(|(tool, _)| !is_on(&path, tool)).collect();
@@ -52,7 +52,7 @@ impl Machine {
         let folder = own.parent().context("this program is in no folder")?;
         let program = |name: &str| {
             let program = folder.join(name);
-            if program.is_file() { Ok(program) } else { bail!("{} is not there; build it: {BUILD}", program.display()) }
+            if program.is_file() { Ok(program) } else { bail!("{} is missing; build it: {BUILD}", program.display()) }
         };
         let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc: this needs Linux")?;
         let cores = allowed_cores(&status);

@@ -33,25 +33,25 @@ use crate::rounds::Effort;
 /// The captured review that all measurements use.
 const REVIEW: &str = include_str!("../../../../engine/tests/reviews/create-deployment-pod.json");
 
-/// The exit code if this machine cannot measure.
+/// The exit code if the machine lacks something that the benchmark needs.
 const CANNOT_MEASURE: u8 = 2;
 
 /// Measures the webhook's cost of a request, and the lowest cost of a comparable server.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Rounds; in each, every server is measured once.
+    /// Number of rounds; each round measures every server once.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
-    /// Requests to each server in each round.
+    /// Number of requests to each server in each round.
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     requests: u32,
-    /// Connections for the requests.
+    /// Number of connections to each server.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     connections: u16,
-    /// Three rounds of 4,000 requests: enough to detect an exceeded limit, but not to compare two builds.
+    /// Run three rounds of 4,000 requests: enough to detect an exceeded limit, but not to compare two builds.
     #[arg(long, conflicts_with_all = ["rounds", "requests"])]
     quick: bool,
-    /// Ends with exit code 1 if a limit is exceeded: processor time of one and of three profiles, and memory.
+    /// Exit with code 1 if the processor time for one or three profiles, or the memory, exceeds its limit.
     #[arg(long)]
     gate: bool,
 }
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = runtime.context("cannot build a Tokio runtime").and_then(|runtime| {
         runtime.block_on(async {
-            // In both cases the child processes are dropped, which kills them.
+            // Whichever future ends first, the child processes are dropped, which kills them.
             tokio::select! {
                 measured = measure(&machine, &arguments) => measured,
                 asked = asked_to_end() => asked,

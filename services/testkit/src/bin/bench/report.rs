@@ -53,7 +53,7 @@ impl Report {
         ]
     }
 
-    /// Describes the broken gates; `None` if all hold.
+    /// Describes the figures that exceed their limits. `None`: there are none.
     pub(crate) fn broken(&self) -> Option<String> {
         let describe = |gate: &Gate| format!("{} is {}, and the limit is {}", gate.name, gate.value, gate.limit);
         let broken: Vec<_> = self.gates().iter().filter(|gate| gate.value > gate.limit).map(describe).collect();
@@ -111,8 +111,8 @@ impl Clients {
 }
 
 impl Report {
-    /// Computes medians over the rounds. Ratios are computed within each round, whose servers ran under the same
-    /// conditions.
+    /// Computes medians over the rounds. Ratios are computed within each round, because all servers of a round run
+    /// under the same conditions.
     ///
     /// # Errors
     /// There was no round.
@@ -147,7 +147,7 @@ impl Report {
     /// # Errors
     /// The figures cannot be serialised.
     pub(crate) fn line(&self) -> anyhow::Result<String> {
-        serde_json::to_string(self).context("the figures cannot be written")
+        serde_json::to_string(self).context("cannot serialise the figures")
     }
 
     /// Returns a table with all figures.
@@ -229,7 +229,7 @@ fn spread(values: impl Iterator<Item = f64>) -> String {
     format!("{least:.2}-{most:.2}")
 }
 
-/// Rounds to two decimals; further digits would be noise.
+/// Rounds to two decimals, because further digits would be noise.
 fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

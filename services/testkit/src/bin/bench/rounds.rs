@@ -12,17 +12,17 @@ use crate::machine::Machine;
 use crate::profiles::{self, NAMESPACE, ProfileText};
 use crate::server::{Dev, Server};
 
-/// Worker threads of each server, which has one core.
+/// Worker threads of each server. One is enough, because the servers are pinned to one core.
 const THREADS: u32 = 1;
 
-/// The part of its capacity at which a server's latency is measured without queueing.
+/// Each server's latency is also measured at this fraction of its capacity, at which requests do not queue.
 const QUARTER: f64 = 0.25;
 
-/// The part of the slowest server's capacity at which all servers are compared at the same rate. At this rate each
-/// server sleeps between requests, and each wakes its clients equally often.
+/// All servers are also compared at the same rate, which is this fraction of the slowest server's capacity. At this
+/// rate all servers sleep between requests, and wake their clients equally often.
 const HALF: f64 = 0.5;
 
-/// The extent of the measurements: rounds, requests to each server in each round, and connections.
+/// The amount of work: rounds, requests to each server in each round, and connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) rounds: u16,
@@ -65,13 +65,13 @@ impl ServerMeasurements {
 }
 
 impl Effort {
-    /// Describes the effort on one line.
+    /// Describes the amount of work on one line.
     pub(crate) fn describe(self) -> String {
         let Self { rounds, requests, connections } = self;
         let bytes = crate::REVIEW.len();
         format!(
             "load: {rounds} rounds of {requests} requests of {bytes} bytes, TLS, HTTP/1.1, {connections} connections; \
-             then a quarter of them at a quarter of the rate, and as many at one rate for all"
+             then a quarter as many at a quarter of each server's capacity, and as many again at one rate for all"
         )
     }
 }

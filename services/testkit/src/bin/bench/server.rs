@@ -1,4 +1,4 @@
-//! The measured servers, each in its own process, which ends with its owner.
+//! The measured servers. Each runs in a process of its own, which ends when its [`Server`] is dropped.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl Server {
         Self::start("floor", command, address, bundle, &folder.path("floor/log")).await
     }
 
-    /// Starts the webhook with `pillion dev`, which needs no cluster, with the same servers and log level as in
+    /// Starts the webhook with `pillion dev`, which needs no cluster. It has the same HTTP servers and log level as in
     /// production.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Server {
         command.arg("--profile").arg(folder.path(&format!("{name}/profiles")));
         command.arg("--folder").arg(folder.path(&format!("{name}/served")));
         command.env("TOKIO_WORKER_THREADS", threads.to_string());
-        // These variables of the caller would affect the measurement.
+        // If the caller has set these environment variables, they would affect the measurement.
         for variable in ["OTEL_EXPORTER_OTLP_ENDPOINT", "PILLION_LOG_LEVEL", "PILLION_LOG_FORMAT"] {
             command.env_remove(variable);
         }
@@ -128,7 +128,7 @@ fn free_address() -> anyhow::Result<SocketAddr> {
 
 /// Returns the processor time of all threads of a process. `process` is the folder of the process in `/proc`. Reads
 /// `schedstat`, in nanoseconds. If the kernel has no `schedstat`, reads `utime` and `stime` of `stat`, in hundredths of
-/// a second. The sum never decreases, because the measured servers end no thread under load.
+/// a second. The sum never decreases, because the measured servers do not end threads while under load.
 fn processor_time(process: &Path) -> anyhow::Result<Duration> {
     let mut nanoseconds = 0_u64;
     for thread in std::fs::read_dir(process.join("task"))? {
