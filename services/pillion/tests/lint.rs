@@ -97,9 +97,11 @@ fn path_without_profile_is_an_error() {
     let (folder, path) = file("apiVersion: v1\nkind: Pod\n");
     let nowhere = folder.path().join("nowhere");
     let empty = tempfile::tempdir().unwrap();
-    for (path, message, code) in
-        [(&*path, "contains no ClusterInjectionProfile", 1), (&*nowhere, "cannot be read", 2), (empty.path(), "contains no ", 1)]
-    {
+    for (path, message, code) in [
+        (&*path, "contains no ClusterInjectionProfile", 1),
+        (&*nowhere, "cannot be read", 2),
+        (empty.path(), "contains no ", 1),
+    ] {
         let output = lint(&[path]);
         assert_eq!(output.status.code(), Some(code));
         let text = stderr(&output);

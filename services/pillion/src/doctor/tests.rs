@@ -93,7 +93,10 @@ fn each_mistake_has_its_code() {
         (Facts { switch: map("webhooks", "of"), ..well() }, &["switch_unreadable"]),
         (Facts { has_crds: false, ..well() }, &["crd_missing"]),
         (Facts { switch: map("injection", "disabled"), ..well() }, &["switched_off"]),
-        (Facts { switch: map("webhooks", "disabled"), configurations: Some(Vec::new()), ..well() }, &["webhooks_disabled"]),
+        (
+            Facts { switch: map("webhooks", "disabled"), configurations: Some(Vec::new()), ..well() },
+            &["webhooks_disabled"],
+        ),
         (Facts { configurations: Some(Vec::new()), ..well() }, &["not_registered"]),
         // Without a ready replica, connections to replicas are not reported as working.
         (Facts { endpoints: Some(Vec::new()), ..well() }, &["no_ready_replica", "unreadable"]),
