@@ -109,7 +109,7 @@ codes! {
     /// The pod's author already uses a name that the profile adds.
     NameTaken => "name_taken", Error, "rename the container or volume in the pod template";
     /// The pod's operating system differs from that of the profile's containers.
-    OperatingSystem => "operating_system", Error, "leave the profile out for pods of this operating system";
+    OperatingSystem => "operating_system", Error, "do not use the profile for pods of this operating system";
     /// The profile's template does not fit the object.
     TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
     /// The result would exceed a limit: of Kubernetes, of this build or of the platform's guardrails.
@@ -159,7 +159,7 @@ codes! {
     /// The object does not exist.
     NotFound => "not_found", Error, "check the name and the namespace, and that the object was not created by a dry run";
     /// The object is being deleted, or has ended.
-    BeingDeleted => "being_deleted", Info, "nothing: Pillion does not inject into objects that have ended";
+    BeingDeleted => "being_deleted", Info, "no action is needed: Pillion does not inject into objects that have ended";
     /// The object is not injected because of its resource or operation, or because the pod has no containers.
     NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
     /// The pod's service account does not exist.

@@ -173,7 +173,7 @@ fn signal_toggles_decision_log() {
     assert_eq!(dev.post("", &body), 200);
     eventually("the decision is logged", || (decided() == 1).then_some(()));
     raise();
-    dev.program.wait_for_output("logging as configured again");
+    dev.program.wait_for_output("the configured log level is active again");
     assert_eq!(dev.post("", &body), 200);
     raise();
     eventually("it is logged again", || {

@@ -423,17 +423,17 @@ impl PolicyFile for WebhookPolicy {
             at_most(
                 ("overload.maxQueued", overload.max_queued),
                 ("overload.maxInFlight", overload.max_in_flight),
-                "queued requests are in flight: allow more in flight or fewer in the queue",
+                "queued requests are part of those in flight: allow more in flight or fewer in the queue",
             ),
             at_most(
                 ("overload.maxQueuedPerNamespace", overload.max_queued_per_namespace),
                 ("overload.maxQueued", overload.max_queued),
-                "a namespace uses a part of the queue: make its part smaller or the queue longer",
+                "the limit of one namespace cannot exceed the limit of all: lower the first or raise the second",
             ),
             at_most(
                 ("overload.maxQueuedLargePerNamespace", overload.max_queued_large_per_namespace),
                 ("overload.maxQueuedLarge", overload.max_queued_large),
-                "a namespace uses a part of the queue: make its part smaller or the queue longer",
+                "the limit of one namespace cannot exceed the limit of all: lower the first or raise the second",
             ),
             at_most(
                 ("overload.defaultTimeout", overload.default_timeout),
@@ -443,7 +443,7 @@ impl PolicyFile for WebhookPolicy {
             at_most(
                 ("lookups.freshFor", lookups.fresh_for),
                 ("lookups.staleFor", lookups.stale_for),
-                "a cached object becomes stale after it was fresh: make staleFor longer",
+                "staleFor is the maximum age of a cached object: make it longer",
             ),
             (requests.max_body > large).then(|| PolicyError {
                 path: "requests.maxBody",

@@ -231,9 +231,8 @@ fn dry_run(facts: &Facts) -> Vec<Finding> {
             let object = || ObjectRef::new("Namespace", None, namespace);
             let mut found = Vec::new();
             if *untouched > 0 {
-                let message = format!(
-                    "{untouched} of {tries} dry-run pods in namespace {namespace} came back without profile {profile}"
-                );
+                let message =
+                    format!("{untouched} of {tries} dry-run pods in namespace {namespace} have no profile {profile}");
                 found.push(Finding::new(Code::DryRunFailed, object(), message));
             }
             if let Some(error) = refused.first() {
@@ -349,7 +348,7 @@ fn others(facts: &Facts) -> Vec<Finding> {
         let finding = Finding::new(Code::OtherInjector, object, message);
         found.push(if is_by_our_label {
             finding.graded(Severity::Warning).remedy(
-                "one label enables both: let the other webhook select another label, or remove this one from webhooks.optIn",
+                "one label enables both: use another one for the other webhook, or remove it from webhooks.optIn",
             )
         } else {
             finding

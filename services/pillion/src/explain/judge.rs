@@ -445,7 +445,7 @@ impl Judging<'_> {
         let finding = self.find(Code::PodsMissing, message);
         if is_failed_call {
             // Workload controllers retry with exponential backoff, from 5 ms to 1000 s.
-            let pause = "get a replica ready; the controller manager then retries after a pause of up to 17 minutes";
+            let pause = "make a replica ready; the controller manager then retries after a pause of up to 17 minutes";
             finding.remedy = format!("{pause}{}", restart.unwrap_or_default());
         }
     }

@@ -73,11 +73,11 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, NotExpo
 
 fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), NotExported> {
     if let Some(rival) = rival {
-        let why = format!("{rival} has the same key, so which of the two a truthy value requests depends on both");
+        let why = format!("{rival} has the same key, so the profile that a truthy value requests depends on both");
         return Err(NotExported::new("spec.requestedBy", why));
     }
     if key.on_unknown == Some(OnUnknown::Deny) {
-        return Err(NotExported::new("spec.requestedBy.onUnknown", "which values are unknown depends on all profiles"));
+        return Err(NotExported::new("spec.requestedBy.onUnknown", "the unknown values depend on all profiles"));
     }
     let words = key.values.iter().chain(key.truthy.iter().flatten()).chain(key.falsy.iter().flatten());
     if let Some(word) = words.into_iter().find(|word| !word.is_ascii()) {

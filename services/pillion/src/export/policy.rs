@@ -48,7 +48,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
         Ok(Some(_)) if profile.scope == PolicyScope::Everywhere => {
             left_out.push(NotExported::new(
                 "spec.template",
-                "with --everywhere, only validations are exported: nothing is added to every object",
+                "with --everywhere, only validations are exported: additions must not apply to every object",
             ));
             None
         }

@@ -145,7 +145,7 @@ pub(super) struct Child {
 async fn extension_note(client: &Client, name: &str) -> String {
     match listed(client).await {
         Ok(all) => text(name, &extending(name, &all)),
-        Err(error) => format!("Profiles that extend {name} keep its stored spec. They cannot be listed: {error}\n"),
+        Err(error) => format!("Profiles that extend {name} use its stored spec. They cannot be listed: {error}\n"),
     }
 }
 
@@ -188,7 +188,7 @@ fn text(name: &str, children: &BTreeSet<&Child>) -> String {
     let more = children.len().saturating_sub(NAMED);
     let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
     format!(
-        "It is not rolled back for the profiles that extend it, which keep its stored spec:\n{}{more}\
+        "The rollback does not affect the profiles that extend it, which still use its stored spec:\n{}{more}\
          Roll each of them back too. An InjectionProfile that only sets parameters cannot be rolled back: correct the \
          spec of {name} for those.\n",
         named.collect::<String>()

@@ -56,7 +56,7 @@ pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
         "Pod" => Some("it has no controller: delete and recreate it yourself"),
         "Job" | "CronJob" => Some("its pods are not replaced: those of its next run will be up to date"),
         "ReplicaSet" | "ReplicationController" => Some("it replaces pods only when they are deleted: delete its pods"),
-        _ => Some("a controller of another kind creates its pods: restart it as that controller documents"),
+        _ => Some("a controller of another kind creates its pods: restart them as its documentation describes"),
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
     if let Some(partition) =
         at("/spec/updateStrategy/rollingUpdate/partition").and_then(Value::as_u64).filter(|p| *p > 0)
     {
-        return Plan::Skip(format!("its partition is {partition}: pods below it would not be restarted"));
+        return Plan::Skip(format!("its partition is {partition}: pods with a lower ordinal would not be restarted"));
     }
     let disrupted = max_unavailable_pods(kind, workload);
     let labels = at("/spec/template/metadata/labels");

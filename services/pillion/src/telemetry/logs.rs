@@ -179,7 +179,7 @@ impl LogLevel {
             if until.is_some() {
                 info!(level = DETAILED, minutes = time.as_secs() / 60, "SIGUSR1: logging in detail for a while");
             } else {
-                info!("logging as configured again");
+                info!("the configured log level is active again");
             }
         }
     }

@@ -439,7 +439,7 @@ fn documented_history_and_rollback_commands_work() {
         let message = run(&rig, "pillion profiles rollback nginx")?;
         let aside = String::from_utf8_lossy(&message.stderr).into_owned();
         ensure!(
-            aside.contains("not rolled back for the profiles that extend it")
+            aside.contains("does not affect the profiles that extend it")
                 && aside.contains("ClusterInjectionProfile nginx-child"),
             "{aside}"
         );

@@ -162,7 +162,7 @@ impl Reader<'_> {
             // A volume may have several mounts, and an address several aliases.
             if seen.contains(&key) && !["volumeMounts", "hostAliases"].contains(&field) {
                 let fault = Remark::new(document, path, format!("there is another `{key}` in {field}"));
-                self.faults.push(fault.with_help("remove all but one: which one takes effect differs by container"));
+                self.faults.push(fault.with_help("remove all but one: the effective one may differ by container"));
             }
             seen.push(key);
         }
