@@ -112,7 +112,7 @@ codes! {
     OperatingSystem => "operating_system", Error, "do not use the profile for pods of this operating system";
     /// The profile's template does not fit the object.
     TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
-    /// The result would exceed a limit: of Kubernetes, of this build or of the platform's guardrails.
+    /// The result would exceed a limit of Kubernetes, of this build or of the platform's guardrails.
     LimitExceeded => "limit_exceeded", Error, "see the message; the platform's guardrails limit the profiles of tenants";
     /// The pod is rejected.
     Refused => "refused", Error, "correct the cause in the message; until then the pod is not created";
@@ -135,7 +135,7 @@ codes! {
     NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
     /// The profile has changed since the pod was created, and only now matches the pod.
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
-    /// The pod has another revision of the profile than new pods get.
+    /// The pod has a different revision of the profile than new pods.
     OutdatedRevision => "outdated_revision", Warning, "restart the workload: new pods get the active revision";
     /// The pod carries a profile that was deleted, or that no longer matches the pod.
     SurplusProfile => "surplus_profile", Warning, "restart the workload to remove it";

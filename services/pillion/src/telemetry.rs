@@ -1,7 +1,7 @@
 //! Logs to standard error, and traces over OTLP if an endpoint is set.
 //!
-//! Logs and traces have separate filters, so that a quiet log does not suppress spans. Without an endpoint there is no
-//! tracing layer, and a span costs nothing.
+//! Logs and traces have separate filters, so that a restrictive log level does not suppress spans. Without an endpoint
+//! there is no tracing layer, and a span costs nothing.
 //!
 //! * [`logs`]: the filter of log lines, which can change at run time.
 //! * [`traces`]: the collector of spans, and which requests are sampled.

@@ -57,7 +57,7 @@ impl Default for Metrics {
     }
 }
 
-/// Registers the reload metrics. Without a file they show success.
+/// Registers the reload metrics. Without a policy file, they report success.
 pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
     let metrics = file.map(|file| file.metrics.clone()).unwrap_or_default();
     let registry = registry.sub_registry_with_prefix(PREFIX);

@@ -114,7 +114,7 @@ impl Setting {
         self.path.split('.').fold(policy, |value, key| value.get(key).unwrap_or(&Value::Null))
     }
 
-    /// Returns a message if the value in a policy's tree is out of range.
+    /// Returns a message if the value of this key in a policy's tree is out of range.
     pub(crate) fn out_of_range(&self, policy: &Value) -> Option<String> {
         let [least, most] = self.range.as_ref()?;
         let value = self.value(policy);

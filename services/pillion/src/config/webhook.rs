@@ -94,12 +94,12 @@ pub(crate) struct Overload {
     /// rejected with 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_in_flight: usize,
-    /// The maximum number of requests whose bodies are still arriving. For a further one, the oldest of them is
+    /// The maximum number of requests whose bodies are still arriving. When another one arrives, the oldest of them is
     /// rejected with 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished: usize,
-    /// The maximum number of requests from one client address whose bodies are still arriving. For a further one, the
-    /// oldest of that address is rejected with 503. All API servers may share one address.
+    /// The maximum number of requests from one client address whose bodies are still arriving. When another one
+    /// arrives, the oldest of that address is rejected with 503. All API servers may share one address.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished_per_address: usize,
     /// The maximum number of queued requests with a body of at most 128 KiB.
@@ -136,8 +136,8 @@ pub(crate) struct Overload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Connections {
-    /// The maximum number of connections. For a further one, the address with the most connections loses one; if that
-    /// is the address of the new connection, the new connection is closed.
+    /// The maximum number of connections. When another one arrives, a connection of the address with the most
+    /// connections is closed; if that is the address of the new connection, the new connection is closed.
     #[schemars(extend("range" = [16, 1_000_000]))]
     pub(crate) max: usize,
     /// The maximum number of concurrent TLS handshakes. Others wait, within `handshakeTimeout`.
@@ -159,8 +159,8 @@ pub(crate) struct Connections {
     /// How long a response waits for its client to read it. A slow reader gets one more second for each 256 KiB.
     #[schemars(extend("range" = ["100ms", "5m"]))]
     pub(crate) response_timeout: Time,
-    /// The maximum size in bytes of the responses that wait for the client of one connection, besides one response of
-    /// any size.
+    /// The maximum size in bytes of the responses on one connection that wait for the client to read them. One
+    /// additional response may have any size.
     #[schemars(extend("range" = ["64Ki", "1Gi"]))]
     pub(crate) max_pending_responses: Size,
     /// After this time, plus or minus a fifth, the replica asks the client to reconnect, so that newer replicas get

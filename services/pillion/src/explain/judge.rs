@@ -166,7 +166,8 @@ fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView
     let Ok(body) = serde_json::to_vec(&question.review) else { return nothing() };
     let Ok(review) = Review::parse(&body) else { return nothing() };
     let trust = match question.origin {
-        // A file has no `managedFields`; its record was written by an earlier run of this program.
+        // A manifest in a file has no `managedFields`. Its record is trusted, as if an earlier run of this program had
+        // written it.
         Origin::Template if !facts.is_live => RecordTrust::AsFound,
         _ => RecordTrust::ManagedFields,
     };

@@ -34,8 +34,9 @@ pub(crate) struct ExportArgs {
     /// the profile's target, only the operations are used
     #[arg(long)]
     everywhere: bool,
-    /// A label by which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the controller's
-    /// policy. May be given several times. The first one that a namespace has takes effect
+    /// A label with which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the
+    /// controller's policy. May be given several times. Of these labels, only the first one that a namespace has takes
+    /// effect
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "everywhere")]
     opt_in: Vec<String>,
 }

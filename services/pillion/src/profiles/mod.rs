@@ -29,7 +29,7 @@ pub(crate) struct ProfilesArgs {
 enum ProfilesCommand {
     /// List the profiles of both kinds: all ClusterInjectionProfiles, and the InjectionProfiles of a namespace.
     List(list::ListArgs),
-    /// List the stored revisions of a profile, the last published first.
+    /// List the stored revisions of a profile, most recently published first.
     History(history::HistoryArgs),
     /// Publish an older revision of a profile again, for all workloads, until a changed profile is accepted.
     Rollback(rollback::RollbackArgs),

@@ -26,7 +26,7 @@ use super::export::{CountedProcessor, SpanMetrics};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
-    /// URL of the collector for traces, by OTLP over gRPC, as in <http://collector.observability:4317>. Default: no
+    /// URL of the collector for traces, with OTLP over gRPC, as in <http://collector.observability:4317>. Default: no
     /// traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = otlp_endpoint)]
     pub(crate) otlp_endpoint: Option<String>,

@@ -46,7 +46,7 @@ spec:
   template: {metadata: {annotations: {example.com/single: '1'}}}
 ";
 
-/// Runs the audit like the leader. Also publishes revisions, with which the audit compares pods.
+/// Runs the audit like the leader. Also publishes the revisions with which the audit compares the pods.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
     registry: Registry,

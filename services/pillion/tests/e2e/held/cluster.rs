@@ -30,7 +30,7 @@ pub(super) const HELD_NAMESPACE: &str = "till";
 /// The documentation page whose commands the tests run.
 const PAGE: &str = include_str!("../../../../../docs/held.md");
 
-/// A cluster with the namespace [`HELD_NAMESPACE`], and with Pillion as installed.
+/// A cluster with the namespace [`HELD_NAMESPACE`] and an installation of Pillion.
 pub(super) struct Cluster {
     pub(super) managed: Managed,
 }
