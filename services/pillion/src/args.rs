@@ -18,13 +18,13 @@ pub(crate) struct ReleaseArgs {
     /// Namespace and name of the release. The names of its objects derive from them.
     #[arg(long, value_name = "NAMESPACE/NAME", default_value = "pillion-system/pillion", env = "PILLION_RELEASE", value_parser = release)]
     release: Release,
-    /// Domain of the cluster's internal names.
+    /// The cluster's DNS domain.
     #[arg(long, value_name = "DOMAIN", default_value = DEFAULT_CLUSTER_DOMAIN, env = "PILLION_CLUSTER_DOMAIN")]
     cluster_domain: String,
 }
 
 impl ReleaseArgs {
-    /// Returns the release, with the cluster domain of the arguments.
+    /// Returns the release, with the cluster domain from the command line.
     ///
     /// # Errors
     /// The cluster domain is invalid.
@@ -36,7 +36,7 @@ impl ReleaseArgs {
 /// The help heading of the connection flags.
 pub(crate) const CONNECTION: &str = "Connection";
 
-/// Arguments of all commands that talk to an API server.
+/// Arguments of all commands that connect to an API server.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ApiServerArgs {
     /// The kubeconfig file. Default: $KUBECONFIG, else ~/.kube/config, else the service account of this pod.
@@ -124,28 +124,28 @@ pub(crate) struct NamespaceArgs {
 }
 
 impl NamespaceArgs {
-    /// Returns the selected namespace; `None` for all.
+    /// Returns the selected namespace, or `None` for all namespaces.
     pub(crate) fn selected(&self, client: &kube::Client) -> Option<String> {
         let default = || client.default_namespace().to_owned();
         (!self.all_namespaces).then(|| self.namespace.clone().unwrap_or_else(default))
     }
 
-    /// Returns the namespace of the arguments, if they name one.
+    /// Returns the namespace that the command line specifies, if any.
     pub(crate) fn named(&self) -> Option<&str> {
         self.namespace.as_deref()
     }
 }
 
-/// Parses a release, `NAMESPACE/NAME`.
+/// Parses a release, written as `NAMESPACE/NAME`.
 pub(crate) fn release(text: &str) -> Result<Release, String> {
     let (namespace, name) = text.split_once('/').ok_or("expected NAMESPACE/NAME, as in pillion-system/pillion")?;
     Release::new(name, namespace, DEFAULT_CLUSTER_DOMAIN).map_err(|error| error.to_string())
 }
 
-/// Runs a short command's future to its end on one thread.
+/// Runs a short command's future to completion on one thread.
 ///
 /// # Errors
-/// The future's own error, or the runtime cannot be created.
+/// The future fails, or the runtime cannot be created.
 pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the async runtime")?;

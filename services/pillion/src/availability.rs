@@ -37,8 +37,8 @@ fn name(release: &Release) -> String {
     format!("{}-webhook", release.name())
 }
 
-/// Returns a finding if no replica is ready. `endpoints` are the addresses behind the Service, each with its readiness.
-/// The remedy restores the replicas.
+/// Returns a finding if no replica is ready. `endpoints` contains the addresses behind the Service, each with whether
+/// it is ready. The remedy depends on the state of the Deployment.
 pub(crate) fn no_ready_replica(
     release: &Release,
     endpoints: &[(String, bool)],
@@ -73,7 +73,7 @@ pub(crate) fn no_ready_replica(
     Some(Finding::new(Code::NoReadyReplica, object, message).remedy(remedy))
 }
 
-/// Returns the finding that no webhook configuration makes the API server call Pillion.
+/// Returns the finding that the API server does not call Pillion, because no webhook configuration registers it.
 pub(crate) fn not_registered(release: &Release) -> Finding {
     let object = ObjectRef::new("MutatingWebhookConfiguration", None, release.configuration());
     Finding::new(Code::NotRegistered, object, "no webhook configuration makes the API server call Pillion for pods")
@@ -91,7 +91,7 @@ pub(crate) fn webhooks_disabled(release: &Release, by: Option<&str>) -> Finding 
     Finding::new(Code::WebhooksDisabled, switch(release), message).remedy(switching(release, WEBHOOKS_KEY, "enabled"))
 }
 
-/// Returns the ConfigMap of the kill switch.
+/// Returns a reference to the ConfigMap of the kill switch.
 pub(crate) fn switch(release: &Release) -> ObjectRef {
     ObjectRef::new("ConfigMap", Some(release.namespace()), release.switch())
 }
@@ -112,7 +112,7 @@ mod tests {
             no_ready_replica(&release, &endpoints, deployment).map(|finding| (finding.message, finding.remedy))
         };
         assert_eq!(found(&[("a", true), ("b", false)], WebhookDeployment::Replicas(2)), None);
-        // Ready replicas are enough, even if another Deployment created them.
+        // Ready replicas are enough, even if they belong to another Deployment.
         assert_eq!(found(&[("a", true)], WebhookDeployment::Missing), None);
         for (endpoints, deployment, message, remedy) in [
             (&[][..], WebhookDeployment::Replicas(0), "scaled to 0", "scale deployment pillion-webhook --replicas=2"),

@@ -1,7 +1,7 @@
-//! `pillion certs`: requests a rotation of the certificates. [`CertificateState`] is their state, which `pillion
+//! `pillion certs`: requests a rotation of the certificates. [`CertificateState`] contains their state, which `pillion
 //! status` shows.
 //!
-//! Both use only the API server, so they also work without a running controller.
+//! Both use only the API server, so they also work while no controller runs.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -87,7 +87,7 @@ impl CertificateState {
         })
     }
 
-    /// Whether this request led to a completed rotation.
+    /// Whether the controller completed a rotation for this request.
     fn has_fulfilled(&self, request: &RotationRequest) -> bool {
         let stable = self.record.get().is_some_and(|record| record.phase == Phase::Stable);
         stable && self.fulfilled.as_deref() == Some(request.to_string().as_str())
@@ -132,7 +132,7 @@ impl CertificateState {
         text
     }
 
-    /// Returns the problem in the lines with this label, if it prevents the API server from calling replicas.
+    /// Returns the problem of the lines with the label `what`, if it prevents the API server from calling replicas.
     pub(crate) fn problem(&self, what: &str) -> Option<&'static str> {
         match what {
             "certificate" if !matches!(self.certificate, Some(Ok(_))) => Some("there is no valid serving certificate"),
@@ -206,7 +206,7 @@ fn describe(ca: Ca, now: Timestamp) -> String {
     format!("{} created {}, expires {}{key}", ca.generation.0, at(ca.created, now), at(ca.not_after, now))
 }
 
-/// Formats a time with its approximate distance from now.
+/// Formats a time with its approximate distance from the current time.
 fn at(time: Timestamp, now: Timestamp) -> String {
     let distance = if time < now { now.duration_since(time) } else { time.duration_since(now) };
     let seconds = distance.as_secs();

@@ -37,7 +37,7 @@ use crate::version::VersionArgs;
 
 /// One sidecar injector for a whole Kubernetes cluster.
 ///
-/// Injection profiles define what is added to which pods. Namespaces opt in by the label
+/// Injection profiles define what is added to which pods. Namespaces opt in with the label
 /// pillion.dev/injection=enabled, required or held.
 ///
 /// To try it without a cluster: pillion dev

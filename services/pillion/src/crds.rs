@@ -21,8 +21,8 @@ pub(crate) struct CrdsArgs {
     /// The output format.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
     output: Format,
-    /// Apply the CRDs to the cluster, server-side, and print only their names. Changes by other field managers are
-    /// overwritten.
+    /// Apply the CRDs to the cluster with server-side apply, and print only their names. Changes by other field
+    /// managers are overwritten.
     #[arg(long, conflicts_with = "output")]
     apply: bool,
     #[command(flatten)]
@@ -59,7 +59,7 @@ async fn applied(objects: Vec<Value>, api_server: ApiServerArgs) -> anyhow::Resu
     Ok(Exit::Success)
 }
 
-/// Removes nulls: the API server would store them as explicit values.
+/// Removes nulls, because the API server would store them as explicit values.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => Value::Object(

@@ -1,4 +1,4 @@
-//! Shows the difference of two objects as a unified diff of their YAML, in colour on a terminal.
+//! Shows the difference between two objects as a unified diff of their YAML, in colour on a terminal.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub(crate) enum Change {
     Added,
 }
 
-/// Returns the hunks that turn `old` into `new`, with context; empty if both are equal. With a time `limit`, the hunks
-/// may be larger than necessary.
+/// Returns the hunks that turn `old` into `new`, with context; empty if both are equal. If there is a time `limit`, the
+/// hunks may be larger than necessary.
 pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> {
     let mut how = TextDiff::configure();
     if let Some(limit) = limit {
@@ -70,8 +70,8 @@ pub(crate) fn hunks(old: &str, new: &str, limit: Option<Duration>) -> Vec<Hunk> 
 }
 
 /// Formats the difference between two states of an object as YAML; empty if both are equal. The order of keys is
-/// ignored. The strings are the names in the header. The result has colours, which [`output::show`] removes if the
-/// output is not a terminal.
+/// ignored. Each argument contains the name of a state for the header, and the state. The result contains colours,
+/// which [`output::show`] removes if the output is not a terminal.
 pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Result<String> {
     let (old, new) = (output::yaml(before.1)?, output::yaml(&in_order_of(before.1, after.1))?);
     if old == new {
@@ -92,8 +92,8 @@ pub(crate) fn of(before: (&str, &Value), after: (&str, &Value)) -> anyhow::Resul
     Ok(text)
 }
 
-/// Returns `after` with the keys of its objects in the order that they have in `before`; new keys come last. Items of
-/// lists are compared with the item of the same name, or else with the item at the same index.
+/// Returns `after` with the keys of its objects in the same order as in `before`; new keys come last. A list item takes
+/// the order from the item of the same name, or else from the item at the same index.
 fn in_order_of(before: &Value, after: &Value) -> Value {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {

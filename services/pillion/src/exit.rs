@@ -1,16 +1,16 @@
-//! The exit codes, the same for all commands: 0 is success, 1 reports findings, and 2 is a failure, as with `grep` and
-//! `kubectl diff`.
+//! The exit codes, which are the same for all commands, as in `grep` and `kubectl diff`: 0 means success, 1 means
+//! findings, and 2 means failure.
 
 use std::process::{ExitCode, Termination};
 
 /// The result of a command, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// 0: the command did its work and found nothing wrong.
+    /// 0: the command succeeded and found nothing wrong.
     Success,
-    /// 1: the command did its work and found something, such as an error, a difference or a pod without its profiles.
+    /// 1: the command succeeded and found something, such as an error, a difference or a pod without its profiles.
     Findings,
-    /// 2: the command could not do its work: invalid arguments, a missing file, an unavailable API server.
+    /// 2: the command failed, such as for invalid arguments, a missing file or an unavailable API server.
     Failure,
 }
 

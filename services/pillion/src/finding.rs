@@ -1,7 +1,7 @@
 //! Findings of `explain`, `doctor` and `status`, as data: a stable code, a message, and a remedy.
 //!
-//! Codes are a closed set and a contract: programs match on them, and `docs/explain.md` lists them. A code never
-//! changes its meaning; details of one cluster are in the message.
+//! The set of codes is stable: programs compare them, and `docs/explain.md` lists them. A code never changes its
+//! meaning. Details of a specific cluster are in the message.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
@@ -27,7 +27,7 @@ pub(crate) enum Severity {
 
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $name:ident => $text:literal, $severity:ident, $remedy:literal;)+) => {
-        /// The code of a finding. A closed set.
+        /// The stable code of a finding.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub(crate) enum Code {
             $($(#[doc = $doc])+ $name,)+
@@ -109,14 +109,14 @@ codes! {
     /// The pod's author already uses a name that the profile adds.
     NameTaken => "name_taken", Error, "rename the container or volume in the pod template";
     /// The pod's operating system differs from that of the profile's containers.
-    OperatingSystem => "operating_system", Error, "leave the profile out for pods of this operating system";
+    OperatingSystem => "operating_system", Error, "do not use the profile for pods of this operating system";
     /// The profile's template does not fit the object.
     TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
-    /// The result would exceed a limit: of Kubernetes, of this build or of the platform's guardrails.
+    /// The result would exceed a limit of Kubernetes, of this build or of the platform's guardrails.
     LimitExceeded => "limit_exceeded", Error, "see the message; the platform's guardrails limit the profiles of tenants";
     /// The pod is rejected.
     Refused => "refused", Error, "correct the cause in the message; until then the pod is not created";
-    /// The profile is not active as stored: it does not compile, or was not accepted.
+    /// The stored version of the profile is not active: it does not compile, or was not accepted.
     ProfileNotReady => "profile_not_ready", Error, "pillion lint shows the errors in its spec; kubectl describe shows what the controller reports";
     /// The controller has not reconciled this generation of the profile yet.
     ProfilePending => "profile_pending", Warning, "wait a moment; if this does not change, check that the controller runs";
@@ -129,13 +129,13 @@ codes! {
     CreatedBeforeProfile => "created_before_profile", Error, "restart the workload: pods are injected when they are created";
     /// The webhook did not answer when the pod was created: it was unavailable, or too slow.
     WebhookUnavailable => "webhook_unavailable", Error, "check that replicas are ready (pillion doctor), then restart the workload";
-    /// The pod was not injected for an unknown reason: the webhook did not answer, or skipped the profile.
+    /// It is unknown why the pod was not injected: the webhook did not answer, or skipped the profile.
     Unexplained => "unexplained", Error, "check that replicas are ready (pillion doctor) and what the controller's audit reports, then restart the workload";
     /// Labels or annotations of the namespace have changed since the pod was created.
     NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
     /// The profile has changed since the pod was created, and only now matches the pod.
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
-    /// The pod has another revision of the profile than new pods get.
+    /// The pod has a different revision of the profile than new pods.
     OutdatedRevision => "outdated_revision", Warning, "restart the workload: new pods get the active revision";
     /// The pod carries a profile that was deleted, or that no longer matches the pod.
     SurplusProfile => "surplus_profile", Warning, "restart the workload to remove it";
@@ -159,7 +159,7 @@ codes! {
     /// The object does not exist.
     NotFound => "not_found", Error, "check the name and the namespace, and that the object was not created by a dry run";
     /// The object is being deleted, or has ended.
-    BeingDeleted => "being_deleted", Info, "nothing: Pillion does not inject into objects that have ended";
+    BeingDeleted => "being_deleted", Info, "no action is needed: Pillion does not inject into objects that have ended";
     /// The object is not injected because of its resource or operation, or because the pod has no containers.
     NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
     /// The pod's service account does not exist.
@@ -291,7 +291,7 @@ pub(crate) fn needs_no_action(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.severity == Severity::Info)
 }
 
-/// Findings that are printed as one: the first, and the names of the other pods with the same finding.
+/// A finding, together with the same findings about other pods. They are printed as one.
 struct FoldedFinding<'f> {
     first: &'f Finding,
     others: Vec<&'f Finding>,
@@ -445,7 +445,7 @@ mod tests {
         let text = lines(&same);
         assert!(text.contains("Pod shop/web-0 and 123 more: web-1, web-2, web-3, web-4, web-5, …\n  what"), "{text}");
         assert_eq!(text.lines().count(), 3, "{text}");
-        // Each pod keeps its own remedy.
+        // Each pod has its own remedy.
         let own: Vec<_> = (0..7)
             .map(|place| {
                 finding(Code::WebhookUnavailable, &format!("bare-{place}")).remedy(format!("recreate bare-{place}"))

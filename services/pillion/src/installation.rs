@@ -30,7 +30,7 @@ pub(crate) enum Part {
     Profiles(cluster_listing::Part),
 }
 
-/// Parts that could not be read, with the API server's error.
+/// The parts that could not be read, each with the API server's error.
 pub(crate) type Unread = Vec<(Part, String)>;
 
 impl Part {
@@ -79,11 +79,11 @@ impl fmt::Display for Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotRead;
 
-/// The objects that both `explain` and `doctor` evaluate.
+/// The objects that `explain` and `doctor` both evaluate.
 pub(crate) struct Installation {
     /// All webhook configurations; `None` if they could not be read.
     pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
-    /// The opt-in labels, from the release's webhook configuration, else from its policy.
+    /// The opt-in labels: those in the release's webhook configuration, else those in the policy.
     pub(crate) opt_in: OptIn,
     pub(crate) policy: Option<WebhookPolicy>,
     pub(crate) listing: ClusterListing,
@@ -96,8 +96,8 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
-    /// Reads an installation. With a `namespace`, the listing has only this namespace, and the profiles that may match
-    /// in it. A `given` policy replaces the webhook's policy in the cluster.
+    /// Reads an installation. If there is a `namespace`, the listing contains only this namespace and the profiles that
+    /// may match in it. A `given` policy replaces the webhook's policy in the cluster.
     pub(crate) async fn read(
         client: &Client,
         release: &Release,
@@ -132,7 +132,7 @@ pub(crate) fn own_configuration<'c>(
     configurations?.iter().find(|one| one.metadata.name.as_deref() == Some(release.configuration()))
 }
 
-/// Returns the value; `None` on an error, which is added to `unread` with its part.
+/// Returns the value. On an error, returns `None`, and adds the part with the error to `unread`.
 pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -> Option<T> {
     found.map_err(|error| unread.push((part, describe_error(error)))).ok()
 }

@@ -1,7 +1,7 @@
 //! The program `pillion`: the webhook, the controller, and commands for users and pipelines.
 //!
-//! [`cli`] parses the command line. Each command is a module with its arguments and a `run` function; the modules above
-//! the commands are shared by them.
+//! [`cli`] parses the command line. Each command is a module with its arguments and a `run` function; the modules that
+//! are declared before the commands are shared by them.
 
 // Shared by the commands.
 mod exit;
@@ -46,15 +46,15 @@ use crate::exit::Exit;
 use crate::telemetry::Telemetry;
 
 fn main() -> Exit {
-    // Must run first: without exactly one provider, the first connection would panic. Err: a provider is installed
-    // already.
+    // Must run first: the first connection would panic without exactly one provider. An error means that a provider is
+    // already installed.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 
     let matches = cli::command_as_called(std::env::args_os().next().as_deref()).get_matches();
     match Arguments::from_arg_matches(&matches).map_err(anyhow::Error::from).and_then(run) {
         Ok(code) => code,
         Err(error) => {
-            // Err: standard error is closed.
+            // An error means that standard error is closed.
             let _ = output::error(&error);
             Exit::Failure
         }

@@ -1,6 +1,7 @@
-//! Prints a command's results: objects as YAML or JSON on standard output, problems and progress on standard error.
+//! Prints the results of a command. Objects go to standard output as YAML or JSON; problems and progress go to standard
+//! error.
 //!
-//! A reader may close the output early: `pillion crds | head` is not an error.
+//! The reader of the output may close it early, as in `pillion crds | head`, which is not an error.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use crate::load::Problem;
 
-/// The maximum number of problems printed at once, since a file can have as many as it has bytes.
+/// The maximum number of problems printed at once, since a file may contain as many problems as bytes.
 pub(crate) const MAX_PROBLEMS: usize = 100;
 
 /// The output format.
@@ -66,7 +67,7 @@ pub(crate) enum ListForm {
 }
 
 impl ListForm {
-    /// Prints a table, or `value` as JSON or YAML. `table` receives whether the table is wide.
+    /// Prints a table, or `value` as JSON or YAML. The argument of `table` is true for a wide table.
     pub(crate) fn print(self, table: impl FnOnce(bool) -> String, value: impl FnOnce() -> Value) -> anyhow::Result<()> {
         match self {
             Self::Text => show(&table(false)),
@@ -82,7 +83,7 @@ impl ListForm {
     }
 }
 
-/// Formats a table like kubectl. Returns an empty string if there are no rows.
+/// Formats a table in the style of kubectl. Returns an empty string if there are no rows.
 pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let mut widths = [0; N];
@@ -104,7 +105,7 @@ pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item 
     out
 }
 
-/// Formats objects as YAML documents, or as one JSON object or List.
+/// Formats objects as YAML documents, as one JSON object, or as one JSON List.
 pub(crate) fn objects(objects: &[Value], format: Format) -> anyhow::Result<String> {
     match (format, objects) {
         (Format::Yaml, objects) => {
@@ -118,11 +119,11 @@ pub(crate) fn objects(objects: &[Value], format: Format) -> anyhow::Result<Strin
     }
 }
 
-/// Formats one YAML document in block style with keys in order. Strings are quoted where YAML 1.1 or 1.2 would read
-/// another type.
+/// Formats one YAML document in block style, without changing the order of keys. Strings are quoted where YAML 1.1 or
+/// 1.2 would read another type.
 pub(crate) fn yaml(value: &Value) -> anyhow::Result<String> {
     let options = serde_saphyr::ser_options! {
-        // Command lines and annotations stay on one line, so that they can be searched for.
+        // Command lines and annotations are not wrapped, so that users can search for them.
         folded_wrap_chars: 1_000_000,
     };
     serde_saphyr::to_string_with_options(value, options).context("cannot format the result as YAML")
@@ -148,7 +149,7 @@ pub(crate) fn show(text: &str) -> anyhow::Result<()> {
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// Replaces all control characters except those of colours: parts of the text come from the cluster, and a control
+/// Replaces all control characters except those of colours. Parts of the text come from the cluster, and a control
 /// sequence could hide or overwrite a line.
 fn replace_control_characters(text: &str) -> Cow<'_, str> {
     let acts = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
@@ -224,8 +225,8 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     text
 }
 
-/// Formats a GitHub Actions annotation, which GitHub shows at its line in a change. `at` is the line and column; `None`
-/// if they are unknown.
+/// Formats an annotation of GitHub Actions, which GitHub shows at its line in a pull request. `at` is the line and
+/// column; `None` if they are unknown.
 pub(crate) fn github_annotation(
     level: &str,
     file: &str,
@@ -269,8 +270,8 @@ const WIDTH: usize = 78;
 /// The time between two lines of progress if standard error is not a terminal.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
-/// The progress of long work, on standard error. A terminal has one line, which is overwritten. Otherwise, a line is
-/// printed every few seconds, so a short command prints none.
+/// Shows the progress of a long operation on standard error. On a terminal, it is one line, which is overwritten.
+/// Otherwise, a line is printed every few seconds, so a short command prints none.
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_terminal: bool,
@@ -280,7 +281,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Creates the progress display, and shows nothing yet.
+    /// Creates the progress display without showing anything yet.
     pub(crate) fn new() -> Self {
         Self { is_terminal: io::stderr().is_terminal(), next: Instant::now() + PROGRESS_EVERY, is_shown: false }
     }
@@ -292,7 +293,7 @@ impl Progress {
             overwrite_line(&step.chars().take(WIDTH).collect::<String>());
             self.is_shown = true;
         } else if self.is_due(Instant::now()) {
-            // Err: standard error is closed.
+            // An error means that standard error is closed.
             let _ = report(&step);
         }
     }
@@ -331,7 +332,7 @@ impl Drop for Progress {
 }
 
 fn overwrite_line(text: &str) {
-    // Err: standard error is closed.
+    // An error means that standard error is closed.
     let _ = write!(io::stderr().lock(), "\r{text:<WIDTH$}\r");
 }
 
@@ -484,7 +485,7 @@ spec:
             any::<bool>().prop_map(Value::from),
             any::<i64>().prop_map(Value::from),
             any::<u64>().prop_map(Value::from),
-            // YAML cannot represent some control characters that JSON can represent.
+            // JSON can represent some control characters that YAML cannot represent.
             proptest::string::string_regex("[ -~\n\té✓🦀]{0,12}").unwrap().prop_map(Value::from),
         ];
         leaf.prop_recursive(4, 32, 4, |inner| {

@@ -1,5 +1,5 @@
 //! `pillion status`: shows whether the installation works now, and lists pods that differ from their profiles, with
-//! reasons. It reads lists from the API server, so it works without a running controller.
+//! reasons. It lists the objects from the API server, so it works without a running controller.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -33,7 +33,7 @@ use crate::finding::{self, Code, ObjectRef};
 use crate::installation::{Unread, endpoints, slices};
 use crate::output::{self, ListForm, Progress};
 
-/// The maximum number of pods in one response.
+/// The maximum number of pods in one response of the API server.
 const PAGE: u32 = 500;
 
 /// Arguments of `pillion status`.
@@ -68,12 +68,12 @@ struct Status {
 }
 
 /// Prints the state of the installation, and the pods that differ from their profiles. An installation that does not
-/// work is a finding, and so is each pod.
+/// work is a finding, and so is each of these pods.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let format = args.output;
     let (status, audited) = block_on(read(args))?;
     if let Err(error) = audited {
-        // The state of the installation is useful even if the pods cannot be read.
+        // The state of the installation is useful even if the pods could not be read.
         if format.is_text() {
             output::show(&text(&status, false))?;
         }
@@ -138,8 +138,8 @@ async fn run_audit(
     Ok(())
 }
 
-/// Returns findings if no pod is injected at all. A part that cannot be read is omitted: the overview contains the
-/// error.
+/// Returns findings if no pod is injected at all. A part that cannot be read is skipped, since the overview contains
+/// the error.
 async fn unavailable(
     client: &Client,
     release: &Release,
@@ -209,7 +209,7 @@ fn findings_of_pod(namespace: &str, pod: &Value) -> Vec<finding::Finding> {
 }
 
 /// Fails at once if the user may not list profiles or namespaces, or if the CRDs are missing. The audit would retry
-/// instead.
+/// instead of failing.
 async fn check_list_permissions(client: &Client) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
     let profiles = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
@@ -280,8 +280,8 @@ fn document(status: &Status) -> Value {
     })
 }
 
-/// Formats a table like kubectl. Returns an empty string if there are no findings. A wide table also shows owners
-/// and revisions.
+/// Formats a table in the style of kubectl. Returns an empty string if there are no findings. A wide table also shows
+/// owners and revisions.
 fn table(findings: &[Finding], is_wide: bool) -> String {
     if !is_wide {
         let rows = findings.iter().map(|finding| {
@@ -339,7 +339,7 @@ fn summary(report: &Report) -> String {
 struct Line {
     part: &'static str,
     text: String,
-    /// Why no pod is injected, or no change takes effect; `None` if this part works or could not be read.
+    /// The reason why no pod is injected, or no change takes effect; `None` if this part works or could not be read.
     problem: Option<&'static str>,
 }
 
@@ -435,7 +435,7 @@ fn problem_of_leader(lease: Option<&Lease>, now: Timestamp) -> Option<&'static s
     let leads = spec.is_some_and(|spec| {
         let is_held = spec.holder_identity.as_deref().is_some_and(|holder| !holder.is_empty());
         let seconds = i64::from(spec.lease_duration_seconds.unwrap_or(15));
-        // Twice the duration, as in `doctor`: this machine's clock may be ahead.
+        // Twice the lease duration, as in `doctor`, because the clock of this machine may be ahead.
         let is_recent = |renewed: Timestamp| now.duration_since(renewed).as_secs() <= 2 * seconds;
         is_held && spec.renew_time.as_ref().is_some_and(|renewed| is_recent(renewed.0))
     });

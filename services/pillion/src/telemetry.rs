@@ -1,7 +1,7 @@
 //! Logs to standard error, and traces over OTLP if an endpoint is set.
 //!
-//! Logs and traces have separate filters, so that a quiet log does not suppress spans. Without an endpoint there is no
-//! tracing layer, and a span costs nothing.
+//! Logs and traces have separate filters, so that a restrictive log level does not suppress spans. Without an endpoint
+//! there is no tracing layer, and a span costs nothing.
 //!
 //! * [`logs`]: the filter of log lines, which can change at run time.
 //! * [`traces`]: the collector of spans, and which requests are sampled.
@@ -29,7 +29,7 @@ use self::export::SpanMetrics;
 use self::logs::{DEFAULT_LEVEL, LogArgs, LogLevel, Logs};
 use self::traces::{Sampling, TraceArgs, Traces};
 
-/// Time limit for sending the last spans.
+/// The time limit for sending the last spans.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 /// The logging and tracing setup. [`Self::shutdown`] sends the remaining spans.
@@ -45,7 +45,7 @@ pub(crate) struct Telemetry {
 pub(crate) struct Controls {
     pub(crate) level: LogLevel,
     sampling: Sampling,
-    /// Counts spans. All counters stay 0 without tracing.
+    /// The counters of spans. All remain 0 without tracing.
     spans: SpanMetrics,
 }
 
@@ -97,7 +97,8 @@ impl Telemetry {
         let collector = traces.collector()?;
         let provider = collector.map(|collector| traces::provider(&collector, &sampling, spans.clone())).transpose()?;
         let layer = provider.as_ref().map(|provider| {
-            // Log lines during a request belong to its span, except the line for each decision, which the span covers.
+            // Warnings during a request become events of its span. The line that logs the decision does not, since the
+            // span itself contains the decision.
             let wanted = [(trace::TARGET, LevelFilter::INFO), ("pillion", LevelFilter::WARN)];
             let layer = tracing_opentelemetry::layer().with_location(false).with_threads(false);
             let layer = layer.with_tracked_inactivity(false).with_target(false);
@@ -106,7 +107,7 @@ impl Telemetry {
         let lines = logs::layer(logs.log_format).with_filter(filter);
         subscriber(lines, layer).try_init().context("logs are set up already")?;
         if let Some(provider) = &provider {
-            // Needed for spans that are created after their request has ended.
+            // Needed for spans that are created after their request ended.
             opentelemetry::global::set_tracer_provider(provider.clone());
         }
         Ok(Self { provider, controls: Controls { level, sampling, spans } })
@@ -128,8 +129,8 @@ impl Telemetry {
     }
 }
 
-/// Combines the layers of logs and spans with their filters. A layer of `None` would not work: it has no filter, so it
-/// would enable everything, and every request would get an unused span.
+/// Combines the layers of logs and spans with their filters. Without spans, the layer is left out: an `Option` layer of
+/// `None` has no filter, so it would enable everything, and every request would create an unused span.
 fn subscriber<L, T>(lines: L, spans: Option<T>) -> Dispatch
 where
     L: Layer<Registry> + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! Simulates creations of pods: reconstructs the pod that its author submitted, and creates the review that an API
+//! Simulates creations of pods: reconstructs the pod as its author submitted it, and creates the review that an API
 //! server would send.
 
 use pillion_engine::creation::Creation;
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 /// The UID of simulated requests.
 const UID: &str = "00000000-0000-4000-8000-000000000000";
 
-/// Returns the review of creating a pod by dry run. `user` is the request's `userInfo`.
+/// Returns the review of creating a pod with a dry run. `user` is the request's `userInfo`.
 pub(crate) fn review(pod: &Value, namespace: &str, user: &Value) -> Value {
     Creation { object: pod, namespace, uid: UID, user, dry_run: true }.review()
 }
 
-/// Returns the review of creating a pod without dry run.
+/// Returns the review of creating a pod without a dry run.
 pub(crate) fn of_creation(pod: &Value, namespace: &str, user: &Value) -> Value {
     Creation { object: pod, namespace, uid: UID, user, dry_run: false }.review()
 }
@@ -30,9 +30,9 @@ pub(crate) fn owner_reference(workload: &Value, api_version: &str, kind: &str) -
     Some(owner)
 }
 
-/// Returns a stored pod as its author wrote it, where that can be reconstructed. Removes Pillion's injection
-/// record, the changes that it lists, and all fields that only stored pods have. A record that Pillion did not write
-/// is kept, and its content is ignored.
+/// Returns a stored pod as its author wrote it, where that can be reconstructed. Removes Pillion's injection record,
+/// the changes that it lists, and all fields that only stored pods have. A record that Pillion did not write is kept
+/// but not evaluated.
 pub(crate) fn original_object(pod: &Value) -> Value {
     let tape = OwnedTape::parse(pod.to_string()).ok();
     let read = tape.as_ref().map(|tape| pillion_engine::audit::read(tape.root()));
@@ -40,7 +40,7 @@ pub(crate) fn original_object(pod: &Value) -> Value {
     let mut original: Value = original.unwrap_or_else(|| pod.clone());
     let Some(fields) = original.as_object_mut() else { return original };
     fields.shift_remove("status");
-    // Items of a list have no `apiVersion` and `kind`.
+    // Items of a list from the API server have no `apiVersion` and `kind`.
     fields.insert("apiVersion".to_owned(), "v1".into());
     fields.insert("kind".to_owned(), "Pod".into());
     if !has_authored_node_name(pod)
@@ -61,7 +61,7 @@ pub(crate) fn original_object(pod: &Value) -> Value {
     original
 }
 
-/// Whether the pod's author set `nodeName`. The scheduler sets it by a binding, which leaves no trace in
+/// Whether the pod's author set `nodeName`. The scheduler sets it through a binding, which leaves no entry in
 /// `managedFields`.
 fn has_authored_node_name(pod: &Value) -> bool {
     let managers = pod.pointer("/metadata/managedFields").and_then(Value::as_array);
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a pod with a record that its author wrote or did not write.
+    /// Returns a pod with an injection record, which the pod's author wrote if `record_is_authors` is true.
     fn pod(record_is_authors: bool) -> Value {
         let record = json!({"version": 1, "profiles": [{
             "profile": "nginx", "revision": "ab", "added": ["/spec/containers/proxy"],

@@ -75,7 +75,7 @@ fn undo_injection(document: &mut Value, place: &Place) -> anyhow::Result<Option<
     if let Some(fields) = object.as_object_mut()
         && fields.get("metadata").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty)
     {
-        // The metadata was created for the record.
+        // The metadata existed only for the record.
         fields.shift_remove("metadata");
     }
     *pod = object;

@@ -13,7 +13,7 @@ use crate::args::{ClusterArgs, block_on};
 use crate::exit::Exit;
 use crate::output::{self, Form};
 
-/// The label with the version of a component.
+/// The label that contains the version of a component.
 const VERSION_LABEL: &str = "app.kubernetes.io/version";
 
 /// Arguments of `pillion version`.
@@ -29,7 +29,7 @@ pub(crate) struct VersionArgs {
     at: ClusterArgs,
 }
 
-/// The versions, as in the machine-readable output.
+/// The versions, in the structure of the machine-readable output.
 #[derive(Debug, Serialize)]
 struct Versions {
     client: Client,
@@ -41,7 +41,7 @@ struct Versions {
 #[derive(Debug, Serialize)]
 struct Client {
     version: &'static str,
-    /// The commit; empty in builds without it.
+    /// The Git commit; empty in builds without it.
     revision: &'static str,
 }
 

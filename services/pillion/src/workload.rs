@@ -17,8 +17,8 @@ pub(crate) const MAX_OWNERS: usize = 4;
 pub(crate) struct Workload {
     /// The namespace.
     pub(crate) namespace: Box<str>,
-    /// `Deployment`, or `Pod` for a pod without a controller. Kinds outside Kubernetes' own groups include the group:
-    /// `StatefulSet.apps.kruise.io`.
+    /// The kind, such as `Deployment`; `Pod` for a pod without a controller. Kinds outside Kubernetes' own groups
+    /// include the group, as in `StatefulSet.apps.kruise.io`.
     pub(crate) kind: Box<str>,
     /// The name.
     pub(crate) name: Box<str>,
@@ -37,7 +37,7 @@ impl fmt::Display for Workload {
     }
 }
 
-/// Looks up owners, and caches the results.
+/// Looks up the owners of objects, and caches the results.
 pub(crate) struct Owners {
     client: Client,
     known: HashMap<Workload, Option<Workload>>,
@@ -49,10 +49,10 @@ impl Owners {
         Self { client, known: HashMap::new() }
     }
 
-    /// Returns the topmost workload of a pod; `owner` is the kind and name of the pod's controller.
+    /// Returns the topmost workload of a pod. `owner` is the kind and name of the pod's controller.
     ///
     /// # Errors
-    /// The API server does not return an owner.
+    /// An owner cannot be read from the API server.
     pub(crate) async fn workload(
         &mut self,
         namespace: &str,
@@ -93,7 +93,7 @@ impl Owners {
     }
 }
 
-/// Returns kind and name of the owner that controls the object, with the kind as in [`kind_with_group`].
+/// Returns the kind and name of the owner that controls the object. The kind has the format of [`kind_with_group`].
 pub(crate) fn controller(metadata: &ObjectMeta) -> Option<(String, &str)> {
     let mut references = metadata.owner_references.iter().flatten();
     let controller = references.find(|reference| reference.controller == Some(true));

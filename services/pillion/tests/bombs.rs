@@ -1,5 +1,5 @@
-//! Profiles that try to exhaust the program. `pillion lint` rejects each one quickly, and a replica that receives one
-//! continues to serve requests.
+//! Profiles that try to exhaust the resources of the program. `pillion lint` rejects each one quickly, and a replica
+//! whose files contain one continues to serve requests.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::support::{Program, patch, post};
 
-/// The processor time that `lint` may take, in seconds. Elapsed time may be longer on a busy machine.
+/// The maximum processor time of `lint`, in seconds. The elapsed time may be longer on a busy machine.
 const LIMIT: u64 = if cfg!(debug_assertions) { 10 } else { 2 };
 
-/// A hostile profile, and a part of the message that `lint` must print for it.
+/// A hostile profile, and a part of the error that `lint` must print for it.
 struct Bomb {
     name: &'static str,
     text: String,
@@ -45,7 +45,7 @@ fn argument(value: &str) -> String {
 
 fn bombs() -> Vec<Bomb> {
     let terms = format!("1{}", "+1".repeat(5_000));
-    // The 400 terms are within the limit of 1,000 bytes, but beyond the limit on syntax.
+    // 400 terms stay below the limit of 1,000 bytes, but exceed the limit on nesting.
     let short_terms = format!("1{} == 1", "+1".repeat(400));
     let parentheses = format!("{}true{}", "(".repeat(2_000), ")".repeat(2_000));
     let short_parentheses = format!("{}true{}", "(".repeat(400), ")".repeat(400));
@@ -106,7 +106,7 @@ fn bombs() -> Vec<Bomb> {
         ),
         bomb("many unknown fields", profile("", few_keys), "Kubernetes has no field"),
         bomb("open braces", "{".repeat(1_000_000), "error: "),
-        // Must stay last: it has so many problems that `pillion dev` does not show those of later files.
+        // Must remain the last bomb: it has so many problems that `pillion dev` does not show those of later files.
         bomb("many broken profiles", "---\n".to_owned() + &broken.repeat(9_000), "and 8900 more"),
     ]
 }
@@ -147,7 +147,7 @@ fn replica_survives_bombs() {
     let review = fs::read_to_string(dev.word_after("--data @")).unwrap();
     let serves = || patch(&post(&url, ca.as_ref(), &review)).unwrap().contains("helper:1");
     let mut bombs = bombs();
-    // This bomb has so many problems that `dev` would not show those of later files.
+    // This bomb has so many problems that `dev` would not show the problems of later files.
     bombs.retain(|bomb| bomb.name != "many unknown fields");
     for (index, bomb) in bombs.iter().enumerate() {
         fs::write(folder.path().join(format!("bomb-{index:02}.yaml")), &bomb.text).unwrap();

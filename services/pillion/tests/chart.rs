@@ -23,7 +23,7 @@ fn helm(arguments: &[&str], values: &Json) -> Output {
     let file = folder.path().join("values.json");
     fs::write(&file, values.to_string()).unwrap();
     let mut command = Command::new(tools::program("helm").unwrap());
-    // Ignore the user's own plugins, repositories and cluster.
+    // The user's own plugins, repositories and cluster must not affect the result.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, folder.path());
     }
@@ -32,7 +32,7 @@ fn helm(arguments: &[&str], values: &Json) -> Output {
 
 fn template(name: &str, namespace: &str, values: &Json) -> Result<Vec<Json>, String> {
     let release = ["template", name, "--namespace", namespace, "--kube-version", "1.36.3"];
-    // `helm template NAME CHART`: the chart's path comes after the name. Helm accepts flags in any order.
+    // `helm template NAME CHART` expects the chart's path after the name. Helm accepts flags in any order.
     let ran = helm(&release, values);
     if !ran.status.success() {
         return Err(String::from_utf8(ran.stderr).unwrap());
@@ -147,7 +147,7 @@ fn rendered_names_are_unique() {
 }
 
 /// Checks that names are unique, that the chart contains no object that the controller creates, and that each object
-/// has the release's label. Only namespaced objects may have a namespace.
+/// has the label of the release. Only namespaced objects may set a namespace.
 fn check_names(set: &str, objects: &[Json]) {
     let mut seen = BTreeSet::new();
     for object in objects {
@@ -249,7 +249,7 @@ fn pods_are_restricted_and_spread() {
     }
 }
 
-/// Returns the value of the flag, which includes the `=`, in the arguments of a Deployment's first container.
+/// Returns the value of a flag in the arguments of a Deployment's first container. `flag` includes the `=`.
 fn arguments(objects: &[Json], component: &str, flag: &str) -> String {
     let deployment = named(objects, "Deployment", &format!("pillion-{component}"));
     let all = deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
@@ -378,7 +378,7 @@ fn policies_come_from_values() {
     }
 }
 
-/// Removes the labels, since the chart adds its own to every object.
+/// Removes the labels, since the chart adds its own labels to every object.
 fn bare(mut object: Json) -> Json {
     let metadata = object["metadata"].as_object_mut().unwrap();
     metadata.remove("labels");
@@ -400,7 +400,7 @@ fn rbac_equals_deploy_rbac() {
         expected.extend(rules(documents(&file)));
     }
     let mut found = rules(rendered(&json!({})));
-    // Only the chart has roles for tenants.
+    // Only the chart, and not `deploy/rbac`, contains roles for tenants.
     for role in ["pillion-view", "pillion-edit"] {
         let role = found.remove(&("ClusterRole".to_owned(), String::new(), role.to_owned())).unwrap();
         for rule in role["rules"].as_array().unwrap() {

@@ -1,5 +1,5 @@
-//! Manual pages, completions, versions and CRDs as a process prints them, and how all commands handle a closed output
-//! and an unavailable cluster.
+//! Manual pages, completions, versions and CRDs as the process prints them. Also how all commands behave if their
+//! output is closed, or if the cluster is unavailable.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -113,7 +113,7 @@ fn kubeconfig(server: &str) -> String {
     )
 }
 
-/// Commands that talk to an API server, with the arguments that they need.
+/// The commands that connect to an API server, with the arguments that they need.
 fn cluster_commands() -> [&'static [&'static str]; 11] {
     const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
     [
@@ -155,7 +155,7 @@ fn unavailable_api_server_is_reported_once() {
 fn silent_api_server_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kubeconfig");
-    // Connections are accepted by the kernel, and no request is read.
+    // The kernel accepts connections to this listener, but no process reads their requests.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     fs::write(&file, kubeconfig(&format!("http://{}", silent.local_addr().unwrap()))).unwrap();
     let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));

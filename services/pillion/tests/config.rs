@@ -1,4 +1,5 @@
-//! The policy file: `--check-config` checks it without opening a port or connection, and a running program reloads it.
+//! The policy file: `--check-config` checks it without opening a port or a connection, and a running program reloads
+//! it.
 
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
@@ -23,8 +24,8 @@ fn text(bytes: &[u8]) -> String {
 fn check_prints_effective_policy_without_side_effects() {
     let folder = tempfile::tempdir().unwrap();
     TestCa::new().unwrap().serving_files(folder.path(), "tls", &["localhost"]).unwrap();
-    // If the command bound the listener's address, it would fail. If it connected, the listener would see the
-    // connection.
+    // If the command tried to bind this address, it would fail. If it connected to this address, the listener would
+    // receive a connection.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     taken.set_nonblocking(true).unwrap();
     let address = taken.local_addr().unwrap();
@@ -43,7 +44,7 @@ fn check_prints_effective_policy_without_side_effects() {
     }
     assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "a client connected");
 
-    // The printed policy is valid, and printing it again gives the same text.
+    // The printed policy is valid, and checking it prints the same text again.
     std::fs::write(folder.path().join("printed.yaml"), &printed).unwrap();
     let again = check(folder.path(), &["--config", "printed.yaml"]);
     assert_eq!(text(&again.stdout), printed, "{}", text(&again.stderr));
@@ -83,7 +84,7 @@ fn check_reports_all_mistakes() {
     }
 }
 
-/// A tenant's profile that adds an image of the cluster's region.
+/// A tenant's profile that adds a container whose image contains the cluster's region.
 const PROFILE: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -120,7 +121,7 @@ impl Dev {
         Self { endpoint: DevEndpoint::of(&program), versions: 1, program, folder }
     }
 
-    /// Replaces the policy as the kubelet does.
+    /// Replaces the policy in the same way as the kubelet.
     fn write(&mut self, policy: &str) {
         self.versions += 1;
         write_version(&self.folder.path().join("mount"), self.versions, policy);
@@ -131,7 +132,7 @@ impl Dev {
     }
 
     fn metrics(&self) -> String {
-        // The line is "metrics  http://127.0.0.1:1234/metrics".
+        // The program prints the line "metrics  http://127.0.0.1:1234/metrics".
         let address = self.program.word_after("http://");
         get(address.split('/').next().unwrap(), "/metrics").body
     }
@@ -174,7 +175,7 @@ fn log_level_follows_file_unless_flag_is_set() {
         let line = format!("pillion_webhook_config_reloads_total{{result=\"ok\"}} {times}");
         eventually(&line, || get(&address, "/metrics").body.lines().any(|found| found == line).then_some(()));
     };
-    // The program logs the reload at the new level.
+    // The program logs the reload at the level of the reloaded policy.
     write("error");
     read(1);
     assert_eq!(reload_count(&replica), 0, "{}", replica.stderr());

@@ -1,5 +1,6 @@
-//! `pillion convert` as a process: which profiles it writes, and which configurations it reports as not convertible,
-//! with their position. Test cases in the folders of the extended profiles check how the written profiles change pods.
+//! `pillion convert` as a process: the profiles that it writes, and the configurations that it cannot convert and
+//! reports with their positions. Test cases in the folders of the extended profiles check how the written profiles
+//! change pods.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 

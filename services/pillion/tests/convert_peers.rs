@@ -1,5 +1,5 @@
-//! `pillion convert` for resources of other injectors, as a process: the profiles pass `lint`, and inject what the
-//! resources specify.
+//! `pillion convert` for resources of other injectors, as a process. `lint` accepts the written profiles, and the
+//! profiles inject the parts that the resources specify.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 
@@ -33,12 +33,12 @@ fn documents(text: &str) -> Vec<Json> {
     serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error} in\n{text}"))
 }
 
-/// Injects the converted and the shipped profiles into a pod. Returns the pod and the messages of `pillion inject`.
+/// Injects the converted and the shipped profiles into a pod. Returns the pod, and the messages of `pillion inject`.
 fn inject(converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     inject_in(None, converted, shipped, pod)
 }
 
-/// Like [`inject`]. `namespace` is the object of the pod's namespace; with `None`, none is given.
+/// Like [`inject`], but with the Namespace object of the pod's namespace, if it is not `None`.
 fn inject_in(namespace: Option<&Json>, converted: &str, shipped: &[&str], pod: &Json) -> (Json, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("converted.yaml"), converted).unwrap();
@@ -122,8 +122,8 @@ fn instrumentation_becomes_one_profile_per_language() {
             "metadata": {"name": "web", "namespace": namespace, "annotations": {"instrumentation.opentelemetry.io/inject-java": word}},
             "spec": {"containers": [{"name": "web", "image": "web:1"}]}})
     };
-    // Any namespace can use the full name. The profile's own namespace can also use the short name, or `true`,
-    // because it has only this profile.
+    // Any namespace can use the full name. The profile's own namespace can also use the short name or `true`, because
+    // it contains only this profile.
     for (namespace, word) in [
         ("shop", "observability/edge"),
         ("observability", "edge"),

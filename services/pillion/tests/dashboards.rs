@@ -1,5 +1,5 @@
-//! `dashboards/`: a real Prometheus scrapes the real program and runs each query of each panel. No panel may stay
-//! empty. Each alert has a runbook, and fires only under its condition.
+//! Tests `dashboards/`: a real Prometheus scrapes the real program, and runs each query of each panel. Every panel must
+//! have data. Each alert has a runbook, and fires only if its condition is true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,9 +14,10 @@ use pillion_testkit::dashboards::{Source, metrics_of};
 use pillion_testkit::tools;
 use serde_json::Value;
 
-/// Prefix of the API server's metrics, which `tests/e2e/dashboards.rs` scrapes.
+/// The prefix of the API server's metrics. Their panels are tested in `tests/e2e/dashboards.rs`, which scrapes the API
+/// server.
 const API_SERVER_PREFIX: &str = "apiserver";
-/// Metrics that no panel shows. Each needs a reason here.
+/// Metrics that no panel shows. A comment must state the reason for each.
 const NOT_SHOWN: [&str; 0] = [];
 
 fn folder(name: &str) -> PathBuf {
@@ -37,7 +38,7 @@ fn dashboards() -> BTreeMap<String, Value> {
     files.into_iter().map(|(name, text)| (name, serde_json::from_str(&text).unwrap())).collect()
 }
 
-/// Returns the panels of a dashboard, without the headings of rows.
+/// Returns the panels of a dashboard, except the headings of rows.
 fn panels(dashboard: &Value) -> Vec<&Value> {
     let panels = dashboard["panels"].as_array().unwrap();
     panels.iter().filter(|panel| panel["type"] != "row").collect()
@@ -48,7 +49,7 @@ fn queries(panel: &Value) -> Vec<&str> {
     panel["targets"].as_array().unwrap().iter().map(|target| target["expr"].as_str().unwrap()).collect()
 }
 
-/// Fills in the variables of a query as Grafana does, with windows of seconds.
+/// Replaces the variables of a query as Grafana does. Time windows are a few seconds long.
 fn filled_in(query: &str) -> String {
     let values = [
         ("$__rate_interval", "8s"),
@@ -148,8 +149,8 @@ fn dashboards_have_valid_layout_and_queries() {
     }
 }
 
-/// Checks that a query of a panel filters each metric by the dashboard's variables, and uses counters only with a
-/// window.
+/// Checks that a query of a panel filters each metric by the dashboard's variables, and that it reads counters only
+/// over a time window.
 fn sound(title: &str, query: &str) {
     for name in metrics_of(query) {
         let behind: Vec<_> = query.split(&*name).skip(1).filter(|rest| !rest.starts_with(['_', ':'])).collect();
@@ -174,7 +175,7 @@ fn sound(title: &str, query: &str) {
     }
 }
 
-/// Upper bound of the latency objective, in seconds: 99 % of the requests end within it.
+/// The latency objective in seconds: 99 % of the requests must end within this time.
 const OBJECTIVE_SECONDS: &str = "0.025";
 
 #[test]
@@ -283,11 +284,11 @@ fn all_panels_and_alerts_have_data() {
     for rule in rules() {
         let query = rule.text("/expr");
         prometheus.query(query).unwrap_or_else(|error| panic!("{}: {query}\n{error}", rule.file));
-        // The metrics of an alert must exist whether the alert fires or not.
+        // The metrics of an alert must exist, whether or not the alert fires.
         for metric in
             metrics_of(query).into_iter().filter(|name| !name.starts_with("apiserver_") && !name.contains(':'))
         {
-            // A slow scrape leaves the result empty for a moment, so the test retries.
+            // During a slow scrape, the result is empty for a moment, so the test retries.
             eventually(&format!("{}: {metric} is exported: {query}", rule.file), || {
                 (!prometheus.query(&format!("count({metric})")).unwrap().is_empty()).then_some(())
             });

@@ -1,5 +1,5 @@
-//! Tests `deploy/`: the plain manifests are complete, kustomizations of them build, and the chart accepts the values in
-//! the examples for Argo CD, Flux and kind.
+//! Tests `deploy/`: the plain manifests are complete, kustomizations based on them build, and the chart accepts the
+//! values in the examples for Argo CD, Flux and kind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ fn kustomizations_build_and_change_documented_fields() {
         assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
     }
     assert!(overlay.iter().all(|object| object["metadata"]["labels"]["team"] == "platform"));
-    // The program accepts the overlay's policy file and profile.
+    // The program accepts the policy file and the profile in the overlay.
     let folder = tempfile::tempdir().unwrap();
     let policy = find(&overlay, "ConfigMap", "pillion-webhook")["data"]["policy.yaml"].as_str().unwrap();
     fs::write(folder.path().join("policy.yaml"), policy).unwrap();
@@ -134,7 +134,7 @@ fn images(objects: &[Json]) -> Vec<&str> {
     images.map(|image| image.as_str().unwrap()).collect()
 }
 
-/// The image that each example asks its reader to replace.
+/// The image reference in each example, which its reader should replace.
 const IMAGE: &str = "registry.example.com/platform/pillion:0.1.0";
 
 fn has_hook(objects: &[Json], hook: &str) -> bool {
@@ -249,7 +249,8 @@ fn null_values_map_gives_one_clear_error() {
     assert!(error.contains("minReplicas is 9, but maxReplicas is only 3"), "{error}");
 }
 
-/// Renders the policy that rejects inline secrets, and returns its expressions, which are empty if values disable it.
+/// Renders the policy that rejects inline secrets, and returns its expressions. Returns no expressions if the values
+/// disable the policy.
 fn secret_policy_expressions(secrets: &Json) -> Result<Vec<String>, String> {
     let objects = template("pillion", &json!({"guardrails": {"inlineSecrets": secrets}}))?;
     let mut policies = objects.iter().filter(|object| object["metadata"]["name"] == "pillion-inline-secrets");

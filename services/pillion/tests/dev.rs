@@ -19,7 +19,7 @@ fn write_profile(folder: &Path, image: &str) {
     fs::write(folder.join("helper.yaml"), text).unwrap();
 }
 
-/// The parts of the printed `curl` command.
+/// The URL, the CA file and the review file in the printed `curl` command.
 struct Sample {
     url: String,
     ca: PathBuf,
@@ -54,7 +54,7 @@ fn changed_profiles_are_reloaded() {
 
     fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
     dev.wait_for_output("still active: helper");
-    // Standard error arrives independently of standard output, so the test waits for it.
+    // Standard error may arrive later than standard output, so the test waits for it.
     eventually("the file is named", || dev.stderr().contains("helper.yaml").then_some(()));
     assert!(sample.send().unwrap().contains("helper:2"));
 
@@ -101,7 +101,7 @@ fn folder_profiles_is_served() {
     assert!(!dev.stdout().contains("others in"), "{}", dev.stdout());
 }
 
-/// Runs a line as if pasted into a shell whose `PATH` does not have `pillion`.
+/// Runs a line as if a user had pasted it into a shell whose `PATH` does not contain `pillion`.
 fn run_pasted(line: &str, folder: &Path) -> String {
     let output = Command::new("sh").args(["-c", line]).current_dir(folder).output().unwrap();
     assert!(output.status.success(), "{line}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -138,7 +138,8 @@ fn namespaces_come_from_flags_and_files() {
     write_profile(folder.path(), "helper:1");
     fs::write(folder.path().join("namespaces.yaml"), "till: held\nout: {labels: {a: b}}\n").unwrap();
     let more = ["--profile", ".", "--namespace", "shop=required", "--namespace-file", "namespaces.yaml"];
-    // The file with the namespaces is in the folder of profiles: `dev` ignores files there that contain no profile.
+    // The file with the namespaces is in the folder of profiles. `dev` ignores files in that folder that contain no
+    // profile.
     let dev = Program::start(&[&ANY_PORTS[..], &more].concat(), folder.path());
     let sample = Sample::printed_by(&dev);
     for line in ["  shop: required\n", "  till: held\n", "  out: not opted in\n"] {
@@ -176,7 +177,8 @@ fn tutorials_profile_is_served() {
         Sample::printed_by(&dev).send().filter(|patch| patch.contains("busybox:1.36"))
     });
 
-    // Without its namespace, the profile applies to no pod, and the program says so.
+    // If its namespace is not among those that `dev` serves, the profile applies to no pod, and the program reports
+    // that.
     let dev = Program::start(&[&ANY_PORTS[..], &["-p", "shipper"]].concat(), folder.path());
     dev.wait_for_output("not shop, to which profile shop/shipper applies; to add it: --namespace shop=enabled");
 }
@@ -208,8 +210,8 @@ fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
     })
 }
 
-/// A compiled profile takes 12 KiB of memory, or 28 KiB if all files stay in memory while they are read. Half of the
-/// profiles here are cluster profiles, and half belong to tenants.
+/// Loads 600 profiles: half of them are cluster profiles, and half belong to tenants. A compiled profile takes 12 KiB of
+/// memory. It would take 28 KiB if all files stayed in memory while they are read.
 #[test]
 fn loading_profiles_bounds_memory() {
     const LIMIT_KIB: u64 = 16 * 1024;
@@ -246,7 +248,7 @@ fn invalid_flags_fail_at_once() {
     }
 }
 
-/// A profile for every pod, so that each review is injected.
+/// A profile that applies to every pod, so that every review is injected.
 const FOR_EVERY_POD: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: everybody}\n\
                        spec:\n  activation: Always\n  template:\n    metadata: {annotations: {example.com/x: 'yes'}}\n\
                        \x20   spec: {containers: [{name: extra, image: 'extra:1'}]}\n";
@@ -285,7 +287,7 @@ fn captured_reviews_are_answered() {
         json_patch::patch(&mut object, &operations).unwrap();
         let containers = object["spec"]["containers"].as_array_mut().unwrap();
         assert_eq!(containers.pop().unwrap()["name"], "extra");
-        // Without the additions, the object equals the one that was sent.
+        // Without the added parts, the object equals the one that the API server sent.
         let annotations = object["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove("example.com/x").unwrap();
         annotations.remove("pillion.dev/injected").unwrap();

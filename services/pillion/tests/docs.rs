@@ -1,10 +1,10 @@
-//! Runs the commands that README and docs show, and checks their links.
+//! Runs the commands in the README and in the docs, and checks their links.
 //!
-//! Every `console` block is a session that must print what the block shows. It runs in a folder with files: the
-//! preceding `yaml` blocks that start with a comment with a file name. Of `sh` blocks, commands that need no cluster
-//! are run, and `src/cli.rs` parses all `pillion` commands. The tests in `e2e` run the commands of
-//! `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the runbooks, and a test in `node`
-//! those of `docs/quickstart.md`.
+//! Every `console` block is a session that must print the output in the block. It runs in a folder that contains files
+//! from the preceding `yaml` blocks: a block becomes a file if it starts with a comment that contains a file name. In
+//! `sh` blocks, the commands that need no cluster are run, and `src/cli.rs` parses all `pillion` commands. The tests in
+//! `e2e` run the commands of `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the
+//! runbooks. A test in `node` runs those of `docs/quickstart.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -97,8 +97,8 @@ fn run_session(session: &str, folder: &Path, document: &Path) {
     }
     for (command, expected) in commands {
         let output = Command::new("sh").args(["-c", command]).current_dir(folder).env("PATH", &path).output().unwrap();
-        // `pillion inject` prints its decision to standard error. A session shows standard output, or standard error if
-        // that is empty.
+        // `pillion inject` prints its decision to standard error. A session shows standard output or, if that is empty,
+        // standard error.
         let shown = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let shown = String::from_utf8(shown).unwrap();
         assert_eq!(shown.trim_end(), expected.trim_end(), "{}: $ {command}", document.display());
@@ -148,7 +148,7 @@ fn readme_quickstart_has_commands_of_page() {
     }
 }
 
-/// A workload for pages whose commands need one but that show none.
+/// A workload for pages whose commands need one, but that do not show one.
 const DEPLOYMENT: &str = "\
 apiVersion: apps/v1
 kind: Deployment
@@ -158,7 +158,7 @@ spec:
   template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: \"web:1\"}]}}
 ";
 
-/// Commands that need no cluster and only print.
+/// Prefixes of commands that need no cluster and only print.
 const OFFLINE: [&str; 6] =
     ["pillion lint ", "pillion test ", "pillion inject ", "pillion export ", "helm template ", "kubectl kustomize "];
 
@@ -196,7 +196,7 @@ fn offline_commands_in_documents_succeed() {
     let mut done = BTreeSet::new();
     for (document, line) in shell_lines() {
         let is_offline = OFFLINE.iter().any(|command| line.starts_with(command));
-        // Skip `pillion test profiles`: it takes minutes, and `--update` writes into the profiles.
+        // Skips `pillion test profiles`, which takes minutes, and whose flag `--update` writes into the profiles.
         // tests/test_command.rs runs both.
         let is_of_all = line.split(' ').any(|word| word == "profiles");
         if !is_offline || is_of_all || !done.insert(line.clone()) {
@@ -241,7 +241,7 @@ fn shell_commands_name_existing_files() {
     }
 }
 
-/// Returns the pages of the site: all files of `docs` except the list of pages. Each with its path in `docs`.
+/// Returns the pages of the site, each with its path in `docs`. These are all files in `docs` except the list of pages.
 fn pages() -> Vec<(String, PathBuf)> {
     let docs = root().join("docs");
     let name_of = |path: &Path| Some(path.strip_prefix(&docs).ok()?.to_str()?.to_owned());
@@ -266,10 +266,10 @@ fn lists_of_pages_are_complete() {
 #[test]
 fn pages_state_their_audience() {
     let folders = fs::read_dir(root().join("profiles")).unwrap().map(|entry| entry.unwrap().path());
-    // The folder of short profiles has no README: docs/profiles-to-copy.md describes them.
+    // Only the folder of short profiles has no README, since docs/profiles-to-copy.md describes them.
     let readmes: Vec<_> = folders.map(|folder| folder.join("README.md")).filter(|path| path.exists()).collect();
     assert!(readmes.len() > 20, "found {} READMEs of profiles", readmes.len());
-    // A runbook begins with the meaning of its alert. The list of runbooks states the audience of all.
+    // A runbook begins with the meaning of its alert instead. The list of runbooks states the audience of all runbooks.
     let pages = pages().into_iter().filter(|(name, _)| !name.starts_with("runbooks/Pillion")).map(|(_, path)| path);
     for path in pages.chain(readmes) {
         let text = fs::read_to_string(&path).unwrap();
@@ -278,7 +278,7 @@ fn pages_state_their_audience() {
     }
 }
 
-/// Returns a file without its fenced blocks, which contain no links or headings.
+/// Returns a file without its fenced blocks, since links and headings in them do not count.
 fn prose(text: &str) -> String {
     let mut is_fenced = false;
     let lines = text.lines().map(|line| {
@@ -304,9 +304,10 @@ fn targets(text: &str) -> Vec<String> {
     inline.chain(named).map(|target| target.trim().to_owned()).collect()
 }
 
-/// Returns GitHub's anchor of a heading: letters, digits, `-` and `_` stay, blanks become `-`, all else is removed.
+/// Returns the anchor that GitHub generates for a heading: letters, digits, `-` and `_` are kept, blanks become `-`,
+/// and all other characters are removed.
 fn anchor(heading: &str) -> String {
-    // For a link, the anchor contains only the link text.
+    // Of a link in the heading, only the text becomes part of the anchor.
     let shown = heading.split("](").enumerate().map(|(place, part)| match place {
         0 => part,
         _ => part.split_once(')').map_or("", |(_, rest)| rest),
@@ -375,7 +376,7 @@ fn links_and_anchors_exist() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// Returns a message for each link such as [`Type::name`](file.rs) whose file does not define `name`.
+/// Returns a message for each link of the form [`Type::name`](file.rs) whose file does not define `name`.
 fn undefined(document: &Path, text: &str) -> Vec<String> {
     let is_undefined = |link: &str| {
         let (name, rest) = link.split_once("`](")?;
@@ -386,7 +387,7 @@ fn undefined(document: &Path, text: &str) -> Vec<String> {
         if !is_name || file.extension().is_none_or(|extension| extension != "rs") {
             return None;
         }
-        // A module is defined by its file.
+        // A module is defined by the existence of its file.
         let is_module = file.with_extension("").iter().rev().take(2).any(|part| part == item);
         let source = fs::read_to_string(&file).ok()?;
         let words: Vec<_> = source.split(|character: char| !character.is_alphanumeric() && character != '_').collect();
@@ -420,10 +421,10 @@ fn rust_sources(folder: &Path) -> String {
     entries.map(text).collect()
 }
 
-/// Returns the names in backticks, such as `Type::name`, that the sources do not define. A name that the sources have in
-/// quotes is a value, such as a phase.
+/// Returns the names in backticks, such as `Type::name`, that the sources do not define. A name that occurs in quotes
+/// in the sources is a value, such as a phase, and is not returned.
 fn unknown_names(text: &str, sources: &str) -> Vec<String> {
-    /// The derive macro of clap, and a keyword.
+    /// Names that other crates or the language define: the derive macro of clap, and a keyword.
     const FOREIGN: [&str; 2] = ["Args", "mod"];
     let is_name = |character: char| character.is_alphanumeric() || character == '_';
     let words: Vec<_> = sources.split(|character: char| !is_name(character)).filter(|word| !word.is_empty()).collect();
@@ -438,7 +439,8 @@ fn unknown_names(text: &str, sources: &str) -> Vec<String> {
             || defined.contains(item)
             || [format!(" {item}: "), format!("\"{item}\"")].iter().any(|text| sources.contains(text))
     };
-    // The odd parts are in backticks. Links are checked by `undefined`.
+    // After splitting at backticks, every second part was in backticks. Parts that are links are checked by
+    // `undefined`.
     let parts: Vec<_> = text.split('`').collect();
     let quoted = (1..parts.len()).step_by(2).filter(|index| !parts[index - 1].ends_with('['));
     quoted.map(|index| parts[index]).filter(|name| !is_known(name)).map(str::to_owned).collect()
@@ -461,7 +463,7 @@ fn broken_links_are_found() {
     let text = "# One\n\n## `code`, and [a link](LICENSE)'s text\n## One\n\n\
                 [a](#one) [b](#one-1) [c](#code-and-a-links-text) [d](cli.md#all-commands) [e](https://example.com/#x)\n\
                 `[f](nowhere.md)`\n```sh\n# Two\n[g](nowhere.md)\n```\n[h]: cli.md\n";
-    // The page is in `docs/`, and `LICENSE` is not.
+    // A link to `LICENSE` from a page in `docs/` is broken, since the file is in the root folder.
     assert_eq!(broken(&page, text), ["LICENSE does not exist"]);
     for (wrong, expected) in [
         ("[x](#two)", "#two has no such heading"),
@@ -508,13 +510,14 @@ fn comparison_examples_of_pillion_and_sidecarset_are_valid() {
             _ => continue,
         };
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        // Exit code 1: a profile cannot express the update strategy of a SidecarSet.
+        // Exit code 1 is expected, because a profile cannot express the update strategy of a SidecarSet.
         let is_valid = matches!(output.status.code(), Some(0 | 1)) && !stderr.contains("unknown");
         assert!(is_valid, "{name} ({}):\n{stdout}{stderr}\n{text}", output.status);
     }
 }
 
-/// Each Kyverno policy has the spec of the Kubernetes policy beside it, which `tests/e2e/comparison.rs` runs.
+/// Each Kyverno policy must have the same spec as the Kubernetes policy in the same folder, which
+/// `tests/e2e/comparison.rs` runs.
 #[test]
 fn kyverno_examples_equal_policies() {
     let files = comparison_files();
@@ -530,7 +533,7 @@ fn kyverno_examples_equal_policies() {
     }
 }
 
-/// Returns the names of the profiles that a page links to.
+/// Returns the names of the profiles to which a page links.
 fn linked_profiles(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
     let below = targets.filter_map(|target| target.trim_start_matches("../").strip_prefix("profiles/"));
@@ -545,7 +548,7 @@ fn migration_pages() -> Vec<(PathBuf, String)> {
     migration_pages.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Returns the parameters in the tables whose last column is `parameter`.
+/// Returns the parameters in all tables whose last column has the heading `parameter`.
 fn parameters(text: &str) -> Vec<String> {
     let mut is_of_parameters = false;
     let mut found = Vec::new();

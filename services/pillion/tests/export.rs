@@ -1,5 +1,5 @@
-//! `pillion export` as a process: which policies it writes, which parts it leaves out and why, and its exit code.
-//! `e2e/export.rs` shows that the API server accepts the policies, and decides as the engine does.
+//! `pillion export` as a process: the policies that it writes, the parts that it leaves out with the reasons, and its
+//! exit code. `e2e/export.rs` shows that the API server accepts the policies, and decides like the engine.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
@@ -227,7 +227,7 @@ fn first_label_of_namespace_opts_in() {
     assert!(stderr.contains("--opt-in") && stderr.contains("expected KEY=VALUE"), "{stderr}");
 }
 
-/// The shipped policy equals the export of its profile.
+/// The shipped policy must equal the export of its profile.
 #[test]
 fn shipped_policy_matches_its_profile() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/reserved-namespaces");

@@ -1,4 +1,4 @@
-//! Tests `pillion inject` as a process: manifests in, injected manifests out.
+//! `pillion inject` as a process: it reads manifests and prints injected manifests.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
@@ -77,7 +77,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Injects the manifests on standard input and returns standard output.
+/// Injects into the manifests `input`, which are passed on standard input. Returns standard output.
 fn inject(input: &str, arguments: &[&str]) -> String {
     let output = inject_with(input, &[&["-f", "-"], arguments].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -138,7 +138,7 @@ fn injected_template_keeps_no_invented_fields() {
     assert_eq!(rest, document(DEPLOYMENT));
 }
 
-/// Injects profiles of a folder into an object, and returns the object.
+/// Injects the profiles in a folder into an object, and returns the object.
 fn injected(profile: &str, object: &Value) -> Value {
     let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
         .args(["inject", "--profile", &format!("{PROFILES}/{profile}"), "-f", "-", "-o", "json", "-q"])
@@ -152,7 +152,8 @@ fn injected(profile: &str, object: &Value) -> Value {
 #[test]
 fn template_gets_result_of_created_pod() {
     let template = || json!({"metadata": {"labels": {"team": "red"}}, "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
-    // Each kind, with the owner of its pods in a cluster, and the labels that its controller adds to them.
+    // Each kind of workload, with the owner of its pods in a cluster, and the labels that its controller adds to the
+    // pods.
     let kinds = [
         ("apps/v1", "Deployment", ("apps/v1", "ReplicaSet", "web-5d9c7b"), json!({"pod-template-hash": "5d9c7b"})),
         ("apps/v1", "ReplicaSet", ("apps/v1", "ReplicaSet", "web"), json!({})),
@@ -377,7 +378,7 @@ fn saved_review_gets_webhooks_response() {
     assert_eq!(inject_with("", &["--review", "-", "-f", "-"]).status.code(), Some(2));
 }
 
-/// Helm parses YAML 1.1, so it must read the same objects from the output of `pillion inject`.
+/// Helm parses YAML 1.1. It must read the same objects from the output of `pillion inject`.
 #[test]
 fn helm_reads_the_same_objects() {
     let text = inject(&format!("{CONFIG_MAP}---\n{POD}---\n{DEPLOYMENT}"), &[]);
@@ -435,7 +436,7 @@ fn child_inherits_sidecar_in_any_order() {
     assert_eq!(images([&off, &parent]), ["busybox"]);
 }
 
-/// Profiles that read facts outside the pod: from its service account, its owner, and the cluster.
+/// Profiles that read facts outside the pod: of its service account, its owner, and the cluster.
 const READERS: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile

@@ -1,5 +1,6 @@
-//! `pillion lint` as a process: it shows each mistake at its place in the file, and its exit code reports whether there
-//! are any. Beside each file in `mistakes` is its expected output, which `just generate` writes.
+//! `pillion lint` as a process. It shows each mistake at its position in the file, and its exit code reports whether
+//! there are mistakes. Each file in `mistakes` has its expected output in a file beside it, which `just generate`
+//! writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ fn file(text: &str) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Returns the source of the shipped profile, with the first `from` replaced by `to`.
+/// Returns the source of the shipped profile, in which `to` replaces the first `from`.
 fn nginx_with(from: &str, to: &str) -> String {
     let text = fs::read_to_string(Path::new(PROFILES).join("nginx/profile.yaml")).unwrap();
     assert!(text.contains(from), "{from}");

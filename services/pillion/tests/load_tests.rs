@@ -1,6 +1,6 @@
-//! Runs each script of load-tests/ for a few seconds, with the real k6 against a real webhook. The measured figures do
-//! not matter here. The tests check that the scripts run, check responses, and fail for wrong ones. With
-//! `PILLION_LOAD=full` they run at their own length and rate, which takes a quarter of an hour.
+//! Runs each script of load-tests/ for a few seconds, with the real k6 and a real webhook. The measured figures are not
+//! evaluated. The tests check that the scripts run, that they check responses, and that they fail for wrong responses.
+//! With `PILLION_LOAD=full`, the scripts run at their own duration and rate, which takes a quarter of an hour.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -12,16 +12,16 @@ use serde_json::Value as Json;
 
 /// The exit code of k6 when a threshold is exceeded.
 const THRESHOLD_BROKEN: i32 = 99;
-/// Number of namespaces that the webhook knows: the scripts' default.
+/// Number of namespaces that the webhook knows. It is the default of the scripts.
 const NAMESPACES: &str = "50";
-/// Maximum time of a run, for short runs and for full ones.
+/// Time limits of a short run and of a full run.
 const LIMIT: Duration = Duration::from_mins(3);
 const FULL_LIMIT: Duration = Duration::from_mins(12);
 
-/// Short runs, at a rate and with limits that suit a machine that also runs other tests.
+/// The settings of short runs. Their rate and limits allow for other tests on the same machine.
 const SHORT: [(&str, &str); 4] = [("RATE", "40"), ("DURATION", "3s"), ("P99_MS", "5000"), ("MAX_VUS", "200")];
 
-/// Returns whether the scripts run at their own length and rate.
+/// Returns whether the scripts run at their own duration and rate.
 fn full() -> bool {
     match std::env::var("PILLION_LOAD").as_deref() {
         Ok("full") => true,
@@ -70,17 +70,17 @@ impl Webhook {
         Self { _program: program, folder, url }
     }
 
-    /// Runs a script with these settings. If a name occurs more than once, its last value applies.
+    /// Runs a script with these settings. If a name occurs more than once, its last value takes effect.
     fn run(&self, script: &str, environment: &[(&str, &str)]) -> Run {
         let summary = self.folder.path().join(format!("{script}.json"));
-        // Remove the result of an earlier run.
+        // Removes the result of an earlier run.
         let _ = std::fs::remove_file(&summary);
         let mut command = Command::new(tools::program("k6").unwrap());
         command
             .args(["run", "--no-usage-report", "--no-color", "--quiet"])
             .arg(scripts().join(format!("{script}.js")))
             .current_dir(self.folder.path())
-            // Trust only the webhook's CA. Use HTTP/1.1, as the API server does for a Service.
+            // k6 trusts only the webhook's CA, and uses HTTP/1.1, as the API server does for a Service.
             .env("SSL_CERT_FILE", self.folder.path().join("served/ca.crt"))
             .env("SSL_CERT_DIR", "/nonexistent")
             .env("GODEBUG", "http2client=0")
@@ -98,7 +98,7 @@ impl Webhook {
     }
 }
 
-/// The output of a script, and the figures that it wrote. `None`: it wrote none.
+/// The output of a script, and the figures that it wrote, if any.
 #[derive(Debug)]
 struct Run {
     output: Output,
@@ -146,13 +146,13 @@ fn every_script_passes_against_working_webhook() {
         .collect();
     found.sort();
     assert_eq!(found, ["pods", "smoke", "soak", "spike", "steady", "tenants"]);
-    // The script `pods` needs an API server: tests/e2e/k6_pods.rs runs it.
+    // The script `pods` needs an API server, so tests/e2e/k6_pods.rs runs it.
     for script in found.into_iter().filter(|script| script != "pods") {
         let begun = Instant::now();
         let settings: &[(&str, &str)] = if full() { &[] } else { &SHORT };
         let mut run = webhook.run(&script, settings);
-        // If the machine stalled for a moment, k6 had no free client for a request. That is not the script's fault,
-        // so try again.
+        // If the machine stalled for a moment, k6 had no free client for a request. That is not a fault of the script,
+        // so the run is repeated.
         for _ in 0..2 {
             if run.figures.as_ref().is_none_or(|figures| figures["not_sent"] == 0) {
                 break;
@@ -163,7 +163,7 @@ fn every_script_passes_against_working_webhook() {
         if let Some(figures) = run.figures.as_ref().filter(|_| full()) {
             print_figures(&figures.to_string());
         }
-        // A spike runs at its low rate for two thirds of its time.
+        // The script `spike` runs at its low rate for two thirds of its duration.
         assert!(run.count("requests") >= 30 && begun.elapsed() >= Duration::from_secs(2), "{run:?}");
         assert_eq!(run.count("checks_passed"), 5 * run.count("requests"), "five checks of each response: {run:?}");
         for key in ["checks_failed", "failed", "shed", "not_sent"] {
@@ -183,7 +183,7 @@ fn run_fails_for_wrong_results() {
     for (wrong, setting) in [
         // No profile injects this container, so the check of the patch must fail.
         ("checks", ("SIDECAR", "another")),
-        // No response is that fast, so the check of times must fail.
+        // No response is that fast, so the check of durations must fail.
         ("http_req_duration", ("P99_MS", "0.001")),
         // No server listens at this address.
         ("http_req_failed", ("PILLION_URL", &*nowhere)),

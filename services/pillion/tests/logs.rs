@@ -1,5 +1,5 @@
-//! Logs and traces never contain parts of an object except its name. A pod with marked secrets takes every path
-//! through the program, at the highest log level and with all traces.
+//! Logs and traces must never contain any part of an object except its name. The test sends a pod with marked secrets
+//! through every code path of the program, at the highest log level and with all traces.
 
 #![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
@@ -9,7 +9,7 @@ use crate::support::collector::FakeCollector;
 use crate::support::{DevEndpoint, Program, eventually, get};
 use serde_json::{Value, json};
 
-/// A string that does not occur in the program by chance.
+/// A string that does not occur in the program's output by chance.
 const MARK: &str = "xq7secretzw";
 
 /// Returns a pod in which every string that could be a secret contains [`MARK`].
@@ -47,8 +47,8 @@ fn review(object: &Value) -> Value {
     })
 }
 
-/// Of these profiles one is applied, one computes with marked strings and fails midway, and one rejects the pod because
-/// of marked strings.
+/// One profile is applied, one computes with marked strings and then fails, and one rejects the pod because of marked
+/// strings.
 const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -122,7 +122,8 @@ fn logs_metrics_and_spans_contain_only_names() {
     let mut elsewhere = review(&unmarked);
     elsewhere["request"]["namespace"] = "nobody-knows".into();
     assert_eq!(dev.post("", &elsewhere.to_string()), 200);
-    // Invalid requests: cut off within a secret, with the type of another kind, with a secret as the object.
+    // Invalid requests: one is cut off within a secret, one contains another kind, and one contains a secret as its
+    // object.
     let cut = injected.find("annotation\"").unwrap();
     assert_eq!(dev.post("", &injected[..cut]), 400);
     assert_eq!(
@@ -172,7 +173,7 @@ fn signal_toggles_decision_log() {
     assert_eq!(dev.post("", &body), 200);
     eventually("the decision is logged", || (decided() == 1).then_some(()));
     raise();
-    dev.program.wait_for_output("logging as configured again");
+    dev.program.wait_for_output("the configured log level is active again");
     assert_eq!(dev.post("", &body), 200);
     raise();
     eventually("it is logged again", || {

@@ -1,5 +1,6 @@
-//! Metrics: the pages in `docs` list exactly the metrics, labels, values and buckets that the program exports. A real
-//! Prometheus scrapes real replicas, runs every documented query, and finds the trace of a request by its exemplar.
+//! Metrics: the pages in `docs` must list exactly the metrics, labels, values and buckets that the program exports. A
+//! real Prometheus scrapes real replicas, runs every documented query, and finds the trace of a request from its
+//! exemplar.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -14,8 +15,8 @@ use crate::support::metrics_page::{differences, exported, merge, page, page_of};
 use crate::support::prometheus::Prometheus;
 use crate::support::replicas::{Dev, Unconnected};
 
-/// Metrics whose series exist only after their first event. Another test compares their documented label values with
-/// the program's list.
+/// Metrics whose series do not exist before their first event. Another test compares their documented label values with
+/// the list in the program.
 const BY_OCCURRENCE: [&str; 1] = ["pillion_webhook_decisions_total"];
 
 #[test]
@@ -83,7 +84,7 @@ fn number_of_series_is_bounded() {
 }
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
-/// A trace that its sender does not sample, so the program does not either.
+/// A trace that its sender has not sampled, so the program does not sample it either.
 const UNSAMPLED: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
 fn traced(trace: &str, kept: bool) -> String {
@@ -92,7 +93,7 @@ fn traced(trace: &str, kept: bool) -> String {
 
 #[test]
 fn documented_queries_and_exemplars_work() {
-    // The sender decides about sampling. No collector receives these traces.
+    // The sender decides whether a request is sampled. No collector receives these traces.
     let collector = ["--otlp-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0"];
     let (dev, webhook) = (Dev::start(&collector), Unconnected::webhook(&[]));
     let prometheus = Prometheus::scraping(&[&dev.operations, &webhook.operations]);
@@ -111,7 +112,7 @@ fn documented_queries_and_exemplars_work() {
         eventually(&format!("{query}\nreturns a number"), || {
             load();
             last = prometheus.query(query);
-            // An invalid query stays invalid, so fail at once.
+            // An invalid query remains invalid, so the test fails at once.
             let values = last.as_ref().unwrap_or_else(|error| panic!("{query}\n{error}"));
             (!values.is_empty() && values.iter().all(|value| !value.is_nan())).then_some(())
         });
@@ -141,7 +142,7 @@ fn documented_controller_alerts_have_data() {
     assert!(queries.len() >= 8, "{queries:?}");
     for query in &queries {
         prometheus.query(query).unwrap_or_else(|error| panic!("{query}\n{error}"));
-        // The measured value exists whether the alert fires or not.
+        // The measured value exists, whether or not the alert fires.
         let measured = query.rsplit_once(" < ").or_else(|| query.rsplit_once(" > ")).unwrap().0;
         eventually(&format!("{measured}\nreturns a number"), || {
             let values = prometheus.query(measured).unwrap();

@@ -1,4 +1,5 @@
-//! The playground of `pillion dev`: responses of the real program, and in [`page`] the page in a real browser.
+//! The playground of `pillion dev`. This file tests the responses of the real program, and [`page`] tests the page in a
+//! real browser.
 
 mod driver;
 mod page;
@@ -38,7 +39,7 @@ metadata: {name: web}
 spec: {containers: [{name: web, image: \"web:1\"}]}
 ";
 
-/// `pillion dev` with its playground, started in the repository.
+/// A process of `pillion dev` with its playground, started in the repository.
 struct Dev {
     address: String,
     program: Program,
@@ -71,7 +72,7 @@ impl Dev {
         send(&self.address, "POST /playground/run", &headers, body)
     }
 
-    /// Runs inputs as the page does. Returns the response.
+    /// Runs inputs in the same way as the page. Returns the response.
     fn run(&self, texts: &Value) -> Value {
         let origin = format!("origin: http://{}\r\nsec-fetch-site: same-origin\r\n", self.address);
         let answer = self.post(&format!("content-type: application/json\r\n{origin}"), texts.to_string().as_bytes());
@@ -148,7 +149,7 @@ fn runs_use_workloads_namespaces_and_parameters() {
     let of = |pod: &Value| pod["explanation"]["profiles"][0]["parameters"][0]["value"].clone();
     assert_eq!((of(&pods[0]), of(&pods[1])), (json!("debug"), json!("info")));
     assert_eq!(answer["result"]["patches"].as_array().unwrap().len(), 2);
-    // No file describes the second pod's namespace, so a diagnostic at the pod's position reports that.
+    // There is no Namespace object for the second pod's namespace. A diagnostic at the pod's position reports that.
     let [diagnostic] = answer["diagnostics"].as_array().unwrap().as_slice() else { panic!("{answer}") };
     assert_eq!(
         (&diagnostic["severity"], &diagnostic["file"], &diagnostic["line"]),
@@ -163,7 +164,7 @@ fn runs_use_workloads_namespaces_and_parameters() {
         (&json!("not_opted_in"), &json!("opt_in_value_unknown"))
     );
 
-    // A profile may extend a shipped one.
+    // A profile may extend a shipped profile.
     let java = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles/otel-java/profile.yaml"))
         .unwrap();
     let object = POD
@@ -283,7 +284,7 @@ fn slow() -> Value {
 }
 
 impl Dev {
-    /// Starts two slow runs, the maximum of concurrent runs.
+    /// Starts two slow runs, which is the maximum number of concurrent runs.
     fn begin_slow(&self) -> [TcpStream; 2] {
         let before = self.program.cpu_ticks();
         let body = slow().to_string();
@@ -303,7 +304,7 @@ impl Dev {
 }
 
 /// Returns two durations: how long a run waits after the clients of two slow runs disconnect, and how long the program
-/// takes to exit during two other slow runs.
+/// takes to exit while two other slow runs are in progress.
 fn freed_and_ended() -> [Duration; 2] {
     let mut dev = Dev::start(&[]);
     drop(dev.begin_slow());
@@ -324,7 +325,8 @@ fn freed_and_ended() -> [Duration; 2] {
 fn abandoned_runs_stop() {
     const SOON: Duration = Duration::from_secs(6);
     let mut all = Vec::new();
-    // Retry until both durations are short once, since a busy machine can delay either.
+    // A busy machine can delay either operation, so the test retries until both durations are short in the same
+    // attempt.
     loop {
         let took = freed_and_ended();
         if took.iter().all(|took| *took < SOON) {
@@ -444,7 +446,7 @@ fn examples_are_local_and_shipped_profiles() {
             .unwrap()
             .contains("pillion.dev/profiles: logger")
     );
-    // The program serves the current content of the file.
+    // The program returns the current content of the file.
     fs::write(folder.path().join("logger.yaml"), PROFILE.replace("logger:1.0", "logger:2.0")).unwrap();
     assert_eq!(names(&own, "here"), ["logger"]);
     assert!(
@@ -465,7 +467,7 @@ fn playground_is_absent_on_public_addresses() {
     assert_eq!(send(&address, "GET /livez", "host: localhost\r\n", b"").status, 200);
 }
 
-/// How long a response may take.
+/// The time limit of a response.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// A response with its headers.
@@ -493,16 +495,16 @@ impl Answer {
     }
 }
 
-/// Sends a request. `headers` are complete header lines with their line ends, including the host.
+/// Sends a request. `headers` contains complete header lines with their line ends, including the host.
 pub(crate) fn send(address: &str, line: &str, headers: &str, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let length = if body.is_empty() { String::new() } else { format!("content-length: {}\r\n", body.len()) };
     let head = format!("{line} HTTP/1.1\r\n{headers}{length}connection: close\r\n\r\n");
-    // The server may respond and close before it has read everything.
+    // The server may respond and close the connection before it has read everything.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     let (mut bytes, mut piece) = (Vec::new(), [0; 16 * 1024]);
-    // Some servers do not close the connection, so read until the announced length.
+    // Some servers do not close the connection, so this reads up to the announced length.
     while !is_whole(&bytes) {
         match stream.read(&mut piece) {
             Ok(0) | Err(_) => break,

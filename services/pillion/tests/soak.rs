@@ -1,8 +1,8 @@
-//! Runs a replica under the conditions of a year of operation, with hundreds of requests per second, for twenty seconds
-//! (`PILLION_SOAK_SECONDS` overrides the duration). The replica gets valid reviews of all sizes and invalid ones,
-//! clients that connect, disconnect and break off, new certificates, changing profiles and namespaces, and scrapes.
-//! Every valid review must get the right response. At the end, memory use and open files must match those after the
-//! warm-up.
+//! Runs a replica for twenty seconds with hundreds of requests per second and all the events that can occur in a year
+//! of operation (`PILLION_SOAK_SECONDS` overrides the duration). The replica receives valid reviews of all sizes and
+//! invalid ones, clients that connect, disconnect and break off, new certificates, changed profiles and namespaces, and
+//! scrapes. Every valid review must get the right response. At the end, the memory use and the number of open files
+//! must match those after the warm-up.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,12 +27,13 @@ const SECONDS: &str = "PILLION_SOAK_SECONDS";
 const DEFAULT_SECONDS: u64 = 20;
 pub(crate) const KIB: usize = 1024;
 pub(crate) const MIB: usize = 1024 * KIB;
-/// Maximum growth of memory use from the second quarter to the last: a fraction, plus a number of bytes.
+/// Maximum growth of the memory use from the second quarter of the samples to the last: a fraction, plus a number of
+/// bytes.
 const DRIFT: (f64, usize) = (0.05, 3 * MIB / 2);
 /// Maximum growth of the number of open files. It is not zero, because the number of connections to the API server
 /// varies.
 const MORE_FILES: usize = 4;
-/// The replica's limit on namespace lookups at the API server.
+/// The replica's limit for lookups of namespaces in the API server, per second.
 const LOOKUPS_A_SECOND: f64 = 10.0;
 pub(crate) const NAMESPACE: &str = "soak";
 
@@ -74,8 +75,8 @@ async fn changes(target: Rc<Target>, control_plane: Rc<ControlPlane>, ca: TestCa
     }
 }
 
-/// Replaces the key and the certificate by whole files, as the kubelet does. If the program reads between the two
-/// replacements, the files do not match, and the program reads them again.
+/// Replaces the key and the certificate by renaming complete files, like the kubelet. If the program reads between the
+/// two replacements, the files do not match, and the program reads them again.
 fn renew(ca: &TestCa, folder: &Path) {
     let fresh = folder.join("fresh");
     std::fs::create_dir_all(&fresh).unwrap();
@@ -134,7 +135,8 @@ fn median(mut values: Vec<usize>) -> usize {
     values[values.len() / 2]
 }
 
-/// Returns the median memory and the maximum of open files in the quarter `which` of the samples, counted from 0.
+/// Returns the median memory and the maximum number of open files in the quarter `which` of the samples, counted from
+/// 0.
 fn quarter(samples: &[Sample], which: usize) -> (usize, usize) {
     let length = samples.len() / 4;
     let part = &samples[which * length..(which + 1) * length];
@@ -167,7 +169,7 @@ fn clients_and_changes(
     tasks
 }
 
-/// Series that are 0 after all clients have ended.
+/// Series that must be 0 after all clients have ended.
 const ZERO_AFTERWARDS: [&str; 4] = [
     "pillion_webhook_panics_total",
     "pillion_webhook_inflight_requests",
@@ -278,7 +280,7 @@ async fn soak(seconds: u64) {
     assert_eq!(replica.wait_for_exit().code(), Some(0), "{}", replica.stderr());
 }
 
-/// Maximum time of a working operation, on a machine that also runs other tests.
+/// The time limit of an operation that succeeds, on a machine that also runs other tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Returns a review of at least this many bytes.
 pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
@@ -300,11 +302,11 @@ pub(crate) fn review(number: usize, operation: &str, bytes: usize) -> Json {
     })
 }
 
-/// The replica as its clients use it, and counts of their requests.
+/// The connection data of the replica for the clients, and counts of their requests.
 pub(crate) struct Target {
     pub(crate) address: String,
     tls: TlsConnector,
-    /// The latest requested generation of the profile.
+    /// The latest generation of the profile that the test has requested.
     pub(crate) generation: Cell<u32>,
     pub(crate) until: Instant,
     pub(crate) counts: RefCell<BTreeMap<&'static str, usize>>,
@@ -352,7 +354,7 @@ impl Target {
             body.len()
         );
         let ask = async {
-            // A connection may close only after a response that announces it.
+            // Only a response that announces it may be followed by the end of the connection.
             connection.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
             connection.flush().await.unwrap();
             read_answer(connection).await
@@ -383,7 +385,8 @@ async fn read_answer(connection: &mut Connection) -> Answer {
     Answer { status: head[9..12].parse().unwrap(), closes: head.contains("connection: close"), body }
 }
 
-/// Checks that the response injects into the pod, with a generation of the profile that the test has requested.
+/// Checks that the response injects the sidecar into the pod, from a generation of the profile that the test has
+/// requested.
 pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     let text = String::from_utf8_lossy(&answer.body);
     assert_eq!(answer.status, 200, "{text}");
@@ -399,7 +402,7 @@ pub(crate) fn check_injected(target: &Target, number: usize, answer: &Answer) {
     assert!(patch.contains(&format!("pod-{number}/{NAMESPACE}")), "{patch}");
 }
 
-/// Sends reviews of all sizes over persistent connections, like the API server.
+/// Sends reviews of all sizes over connections that stay open, like the API server.
 pub(crate) async fn send_valid_reviews(target: Rc<Target>, client: usize) {
     const SIZES: [usize; 8] = [KIB, 2 * KIB, 4 * KIB, 6 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB];
     let mut connection = target.connect().await;
@@ -407,7 +410,7 @@ pub(crate) async fn send_valid_reviews(target: Rc<Target>, client: usize) {
     while target.goes_on() {
         number += 1;
         let updates = number % 10 == 9;
-        // Few requests are large.
+        // Only few requests are large.
         let size = SIZES[if number.is_multiple_of(20) { 7 } else { number % 7 }];
         let body = review(number, if updates { "UPDATE" } else { "CREATE" }, size).to_string();
         let path = ["/mutate/enabled", "/mutate"][number % 2];
@@ -447,7 +450,7 @@ pub(crate) async fn send_invalid_requests(target: Rc<Target>) {
         if !target.goes_on() {
             break;
         }
-        // The request of 7 MiB is rare.
+        // The request of 7 MiB is sent rarely.
         let (path, kind, body, status) = cases[if number % 100 == 0 { 7 } else { number % 7 }];
         let answer = target.ask(&mut connection, path, kind, body.as_bytes()).await;
         assert_eq!(answer.status, status, "{}", String::from_utf8_lossy(&answer.body));
@@ -459,7 +462,7 @@ pub(crate) async fn send_invalid_requests(target: Rc<Target>) {
     }
 }
 
-/// Connects for a single request, or for none.
+/// Opens connections for a single request, or for none.
 pub(crate) async fn open_and_close_connections(target: Rc<Target>) {
     for number in 9_000_000.. {
         if !target.goes_on() {
@@ -478,7 +481,7 @@ pub(crate) async fn open_and_close_connections(target: Rc<Target>) {
     }
 }
 
-/// Breaks connections off: in the handshake, in the head, in the body and before the response. Also connects without
+/// Breaks off connections in the handshake, in the header, in the body and before the response. Also connects without
 /// TLS.
 pub(crate) async fn break_off_connections(target: Rc<Target>) {
     let body = review(0, "CREATE", 100 * KIB).to_string();
@@ -512,7 +515,8 @@ pub(crate) async fn break_off_connections(target: Rc<Target>) {
     }
 }
 
-/// Sends reviews for made-up namespaces. The replica looks each up at the API server, within its rate limit.
+/// Sends reviews for namespaces that do not exist. The replica looks up each one in the API server, within its rate
+/// limit.
 pub(crate) async fn send_forged_reviews(target: Rc<Target>) {
     let mut connection = target.connect().await;
     for number in 0.. {

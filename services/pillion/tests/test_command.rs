@@ -32,7 +32,8 @@ object: {spec: {containers: [{name: web, image: \"web:1\"}]}}
 part: {spec: {containers: [{}, {image: \"helper:2\"}]}}
 ";
 
-/// Returns a folder with these profiles: the name, the source and the test cases of each.
+/// Returns a folder with these profiles. For each profile, the argument contains the name, the source and the test
+/// cases.
 fn folders(folders: &[(&str, &str, &str)]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (name, profile, cases) in folders {
@@ -62,7 +63,7 @@ fn shipped_profiles_pass_their_cases() {
     let output = test(Path::new(PROFILES), &["."]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
-    // Warnings would be on standard error.
+    // Warnings would appear on standard error.
     assert_eq!(stderr(&output), "");
     assert!(!text.contains("no cases"), "a shipped profile has cases:\n{text}");
     let cases: usize = text.lines().last().unwrap().split(' ').next().unwrap().parse().unwrap();

@@ -1,5 +1,5 @@
-//! Traces: the spans that a real OpenTelemetry Collector receives for requests. A slow or missing collector must not
-//! affect requests.
+//! The spans of requests that a real OpenTelemetry Collector receives. A slow or missing collector must not affect
+//! requests.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers fail by panicking")]
 
@@ -95,7 +95,7 @@ impl Drop for Collector {
     }
 }
 
-/// A span as the collector writes it.
+/// A span in the format in which the collector writes it, with its resource.
 #[derive(Clone, Debug)]
 struct Span {
     span: Value,
@@ -111,7 +111,7 @@ impl Span {
         self.text(key).parse().unwrap()
     }
 
-    /// Returns an attribute as a string, with commas between the elements of a list. `None`: the span lacks the
+    /// Returns an attribute as a string, with commas between the elements of a list, or `None` if the span lacks the
     /// attribute.
     fn attribute(&self, key: &str) -> Option<String> {
         attribute(&self.span, key)
@@ -152,7 +152,7 @@ spec:
   template: {metadata: {annotations: {example.com/number: \"${string(int('none'))}\"}}}
 ";
 
-/// `pillion dev` with an exporter of traces, and the endpoint for requests.
+/// A process of `pillion dev` that exports traces, and its endpoint for requests.
 struct Dev {
     program: Program,
     endpoint: DevEndpoint,
@@ -185,7 +185,7 @@ impl Dev {
         assert!(answer.body.contains("\"allowed\":false"), "{answer:?}");
     }
 
-    /// Opens a connection for many requests, as the API server does.
+    /// Opens a connection for many requests, like the API server.
     fn connection(&self) -> Connection {
         let path = self.endpoint.url.rsplit_once('/').unwrap().1;
         let head = "host: x\r\ncontent-type: application/json\r\ncontent-length";
@@ -243,7 +243,7 @@ fn traceparent(flags: &str) -> String {
 #[test]
 fn request_span_joins_trace_and_has_child_spans() {
     let collector = Collector::start();
-    // The program traces only requests that the sender has sampled.
+    // The program traces only the requests that the sender has sampled.
     let endpoint = format!("http://{}", collector.clear);
     let resource = [("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=web-0,k8s.namespace.name=pillion")];
     let mut dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "0"], &resource, "");
@@ -324,7 +324,7 @@ fn tls_collector_is_verified_and_ratio_applies() {
         (dev.metric("pillion_webhook_trace_spans_exported_total") == 7).then_some(())
     });
 
-    // A collector with an untrusted certificate receives nothing, and the program logs that.
+    // A collector with an untrusted certificate receives no spans, and the program logs that.
     let dev = Dev::start(&["--otlp-endpoint", &endpoint, "--trace-ratio", "1"], &[], "");
     dev.send("");
     dev.program.wait_for_output("the collector rejects traces");
@@ -354,7 +354,8 @@ fn failed_and_rejected_requests_are_traced_within_limit() {
     assert!(span.attribute("profiles").unwrap().contains("impossible") && !span.is_error(), "{span:?}");
     assert!(span.time("startTimeUnixNano") < span.time("endTimeUnixNano"));
 
-    // An incomplete body holds three quarters of the memory. The replica drops it for a complete one.
+    // An incomplete body uses three quarters of the memory for bodies. To free memory for a complete body, the replica
+    // drops the incomplete one.
     let large = format!("{}{}", dev.endpoint.review, " ".repeat(3 * 1024 * 1024 - dev.endpoint.review.len()));
     let mut slow = connect(&dev.endpoint.url, &dev.endpoint.ca);
     let path = dev.endpoint.url.rsplit_once('/').unwrap().1;
@@ -429,17 +430,17 @@ fn silent_collector_slows_no_request_and_bounds_memory() {
         times.sort();
         *times.get(times.len() * 99 / 100).unwrap()
     };
-    // Alternate the requests, so that a busy machine affects both programs alike.
+    // The requests alternate between both programs, so that a busy machine affects both equally.
     let mut measure = || {
         let (without, with) = (0..REQUESTS).map(|_| (one.time(), other.time())).unzip();
         (p99(without), p99(with))
     };
     measure();
     let full = "pillion_webhook_trace_spans_dropped_total{reason=\"queue_full\"}";
-    // A request has seven spans. The queue and the batch in flight hold the spans of 366 requests.
+    // A request has seven spans. The queue and the batch that is being sent contain the spans of 366 requests.
     eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
     let memory = traced.program.memory();
-    // Waiting for a collector would slow down every request. A busy machine delays only some of them.
+    // If requests waited for the collector, every request would be slower. A busy machine delays only some of them.
     let is_slower = |(without, with): &(Duration, Duration)| *with >= *without * 2 + Duration::from_millis(5);
     let mut rounds = Vec::new();
     while rounds.len() < 5 && rounds.last().is_none_or(is_slower) {
@@ -473,7 +474,7 @@ fn missing_system_cas_suggest_collector_ca() {
     std::fs::write(folder.path().join("profiles.yaml"), PROFILES).unwrap();
     let ports = ["dev", "--profile", "profiles.yaml", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
     let arguments = [&ports[..], &["--otlp-endpoint", "https://127.0.0.1:1"]].concat();
-    // Simulate an image without CA certificates.
+    // Simulates a container image without CA certificates.
     let nobody = [("SSL_CERT_FILE", "/dev/null"), ("SSL_CERT_DIR", "/dev/null")];
     let mut program = Program::start_with(&arguments, &nobody, folder.path());
     assert_eq!(program.wait_for_exit().code(), Some(2));

@@ -27,7 +27,7 @@ fn documents(text: &str) -> Vec<Json> {
 
 const ASK: &str = "sidecar-injector-webhook.morven.me/inject";
 
-/// Returns a pod template that requests the sidecar, and already has lists that injection extends.
+/// Returns a pod template that requests the sidecar, and that already contains the lists that injection extends.
 fn template() -> Json {
     json!({
         "metadata": {"labels": {"app": "web"}, "annotations": {ASK: "yes"}},
@@ -103,7 +103,7 @@ fn terminal_output_has_colours_unless_disabled() {
     let command =
         format!("{} inject -q -f {} -p profiles/nginx -o diff", env!("CARGO_BIN_EXE_pillion"), file.display());
     let run = |no_color: Option<&str>| {
-        // `script` provides a terminal and prints what the terminal shows.
+        // `script` runs the command in a terminal, and prints the output of that terminal.
         let mut script = std::process::Command::new("script");
         script.args(["-qec", &command, "/dev/null"]).current_dir(root()).env("TERM", "xterm-256color");
         script.env_remove("NO_COLOR").env_remove("CI");

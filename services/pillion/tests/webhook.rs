@@ -1,5 +1,5 @@
-//! `pillion webhook` as a process: it reports mistakes before it binds a port. A replica without a connection to the
-//! cluster is alive and not ready. A terminating replica drains. A replica without free file descriptors recovers.
+//! `pillion webhook` as a process. It reports mistakes before it binds a port. A replica without a connection to the
+//! cluster is alive but not ready. A terminating replica drains. A replica without free file descriptors recovers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -47,7 +47,7 @@ fn replica_without_cluster_is_alive_but_unready() {
     assert!(ready.body.contains("profiles and namespaces") && !ready.body.contains("certificate"), "{ready:?}");
     let metrics = get(&operations, "/metrics").body;
     assert!(metrics.contains("pillion_webhook_broken_profiles 0"), "{metrics}");
-    // A replica without profiles must not respond as if no profile matched.
+    // Without profiles, a replica must not respond as if no profile matched.
     let port = replica.word_after("listening address=").rsplit(':').next().unwrap().to_owned();
     let review = include_str!("../../engine/tests/reviews/create-deployment-pod.json");
     let url = format!("https://localhost:{port}/mutate/required");
@@ -80,8 +80,8 @@ fn failing_watch_is_logged_and_retried() {
     });
 }
 
-/// Returns the first part that an error contains twice, as in `what: why: why`, or `None`. Ignores parts of up to eight
-/// bytes.
+/// Returns the first part that an error contains twice, as in `what: why: why`, or `None` if there is none. Ignores
+/// parts of up to eight bytes.
 fn repeated_part(text: &str) -> Option<String> {
     let parts: Vec<_> = text.trim().split(": ").filter(|part| part.len() > 8).collect();
     let twice = |(index, part): (usize, &&str)| parts.iter().skip(index + 1).any(|other| other.contains(*part));
@@ -161,8 +161,8 @@ fn connect_tls(address: &str, ca: &str) -> TlsConnection {
     StreamOwned::new(ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap(), tcp)
 }
 
-/// Sends a request that is not a review, and returns the response in lower case. Its `connection` header shows whether
-/// the connection stays open.
+/// Sends a request that is not a review, and returns the response in lower case. The `connection` header of the
+/// response shows whether the connection stays open.
 fn post_nonsense(connection: &mut TlsConnection) -> String {
     connection.write_all(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").unwrap();
     let mut text = Vec::new();
@@ -222,7 +222,8 @@ fn check_drain(kubeconfig: &str) {
     eventually("it is draining", || {
         get(&operations, "/metrics").body.contains("pillion_webhook_draining 1\n").then_some(())
     });
-    // A client that does not know of the termination yet gets a response, and its connection is closed.
+    // A client that does not know yet that the replica is terminating gets a response, and then its connection is
+    // closed.
     for _ in 0..3 {
         let mut late = connect_tls(&address, &ca.bundle_pem());
         assert!(post_nonsense(&mut late).contains("connection: close"));
@@ -237,10 +238,10 @@ fn check_drain(kubeconfig: &str) {
     assert!(TcpStream::connect(&address).is_err());
 }
 
-/// The process's limit of file descriptors. About 30 are open after its start.
+/// The process's limit of file descriptors. About 30 descriptors are open after its start.
 const DESCRIPTORS: &str = "64";
 const CLIENTS: usize = 100;
-/// Time for which the process has no free descriptor.
+/// How long the process has no free descriptor.
 const EXHAUSTED_FOR: Duration = Duration::from_secs(2);
 
 /// Scrapes the metrics on a connection that stays open.
@@ -266,7 +267,7 @@ fn metric(scrape: &str, series: &str) -> f64 {
     scrape.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok()).unwrap()
 }
 
-/// Returns the CPU time of a process in seconds.
+/// Returns the processor time of a process, in seconds.
 fn cpu_seconds(process: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -292,7 +293,7 @@ fn descriptor_exhaustion_is_survived() {
     assert!(metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total") < 0.5);
     assert_eq!(post(&url, ca.as_ref(), &sample).status, 200);
 
-    // The kernel accepts all connections, but the process has descriptors for only some.
+    // The kernel accepts all connections, but the process has descriptors for only some of them.
     let clients: Vec<_> = (0..CLIENTS).map(|_| TcpStream::connect(&address).unwrap()).collect();
     eventually("it has no descriptor left", || {
         (metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total") > 0.5).then_some(())
@@ -303,7 +304,8 @@ fn descriptor_exhaustion_is_survived() {
     let errors = metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total") - errors;
     let busy = (cpu_seconds(dev.id()) - before) / began.elapsed().as_secs_f64();
     println!("{errors} errors in {EXHAUSTED_FOR:?}, {:.1} per cent of a core", busy * 100.0);
-    // Expect about 20 errors a second, plus a margin. A busy machine may extend the duration, so measure it.
+    // About 20 errors per second are expected, plus a margin. A busy machine may extend the duration, so the test
+    // measures it.
     let most = 30.0 * began.elapsed().as_secs_f64();
     assert!((1.0..=most).contains(&errors), "{errors} errors, at most {most} expected: no pause between errors");
     assert!(busy < 0.5, "the process is in a busy loop");

@@ -1,7 +1,7 @@
 //! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, logs.
 //!
-//! The types are the reference: [`super::settings`] reads ranges and meanings from them. The file is read once at
-//! start. A change takes effect when the controller restarts; another replica leads in the meantime.
+//! [`super::settings`] reads the ranges and meanings of the keys from these types. The file is read once at start. A
+//! change takes effect when the controller restarts; another replica leads in the meantime.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -65,7 +65,7 @@ pub(crate) struct Leadership {
     pub(crate) retry_period: Time,
 }
 
-/// Lifetimes of certificates, and the times of a rotation.
+/// The lifetimes of certificates, and the settings of a rotation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Certificates {
@@ -81,7 +81,7 @@ pub(crate) struct Certificates {
     /// The age of a CA at which the next one is created.
     #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
-    /// How long to wait for API servers that cannot be probed to use a changed webhook configuration.
+    /// How long to wait until API servers that cannot be probed use a changed webhook configuration.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) propagation_timeout: Time,
     /// How many consecutive probe rounds must find every replica with a certificate of the new CA.
@@ -101,7 +101,7 @@ pub(crate) struct Certificates {
     pub(crate) interval: Time,
 }
 
-/// The webhook configurations, except the CA bundle.
+/// The settings of the webhook configurations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Webhooks {
@@ -109,9 +109,9 @@ pub(crate) struct Webhooks {
     /// `kube-public` and `kube-node-lease` are always excluded.
     #[schemars(extend("expected" = "names of namespaces"))]
     pub(crate) excluded_namespaces: Vec<String>,
-    /// Labels by which namespaces opt in, besides `pillion.dev/injection`. The first one that a namespace has takes
-    /// effect. The audit and the profile status use these labels too; replicas need the same in `namespaces.optIn`.
-    /// Only `pillion.dev/injection` can have the value `held`.
+    /// Labels with which namespaces opt in, besides `pillion.dev/injection`. Of these labels, only the first one that a
+    /// namespace has takes effect. The audit and the profile status use the labels too. The policy file of the replicas
+    /// must list the same labels in `namespaces.optIn`. Only `pillion.dev/injection` can have the value `held`.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
     pub(crate) opt_in: Vec<String>,
     /// How long an API server waits for a response in namespaces with `enabled`; then the pod is created without
@@ -136,8 +136,8 @@ pub(crate) struct Profiles {
     #[schemars(extend("range" = ["1Mi", "1Gi"]))]
     pub(crate) max_namespace_memory: Size,
     /// The estimated memory that the profiles of all namespaces may take in a replica. A namespace gets at most half of
-    /// the memory that the other namespaces leave. The memory limits of the replicas and of the controller must leave
-    /// room for twice as much.
+    /// the memory that the profiles of other namespaces do not use. The memory limits of the replicas and of the
+    /// controller must leave room for twice as much.
     #[schemars(extend("range" = ["1Mi", "64Gi"]))]
     pub(crate) max_memory: Size,
 }
@@ -214,7 +214,7 @@ impl Webhooks {
         settings
     }
 
-    /// Returns the labels by which namespaces opt in.
+    /// Returns the labels with which namespaces opt in.
     pub(crate) fn labels(&self) -> Result<OptIn, OptInError> {
         OptIn::with(self.opt_in.iter().map(String::as_str))
     }
@@ -233,12 +233,12 @@ impl Leadership {
 }
 
 impl Certificates {
-    /// Returns the settings of probes of the endpoints.
+    /// Returns the settings of the probes of endpoints.
     pub(crate) fn probes(&self) -> probe::Settings {
         let mut settings = probe::Settings::default();
         settings.gap = self.probe_gap.0;
         settings.timeout = self.probe_timeout.0;
-        // The default is a day. Certificates with a shorter lifetime never have that long left.
+        // The default is one day, which certificates with a shorter lifetime could never satisfy.
         settings.least_left = settings.least_left.min(self.serving_lifetime.0 / 7);
         settings
     }
@@ -251,7 +251,7 @@ impl Certificates {
         settings
     }
 
-    /// Returns the times of a rotation.
+    /// Returns the settings of the rotation's steps.
     pub(crate) fn rotation(&self) -> rotation::Settings {
         let mut settings = rotation::Settings::default();
         settings.rotate_after = self.rotate_after.0;
@@ -263,7 +263,7 @@ impl Certificates {
 }
 
 impl ControllerPolicy {
-    /// Returns the settings of the certificate rotation.
+    /// Returns the settings of the task that rotates the certificates.
     pub(crate) fn rotator(&self, release: &Release) -> rotator::Settings {
         let Certificates { ca_lifetime, serving_lifetime, interval, .. } = &self.certificates;
         rotator::Settings {

@@ -1,7 +1,8 @@
-//! Reloads the policy file at run time. Settings that can change at run time are applied, others are reported. An
-//! invalid file is reported, and the last valid policy remains active.
+//! Reloads the policy file at run time. Applies the settings that can change at run time, and reports changes of all
+//! other settings. If the file is invalid, reports the problems, and the last valid policy remains active.
 //!
-//! The file is polled, because the kubelet swaps a link to its directory, which a watch on the file does not notice.
+//! The file is polled. A watch would miss changes, because the kubelet replaces a symbolic link to the file's
+//! directory.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ impl Default for Metrics {
     }
 }
 
-/// Registers the reload metrics. Without a file they show success.
+/// Registers the reload metrics. Without a policy file, they report success.
 pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
     let metrics = file.map(|file| file.metrics.clone()).unwrap_or_default();
     let registry = registry.sub_registry_with_prefix(PREFIX);
@@ -70,7 +71,7 @@ pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
 /// The receivers of a new policy.
 #[derive(Clone, Debug)]
 pub(crate) struct ReloadTargets {
-    /// The policy that requests use.
+    /// The policy with which requests are decided.
     pub(crate) policy: Arc<ArcSwap<Policy>>,
     pub(crate) controls: Controls,
 }
@@ -89,10 +90,10 @@ impl ReloadTargets {
 pub(crate) struct ConfigFile {
     file: PathBuf,
     overrides: Overrides,
-    /// The policy at the start. Settings that need a restart keep these values.
+    /// The policy with which the process started. Settings that need a restart keep these values.
     started: Value,
     active: Value,
-    /// The content at the last read, or the error.
+    /// The content or the error of the last read.
     seen: Option<Result<String, String>>,
     targets: ReloadTargets,
     metrics: Metrics,
@@ -118,7 +119,7 @@ impl ConfigFile {
     fn check_for_changes(&mut self) {
         let text = read::text_of(&self.file);
         let seen = text.clone().map_err(|problem| problem.to_string());
-        // A problem is reported once, until the file changes.
+        // A problem is reported only once while the file does not change.
         let before = self.seen.replace(seen.clone());
         if before.as_ref() == Some(&seen) {
             return;

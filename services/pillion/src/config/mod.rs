@@ -1,9 +1,10 @@
 //! The policy files of the webhook and the controller. The webhook reloads its file when it changes.
 //!
-//! Flags and the environment describe the process: addresses, files, collector. A policy file describes how requests
-//! are handled. The error for an unknown key or a value out of range contains the line.
+//! Flags and environment variables configure the process: its addresses, its files, and the collector of traces. A
+//! policy file configures how requests are handled. Errors about unknown keys and values out of range contain the line.
 //!
-//! * [`webhook`] and [`controller`]: the files as types, with ranges, defaults, meanings, and constraints between keys.
+//! * [`webhook`] and [`controller`]: the types of the two files, with ranges, defaults, meanings, and constraints
+//!   between keys.
 //! * [`metrics`]: the limits of metrics, in both files.
 //! * [`settings`]: all keys of a file, read from its types. It generates the tables of `docs/configuration.md`.
 //! * [`units`]: durations and sizes.

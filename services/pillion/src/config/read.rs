@@ -18,7 +18,7 @@ use super::settings::{Setting, plain};
 use super::units::Time;
 use crate::load::{Problem, Source, typed, yaml};
 
-/// The maximum size of the file in bytes, which is that of a ConfigMap.
+/// The maximum size of the file in bytes. A ConfigMap has the same limit.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// The `apiVersion` of all policy files.
@@ -43,7 +43,7 @@ pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
     /// Applies the values of the flags to the policy.
     fn apply(&mut self, overrides: &Overrides);
 
-    /// Returns mistakes that neither types nor ranges detect.
+    /// Returns the errors that neither the types nor the ranges of the keys detect.
     fn invalid_values(&self) -> Vec<PolicyError>;
 
     /// Returns the constraints between keys that are violated.
@@ -55,24 +55,24 @@ pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
     }
 }
 
-/// A mistake in a policy whose types are valid.
+/// An error in a policy whose values have valid types.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PolicyError {
-    /// The key at which the mistake is reported.
+    /// The key with the error.
     pub(crate) path: &'static str,
     pub(crate) message: String,
-    /// What the user can do to correct the mistake.
+    /// What the user can do to correct the error.
     pub(crate) help: Option<String>,
 }
 
 impl PolicyError {
-    /// Returns a mistake without a remedy.
+    /// Creates an error without a remedy.
     pub(super) fn new(path: &'static str, message: String) -> Self {
         Self { path, message, help: None }
     }
 }
 
-/// Returns a mistake if the first value exceeds the second. Each value comes with its key.
+/// Returns an error if the first value exceeds the second. Each argument is a key with its value.
 pub(super) fn at_most<T: PartialOrd + Display>(
     (path, value): (&'static str, T),
     (other, most): (&'static str, T),
@@ -85,7 +85,7 @@ pub(super) fn at_most<T: PartialOrd + Display>(
     })
 }
 
-/// Returns the mistake in the opt-in labels, if any: an invalid label, or one with the failure mode `held`.
+/// Returns the error in the opt-in labels, if any: an invalid label, or one with the failure mode `held`.
 pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError>) -> Option<PolicyError> {
     match labels {
         Err(error) => Some(PolicyError::new(path, error.to_string())),
@@ -122,7 +122,7 @@ impl ConfigArg {
     /// Returns the policy, or the defaults if there is no file.
     ///
     /// # Errors
-    /// All problems of the file.
+    /// All problems in the file.
     pub(crate) fn load<P: PolicyFile>(&self, overrides: &Overrides) -> Result<P, Vec<Problem>> {
         match &self.config {
             Some(file) => from_text(file, &text_of(file).map_err(|problem| vec![problem])?, overrides),
@@ -183,8 +183,8 @@ fn with_flags<P: PolicyFile>(
     if problems.is_empty() { Ok(policy) } else { Err(problems) }
 }
 
-/// Returns the only document of a file, with a valid header. An empty file is an error and does not mean defaults: it
-/// may be truncated, or still being written.
+/// Returns the only document of a file, with a valid header. An empty file is an error, and not a file with only
+/// defaults: it may be truncated, or still being written.
 fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
     let expected_header = [("apiVersion", API_VERSION), ("kind", kind)];
     let mut documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
@@ -207,7 +207,7 @@ fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
     }
 }
 
-/// Returns the mistakes in a policy whose types are valid.
+/// Returns the errors in a policy whose values have valid types.
 fn mistakes<P: PolicyFile>(policy: &P) -> Vec<PolicyError> {
     let tree = policy.to_value();
     let mut mistakes = policy.invalid_values();

@@ -3,11 +3,12 @@
 //! The keys are read from the JSON schema of the file's types, so each key is described once, at its field:
 //!
 //! * The doc comment is the meaning, in Markdown.
-//! * `range`: the least and the greatest value, both allowed. `null` is always allowed where the type is an `Option`.
+//! * `range`: the smallest and the largest allowed value. `null` is always allowed where the type is an `Option`.
 //! * `expected`: describes the values that the type accepts, if there is no range.
-//! * `reloaded`, at the section: a change takes effect at run time. Otherwise it needs a restart.
+//! * `reloaded`, on a section: a change takes effect at run time. Otherwise it needs a restart.
 //!
-//! The keys are used to check ranges and to find changes. [`table`] generates the tables in `docs/configuration.md`.
+//! The keys are used to check values against their ranges, and to find the keys that a reload changes. [`table`]
+//! generates the tables in `docs/configuration.md`.
 
 use std::fmt::Write as _;
 
@@ -46,7 +47,7 @@ enum Kind {
     Text,
 }
 
-/// A value that has a range. Only amounts of the same kind are compared.
+/// A value that can have a range. Only values of the same variant are compared.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Amount {
     Duration(Time),
@@ -113,7 +114,7 @@ impl Setting {
         self.path.split('.').fold(policy, |value, key| value.get(key).unwrap_or(&Value::Null))
     }
 
-    /// Returns a message if the value in a policy's tree is out of range.
+    /// Returns a message if the value of this key in a policy's tree is out of range.
     pub(crate) fn out_of_range(&self, policy: &Value) -> Option<String> {
         let [least, most] = self.range.as_ref()?;
         let value = self.value(policy);

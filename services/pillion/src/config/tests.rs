@@ -25,7 +25,7 @@ fn missing_keys_have_defaults() {
     assert_eq!(policy.decision_policy().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
     let requests = policy.request_settings();
     assert_eq!((requests.body_limit, requests.body_timeout), (3 << 20, Duration::from_millis(2500)));
-    // The lookups use the timeout too; otherwise a longer one would have no effect.
+    // Lookups must use the changed request timeout too; otherwise a longer timeout would have no effect on them.
     assert_eq!((requests.lookup_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()), (1200, 1000));
     assert_eq!(policy.server_settings().max_age, None);
     assert_eq!(policy.logs.level, "debug");
@@ -153,7 +153,7 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// Returns the policies of this kind in the documentation, each with the name of its page.
+/// Returns the example policies of this kind in the documentation, each with the name of its page.
 fn examples(kind: &str) -> Vec<(String, String)> {
     let mut pages: Vec<_> = std::fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().path()).collect();
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
@@ -169,7 +169,8 @@ fn examples(kind: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Checks that the policies of one kind in the documentation are valid, and that there are `at_least` this many.
+/// Checks that the example policies of one kind in the documentation are valid, and that there are `at_least` this
+/// many.
 fn check_examples<P: PolicyFile>(at_least: usize) {
     let examples = examples(P::KIND);
     assert!(examples.len() >= at_least, "{examples:?}");

@@ -15,10 +15,11 @@ pub(super) const DURATION: &str = "duration";
 /// The format of sizes in JSON schemas.
 pub(super) const SIZE: &str = "size";
 
-/// The maximum number of digits in a duration, far beyond all ranges. In hours it still fits a [`Duration`].
+/// The maximum number of digits in a duration, far more than any range needs. A duration of this many digits fits a
+/// [`Duration`] in any unit.
 const MAX_DIGITS: usize = 15;
 
-/// Suffixes of a size, and their bytes. Sizes are formatted with powers of 1024 only.
+/// The suffixes of sizes, each with its number of bytes. Sizes are formatted only with the powers of 1024.
 const SIZE_UNITS: [(&str, usize); 8] = [
     ("Ti", 1 << 40),
     ("Gi", 1 << 30),
@@ -41,7 +42,7 @@ pub(crate) struct Size(pub(crate) usize);
 impl Time {
     /// Parses the format of Go's `time.ParseDuration`, without a sign. Every number except 0 needs a unit.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        // kube's parser panics on overflow and on inner signs, and reads an empty string as 0.
+        // kube's parser panics on overflow and on signs after the first character, and reads an empty string as 0.
         let is_plain = text.chars().all(|character| character.is_alphanumeric() || character == '.');
         let digits = text.bytes().filter(u8::is_ascii_digit).count();
         if !is_plain || !(1..=MAX_DIGITS).contains(&digits) {
@@ -67,8 +68,8 @@ impl fmt::Display for Time {
 }
 
 impl Size {
-    /// Parses a quantity of whole bytes. Parsers of other crates are not used, because they read the suffix
-    /// `m` as millions; in Kubernetes it means thousandths.
+    /// Parses a quantity of whole bytes. Parsers of other crates are not used: they read the suffix `m` as millions,
+    /// but in Kubernetes it means thousandths.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let suffix = SIZE_UNITS.into_iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
         let (digits, bytes) = suffix.unwrap_or((text, 1));

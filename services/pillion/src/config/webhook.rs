@@ -1,6 +1,6 @@
 //! The webhook's policy file: guardrails, facts of the cluster, limits, logs and traces.
 //!
-//! The types are the reference: [`super::settings`] reads ranges and meanings from them.
+//! [`super::settings`] reads the ranges and meanings of the keys from these types.
 
 use std::sync::{Arc, LazyLock};
 
@@ -53,12 +53,12 @@ pub(crate) struct WebhookPolicy {
     pub(crate) traces: Traces,
 }
 
-/// The labels by which namespaces opt in.
+/// The labels with which namespaces opt in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Namespaces {
-    /// Labels by which namespaces opt in, besides `pillion.dev/injection`: the same as `webhooks.optIn` of the
-    /// controller. Used by the paths `/mutate` and `/validate`, which specify no failure mode.
+    /// Labels with which namespaces opt in, besides `pillion.dev/injection`. Must equal `webhooks.optIn` of the
+    /// controller. The webhook uses them for the paths `/mutate` and `/validate`, which specify no failure mode.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
     pub(crate) opt_in: Vec<String>,
 }
@@ -94,12 +94,12 @@ pub(crate) struct Overload {
     /// rejected with 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_in_flight: usize,
-    /// The maximum number of requests whose bodies are still arriving. For a further one, the oldest of them is
+    /// The maximum number of requests whose bodies are still arriving. When another one arrives, the oldest of them is
     /// rejected with 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished: usize,
-    /// The maximum number of requests from one client address whose bodies are still arriving. For a further one, the
-    /// oldest of that address is rejected with 503. All API servers may share one address.
+    /// The maximum number of requests from one client address whose bodies are still arriving. When another one
+    /// arrives, the oldest of that address is rejected with 503. All API servers may share one address.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished_per_address: usize,
     /// The maximum number of queued requests with a body of at most 128 KiB.
@@ -114,7 +114,7 @@ pub(crate) struct Overload {
     /// The maximum number of queued requests of one namespace with a body above 128 KiB.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_queued_large_per_namespace: usize,
-    /// How many small requests a worker decides in order of arrival before it considers the queue.
+    /// How many small requests per worker may be decided in order of arrival before further ones enter the fair queue.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) unqueued_per_worker: usize,
     /// The number of threads that decide requests. `null`: as many as the runtime has.
@@ -123,7 +123,7 @@ pub(crate) struct Overload {
     /// The timeout of a caller that sends no `?timeout=`.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) default_timeout: Time,
-    /// The upper bound of `?timeout=`; a longer one is shortened to it.
+    /// The maximum of `?timeout=`; a longer timeout is shortened to it.
     #[schemars(extend("range" = ["1s", "5m"]))]
     pub(crate) longest_timeout: Time,
     /// How long before its caller's deadline a request fails, so that the response still arrives; at most a fifth of
@@ -136,8 +136,8 @@ pub(crate) struct Overload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Connections {
-    /// The maximum number of connections. For a further one, the address with the most connections loses one; if that
-    /// is the address of the new connection, the new connection is closed.
+    /// The maximum number of connections. When another one arrives, a connection of the address with the most
+    /// connections is closed; if that is the address of the new connection, the new connection is closed.
     #[schemars(extend("range" = [16, 1_000_000]))]
     pub(crate) max: usize,
     /// The maximum number of concurrent TLS handshakes. Others wait, within `handshakeTimeout`.
@@ -159,20 +159,20 @@ pub(crate) struct Connections {
     /// How long a response waits for its client to read it. A slow reader gets one more second for each 256 KiB.
     #[schemars(extend("range" = ["100ms", "5m"]))]
     pub(crate) response_timeout: Time,
-    /// The maximum size in bytes of the responses that wait for the client of one connection, besides one response of
-    /// any size.
+    /// The maximum size in bytes of the responses on one connection that wait for the client to read them. One
+    /// additional response may have any size.
     #[schemars(extend("range" = ["64Ki", "1Gi"]))]
     pub(crate) max_pending_responses: Size,
-    /// After this time, plus or minus a fifth, a client is asked to reconnect, so that newer replicas get their share
-    /// of the load. `null`: never.
+    /// After this time, plus or minus a fifth, the replica asks the client to reconnect, so that newer replicas get
+    /// their share of the load. `null`: never.
     #[schemars(extend("range" = ["10s", "24h"]))]
     pub(crate) max_age: Option<Time>,
     /// The minimum time for which a terminating replica continues to accept connections, because clients still send
     /// requests to it.
     #[schemars(extend("range" = ["0s", "10m"]))]
     pub(crate) drain_minimum: Time,
-    /// How long a terminating replica waits for connections to end. The API server keeps idle ones for 90 s, so a
-    /// shorter time cuts some off. The pod's `terminationGracePeriodSeconds` must be longer.
+    /// How long a terminating replica waits for connections to end. The API server keeps idle connections open for 90
+    /// s, so a shorter time cuts some of them off. The pod's `terminationGracePeriodSeconds` must be longer.
     #[schemars(extend("range" = ["0s", "1h"]))]
     pub(crate) drain_deadline: Time,
 }
@@ -181,7 +181,7 @@ pub(crate) struct Connections {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Lookups {
-    /// How long a cached object is fresh. A change of the object may take effect this late.
+    /// How long a cached object is fresh. A change of the object may take effect with this delay.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) fresh_for: Time,
     /// The maximum age of a cached object that is used while the API server is unavailable.
@@ -280,14 +280,14 @@ impl Overload {
 }
 
 impl Namespaces {
-    /// Returns the labels by which namespaces opt in.
+    /// Returns the labels with which namespaces opt in.
     pub(crate) fn labels(&self) -> Result<OptIn, OptInError> {
         OptIn::with(self.opt_in.iter().map(String::as_str))
     }
 }
 
 impl WebhookPolicy {
-    /// Returns the labels by which namespaces opt in.
+    /// Returns the labels with which namespaces opt in.
     pub(crate) fn opt_in(&self) -> OptIn {
         // The labels were validated when the file was read.
         self.namespaces.labels().unwrap_or_default()
@@ -328,7 +328,7 @@ impl WebhookPolicy {
     pub(crate) fn lookup_settings(&self) -> LookupSettings {
         let Lookups { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.lookups;
         let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
-        // A little less than the request's own timeout, so that the request learns how each lookup ended.
+        // A little less than the request's own timeout, so that the request receives the result of each lookup.
         let answer_limit = self.requests.lookup_timeout.0 * 5 / 6;
         LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory, a_second_per_client }
     }
@@ -336,7 +336,7 @@ impl WebhookPolicy {
     /// Returns the policy for deciding requests.
     ///
     /// # Errors
-    /// The cluster facts exceed the limits of a request's object.
+    /// The cluster facts exceed the limits for JSON values.
     pub(crate) fn decision_policy(&self) -> anyhow::Result<Policy> {
         Ok(Policy { cluster: self.cluster_facts()?, guardrails: Some(Arc::new(self.guardrails.clone())) })
     }
@@ -344,7 +344,7 @@ impl WebhookPolicy {
     /// Returns the map that expressions read as `cluster`, or `None` if it is empty.
     ///
     /// # Errors
-    /// The facts nest too deeply, or are too many.
+    /// There are too many facts, or they nest too deeply.
     pub(crate) fn cluster_facts(&self) -> anyhow::Result<Option<Arc<OwnedTape>>> {
         if self.cluster.is_empty() {
             return Ok(None);
@@ -387,7 +387,7 @@ impl PolicyFile for WebhookPolicy {
 
     fn contradictions(&self) -> Vec<PolicyError> {
         let Self { requests, overload, connections, lookups, .. } = self;
-        // A single body may use three quarters of the whole memory.
+        // One body may use up to three quarters of the memory for all bodies.
         let large = Size(requests.max_body_memory.0 / 4 * 3);
         [
             at_most(
@@ -423,17 +423,17 @@ impl PolicyFile for WebhookPolicy {
             at_most(
                 ("overload.maxQueued", overload.max_queued),
                 ("overload.maxInFlight", overload.max_in_flight),
-                "queued requests are in flight: allow more in flight or fewer in the queue",
+                "queued requests are part of those in flight: allow more in flight or fewer in the queue",
             ),
             at_most(
                 ("overload.maxQueuedPerNamespace", overload.max_queued_per_namespace),
                 ("overload.maxQueued", overload.max_queued),
-                "a namespace uses a part of the queue: make its part smaller or the queue longer",
+                "the limit of one namespace cannot exceed the limit of all: lower the first or raise the second",
             ),
             at_most(
                 ("overload.maxQueuedLargePerNamespace", overload.max_queued_large_per_namespace),
                 ("overload.maxQueuedLarge", overload.max_queued_large),
-                "a namespace uses a part of the queue: make its part smaller or the queue longer",
+                "the limit of one namespace cannot exceed the limit of all: lower the first or raise the second",
             ),
             at_most(
                 ("overload.defaultTimeout", overload.default_timeout),
@@ -443,7 +443,7 @@ impl PolicyFile for WebhookPolicy {
             at_most(
                 ("lookups.freshFor", lookups.fresh_for),
                 ("lookups.staleFor", lookups.stale_for),
-                "a cached object becomes stale after it was fresh: make staleFor longer",
+                "staleFor is the maximum age of a cached object: make it longer",
             ),
             (requests.max_body > large).then(|| PolicyError {
                 path: "requests.maxBody",

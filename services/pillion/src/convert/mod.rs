@@ -28,7 +28,7 @@ pub(crate) struct ConvertArgs {
 #[derive(Clone, Debug, Subcommand)]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 enum ConvertCommand {
-    /// Convert each configuration of k8s-sidecar-injector to a profile: keys of ConfigMaps, and files.
+    /// Convert configurations of k8s-sidecar-injector (files, or keys of ConfigMaps) to profiles.
     ///
     /// The profiles extend sidecar-config, which is in profiles/tumblr.
     Tumblr(TumblrArgs),
@@ -37,7 +37,7 @@ enum ConvertCommand {
     /// For each resource and language, a cluster profile extends the one in profiles/otel-*. A profile in the
     /// resource's own namespace extends the cluster profile.
     Opentelemetry(OpentelemetryArgs),
-    /// Convert each configuration of morvencao's sidecar injector to a profile: keys of ConfigMaps, and files.
+    /// Convert configurations of morvencao's sidecar injector (files, or keys of ConfigMaps) to profiles.
     Morvencao(MorvencaoArgs),
     /// Convert SidecarSet resources of OpenKruise to profiles.
     Sidecarset(FromArgs),
@@ -139,15 +139,15 @@ impl FromArgs {
 /// The maximum size of a file, in bytes.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// The maximum nesting of lists.
+/// The maximum nesting depth of lists.
 const MAX_LISTS: usize = 8;
 
-/// The input that a conversion accepts, besides documents that are not Kubernetes objects.
+/// The kind of Kubernetes objects that a conversion reads. It also reads documents that are not Kubernetes objects.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
-    /// The keys of `ConfigMap`s.
+    /// `ConfigMap`s, whose keys contain the documents.
     ConfigMaps,
-    /// Objects of a kind.
+    /// Objects of this kind.
     Kind(&'static str),
 }
 
@@ -155,7 +155,7 @@ enum Wanted {
 struct Documents {
     wanted: Wanted,
     all: Vec<Document>,
-    /// For each document, its source and its tree.
+    /// The source and the syntax tree of each document.
     places: Vec<(Arc<Source>, Node)>,
     problems: Vec<Problem>,
 }

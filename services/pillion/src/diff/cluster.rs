@@ -1,7 +1,7 @@
-//! Compares running pods under the active and the changed profiles. It writes nothing to the cluster.
+//! Compares how the active and the changed profiles affect running pods. It writes nothing to the cluster.
 //!
-//! One pod represents its workload. Its original form is reconstructed from its injection record, and decided with both
-//! sets of profiles.
+//! Of each workload, it compares one pod. It reconstructs the pod's original form from the injection record, and
+//! decides it with both sets of profiles.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ use crate::trial;
 use crate::trial::original_object;
 use crate::workload::{Owners, Workload, controller};
 
-/// The inputs of a decision besides the pod.
+/// The inputs of a decision, except the pod.
 struct DiffInputs {
     before: Snapshot,
     after: Snapshot,
@@ -92,8 +92,8 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
     Ok(compared)
 }
 
-/// Returns the active profiles, with the profiles from files in place of stored ones. Profiles that extend a profile
-/// from a file are recompiled.
+/// Returns the active profiles, in which profiles from files replace the stored ones of the same name. Profiles that
+/// extend a profile from a file are recompiled.
 async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, DiffError> {
     let stored = stored(client).await?;
     let cluster = stored.iter().filter(|(name, _)| name.namespace.is_none());
@@ -157,7 +157,7 @@ impl Parents for Library {
     }
 }
 
-/// Returns one selected pod of each workload in its original form, and the workload's number of selected pods.
+/// Returns one selected pod of each workload in its original form, and the number of the workload's selected pods.
 async fn pods(
     client: &Client,
     namespace: &str,

@@ -2,8 +2,8 @@
 //!
 //! * [`cluster`]: compares running pods, workload by workload. It writes nothing to the cluster.
 //!
-//! Both comparisons render the same pod twice with the same engine. So changes by the API server or by other webhooks
-//! never appear as a difference.
+//! Both comparisons render the same pod twice with the same engine, so changes by the API server or by other webhooks
+//! do not appear as differences.
 
 mod cluster;
 
@@ -27,7 +27,7 @@ use crate::load::Problem;
 use crate::output::{self, Form};
 use crate::{args, difference};
 
-/// Help of `--namespace`, which also applies to manifests.
+/// The help of `--namespace`. Unlike in other commands, the flag also applies to manifests.
 const NAMESPACE_HELP: &str = "The namespace of the pods. Default: that of the kubeconfig's context, else \"default\". For \
                               manifests: the namespace of objects that do not set one.";
 
@@ -224,7 +224,7 @@ fn text(compared: &[Compared]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Formats how many workloads differ.
+/// Formats the number of workloads that differ.
 fn summary(compared: &[Compared]) -> String {
     let differing = compared.iter().filter(|one| one.differs()).count();
     match compared.len() {

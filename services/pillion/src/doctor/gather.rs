@@ -1,4 +1,4 @@
-//! Gathers facts from the cluster. Changes nothing: pods are created only by dry run.
+//! Gathers facts from the cluster. It changes nothing: it creates pods only with a dry run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,11 +31,11 @@ use crate::finding::ObjectRef;
 use crate::installation::{Installation, NotRead, Part, Unread, endpoints, kept, own_configuration};
 use crate::trial;
 
-/// The maximum number of pairs of namespace and profile that are evaluated to find one for the dry run.
+/// The maximum number of pairs of a namespace and a profile that are evaluated to find a pair for the dry run.
 const MAX_PAIRS: usize = 2_000;
 /// The number of rejected pods after which the dry run stops.
 const MAX_REFUSALS: usize = 5;
-/// The number of pods that are created by dry run. Each may reach a different replica.
+/// The number of pods that are created with a dry run. Each one may reach a different replica.
 const TRIES: usize = 6;
 
 /// An RBAC permission that a component requires.
@@ -64,7 +64,7 @@ const fn in_release_namespace(permission: Permission, name: &'static str) -> Per
     Permission { in_release_namespace: true, name: Some(name), ..permission }
 }
 
-/// The permissions without which a component cannot work. `tests/e2e/rbac.rs` has the complete lists.
+/// The permissions that the components cannot work without. `tests/e2e/rbac.rs` contains the complete lists.
 const PERMISSIONS: [Permission; 19] = [
     permission("webhook", "list", "", "namespaces"),
     permission("webhook", "watch", "", "namespaces"),
@@ -143,7 +143,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     }
 }
 
-/// Whether the API server reports that the resource does not exist.
+/// Whether an error of the API server means that the resource type does not exist.
 fn is_not_found(why: &str) -> bool {
     why.contains("could not find the requested resource") || why.contains("404")
 }
@@ -213,7 +213,7 @@ async fn permissions(
     (found, missing)
 }
 
-/// Creates pods by dry run in opted-in namespaces, for a profile that matches according to the engine.
+/// Creates pods with a dry run, in opted-in namespaces where a profile matches according to the engine.
 async fn dry_run(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWebhookConfiguration>) -> DryRun {
     let entries = ours.into_iter().flat_map(|one| one.webhooks.iter().flatten());
     let excluded: Vec<_> = entries
@@ -292,7 +292,8 @@ fn pod(namespace: &str, profile: &str) -> Value {
     })
 }
 
-/// Whether the API server reports a failed call of one of these webhooks: it quotes the webhook's name.
+/// Whether the API server reports a failed call of one of these webhooks. The message contains the webhook's name in
+/// quotes.
 fn is_failed_call(message: &str, own: &[&str]) -> bool {
     let quoted = message.split_once("failed calling webhook \"").and_then(|(_, rest)| rest.split_once('"'));
     quoted.is_some_and(|(name, _)| own.contains(&name))
@@ -368,12 +369,12 @@ pub(crate) struct Facts {
     pub(crate) stored: Vec<Stored>,
     pub(crate) broken: Vec<Broken>,
     pub(crate) lease: Result<Option<Lease>, NotRead>,
-    /// The images of the release's pods: pod and image.
+    /// The pods of the release, each with its image.
     pub(crate) images: Vec<(String, String)>,
     pub(crate) unread: Unread,
 }
 
-/// The result of creating pods by dry run.
+/// The result of creating pods with a dry run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DryRun {
     /// No pod was created, for this reason.

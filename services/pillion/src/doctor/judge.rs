@@ -168,8 +168,8 @@ fn ready(endpoints: &[(String, bool)]) -> usize {
     endpoints.iter().filter(|(_, is_ready)| *is_ready).count()
 }
 
-/// Whether the dry run proves that the webhook does not answer the API server. An unchanged pod proves it only if no
-/// other reason is possible.
+/// Whether the dry run proves that the webhook does not answer the API server. An unchanged pod is a proof only if
+/// nothing else can be the cause.
 fn is_unanswered(facts: &Facts) -> bool {
     let DryRun::Tried { namespace, untouched, refused, .. } = &facts.dry_run else { return false };
     if !refused.is_empty() {
@@ -202,8 +202,8 @@ fn network(facts: &Facts) -> Vec<Finding> {
     };
     let ready: Vec<_> = facts.probed.iter().filter(|one| is_ready(&one.endpoint.to_string())).collect();
     let silent: Vec<_> = ready.iter().filter(|one| matches!(one.verdict, Verdict::Unreachable(_))).collect();
-    // From outside the cluster's network no replica is reachable, which is not a problem as long as the API servers'
-    // calls succeed.
+    // Outside the cluster's network, no replica is reachable. That is not a problem as long as the API servers' calls
+    // succeed.
     if silent.len() == ready.len() && !is_unanswered(facts) {
         let message = "no replica is reachable from here, outside of the cluster's network";
         let outside = || {
@@ -231,9 +231,8 @@ fn dry_run(facts: &Facts) -> Vec<Finding> {
             let object = || ObjectRef::new("Namespace", None, namespace);
             let mut found = Vec::new();
             if *untouched > 0 {
-                let message = format!(
-                    "{untouched} of {tries} dry-run pods in namespace {namespace} came back without profile {profile}"
-                );
+                let message =
+                    format!("{untouched} of {tries} dry-run pods in namespace {namespace} have no profile {profile}");
                 found.push(Finding::new(Code::DryRunFailed, object(), message));
             }
             if let Some(error) = refused.first() {
@@ -296,8 +295,8 @@ fn labels(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Returns findings for other mutating webhooks. Two injectors that select namespaces by the same label would inject
-/// twice.
+/// Returns findings for other mutating webhooks. If another injector selects namespaces by the same label, both would
+/// inject.
 fn others(facts: &Facts) -> Vec<Finding> {
     let release = &facts.release;
     let opted_in: Vec<_> = facts
@@ -349,7 +348,7 @@ fn others(facts: &Facts) -> Vec<Finding> {
         let finding = Finding::new(Code::OtherInjector, object, message);
         found.push(if is_by_our_label {
             finding.graded(Severity::Warning).remedy(
-                "one label enables both: let the other webhook select another label, or remove this one from webhooks.optIn",
+                "one label enables both: use another one for the other webhook, or remove it from webhooks.optIn",
             )
         } else {
             finding
@@ -388,7 +387,8 @@ fn version(tag: &str) -> Option<&str> {
     (numbers.split('.').count() == 3 && numbers.split('.').all(is_number)).then_some(version)
 }
 
-/// A serving certificate that expires within this time was not renewed in time.
+/// The minimum remaining lifetime of a serving certificate. A shorter one means that the certificate was not renewed in
+/// time.
 const RENEWED_BEFORE: Duration = Duration::from_hours(24);
 
 /// A certificate with its key, as in the serving Secret.
@@ -414,8 +414,8 @@ pub(super) fn certificate_findings(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Whether a proxy between here and the replicas replaces their certificates: no connection from here returns a trusted
-/// one, but the API server's calls succeed.
+/// Whether a proxy between this process and the replicas replaces their certificates: no replica shows a trusted
+/// certificate here, but the API server's calls succeed.
 fn is_intercepted(facts: &Facts) -> bool {
     let DryRun::Tried { untouched: 0, refused, .. } = &facts.dry_run else { return false };
     let mut reached = facts.probed.iter().filter(|one| !matches!(one.verdict, Verdict::Unreachable(_))).peekable();
@@ -431,7 +431,7 @@ fn intercepted(facts: &Facts) -> Finding {
         .remedy("rely on the dry run through the API server, or run the command in the cluster")
 }
 
-/// Returns the certificate in the serving Secret, and findings about the certificate itself.
+/// Returns the certificate and key in the serving Secret, and findings about the certificate itself.
 fn served(facts: &Facts) -> (Option<Pair>, Vec<Finding>) {
     let release = &facts.release;
     let object = ObjectRef::new("Secret", Some(release.namespace()), &release.serving_secret());
@@ -454,7 +454,7 @@ fn expected<'e>(facts: &Facts, names: &'e [String], trusted: Option<&'e [Certifi
     Expected { names: names.get(..1).unwrap_or_default(), now: facts.now, trusted }
 }
 
-/// Returns findings for webhook entries whose `caBundle` does not trust the certificate. Empty if the certificate
+/// Returns findings for webhook entries whose `caBundle` does not verify the certificate. Empty if the certificate
 /// itself is invalid.
 fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
     let release = &facts.release;

@@ -1,6 +1,6 @@
-//! `pillion doctor`: finds problems that keep Pillion in a cluster from working, and suggests remedies.
+//! `pillion doctor`: finds problems that prevent Pillion from working in a cluster, and suggests remedies.
 //!
-//! * [`gather`]: gathers facts from the cluster, and sends pods through the API server by dry run.
+//! * [`gather`]: gathers facts from the cluster, and sends pods through the API server with a dry run.
 //! * [`judge`]: a pure function from facts to findings.
 
 mod gather;

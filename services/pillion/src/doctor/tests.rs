@@ -98,7 +98,7 @@ fn each_mistake_has_its_code() {
             &["webhooks_disabled"],
         ),
         (Facts { configurations: Some(Vec::new()), ..well() }, &["not_registered"]),
-        // Without a ready replica, connections to replicas are not reported as working.
+        // Without a ready replica, the check of the connections to replicas is not reported as passed.
         (Facts { endpoints: Some(Vec::new()), ..well() }, &["no_ready_replica", "unreadable"]),
         (Facts { endpoints: Some(vec![("10.0.0.1".to_owned(), true)]), ..well() }, &["few_ready_replicas"]),
         (Facts { dry_run: tried(2, &[]), ..well() }, &["dry_run_failed"]),
@@ -159,7 +159,7 @@ fn replica_is_unreachable_only_with_evidence() {
         ["unreadable"],
         "replicas are unreachable from outside the cluster"
     );
-    // An unchanged pod proves nothing if the switch is off, or another webhook may have reverted the change.
+    // An unchanged pod proves nothing if injection is disabled, or if another webhook may have reverted the change.
     let off = serde_json::from_value(json!({"data": {"injection": "disabled"}})).unwrap();
     let facts = Facts { probed: all(), dry_run: tried(6, &[]), switch: Ok(Some(off)), ..well() };
     assert_eq!(codes(&facts), ["switched_off", "unreadable", "dry_run_failed"]);
@@ -172,13 +172,14 @@ fn replica_is_unreachable_only_with_evidence() {
     assert_eq!(codes(&Facts { probed: all(), dry_run: tried(6, &[]), ..well() }), expected);
     let untrusted = vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Trusted)];
     assert_eq!(codes(&Facts { probed: untrusted, ..well() }), ["ca_bundle_mismatch"]);
-    // A proxy between this program and the cluster intercepts TLS: the certificate is right, and the dry run passes.
+    // A proxy between this program and the cluster intercepts TLS. The replicas serve the right certificate, and the
+    // dry run succeeds.
     let others = || vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Untrusted)];
     let found: Vec<_> = judge(&Facts { probed: others(), ..well() }).into_iter().flat_map(|(_, found)| found).collect();
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].code, found[0].severity), (Code::Unreadable, Severity::Info));
     assert!(found[0].message.contains("intercepts TLS"), "{found:?}");
-    // Without a dry run, the replicas may really serve a wrong certificate.
+    // Without a dry run, it is possible that the replicas do serve a wrong certificate.
     let untried = Facts { probed: others(), dry_run: DryRun::NotTried("why".to_owned()), ..well() };
     assert_eq!(codes(&untried), ["ca_bundle_mismatch", "ca_bundle_mismatch", "dry_run_not_tried"]);
 }

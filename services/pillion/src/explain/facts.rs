@@ -1,4 +1,4 @@
-//! The facts for an explanation, gathered from a cluster or from files before anything is judged.
+//! The facts for an explanation. They are gathered from a cluster or from files before they are judged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::installation::Unread;
 use crate::trial;
 use crate::trial::original_object;
 
-/// The facts that all questions of one run share.
+/// The facts that all explanations of one run share.
 #[derive(Debug)]
 pub(crate) struct ExplainFacts {
     pub(crate) release: Release,
     pub(crate) opt_in: OptIn,
     pub(crate) snapshot: Arc<Snapshot>,
-    /// The namespace in question.
+    /// The namespace of the objects to explain.
     pub(crate) namespace: NamespaceFacts,
     /// All webhook configurations; `None` if they could not be read.
     pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
@@ -40,7 +40,7 @@ pub(crate) struct ExplainFacts {
     pub(crate) switched_off: Option<String>,
     /// The finding that no replica is ready, if that is the case.
     pub(crate) no_replica: Option<Finding>,
-    /// The times at which the webhook did not answer, if known.
+    /// Facts about the times at which the webhook could not answer.
     pub(crate) silences: Silences,
     /// Facts that could not be read.
     pub(crate) unread: Unread,
@@ -68,7 +68,7 @@ impl NamespaceFacts {
     }
 }
 
-/// The times at which the webhook did not answer, in seconds since 1970.
+/// Facts about the times at which the webhook could not answer. Times are in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silences {
     /// When the webhook configuration was created. Before, the API server did not call the webhook.
@@ -81,7 +81,7 @@ pub(crate) struct Silences {
     pub(crate) off_since: Option<i64>,
 }
 
-/// The origin of a question's object.
+/// The origin of an object to explain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A pod in the cluster.
@@ -112,7 +112,7 @@ pub(crate) struct ExplainedObject {
     pub(crate) workload: Option<Value>,
     /// The name of the service account, and whether it exists. `None`: not looked up.
     pub(crate) account: Option<(String, bool)>,
-    /// Why the API server rejected a pod of the workload, according to the last event.
+    /// The API server's reason for rejecting a pod of the workload, according to the last event.
     pub(crate) rejection: Option<String>,
 }
 
@@ -141,8 +141,8 @@ impl ExplainedObject {
         })
     }
 
-    /// Returns how many pods the workload lacks, how many it should have, and why the API server rejected one. `None`
-    /// if the workload has its pods, or if no rejection is known.
+    /// Returns how many pods the workload lacks, how many it should have, and the API server's reason for rejecting
+    /// one. `None` if no pod is missing, or if no rejection is known.
     pub(crate) fn missing_pods(&self) -> Option<(i64, i64, &str)> {
         let workload = self.workload.as_ref().filter(|_| self.origin == Origin::Template)?;
         let (wanted, found) = pod_counts(workload)?;
@@ -189,7 +189,8 @@ pub(crate) fn pod_counts(workload: &Value) -> Option<(i64, i64)> {
     }
 }
 
-/// The controllers that create pods: the kind with the template, and the controller's service account in `kube-system`.
+/// The controllers that create pods: the kind that contains the pod template, and the controller's service account in
+/// `kube-system`.
 const CREATORS: [(&str, &str); 7] = [
     ("Deployment", "replicaset-controller"),
     ("ReplicaSet", "replicaset-controller"),
@@ -283,7 +284,7 @@ pub(crate) fn metadata<'o>(object: &'o Value, field: &str) -> Option<&'o str> {
     object.get("metadata")?.get(field)?.as_str()
 }
 
-/// Returns the question about a pod.
+/// Returns a pod as an object to explain.
 pub(crate) fn of_pod(pod: &Value, namespace: &str) -> ExplainedObject {
     let mut pod = pod.clone();
     if let Some(fields) = pod.as_object_mut() {
@@ -339,7 +340,7 @@ pub(crate) fn controlling(object: &Value) -> Option<&Value> {
     owners.iter().find(|owner| owner.get("controller").and_then(Value::as_bool) == Some(true))
 }
 
-/// Returns the question about the pods that a workload creates; `None` if the workload has no pod template.
+/// Returns the pod template of a workload as an object to explain; `None` if the workload has no pod template.
 pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Option<ExplainedObject> {
     let template =
         workload.pointer(kind.template).filter(|template| template.is_object() && !kind.template.is_empty())?;
@@ -348,7 +349,7 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
     of_pod.remove("name");
     of_pod.insert("generateName".to_owned(), format!("{name}-").into());
     of_pod.insert("namespace".to_owned(), namespace.into());
-    // The rollout of a revision depends on the name of the pods' workload.
+    // During a rollout, the revision depends on the name of the workload that owns the pod.
     let version = if kind.group.is_empty() { "v1".to_owned() } else { format!("{}/v1", kind.group) };
     if let Some(owner) = trial::owner_reference(workload, &version, kind.kind) {
         of_pod.insert("ownerReferences".to_owned(), json!([owner]));
@@ -372,7 +373,7 @@ pub(crate) fn of_template(workload: &Value, kind: Kind, namespace: &str) -> Opti
     })
 }
 
-/// Returns the question about a namespace: a generic pod in it that requests no profile.
+/// Returns a namespace as an object to explain: a generic pod in it that requests no profile.
 pub(crate) fn of_namespace(name: &str) -> ExplainedObject {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", "namespace": name},
         "spec": {"containers": [{"name": "any", "image": "any"}]}});
@@ -383,7 +384,7 @@ pub(crate) fn of_namespace(name: &str) -> ExplainedObject {
     }
 }
 
-/// Returns the question about a saved review, in the request's namespace.
+/// Returns the object of a saved review as an object to explain, in the request's namespace.
 pub(crate) fn of_review(review: Value) -> ExplainedObject {
     let request = |field: &str| review.pointer("/request").and_then(|request| request.get(field)?.as_str());
     let object = review.pointer("/request/object").unwrap_or(&Value::Null);
@@ -488,8 +489,8 @@ pub(crate) fn managers(object: &Value) -> Vec<Manager> {
     managers
 }
 
-/// Whether a path exists in the object; list elements are named by their keys. Undecidable paths count as existing, to
-/// avoid false alarms.
+/// Whether a path exists in the object. The path names list elements by their keys. To avoid false alarms, a path is
+/// treated as existing if this cannot be decided.
 fn has_path(object: &Value, path: &str) -> bool {
     let mut at = object;
     for token in path.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~")) {
@@ -522,7 +523,8 @@ const KEYS: [&str; 10] = [
     "resourceName",
 ];
 
-/// Whether an element has this name: each part of the name, separated by commas, is the value of a key.
+/// Whether a list element has this name. The name consists of parts, separated by commas, each of which must be the
+/// value of a key.
 fn is_named(item: &Value, name: &str) -> bool {
     let is_value = |value: &Value, part: &str| match value {
         Value::String(text) => text == part,

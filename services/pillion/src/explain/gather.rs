@@ -53,14 +53,14 @@ pub(crate) struct Cluster {
     lookups: Lookups,
 }
 
-/// The questions about an object, if it exists.
+/// The objects to explain for a target, if the target exists.
 pub(crate) enum Asked {
-    /// The questions, and a finding if not all pods were checked.
+    /// The objects to explain, and a finding if not all pods were checked.
     Questions(Vec<ExplainedObject>, Option<Finding>),
     NotThere(Finding),
 }
 
-/// The owners and service accounts of earlier pods, cached for other pods of the same namespace.
+/// The owners and service accounts of earlier pods, cached for further pods in the same namespace.
 #[derive(Debug, Default)]
 pub(crate) struct PodLookupCache {
     owners: Vec<Owners>,
@@ -71,7 +71,7 @@ pub(crate) struct PodLookupCache {
 /// The owner chain of a pod.
 #[derive(Clone, Debug)]
 struct Owners {
-    /// The UID of the nearest owner; null for a pod without one.
+    /// The UID of the nearest owner; null for a pod without an owner.
     first: Value,
     /// The owners that are workloads, nearest first.
     all: Vec<Value>,
@@ -134,12 +134,13 @@ impl Cluster {
         }
     }
 
-    /// Returns the questions about an object and its pods, in this order, and a finding if not all pods were checked.
+    /// Returns the target and its pods as objects to explain, in this order, and a finding if not all pods were
+    /// checked.
     pub(crate) async fn questions(&self, target: &Target, facts: &ExplainFacts) -> anyhow::Result<Asked> {
         let namespace = &facts.namespace.name;
         let mut questions = Vec::new();
         let mut more = None;
-        // Pods of one owner need the same lookups, and there may be hundreds.
+        // Pods with the same owner need the same lookups, and there may be hundreds of pods.
         let mut known = PodLookupCache::default();
         if target.kind.kind == "Namespace" {
             questions.push(facts::of_namespace(namespace));
@@ -201,8 +202,8 @@ impl Cluster {
         found
     }
 
-    /// Returns why the API server rejected a pod of a workload that lacks pods, according to the last event. `None` if
-    /// no pod is missing, or if events cannot be read.
+    /// Returns the API server's reason for rejecting a pod of a workload that lacks pods, according to the last event.
+    /// `None` if no pod is missing, or if events cannot be read.
     async fn rejection(&self, workload: Option<&Value>, uid: &str, namespace: &str) -> Option<String> {
         let (wanted, found) = facts::pod_counts(workload?)?;
         if found >= wanted {
@@ -246,7 +247,7 @@ impl Cluster {
         Ok(((!names.is_empty()).then(which), is_cut.then(|| not_all(namespace, message()))))
     }
 
-    /// Adds the workload, the service account and the results of the profiles' lookups to a question.
+    /// Adds to an object the workload, the service account, and the results of the profiles' lookups.
     pub(crate) async fn complete(
         &self,
         question: &mut ExplainedObject,
@@ -266,7 +267,8 @@ impl Cluster {
             known.accounts.push((account.clone(), is_there));
             is_there
         };
-        // The controller manager creates the default account of each namespace, shortly after the namespace.
+        // The controller manager creates the default account shortly after each namespace, so a missing one is not
+        // reported.
         question.account =
             is_there.filter(|is_there| *is_there || account != "default").map(|is_there| (account, is_there));
         question.looked_up = self.look_up(question, facts).await;
@@ -318,7 +320,7 @@ impl Cluster {
     }
 }
 
-/// Returns the number of ready endpoints, and when their set last changed, in seconds since 1970.
+/// Returns the number of ready endpoints, and when the set of endpoints last changed, in seconds since 1970.
 fn endpoint_changes(slices: Option<&[EndpointSlice]>) -> (Option<usize>, Option<i64>) {
     let Some(slices) = slices else { return (None, None) };
     let ready = endpoints(slices).iter().filter(|(_, ready)| *ready).count();
@@ -326,7 +328,8 @@ fn endpoint_changes(slices: Option<&[EndpointSlice]>) -> (Option<usize>, Option<
     (Some(ready), times.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max())
 }
 
-/// Returns the field manager that switched injection off, and since when, if injection is off.
+/// Returns the field manager that disabled injection, and the time of that change. Both are `None` while injection is
+/// enabled.
 fn switched_off(map: Option<&ConfigMap>) -> (Option<String>, Option<i64>) {
     if switch::injection(map) != Position::Off {
         return (None, None);
@@ -348,7 +351,7 @@ fn value(object: &DynamicObject) -> Option<Value> {
     serde_json::to_value(object).ok()
 }
 
-/// Returns a finding that not everything was checked.
+/// Returns the finding that not all objects were checked.
 fn not_all(namespace: &str, message: String) -> Finding {
     Finding::new(Code::Unreadable, ObjectRef::new("Namespace", None, namespace), message)
         .remedy("explain one workload or pod at a time; pillion status checks all pods")
@@ -370,7 +373,7 @@ fn selecting(selector: &Value) -> anyhow::Result<ListParams> {
     Ok(ListParams::default().labels_from(&selector))
 }
 
-/// Returns the names of the jobs that a CronJob created, newest first: their names end with the time.
+/// Returns the names of the jobs that a CronJob created, newest first, since each name ends with the time.
 fn jobs_of(uid: &str, jobs: &[DynamicObject]) -> Vec<String> {
     let is_made = |job: &&DynamicObject| {
         let mut owners = job.metadata.owner_references.iter().flatten();
@@ -382,7 +385,7 @@ fn jobs_of(uid: &str, jobs: &[DynamicObject]) -> Vec<String> {
 }
 
 impl Owners {
-    /// Whether the owner chain has this UID, or may have it because an owner could not be read.
+    /// Whether the owner chain contains this UID, or may contain it because an owner could not be read.
     fn may_be_owned_by(&self, uid: &str) -> bool {
         let is_it = |owner: &Value| facts::metadata(owner, "uid") == Some(uid);
         self.first.as_str() == Some(uid) || self.all.iter().any(is_it) || (!self.is_whole && !self.first.is_null())
@@ -545,7 +548,7 @@ pub(crate) fn namespace_of(objects: &[Value], asked: Option<&str>) -> anyhow::Re
     Ok(found.map_or("default", |(namespace, _)| namespace).to_owned())
 }
 
-/// Returns the questions about the pods and workloads of a file.
+/// Returns the pods and workloads of a file as objects to explain.
 pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<ExplainedObject> {
     let question = |object: &Value| {
         let kind = facts::kind_of(object)?;
@@ -558,7 +561,7 @@ pub(crate) fn questions(objects: &[Value], namespace: &str) -> Vec<ExplainedObje
     objects.iter().filter_map(question).collect()
 }
 
-/// Resolves the lookups for a question from the given objects.
+/// Resolves the lookups for an object to explain, using only the given objects.
 pub(crate) fn complete(question: &mut ExplainedObject, facts: &ExplainFacts, objects: &[Value]) {
     let known = KnownObjects::new(objects, &facts.namespace.name);
     let asked = Facts { namespace: facts.namespace.found.clone(), ..Facts::default() };

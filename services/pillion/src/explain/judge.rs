@@ -87,7 +87,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the verdict needs no action.
+    /// Whether the verdict requires no action.
     pub(crate) const fn is_good(self) -> bool {
         matches!(self, Self::Injected | Self::WouldBeInjected | Self::Ended | Self::OptedIn)
     }
@@ -158,7 +158,7 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
     }
 }
 
-/// Decides the object with the engine, on the path that the API server would call.
+/// Decides the object with the engine, as on the path that the API server would call.
 fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == CallOutcome::Called);
     let endpoint = called.and_then(|entry| entry.failure_mode).map_or(Endpoint::Any, Endpoint::FailureMode);
@@ -166,7 +166,8 @@ fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView
     let Ok(body) = serde_json::to_vec(&question.review) else { return nothing() };
     let Ok(review) = Review::parse(&body) else { return nothing() };
     let trust = match question.origin {
-        // A file has no `managedFields`; its record was written by an earlier run of this program.
+        // A manifest in a file has no `managedFields`. Its record is trusted, as if an earlier run of this program had
+        // written it.
         Origin::Template if !facts.is_live => RecordTrust::AsFound,
         _ => RecordTrust::ManagedFields,
     };
@@ -363,7 +364,8 @@ impl Judging<'_> {
                 };
             let finding = self.find(code, message);
             finding.profile = Some(name);
-            // It is intended that an always active profile does not match this pod, or that the pod opts out of it.
+            // An always active profile may exclude this pod intentionally, and a pod may opt out of a profile
+            // intentionally.
             if is_for_others {
                 finding.severity = Severity::Info;
             }
@@ -371,7 +373,7 @@ impl Judging<'_> {
         let applied = decisions
             .iter()
             .any(|decision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged));
-        // If no profile was applied, these reasons are errors.
+        // If no profile was applied, each of these reasons is an error.
         for finding in self.findings.iter_mut().filter(|_| !applied) {
             if matches!(finding.code, Code::MatchCondition | Code::ObjectSelector | Code::OptedOut) {
                 finding.severity = Severity::Error;
@@ -379,7 +381,8 @@ impl Judging<'_> {
         }
     }
 
-    /// Whether the profile would match without `hostNetwork`. The engine decides the changed pod.
+    /// Whether the profile would match if the pod did not set `hostNetwork`. The engine decides a copy of the pod
+    /// without it.
     fn matches_without_host_network(&self, profile: &CompiledProfile) -> bool {
         if self.question.pod().pointer("/spec/hostNetwork").and_then(Value::as_bool) != Some(true) {
             return false;
@@ -406,7 +409,7 @@ impl Judging<'_> {
         })
     }
 
-    /// Reports profiles that concern this pod and are not active as stored.
+    /// Reports profiles that concern this pod, and whose stored version is not active.
     fn readiness(&mut self) {
         let facts = self.facts;
         for stored in &facts.stored {
@@ -443,7 +446,7 @@ impl Judging<'_> {
         let finding = self.find(Code::PodsMissing, message);
         if is_failed_call {
             // Workload controllers retry with exponential backoff, from 5 ms to 1000 s.
-            let pause = "get a replica ready; the controller manager then retries after a pause of up to 17 minutes";
+            let pause = "make a replica ready; the controller manager then retries after a pause of up to 17 minutes";
             finding.remedy = format!("{pause}{}", restart.unwrap_or_default());
         }
     }
@@ -481,14 +484,14 @@ const MIN_SIMILARITY: f64 = 0.93;
 pub(crate) const NO: [&str; 6] = ["disabled", "false", "off", "no", "none", "never"];
 
 impl Judging<'_> {
-    /// Reports findings about the installation, which apply to every pod.
+    /// Reports findings about the installation, which concern every pod.
     pub(super) fn installation(&mut self) {
         let facts = self.facts;
         let release = facts.release.clone();
         for (part, why) in &facts.unread {
             let object = ObjectRef::new("Release", Some(release.namespace()), release.name());
             let finding = self.find_of(Code::Unreadable, object, format!("{part} cannot be read: {why}"));
-            // Other findings are reliable without this part.
+            // Without this part, the other findings are still reliable.
             if !part.is_needed() {
                 finding.severity = Severity::Info;
             }
@@ -583,7 +586,7 @@ impl Judging<'_> {
                 .collect();
             let message =
                 format!("the namespace's label {key}={value} does not opt it in; use one of {}", values.join(", "));
-            // The values in `NO` mean that the namespace is deliberately not opted in.
+            // The values in `NO` show that the namespace is deliberately not opted in.
             let is_meant = NO.contains(&&**value);
             let code = if is_meant { Code::NotOptedIn } else { Code::OptInValueUnknown };
             let remedy = format!(

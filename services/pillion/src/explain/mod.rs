@@ -1,7 +1,7 @@
-//! `pillion explain`: explains why a pod has, or lacks, what its profiles add; from a cluster, from files, or from a
-//! saved review. This module has the arguments and prints the explanation.
+//! `pillion explain`: explains why a pod has or lacks the parts that its profiles add. The facts come from a cluster,
+//! from files, or from a saved review. This module contains the arguments, and prints the explanation.
 //!
-//! * [`facts`]: the object in question, the facts about it, and the changes that its injection record lists.
+//! * [`facts`]: the object to explain, the facts about it, and the changes that its injection record lists.
 //! * [`gather`]: gathers the facts from a cluster or from files.
 //! * [`judge`]: a pure function from facts to an [`Explanation`]. [`mod@webhooks`], [`mod@profiles`], [`sidecar`] and
 //!   [`past`] are parts of this function.
@@ -60,7 +60,7 @@ pub(crate) struct ExplainArgs {
     /// Offline: the Namespace object, whose labels and annotations are used. Default: an opted-in namespace.
     #[arg(long, value_name = "FILE", requires = "profiles")]
     namespace_file: Option<PathBuf>,
-    /// Offline: the MutatingWebhookConfigurations. Default: that of a release with default settings.
+    /// Offline: the MutatingWebhookConfigurations. Default: the configuration of a release with default settings.
     #[arg(long, value_name = "FILE", requires = "profiles")]
     webhooks_file: Option<PathBuf>,
     /// The output format.
@@ -102,7 +102,8 @@ enum Answer {
     InvalidProfiles,
 }
 
-/// Explains an object. The exit code reports findings unless the object matches, or would match, its profiles.
+/// Explains an object. The exit code reports findings unless the object matches its profiles, or a new pod would match
+/// them.
 pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     let output = args.output;
     let (explanations, others) = match block_on(answer(args))? {

@@ -1,5 +1,5 @@
-//! Explains the state of a stored pod: compares its injection record with the expected one, and looks for differences
-//! at the time of its creation.
+//! Explains the state of a stored pod: compares its injection record with the expected one, and looks for the cause of
+//! a difference at the time of the pod's creation.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl Judging<'_> {
             return false;
         }
         if question.has_ended() {
-            // Findings about a pod that has ended need no action.
+            // A pod that has ended needs no action.
             for finding in &mut self.findings {
                 finding.severity = Severity::Info;
             }
@@ -110,7 +110,8 @@ impl Judging<'_> {
         self.find(Code::RemovedAfterInjection, message).profile = Some(first.by.clone());
     }
 
-    /// Explains a difference. `revisions` are the recorded and the expected one.
+    /// Explains a difference between a stored pod and a profile. `revisions` contains the recorded and the expected
+    /// revision.
     fn explain_state(
         &mut self,
         profile: &str,
@@ -120,7 +121,7 @@ impl Judging<'_> {
     ) {
         let (has, want) = (revisions.0.unwrap_or_default(), revisions.1.unwrap_or_default());
         let (facts, question) = (self.facts, self.question);
-        // If the API server does not call the webhook, that already explains the missing profile.
+        // If the API server does not call the webhook, the missing profile is explained already.
         if state == State::Missing && !self.is_called() && facts.configurations.is_some() {
             return;
         }

@@ -72,7 +72,7 @@ pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
 /// Returns the considered profiles in the order of application, then the others.
 pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &ExplainFacts) -> Vec<ProfileView> {
     let mut views: Vec<_> = considered.iter().map(|one| view(decision, one)).collect();
-    // Active profiles that were not considered: the namespace is not opted in, or there is no pod.
+    // Active profiles were not considered if the namespace is not opted in, or if there is no pod.
     let is_visible = |profile: &&Arc<CompiledProfile>| {
         profile.name().namespace.as_deref().is_none_or(|namespace| namespace == facts.namespace.name)
     };
@@ -239,7 +239,7 @@ pub(crate) fn notice(
             let selective = considered
                 .iter()
                 .find(|one| one.request_state == RequestState::NamespaceSelector && *one.profile.name().name == *name);
-            // Reported as a mismatch of the namespace selector instead.
+            // A mismatch of the namespace selector is reported instead.
             if selective.is_some() {
                 return;
             }
@@ -260,7 +260,7 @@ pub(crate) fn notice(
     }
 }
 
-/// Returns the keys of requests that are on a workload itself, and not on its pods.
+/// Returns the keys of requests that are set on a workload itself, but not on its pods.
 pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> Vec<String> {
     let on = |object: &Value, part: &str, key: &str| {
         object.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)).is_some()
@@ -274,8 +274,8 @@ pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> V
     keys.into_iter().filter(is_misplaced).collect()
 }
 
-/// Returns the profiles that would apply if their namespace selector matched, and whether the pod or the namespace
-/// requests each.
+/// Returns the profiles that would apply if their namespace selector matched. Each has a flag, which is true if the pod
+/// or the namespace requests the profile.
 pub(crate) fn excluded_by_namespace(
     considered: &[Considered],
     pod: &Value,
@@ -341,7 +341,7 @@ pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts)
         || is_named(&stored.name.name, pod, namespace)
 }
 
-/// Whether a profile with this spec applies to this pod without a request.
+/// Whether a stored profile applies to this pod without a request.
 fn applies_to_all(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> bool {
     let spec = stored.spec();
     let of_pod = |key: &str| pod.pointer("/metadata/labels")?.get(key)?.as_str();
@@ -354,14 +354,14 @@ fn applies_to_all(stored: &Stored, pod: &Value, namespace: &NamespaceFacts) -> b
     is_always && selects(spec.get("namespaceSelector"), of_namespace) && selects(spec.get("objectSelector"), of_pod)
 }
 
-/// Whether a selector, as JSON, matches these labels. A missing or invalid selector matches.
+/// Whether a selector, given as JSON, matches these labels. A missing or invalid selector matches.
 fn selects<'l>(selector: Option<&Value>, label: impl Fn(&str) -> Option<&'l str>) -> bool {
     let selector = selector.filter(|selector| !selector.is_null());
     let selector: Option<LabelSelector> = selector.and_then(|selector| serde_json::from_value(selector.clone()).ok());
     selector.is_none_or(|selector| selector.matches(label))
 }
 
-/// Returns a finding if a stored profile is not active as stored.
+/// Returns a finding if the stored version of a profile is not active.
 pub(crate) fn readiness(stored: &Stored, broken: &[Broken]) -> Option<Finding> {
     let namespace = stored.name.namespace.as_deref();
     let object = ObjectRef::new(&stored.kind(), namespace, &stored.name.name);
@@ -427,7 +427,7 @@ mod tests {
 
     use super::*;
 
-    /// A namespace-selector mismatch is reported only for profiles that are requested.
+    /// Only a requested profile is reported if its namespace selector does not match.
     #[test]
     fn empty_or_falsy_value_requests_no_profile() {
         const KEY: &str = "example.com/inject";

@@ -1,4 +1,4 @@
-//! Finds injected containers that do not run, without I/O.
+//! Finds injected containers that do not run. This module does no I/O.
 
 use pillion_api::names::INJECTED_ANNOTATION;
 use serde_json::Value;
@@ -8,10 +8,10 @@ use super::facts::{ChangeKind, of_own_record};
 /// The number of restarts after which a container that runs but is not ready is considered failing.
 const MANY_RESTARTS: i64 = 3;
 
-/// The reasons for waiting that are not failures.
+/// The waiting reasons that do not mean a failure.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// The reasons for waiting if the kubelet has tried more than once, or cannot start the container at all.
+/// The waiting reasons that mean that the kubelet has tried to start the container more than once, or cannot start it.
 const STUCK: [&str; 6] = [
     "ImagePullBackOff",
     "InvalidImageName",
@@ -31,7 +31,7 @@ pub(crate) struct FailingSidecar {
     why: String,
     /// Whether the container ran before it failed, so that it has logs.
     pub(crate) has_run: bool,
-    /// Whether the kubelet has tried more than once, or cannot start the container at all.
+    /// Whether the kubelet has tried to start the container more than once, or cannot start it.
     pub(crate) is_stuck: bool,
 }
 
@@ -80,8 +80,8 @@ pub(crate) fn failing(pod: &Value) -> Vec<FailingSidecar> {
     failing.collect()
 }
 
-/// Returns why a container does not run, whether it has run, and whether it is stuck. `None` if it runs, starts, or has
-/// completed.
+/// Returns why a container does not run, whether it has run, and whether it is stuck. `None` if it runs, is starting,
+/// or has completed.
 fn failure(status: &Value) -> Option<(String, bool, bool)> {
     let restarts = status.get("restartCount").and_then(Value::as_i64).unwrap_or_default();
     let last = status.pointer("/lastState/terminated");

@@ -1,4 +1,4 @@
-//! Explains facts without a cluster: each mistake has its code.
+//! Tests explanations without a cluster: each mistake must be reported with its own code.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ fn guarded() -> (&'static str, Value) {
     )
 }
 
-/// Returns the question about a stored pod, after `change`.
+/// Returns a stored pod as an object to explain, after `change` was applied to it.
 fn stored(change: impl FnOnce(&mut Value)) -> ExplainedObject {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -300,7 +300,7 @@ fn finding_of<'e>(explanation: &'e Explanation, code: &str) -> &'e finding::Find
     found.unwrap_or_else(|| panic!("no {code} in {:?}", explanation.findings))
 }
 
-/// Returns the question about a Deployment with 2 replicas, of which the API server rejected all.
+/// Returns a Deployment as an object to explain. It has 2 replicas, and the API server rejected both pods.
 fn rejected_deployment(why: &str) -> ExplainedObject {
     let failure = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why});
     let workload = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
@@ -331,7 +331,7 @@ fn without_replica_new_pods_are_not_injected() {
         assert!(missing.remedy.contains("up to 17 minutes"), "{missing:?}");
         assert!(missing.remedy.ends_with("kubectl -n shop rollout restart deployment web"), "{missing:?}");
     }
-    // Running pods need no replica.
+    // Running pods do not need a replica.
     let revision = none(ENABLED).snapshot.profiles().iter().next().unwrap().revision().to_owned();
     let injected = stored(|pod| {
         pod["metadata"]["annotations"] =
@@ -340,7 +340,7 @@ fn without_replica_new_pods_are_not_injected() {
     });
     let explanation = judge(&none(ENABLED), &injected);
     assert!(explanation.verdict.is_good() && finding::needs_no_action(&explanation.findings), "{explanation:?}");
-    // Another cause than the webhook keeps the default remedy.
+    // If the webhook is not the cause, the finding has the default remedy.
     let explanation = judge(&explain_facts(ENABLED, &[logger()]), &rejected_deployment("exceeded quota: pods"));
     assert_eq!((codes(&explanation), explanation.verdict), (vec!["pods_missing"], Verdict::WouldBeInjected));
     assert!(!finding_of(&explanation, "pods_missing").remedy.contains("minutes"));
@@ -431,7 +431,7 @@ fn text_hides_entries_of_other_failure_modes() {
     let text = anstream::adapter::strip_str(&super::text(std::slice::from_ref(&explanation), &[])).to_string();
     assert!(!text.contains("not called"), "{text}");
     assert!(text.contains("Profiles  for a pod that requests no profile, injected:"), "{text}");
-    // Without a label, each entry says why it is not called.
+    // If the namespace has no label, the text shows for each entry why it is not called.
     let explanation = judge(&explain_facts(&[], &[logger()]), &facts::of_namespace("shop"));
     let text = anstream::adapter::strip_str(&super::text(std::slice::from_ref(&explanation), &[])).to_string();
     assert_eq!(text.matches("not called: label pillion.dev/injection must be").count(), 2, "{text}");

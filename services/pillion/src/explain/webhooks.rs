@@ -1,6 +1,6 @@
-//! Models which entries of webhook configurations the API server calls when a pod is created, by rules, selectors and
-//! conditions. The engine evaluates the conditions like those of profiles. Conditions that only the API server can
-//! evaluate (`authorizer`) are reported as unknown.
+//! Models which entries of webhook configurations the API server calls when a pod is created, from their rules,
+//! selectors and conditions. The engine evaluates the conditions like those of profiles. Conditions that only the API
+//! server can evaluate (`authorizer`) are reported as unknown.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -41,7 +41,7 @@ pub(crate) struct EntryView {
     pub(crate) failure_mode: Option<FailureMode>,
 }
 
-/// Whether the API server calls an entry.
+/// Whether the API server calls an entry, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum CallOutcome {
@@ -54,7 +54,7 @@ pub(crate) enum CallOutcome {
     Unknown,
 }
 
-/// The request for which entries are evaluated.
+/// The creation request for which entries are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntryRequest<'a> {
     pub(crate) namespace: &'a str,
@@ -140,7 +140,7 @@ fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, St
         return (CallOutcome::ObjectSelector, failing);
     }
     let conditions = entry.match_conditions.as_deref().unwrap_or_default();
-    // The user who created an existing pod is unknown, but the other conditions can still be evaluated.
+    // The user who created an existing pod is unknown, but the conditions that do not read the user can be evaluated.
     let (of_user, others): (Vec<_>, Vec<_>) =
         conditions.iter().partition(|one| about.is_user_guessed && one.expression.contains("userInfo"));
     let held = if others.is_empty() { (CallOutcome::Called, String::new()) } else { conditions_hold(&others, about) };
@@ -153,7 +153,7 @@ fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, St
     }
 }
 
-/// Returns a description of the requirements of a selector that fail; `None` if all are met.
+/// Returns a description of the selector's requirements that are not met; `None` if all are met.
 fn failing<'l>(selector: Option<&Text>, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
     let selector: LabelSelector = serde_json::from_value(serde_json::to_value(selector?).ok()?).ok()?;
     let mut mismatches = Vec::new();

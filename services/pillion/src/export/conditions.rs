@@ -1,5 +1,5 @@
-//! Translates the selection of a profile to conditions for the API server: opt-in of the namespace, opt-out of the
-//! object, selectors, and requests; and checks which expressions the API server can evaluate.
+//! Translates the selection of a profile to conditions for the API server: the opt-in of the namespace, the opt-out of
+//! the object, selectors, and requests. Also checks which expressions the API server can evaluate.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub(super) struct Condition {
     pub(super) expression: String,
 }
 
-/// Default values that request the default profile (truthy) or no profile (falsy).
+/// The default values that request the default profile (truthy), or no profile (falsy).
 const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
@@ -73,11 +73,11 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, NotExpo
 
 fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), NotExported> {
     if let Some(rival) = rival {
-        let why = format!("{rival} has the same key, so which of the two a truthy value requests depends on both");
+        let why = format!("{rival} has the same key, so the profile that a truthy value requests depends on both");
         return Err(NotExported::new("spec.requestedBy", why));
     }
     if key.on_unknown == Some(OnUnknown::Deny) {
-        return Err(NotExported::new("spec.requestedBy.onUnknown", "which values are unknown depends on all profiles"));
+        return Err(NotExported::new("spec.requestedBy.onUnknown", "the unknown values depend on all profiles"));
     }
     let words = key.values.iter().chain(key.truthy.iter().flatten()).chain(key.falsy.iter().flatten());
     if let Some(word) = words.into_iter().find(|word| !word.is_ascii()) {
@@ -89,8 +89,9 @@ fn check_key(key: &RequestKey, rival: Option<&str>) -> Result<(), NotExported> {
     Ok(())
 }
 
-/// Returns conditions that are true if the deciding value names the profile or means the default. If opting out is
-/// forbidden, any value may decide, so each gets a condition.
+/// Returns conditions that are true if a request value names the profile or asks for the default one. Usually only the
+/// value with the highest precedence takes effect. If opting out is forbidden, any value may request the profile, so
+/// there is a condition for each.
 fn by_key(key: &RequestKey, place: Place, names: &[String], is_forced: bool) -> Vec<String> {
     let truthy = key.truthy.clone().unwrap_or_else(|| TRUTHY.map(str::to_owned).to_vec());
     let words = names.iter().chain(&key.values).chain(&truthy).map(|word| word.trim().to_lowercase());
@@ -111,18 +112,20 @@ fn not_declined(key: &RequestKey, place: Place) -> String {
     format!("!{value}.orValue('-').split(',').all(w, w.trim().lowerAscii() in {})", list(&falsy))
 }
 
-/// Returns an expression for the deciding value: label before annotation, object before namespace.
+/// Returns an expression for the request value that takes effect. Labels take precedence over annotations, and the
+/// object over the namespace.
 fn decider(key: &RequestKey, place: Place) -> String {
     let mut values = values(key, place).into_iter();
     let first = values.next().unwrap_or_default();
     values.fold(first, |first, next| format!("{first}.or({next})"))
 }
 
-/// Returns expressions for the candidates for the deciding value, as optional values.
+/// Returns expressions for all labels and annotations that may contain the request value, by precedence. Each yields an
+/// optional.
 fn values(key: &RequestKey, place: Place) -> Vec<String> {
     let says = |value: String| match key.empty.unwrap_or_default() {
         EmptyValue::Counts => value,
-        // An empty value becomes an optional without a value.
+        // An empty value becomes an optional without a value, which means that the key is absent.
         EmptyValue::Absent => format!("optional.ofNonZeroValue({value}.orValue('').trim())"),
     };
     let on_object =
@@ -134,7 +137,8 @@ fn values(key: &RequestKey, place: Place) -> Vec<String> {
     on_object.into_iter().chain(on_namespace).flatten().map(says).collect()
 }
 
-/// The variable with the object whose labels and annotations request profiles. For DELETE, only `oldObject` exists.
+/// The variable that contains the object whose labels and annotations request profiles. For DELETE, only `oldObject`
+/// exists.
 #[derive(Clone, Copy)]
 struct Place(&'static str);
 
@@ -172,8 +176,8 @@ fn list(words: &[String]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// Returns an expression that is true if the first of these labels that the namespace has opts the namespace in. A
-/// selector has no "or", so it cannot express this.
+/// Returns an expression that is true if the namespace is opted in. Only the first opt-in label that the namespace has
+/// is considered, which a selector cannot express.
 fn opted_in(opt_in: &OptIn) -> String {
     opt_in.labels().iter().rev().fold("false".to_owned(), |otherwise, label| {
         let value = namespace("labels", &label.key);
@@ -187,7 +191,7 @@ pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_js
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
     let mut expressions = Vec::new();
     if profile.scope == PolicyScope::Profile {
-        // With several labels, a condition checks which one takes effect.
+        // If there are several opt-in labels, a condition checks which one takes effect.
         if let [only] = profile.opt_in.labels() {
             let values: Vec<_> = only.values.iter().map(|(value, _)| value).collect();
             expressions.push(json!({"key": only.key, "operator": "In", "values": values}));
@@ -209,10 +213,10 @@ pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_js
 /// The names that a profile's expression may use.
 const NAMES: [&str; 6] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary"];
 
-/// The names that the API server also provides.
+/// The names that the API server provides too.
 const NATIVE: [&str; 5] = ["object", "oldObject", "request", "namespaceObject", "variables"];
 
-/// The fields of `request` in the API server's policies. A webhook receives the whole review.
+/// The fields that `request` has in the API server's policies. A webhook receives the whole review.
 const REQUEST: [&str; 12] = [
     "kind",
     "resource",

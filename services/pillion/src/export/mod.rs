@@ -1,8 +1,9 @@
 //! `pillion export`: writes profiles as Kubernetes' own admission policies, which the API server evaluates itself, and
 //! reports the parts of profiles that these policies cannot express.
 //!
-//! * [`conditions`]: the selection of a profile as match conditions, and which expressions the API server understands.
-//! * [`policy`]: a profile as `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
+//! * [`conditions`]: converts the selection of a profile to match conditions, and checks which expressions the API
+//!   server can evaluate.
+//! * [`policy`]: converts a profile to `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
 
 mod conditions;
 mod policy;
@@ -33,8 +34,9 @@ pub(crate) struct ExportArgs {
     /// the profile's target, only the operations are used
     #[arg(long)]
     everywhere: bool,
-    /// A label by which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the controller's
-    /// policy. May be given several times. The first one that a namespace has takes effect
+    /// A label with which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the
+    /// controller's policy. May be given several times. Of these labels, only the first one that a namespace has takes
+    /// effect
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "everywhere")]
     opt_in: Vec<String>,
 }
@@ -44,8 +46,8 @@ pub(crate) struct ExportArgs {
 enum PolicyScope {
     /// Objects to which the profile applies.
     Profile,
-    /// Objects of every kind in all namespaces that the profile's selector matches. The API server evaluates the policy
-    /// itself, so this needs no webhook call; the webhook is never called for every kind.
+    /// Objects of every kind, in all namespaces that the profile's selector matches. This is possible because the API
+    /// server evaluates the policy itself; it never calls the webhook for every kind.
     Everywhere,
 }
 
@@ -71,15 +73,15 @@ struct Exported {
     left_out: Vec<NotExported>,
 }
 
-/// A profile, compiled and as its spec, with the context of the export.
+/// A profile, both compiled and as a spec, with the settings of the export.
 #[derive(Clone, Copy)]
 struct Profile<'p> {
     compiled: &'p CompiledProfile,
     spec: &'p ProfileSpec,
-    /// Another profile that is requested by the same key.
+    /// The name of another profile that is requested with the same key.
     rival: Option<&'p str>,
     scope: PolicyScope,
-    /// The labels by which namespaces opt in.
+    /// The labels with which namespaces opt in.
     opt_in: &'p OptIn,
 }
 

@@ -1,5 +1,5 @@
-//! Writes a profile as Kubernetes' own policies with their bindings: one for its additions, and one for each action of
-//! its validations.
+//! Converts a profile to Kubernetes' own policies with their bindings: one policy for its additions, and one for each
+//! action of its validations.
 
 use pillion_api::ProfileSpec;
 use pillion_api::names::GROUP;
@@ -16,8 +16,8 @@ const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 /// The reasons that a policy can return, each with its HTTP status.
 const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("RequestEntityTooLarge", 413)];
 
-/// Resources that every cluster needs, or that only query permissions. With `--everywhere`, policies exclude them,
-/// since no profile may target them.
+/// Resources that every cluster needs, or that only query permissions. Policies with `--everywhere` exclude them, since
+/// no profile may target them.
 const EXCLUDED_RESOURCES: [(&str, &str); 4] = [
     ("", "events"),
     ("events.k8s.io", "events"),
@@ -31,7 +31,7 @@ struct Native {
     used: Used,
 }
 
-/// The common parts of a policy's validations.
+/// The parts that all validations of a policy share.
 struct Common {
     conditions: Vec<Condition>,
     /// Conditions that use variables or the namespace, which the API server's match conditions do not support. Each
@@ -48,7 +48,7 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
         Ok(Some(_)) if profile.scope == PolicyScope::Everywhere => {
             left_out.push(NotExported::new(
                 "spec.template",
-                "with --everywhere, only validations are exported: nothing is added to every object",
+                "with --everywhere, only validations are exported: additions must not apply to every object",
             ));
             None
         }
@@ -158,7 +158,8 @@ fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common,
     Ok(Common { conditions, guards, used })
 }
 
-/// Whether the API server accepts this name for a condition, and it lacks the prefix of the exporter's own names.
+/// Whether the API server accepts this condition name, and the name does not start with the prefix of the exporter's
+/// own names.
 fn is_name(name: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     edge(name.chars().next())
@@ -272,7 +273,7 @@ fn mutating(
 ) -> Result<[Value; 2], serde_json::Error> {
     let name = format!("pillion-{}", profile.compiled.display_name().replace('/', "-"));
     let mut policy = base(profile, common, &common.used, expressions, &mutation_rule(profile.spec))?;
-    // Objects that are being deleted are not changed.
+    // Objects that are being deleted must not be changed.
     let condition = json!({"name": "pillion-stays", "expression": "!has(object.metadata.deletionTimestamp)"});
     if let Some(conditions) = policy.get_mut("matchConditions").and_then(Value::as_array_mut) {
         conditions.push(condition);
@@ -365,7 +366,7 @@ fn every(group: &str, resource: &str, operations: &[&str]) -> Value {
     })
 }
 
-/// The added keys with their values, by map (labels or annotations).
+/// The added labels and annotations: for each map, its name and its keys with their values.
 pub(super) type Additions = Vec<(&'static str, Vec<(String, String)>)>;
 
 const MAPS: [&str; 2] = ["labels", "annotations"];
@@ -400,7 +401,7 @@ pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, NotExpo
     Ok(Some(additions))
 }
 
-/// Returns the rule for the template: the target's creations and updates, but only creations for pods.
+/// Returns the rule for the template: creations and updates of the target's resources, but only creations of pods.
 pub(super) fn mutation_rule(spec: &ProfileSpec) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let is_pods = target.group.is_empty() && target.resources.iter().any(|resource| resource == "pods");
@@ -418,7 +419,8 @@ pub(super) fn mutation_rule(spec: &ProfileSpec) -> Value {
     })
 }
 
-/// Returns the expression of the patch: adds a missing map as a whole, or else each missing key.
+/// Returns the expression of the patch. It adds a map that is missing as a whole, and otherwise each key that is
+/// missing.
 pub(super) fn expression(additions: &Additions, guards: &[String]) -> String {
     let parts: Vec<_> = additions.iter().map(|(map, pairs)| of_map(map, pairs)).collect();
     let patch = parts.join(" +\n");

@@ -54,8 +54,8 @@ pub(crate) struct InjectArgs {
     quiet: bool,
 }
 
-/// Injects into manifests, or answers a review. Prints nothing on standard output after an error or a rejection, so
-/// that `pillion inject | kubectl apply -f -` never applies only a part.
+/// Injects into manifests, or answers a review. After an error or a rejection, prints nothing on standard output, so
+/// that `pillion inject | kubectl apply -f -` never applies only some of the objects.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<Exit> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let simulated =
@@ -150,7 +150,7 @@ pub(crate) fn documents(files: &[PathBuf]) -> Result<Vec<Value>, Vec<Problem>> {
     if problems.is_empty() { Ok(documents) } else { Err(problems) }
 }
 
-/// Returns the documents of a manifest. An error if the manifest is not YAML, or if a document has no kind.
+/// Returns the documents of a manifest. Returns an error if the manifest is not YAML, or if a document has no kind.
 pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     for document in &documents {
@@ -164,7 +164,7 @@ pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     Ok(documents.iter().map(yaml::Node::to_value).collect())
 }
 
-/// Formats a line for the object, for each considered profile, and for each notice.
+/// Formats one line for the object, one for each considered profile, and one for each notice.
 fn lines(name: &str, decision: &Decision) -> String {
     let mut text = format!("{name}: {}", decision.outcome.as_str());
     if decision.outcome != Outcome::Injected {

@@ -1,5 +1,5 @@
-//! Finds pods in manifests: a pod itself, the template in a workload, the items of a list; and turns a patch of such a
-//! pod into a patch of the whole manifest.
+//! Finds pods in manifests: pods themselves, the pod templates of workloads, and items of lists. Also converts the
+//! patch of such a pod to a patch of the whole manifest.
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -22,7 +22,7 @@ const WORKLOADS: [(&str, &str, &str); 8] = [
     ("", "PodTemplate", "/template"),
 ];
 
-/// The maximum nesting of lists.
+/// The maximum nesting depth of lists.
 const MAX_LISTS: usize = 8;
 
 /// The position of a pod in a document, and the object that it belongs to.
@@ -49,8 +49,8 @@ pub(crate) fn pods(document: &Value) -> Vec<Place> {
     places
 }
 
-/// Collects the pods of an object. `assumed` is the version and kind of an item whose list implies them, as in a
-/// `PodList`.
+/// Collects the pods of an object. `assumed` is the version and kind of a list item that does not specify them, because
+/// the list implies them, as in a `PodList`.
 fn collect(object: &Value, pointer: &str, assumed: Option<(&str, &str)>, depth: usize, places: &mut Vec<Place>) {
     let text = |field: &str| object.get(field).and_then(Value::as_str);
     let (Some(version), Some(kind)) = (
@@ -93,7 +93,7 @@ impl Place {
         format!("{} {namespace}/{}", self.kind, self.name.as_deref().unwrap_or("?"))
     }
 
-    /// Returns the workload of the template. `None` for a pod, and for a `PodTemplate`.
+    /// Returns the workload that contains the template. `None` for a pod, and for a `PodTemplate`.
     pub(crate) fn workload<'d>(&self, document: &'d Value) -> Option<&'d Value> {
         let pointer = self.pointer.strip_suffix(self.below).filter(|_| !self.below.is_empty())?;
         document.pointer(pointer).filter(|_| self.kind != "PodTemplate")
@@ -105,9 +105,9 @@ impl Place {
         trial::owner_reference(self.workload(document)?, &self.api_version, &self.kind)
     }
 
-    /// Returns the pod as the API server would send it to a webhook: with its namespace and, for a template, as a
-    /// controller would create it. The owner is the workload itself. A cluster puts objects with generated names
-    /// between a Deployment or CronJob and its pods, but a template cannot contain their names.
+    /// Returns the pod as the API server would send it to a webhook: with its namespace and, for a template, in the
+    /// form in which a controller would create it. The workload itself is the owner. In a cluster, an object with a
+    /// generated name is between a Deployment or CronJob and its pods, but that name cannot be derived from a manifest.
     pub(crate) fn pod(&self, document: &Value, namespace: &str) -> Value {
         let part = |field: &str| document.pointer(&self.pointer).and_then(|pod| pod.get(field)).cloned();
         let mut metadata = match part("metadata") {
@@ -187,7 +187,7 @@ pub(crate) enum Output {
     Diff,
 }
 
-/// A document of a manifest, before and after.
+/// A document of a manifest, before and after the change.
 #[derive(Clone, Debug)]
 pub(crate) struct Changed {
     /// The document as read.

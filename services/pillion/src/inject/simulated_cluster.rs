@@ -1,5 +1,5 @@
-//! A simulated cluster: the profiles and namespaces with which a command decides pods without an API server. Lookups
-//! use the other objects of the manifests; a workload is the owner of the pod in its template.
+//! A simulated cluster: the profiles and namespaces that a command uses to decide pods without an API server. Lookups
+//! use the other objects of the manifests. The owner of a template's pod is the workload itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Reads profiles and namespaces. Returns no cluster if the namespaces cannot be read.
+    /// Reads profiles and namespaces. Returns `None` as the cluster if the namespaces cannot be read.
     fn load(
         profiles: &[PathBuf],
         namespaces: Option<&Path>,
@@ -102,7 +102,7 @@ impl SimulatedCluster {
         Self { snapshot: self.snapshot.with_guardrails(guardrails), ..self }
     }
 
-    /// Sets the labels by which namespaces opt in.
+    /// Sets the labels with which namespaces opt in.
     pub(crate) fn opting_in_by(self, opt_in: &OptIn) -> Self {
         let known =
             self.snapshot.namespaces().map(|(name, known)| (name.into(), Namespace::clone(known).opting_in_by(opt_in)));
@@ -110,7 +110,7 @@ impl SimulatedCluster {
         Self { snapshot: self.snapshot.with_namespaces(known), ..self }
     }
 
-    /// Returns profiles and namespaces for the engine.
+    /// Returns the profiles and namespaces for the engine.
     pub(crate) const fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -142,7 +142,8 @@ fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
     Ok(described.collect())
 }
 
-/// Returns the metadata of the Namespaces in a source. An error if a Namespace has no name, or if the source has none.
+/// Returns the metadata of the Namespaces in a source. Returns an error if a Namespace has no name, or if the source
+/// contains no Namespace.
 pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     let listed = |document: &yaml::Node| document.text("kind").is_some_and(|kind| kind.ends_with("List"));
@@ -220,7 +221,7 @@ pub(crate) fn answer(body: &[u8], simulated: &SimulatedCluster) -> anyhow::Resul
     let review = Review::parse(body).context("this is not an AdmissionReview")?;
     let (namespace, endpoint) = simulated.namespace(review.namespace());
     let mut facts = Facts { namespace: Some(Arc::clone(&namespace)), ..Facts::default() };
-    // Without a cluster, all lookups miss.
+    // Without a cluster, no lookup finds an object.
     facts.looked_up = review.needs(endpoint, simulated.snapshot(), &facts).answered(&Answer::Missing);
     facts.looked_up.cluster = simulated.cluster();
     let decided = review.decide(endpoint, simulated.snapshot(), &facts).context("cannot decide the review")?;
@@ -240,7 +241,7 @@ pub(crate) fn look_up(known: &KnownObjects, mut wanted: Wanted, document: &Value
     known.answer(wanted)
 }
 
-/// Returns the workload as the owner, if the pod is its template.
+/// Returns the workload as the owner, if the pod is a workload's template.
 fn owner_of_template(document: &Value, place: &Place) -> Option<OwnerChain> {
     let object = place.workload(document)?;
     let reference = OwnerReference {

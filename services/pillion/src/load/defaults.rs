@@ -1,4 +1,5 @@
-//! Parameter defaults that are set outside a profile's source, as an installer would edit them.
+//! Parameter defaults that are set separately from the source of a profile. They replace the defaults in the profile,
+//! as if an installer had edited them.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use super::problem::{Problem, Source};
 use super::typed;
 use super::yaml::{Content, Node};
 
-/// Defaults by profile and parameter. Those that match nothing are reported as problems.
+/// Defaults by profile and parameter. A default that matches no parameter is reported as a problem.
 #[derive(Debug, Default)]
 pub(crate) struct Defaults {
     profiles: Vec<OfProfile>,

@@ -28,7 +28,8 @@ pub(crate) use self::problem::{Problem, Severity, Source};
 use self::together::{CollectedProfiles, Text};
 use self::yaml::Node;
 
-/// The maximum size of a file with profiles, in bytes. The API server rejects single objects of a third of this size.
+/// The maximum size of a file with profiles, in bytes. The API server rejects even single objects of a third of this
+/// size.
 const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The fields of a profile object.
@@ -42,7 +43,7 @@ const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND]
 pub(crate) struct Loaded {
     /// The profiles, in the order of paths, files and documents.
     pub(crate) profiles: Vec<Arc<CompiledProfile>>,
-    /// The profiles as written, in the order of `profiles`. Empty unless requested.
+    /// The profiles as their authors wrote them, in the order of `profiles`. Empty unless requested.
     pub(crate) texts: Vec<Written>,
     /// Problems that prevented profiles from loading, in the order of paths, files and documents.
     pub(crate) problems: Vec<Problem>,
@@ -58,20 +59,20 @@ pub(crate) struct Written {
     pub(crate) spec: ProfileSpec,
 }
 
-/// The namespace of a tenant's profile that does not set one.
+/// The namespace of an `InjectionProfile` that does not set one.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Loads all profiles at these paths. A tenant's profile without a namespace is in `default`.
+/// Loads all profiles at these paths. An `InjectionProfile` without a namespace is in `default`.
 pub(crate) fn profiles(paths: &[PathBuf]) -> Loaded {
     profiles_in(paths, DEFAULT_NAMESPACE)
 }
 
-/// Loads all profiles at these paths. Profiles of tenants without a namespace get `namespace`.
+/// Loads all profiles at these paths. An `InjectionProfile` without a namespace is in `namespace`.
 pub(crate) fn profiles_in(paths: &[PathBuf], namespace: &str) -> Loaded {
     Loader::new(namespace, false).load(paths, &BTreeMap::new())
 }
 
-/// Like [`profiles`], but also returns the profiles as written.
+/// Like [`profiles`], but also returns the profiles as their authors wrote them.
 pub(crate) fn profiles_with_texts(paths: &[PathBuf]) -> Loaded {
     profiles_among(paths, &BTreeMap::new())
 }
@@ -286,11 +287,11 @@ impl<'n> Loader<'n> {
     }
 }
 
-/// Folders that contain test objects, not profiles.
+/// Names of folders that contain test objects instead of profiles.
 const EXCLUDED_FOLDERS: [&str; 6] = ["case", "cases", "fixtures", "test", "testdata", "tests"];
 
-/// Returns the files that a path names, sorted: the file itself, or the YAML and JSON files in a folder and in the
-/// folders directly below it. So the path can be the folder of one profile or of all.
+/// Returns the files that a path names, sorted: the file itself, or the YAML and JSON files in a folder and in its
+/// direct subfolders. So the path can be the folder of one profile, or the folder of all profiles.
 pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);

@@ -1,4 +1,5 @@
-//! An error in a file, shown as compilers do: the message, the file with line and column, an excerpt, and a remedy.
+//! A problem in a file, shown in the format of compiler errors: the message, the file with line and column, an excerpt,
+//! and a remedy.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::yaml::SyntaxError;
 
-/// The maximum length of a message, in bytes, since it may quote the source.
+/// The maximum length of a message, in bytes. It is limited because a message may quote the source.
 const LONGEST_MESSAGE: usize = 1_000;
 
 /// The maximum underlined length, in bytes.
@@ -61,7 +62,7 @@ pub(crate) struct Problem {
     pub(crate) source: Arc<Source>,
     /// The position in bytes. `None`: the problem concerns the whole file.
     pub(crate) span: Option<Range<usize>>,
-    /// The path of the field in the object. Empty: no particular field.
+    /// The path of the field in the object; empty if the problem concerns no specific field.
     pub(crate) path: String,
     /// The message, without a full stop.
     pub(crate) message: String,
@@ -208,7 +209,7 @@ fn shortened(text: String) -> String {
     format!("{begin}…{end}")
 }
 
-/// Returns the part of a span on its first line, so that a block of many lines is not printed in full.
+/// Returns the part of a span that is on its first line, so that a block of many lines is not printed in full.
 fn visible(text: &str, span: &Range<usize>) -> Range<usize> {
     let piece = text.get(span.clone()).unwrap_or_default();
     let first = piece.split(['\n', '\r']).next().unwrap_or_default();

@@ -16,14 +16,14 @@ use super::{Loaded, Written};
 /// Collects the profiles of all files, which are read one after the other.
 ///
 /// A profile that extends nothing is compiled when it is read. A source takes three times the memory of the compiled
-/// profile, and a process does not return its peak memory. So the sources of thousands of profiles are never in memory
-/// together.
+/// profile, and a process does not return its peak memory. Therefore, the sources of thousands of profiles must not be
+/// in memory at the same time.
 #[derive(Debug)]
 pub(super) struct CollectedProfiles {
     keeps_texts: bool,
     /// The results, in the order of the files.
     found: Vec<Found>,
-    /// The JSON specs of cluster profiles that extend nothing, by name, for those that extend them.
+    /// The JSON specs of cluster profiles that extend nothing, by name. Other profiles may extend these.
     roots: BTreeMap<Box<str>, String>,
     /// Cluster profiles that do not compile, or whose spec cannot be read.
     broken: BTreeSet<Box<str>>,
@@ -54,7 +54,8 @@ pub(super) struct Text {
 
 /// The cluster profiles of all files, in which parents are looked up.
 struct ParentSources<'f> {
-    /// Cluster profiles that are not in files. A profile in a file replaces the one of the same name here.
+    /// Cluster profiles that are not in files. A profile in a file takes precedence over the profile of the same name
+    /// here.
     others: &'f BTreeMap<Box<str>, ProfileSpec>,
     roots: &'f BTreeMap<Box<str>, String>,
     extending: BTreeMap<&'f str, &'f ProfileSpec>,
@@ -81,7 +82,7 @@ impl Parents for ParentSources<'_> {
 }
 
 impl CollectedProfiles {
-    /// Creates an empty collection. `keeps_texts`: also keep compiled profiles as written.
+    /// Creates an empty collection. If `keeps_texts` is true, profiles are also kept as their authors wrote them.
     pub(super) const fn new(keeps_texts: bool) -> Self {
         Self { keeps_texts, found: Vec::new(), roots: BTreeMap::new(), broken: BTreeSet::new() }
     }
@@ -130,7 +131,7 @@ impl CollectedProfiles {
         let is_cluster = |text: &&&Text| text.name.namespace.is_none();
         let extending = texts.iter().filter(is_cluster).map(|text| (&*text.name.name, &text.spec)).collect();
         let mut parents = ParentSources { others, roots: &roots, extending, broken };
-        // Parents come first, so that a child of a broken parent gets one error, and not the parent's errors again.
+        // Parents come first, so that a child of a broken parent gets one error, instead of all errors of the parent.
         let mut order: Vec<_> = texts.iter().map(|text| (depth(&text.spec, &parents), *text)).collect();
         order.sort_by_key(|(depth, text)| (text.name.namespace.is_some(), *depth));
         let mut compiled = BTreeMap::new();
@@ -243,8 +244,8 @@ fn located(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> 
     })
 }
 
-/// Returns the length of a profile's inheritance chain, up to a limit: for a chain that is too long, or a cycle, the
-/// order is irrelevant.
+/// Returns the length of a profile's inheritance chain, up to a limit. The order of profiles whose chain is too long or
+/// contains a cycle is irrelevant.
 fn depth(spec: &ProfileSpec, parents: &ParentSources<'_>) -> usize {
     let next = |spec: &&ProfileSpec| parents.extending.get(spec.extends.as_ref()?.name.as_str()).copied();
     std::iter::successors(Some(spec), next).take(MAX_CHAIN + 1).count()

@@ -9,8 +9,7 @@ use serde_json::Value;
 use super::problem::{Problem, Source};
 use super::yaml::{Content, Node};
 
-/// Reads a type from the part of a document below `root`. `above` is the path of `root` in the document, for the
-/// message.
+/// Deserializes the node `root`. `above` is the path of `root` in the document, for error messages.
 pub(crate) fn read<T: DeserializeOwned>(source: &Arc<Source>, root: &Node, above: &str) -> Result<T, Problem> {
     serde_path_to_error::deserialize(root.to_value()).map_err(|error| {
         let path = error.path().to_string();
@@ -36,13 +35,14 @@ pub(crate) fn unknown_fields<'a>(
     })
 }
 
-/// Returns the known name that was probably meant; `None` if no known name is similar.
+/// Returns the known name that the author probably meant; `None` if no known name is similar.
 pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
-    // Bounds the work, which grows with the length; no known name is this long.
+    // Limits the work, which grows with the length. No known name is this long.
     if name.len() > 100 {
         return None;
     }
-    // A third of a word may be wrong: "tempalte" is near "template", "image" is not near "name".
+    // Up to a third of the characters may be wrong: "tempalte" is similar to "template", but "image" is not similar to
+    // "name".
     let limit = (name.chars().count() / 3).max(1);
     let lower = name.to_lowercase();
     known
@@ -53,7 +53,7 @@ pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// An error of serde, parsed from its message: serde returns no structured errors.
+/// An error of serde, parsed from its message, since serde returns no structured errors.
 enum SerdeMismatch {
     /// An unknown field or variant.
     Unknown { what: &'static str, name: String, known: Vec<String> },
@@ -134,7 +134,8 @@ impl SerdeMismatch {
     }
 }
 
-/// Returns where an unknown field of a profile belongs; `None` if the field is misspelled or unknown everywhere.
+/// Returns a hint at the right position of a misplaced field of a profile; `None` if the field is misspelled or unknown
+/// everywhere.
 fn misplaced(path: &str) -> Option<String> {
     let (parent, name) = path.rsplit_once('.')?;
     let list = parent.strip_suffix(']').and_then(|parent| parent.rsplit_once('[')).map(|(list, _)| list);
@@ -194,8 +195,8 @@ pub(crate) fn type_of(node: &Node) -> &'static str {
     }
 }
 
-/// The schemas of `spec`, by kind. A CRD that cannot be generated has no limits; a test of the API crate ensures that
-/// this cannot happen.
+/// The schemas of `spec`, by kind. If a CRD could not be generated, its limits would not be checked; a test of the API
+/// crate ensures that all CRDs can be generated.
 static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     let definitions = crd::definitions().into_iter().flatten();
     let schemas = definitions.filter_map(|definition| {

@@ -1,9 +1,9 @@
 //! A YAML tree in which every node has its position, so that later errors can be shown in the source.
 //!
 //! Scalars have the same types as in kubectl, which reads YAML 1.1: `yes`, `no`, `on`, `off`, `y` and `n` are booleans,
-//! `0644` is 420, a whole number with a fraction of zero is an integer, and number or boolean keys become strings. JSON
-//! is YAML. Positions come from the parser's `Spanned`; docs/decisions.md explains why the tree is not the parser's
-//! own.
+//! `0644` is 420, a whole number with a fraction of zero is an integer, and keys that are numbers or booleans become
+//! strings. JSON files are also accepted, since JSON is a subset of YAML. The positions come from the parser's
+//! `Spanned`; docs/decisions.md explains why this module does not use the parser's own tree.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,7 +23,7 @@ const MAX_DEPTH: usize = 128;
 /// A node and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// The byte range in the source: a scalar, a mapping's first key, or the beginning of a sequence.
+    /// The byte range in the source: of a scalar, of a mapping's first key, or of the beginning of a sequence.
     pub(crate) span: Range<usize>,
     /// The content.
     pub(crate) content: Content,
@@ -36,7 +36,7 @@ pub(crate) enum Content {
     Scalar(Value),
     /// A list.
     Sequence(Vec<Node>),
-    /// Entries, in the order of the source.
+    /// The entries of a mapping, in the order of the source.
     Mapping(Vec<Entry>),
 }
 
@@ -81,7 +81,7 @@ impl Node {
         }
     }
 
-    /// Returns a mapping's entry with this key; `None` for other nodes too.
+    /// Returns the entry with this key; `None` if the node is not a mapping, or does not contain the key.
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries().iter().find(|entry| entry.key == key)
     }
@@ -117,18 +117,18 @@ impl Node {
 
     /// Returns the position of a field, or of its nearest existing ancestor. Paths have the format of the engine's and
     /// serde's errors, such as `spec.template.spec.containers[0].image`. A key may contain dots, as in labels and
-    /// annotations, and may be plain, in brackets or in quotes.
+    /// annotations. It may be written plainly, in brackets, or in brackets and quotes.
     pub(crate) fn place(&self, path: &str) -> Range<usize> {
         self.walk(path).place
     }
 
-    /// Returns the position of a field's name. For a missing field it is the position from [`Node::place`].
+    /// Returns the position of a field's name. If the field is missing, returns the same position as [`Node::place`].
     pub(crate) fn place_of_name(&self, path: &str) -> Range<usize> {
         let Walk { place, key, rest, .. } = self.walk(path);
         key.filter(|_| rest.is_empty()).map_or(place, |entry| entry.key_span.clone())
     }
 
-    /// Returns the position of a key in the mapping at a path, if it exists. The path may include the key itself, as
+    /// Returns the position of a key in the mapping at a path, if it exists. The path may end with the key itself, as
     /// serde's path of an unknown field does.
     pub(super) fn place_of_key(&self, path: &str, key: &str) -> Option<Range<usize>> {
         let above = path.strip_suffix(key).map(|above| above.trim_end_matches('.'));
@@ -173,7 +173,7 @@ impl Node {
             Content::Mapping(entries) => {
                 let matching = entries.iter().filter_map(|entry| Some((entry, after_key(path, &entry.key)?)));
                 let (entry, rest) = matching.min_by_key(|(_, rest)| rest.len())?;
-                // Marks the value of a scalar, but only the key of a sequence or mapping.
+                // The position is that of the value for a scalar, but that of the key for a sequence or mapping.
                 let place = match entry.value.content {
                     Content::Scalar(_) if !entry.value.span.is_empty() => entry.value.span.clone(),
                     _ => entry.key_span.clone(),
@@ -185,7 +185,7 @@ impl Node {
     }
 }
 
-/// The existing part of a path in a tree.
+/// The result of following a path through a tree, as far as it exists.
 struct Walk<'n, 'p> {
     node: &'n Node,
     /// The entry that has the node as its value.
@@ -195,7 +195,7 @@ struct Walk<'n, 'p> {
     rest: &'p str,
 }
 
-/// Returns the rest of a path after this key; `None` if the path does not begin with the key.
+/// Returns the part of a path after this key; `None` if the path does not begin with the key.
 fn after_key<'p>(path: &'p str, key: &str) -> Option<&'p str> {
     let plain = path.strip_prefix(key).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
     plain.or_else(|| {
@@ -209,7 +209,7 @@ fn after_key<'p>(path: &'p str, key: &str) -> Option<&'p str> {
 /// Returns the position of some bytes of a string value, which is written at `place`.
 fn place_in_value(text: &str, value: &str, part: &Range<usize>, place: &Range<usize>) -> Option<Range<usize>> {
     let written = text.get(place.clone())?;
-    // For an empty piece, the preceding text is searched for.
+    // For an empty piece, the text before it is searched for.
     let (piece, is_end) = match value.get(part.clone())? {
         "" => (value.get(..part.start)?.rsplit('\n').next()?.trim_start(), true),
         piece => (piece.lines().next()?.trim_end(), false),
@@ -240,7 +240,7 @@ fn options() -> Options {
     }
 }
 
-/// A node from the parser: keys are still nodes, and a boolean may have to become a string.
+/// A node from the parser, before its keys become strings, and before some booleans become strings.
 struct Raw {
     referenced: Location,
     defined: Location,
@@ -332,8 +332,8 @@ impl<'de> Visitor<'de> for ContentVisitor {
     }
 }
 
-/// Returns the integer that equals a float, as Go's JSON writes it: `1.0` is `1`. Floats beyond 2^53 are inexact, so
-/// they are not converted.
+/// Returns the integer that equals a float, since Go's JSON encoder writes `1.0` as `1`. Floats beyond 2^53 are
+/// inexact, so they are not converted.
 fn whole(value: f64) -> Option<i64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(clippy::cast_possible_truncation, reason = "it has no fraction and is within the range of i64")]
@@ -422,7 +422,7 @@ fn syntax_error(text: &str, error: &Error) -> SyntaxError {
     }
     let message = UserMessageFormatter.format_message(error).into_owned();
     if message.starts_with("YAML document too large or too complex") {
-        // The parser reports exceeded limits of anchors with a different error than the other limits.
+        // For exceeded limits of anchors, the parser returns a different error than for other limits.
         let message = "the text is too large, or its anchors and aliases repeat too much".to_owned();
         return SyntaxError { span: at, message, help: None };
     }
@@ -475,7 +475,7 @@ mod tests {
         documents(text).expect_err(text)
     }
 
-    /// The expected values are those of `sigs.k8s.io/yaml` 1.6, which kubectl uses.
+    /// The expected values were produced with `sigs.k8s.io/yaml` 1.6, which kubectl uses.
     #[test]
     fn scalars_have_kubectls_types() {
         for (text, expected) in [

@@ -91,7 +91,7 @@ fn value(lines: &[Line]) -> Value {
     json!({"revisions": revisions.collect::<Vec<_>>()})
 }
 
-/// Formats a table like kubectl; empty if there are no lines. A wide table also shows the parents.
+/// Formats a table in the style of kubectl; empty if there are no lines. A wide table also shows the parents.
 fn table(lines: &[Line], is_wide: bool) -> String {
     let narrow = |line: &Line| {
         let Line { revision, generation, made, parents: _, served } = line;

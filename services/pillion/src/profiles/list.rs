@@ -33,7 +33,7 @@ pub(super) struct ListArgs {
     api_server: ApiServerArgs,
 }
 
-/// A profile of the list. `None`: unknown, or not set.
+/// A profile of the list. `None` means unknown or not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Row {
     name: String,
@@ -70,7 +70,7 @@ pub(super) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     if rows.is_empty() && output.is_text() {
         output::report("no profiles found")?;
     }
-    // The rows do not use the list of namespaces.
+    // A missing list of namespaces is not an error, since the rows do not use it.
     let mut unread = listing.unread.iter().filter(|(part, _)| *part != Part::Namespaces).peekable();
     let is_failure = unread.peek().is_some();
     unread.try_for_each(|(part, why)| output::report(&format!("error: {} cannot be listed: {why}", part.as_str())))?;
@@ -124,7 +124,7 @@ const fn activation(activation: Activation) -> &'static str {
     }
 }
 
-/// Formats a table like kubectl; empty if there are no rows.
+/// Formats a table in the style of kubectl; empty if there are no rows.
 fn table(rows: &[Row], is_wide: bool) -> String {
     let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     let truth = |value: Option<bool>| value.map_or("Unknown", |is_true| if is_true { "True" } else { "False" });

@@ -1,4 +1,5 @@
-//! `pillion profiles`: lists profiles, shows the accepted revisions of one, and rolls back to one.
+//! `pillion profiles`: lists profiles, shows the stored revisions of a profile, and rolls a profile back to one of
+//! them.
 
 mod history;
 mod list;
@@ -28,13 +29,13 @@ pub(crate) struct ProfilesArgs {
 enum ProfilesCommand {
     /// List the profiles of both kinds: all ClusterInjectionProfiles, and the InjectionProfiles of a namespace.
     List(list::ListArgs),
-    /// List the stored revisions of a profile, the last published first.
+    /// List the stored revisions of a profile, most recently published first.
     History(history::HistoryArgs),
-    /// Publish an older revision of a profile again, to all workloads, until a changed profile is accepted.
+    /// Publish an older revision of a profile again, for all workloads, until a changed profile is accepted.
     Rollback(rollback::RollbackArgs),
 }
 
-/// The profile of a command.
+/// The profile that a command uses.
 #[derive(Clone, Debug, Args)]
 struct ProfileRef {
     /// Name of the profile.

@@ -1,7 +1,7 @@
 //! `pillion profiles rollback`: publishes an older revision again.
 //!
-//! Sets annotations instead of editing the profile's spec. A controller that syncs the cluster with a repository
-//! restores every field of the repository, but keeps other annotations.
+//! The command sets annotations instead of editing the profile's spec. A controller that syncs the cluster with a
+//! repository restores every field of the repository, but keeps other annotations.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -91,7 +91,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// Waits until the controller has published the revision. Returns false after `limit`.
+/// Waits until the controller has published the revision. Returns false if it is not published within `limit`.
 async fn is_published(which: &ProfileRef, expected: &str, limit: Duration) -> anyhow::Result<bool> {
     let mut progress = Progress::new();
     let wait = async {
@@ -107,7 +107,7 @@ async fn is_published(which: &ProfileRef, expected: &str, limit: Duration) -> an
     tokio::time::timeout(limit, wait).await.unwrap_or(Ok(false))
 }
 
-/// Returns the revision to roll back to: the only one that begins with `to` or, without `to`, the default.
+/// Returns the revision to roll back to: the only one that begins with `to`, or the default if there is no `to`.
 fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     let kept = &status.revisions;
     if let Some(digits) = to {
@@ -119,7 +119,7 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
         };
     }
     let published = status.revision.as_ref();
-    // During a rollout: the revision of all other workloads.
+    // During a rollout, the default is the promoted revision, which all other workloads get.
     if let Some(promoted) = status.promoted_revision.as_ref().filter(|promoted| Some(*promoted) != published) {
         return Ok(promoted.clone());
     }
@@ -133,7 +133,7 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
 /// The maximum number of children that are listed.
 const NAMED: usize = 20;
 
-/// A profile that extends another one.
+/// A profile that extends another profile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Child {
     namespace: Option<String>,
@@ -145,7 +145,7 @@ pub(super) struct Child {
 async fn extension_note(client: &Client, name: &str) -> String {
     match listed(client).await {
         Ok(all) => text(name, &extending(name, &all)),
-        Err(error) => format!("Profiles that extend {name} keep its stored spec. They cannot be listed: {error}\n"),
+        Err(error) => format!("Profiles that extend {name} use its stored spec. They cannot be listed: {error}\n"),
     }
 }
 
@@ -188,7 +188,7 @@ fn text(name: &str, children: &BTreeSet<&Child>) -> String {
     let more = children.len().saturating_sub(NAMED);
     let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
     format!(
-        "It is not rolled back for the profiles that extend it, which keep its stored spec:\n{}{more}\
+        "The rollback does not affect the profiles that extend it, which still use its stored spec:\n{}{more}\
          Roll each of them back too. An InjectionProfile that only sets parameters cannot be rolled back: correct the \
          spec of {name} for those.\n",
         named.collect::<String>()
@@ -238,7 +238,7 @@ mod tests {
             child(Some("shop"), "ours", "java"),
             child(Some("shop"), "otel", "otel"),
             child(Some("shop"), "theirs", "nginx"),
-            // A cycle, which the controller never accepts.
+            // A cycle, which the controller would not accept.
             child(None, "otel", "java"),
         ];
         let note = text("otel", &extending("otel", &all));

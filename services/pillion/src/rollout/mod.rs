@@ -177,7 +177,7 @@ async fn restart_all(
 /// A workload, its plan, and the result.
 #[derive(Clone, Debug)]
 struct Line {
-    /// The stale workload.
+    /// The workload, and how its pods differ from their profiles.
     stale: Stale,
     /// The planned action.
     plan: Plan,
@@ -236,7 +236,7 @@ impl Line {
     }
 }
 
-/// Formats a table like kubectl; empty if there are no lines. A wide table also shows the causes.
+/// Formats a table in the style of kubectl; empty if there are no lines. A wide table also shows the causes.
 fn table(lines: &[Line], is_wide: bool) -> String {
     let row = |line: &Line| {
         let workload = &line.stale.workload;
@@ -258,7 +258,7 @@ fn table(lines: &[Line], is_wide: bool) -> String {
     output::columns(["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "CAUSES", "RESULT"], rows)
 }
 
-/// Formats one line with the number of workloads and results.
+/// Formats one line with the number of workloads, and the number of each result.
 fn summary(lines: &[Line], applies: bool) -> String {
     let count = |is: fn(&Line) -> bool| lines.iter().filter(|line| is(line)).count();
     if lines.is_empty() {

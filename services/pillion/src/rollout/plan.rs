@@ -1,8 +1,9 @@
-//! Groups the audit's findings by workload, and decides whether a workload can be restarted and its
-//! disruption budgets allow it now. Only the lookup of owners calls the API server.
+//! Groups the audit's findings by workload, and decides whether a workload can be restarted and whether its disruption
+//! budgets allow it now. Only the lookup of owners calls the API server.
 //!
-//! A rolling update ignores budgets, because controllers delete pods and do not evict them. So a restart begins only if
-//! each budget of its pods allows as many disruptions as the workload's strategy causes at one time.
+//! A rolling update ignores budgets, because controllers delete pods instead of evicting them. Therefore, a restart
+//! begins only if each budget of the workload's pods allows as many disruptions as the workload's strategy causes at
+//! one time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,20 +49,20 @@ impl Disruption {
     }
 }
 
-/// Returns how to replace a kind's pods, or `None` if the kind can be restarted.
+/// Returns how to replace the pods of a kind, or `None` if workloads of this kind can be restarted.
 pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
     match kind {
         "Deployment" | "StatefulSet" | "DaemonSet" => None,
         "Pod" => Some("it has no controller: delete and recreate it yourself"),
         "Job" | "CronJob" => Some("its pods are not replaced: those of its next run will be up to date"),
         "ReplicaSet" | "ReplicationController" => Some("it replaces pods only when they are deleted: delete its pods"),
-        _ => Some("a controller of another kind creates its pods: restart it as that controller documents"),
+        _ => Some("a controller of another kind creates its pods: restart them as its documentation describes"),
     }
 }
 
 /// Plans the restart of a Deployment, a `StatefulSet` or a `DaemonSet`, given the budgets of its namespace and the
-/// restarts in progress there. A budget's status may not include these restarts yet. Once it does, they are counted
-/// twice, which only delays the restart.
+/// restarts in progress there. The status of a budget may not include these restarts yet. Once it does, they are
+/// counted twice, which only delays the restart.
 pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], ongoing: &[&Disruption]) -> Plan {
     let at = |pointer: &str| workload.pointer(pointer);
     if workload.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null()) {
@@ -76,7 +77,7 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
     if let Some(partition) =
         at("/spec/updateStrategy/rollingUpdate/partition").and_then(Value::as_u64).filter(|p| *p > 0)
     {
-        return Plan::Skip(format!("its partition is {partition}: pods below it would not be restarted"));
+        return Plan::Skip(format!("its partition is {partition}: pods with a lower ordinal would not be restarted"));
     }
     let disrupted = max_unavailable_pods(kind, workload);
     let labels = at("/spec/template/metadata/labels");
@@ -123,7 +124,7 @@ fn max_unavailable_pods(kind: &str, workload: &Value) -> i64 {
             let unavailable =
                 of("maxUnavailable").map_or_else(|| share(25, replicas, false), |v| count(v, replicas, false));
             let surge = of("maxSurge").map_or_else(|| share(25, replicas, true), |v| count(v, replicas, true));
-            // If both were 0, the rolling update could not make progress.
+            // Both being 0 is treated as 1, since the rolling update could not make progress otherwise.
             if unavailable == 0 && surge == 0 { 1 } else { unavailable }
         }
         "DaemonSet" => {
@@ -136,8 +137,8 @@ fn max_unavailable_pods(kind: &str, workload: &Value) -> i64 {
     }
 }
 
-/// Converts a value to a number of pods: `3`, or a share of the replicas such as `25%`. An invalid value means all
-/// replicas.
+/// Converts a value to a number of pods. The value is a number such as `3`, or a share of the replicas such as `25%`.
+/// An invalid value means all replicas.
 fn count(value: &Value, replicas: i64, rounds_up: bool) -> i64 {
     match value {
         Value::String(text) => text
@@ -185,10 +186,10 @@ impl Stale {
         )
     }
 
-    /// Returns the remaining difference of a new pod, such as `without profile nginx`.
+    /// Returns the difference that a new pod still has, such as `without profile nginx`.
     ///
     /// # Errors
-    /// The pod cannot be read.
+    /// The pod cannot be parsed.
     pub(super) fn remaining_difference(&self, pod: &DynamicObject) -> anyhow::Result<Option<String>> {
         let text = serde_json::to_string(pod).context("cannot serialize a pod")?;
         let tape = OwnedTape::parse(text).context("cannot parse a pod")?;

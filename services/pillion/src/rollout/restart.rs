@@ -1,5 +1,5 @@
 //! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before the restart, it
-//! creates a pod of the template by dry run, because a restart must not remove injected parts from the pods.
+//! creates a pod from the template with a dry run, because a restart must not remove injected parts from the pods.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ const MANAGER: &str = "pillion-rollout";
 /// How often to check the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// The disruptions of restarts in progress, by workload. The lock is held while a restart begins, so that only one
-/// restart at a time is compared with the budgets.
+/// The disruptions of restarts in progress, by workload. A task holds the lock while it begins a restart, so that only
+/// one restart at a time is compared with the budgets.
 pub(super) type OngoingRestarts = Mutex<Vec<(Workload, Disruption)>>;
 
 /// A workload with its plan.
@@ -65,7 +65,7 @@ async fn consider(
 }
 
 /// Restarts the workload once its budgets allow it, and waits until its pods are new, available and injected as
-/// expected. Calls `show` with what it waits for.
+/// expected. While it waits, it calls `show` with the reason.
 pub(super) async fn run(
     client: &Client,
     stale: &Stale,
@@ -80,7 +80,7 @@ pub(super) async fn run(
         match plan {
             Plan::Restart => {
                 try_pod(client, stale, &object).await?;
-                // Recorded before the patch, so that it counts even if the patch fails.
+                // Recorded before the patch, so that the disruption is considered even if the patch fails.
                 begun.push((workload.clone(), Disruption::by(&workload.kind, &object)));
                 patch(&api, workload).await?;
                 break;
@@ -94,12 +94,12 @@ pub(super) async fn run(
         tokio::time::sleep(LOOK_EVERY).await;
     }
     is_done(client, &api, stale, show).await?;
-    // A failed restart remains recorded, since its pods may still be unavailable.
+    // The disruption of a failed restart remains recorded, since its pods may still be unavailable.
     ongoing.lock().await.retain(|(other, _)| other != workload);
     Ok(())
 }
 
-/// Creates a pod by dry run, and fails unless it is injected as the stale pods should be.
+/// Creates a pod with a dry run, and fails unless it is injected as the stale pods should be.
 async fn try_pod(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let Stale { workload, .. } = stale;
     let pod = pod(&workload.kind, object).context("it has no pod template")?;
@@ -212,7 +212,7 @@ pub(super) async fn explain_timeout(
 /// The state of an unfinished restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UnfinishedRestart {
-    /// The restart waits for this.
+    /// The restart is still in progress, for this reason.
     For(String),
     /// The restart failed, for this reason.
     Never(String),
@@ -240,7 +240,7 @@ fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
         let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
         (wanted, number("/status/updatedReplicas"), number("/status/availableReplicas"), number("/status/replicas"))
     };
-    // After an update, the controller of a `StatefulSet` counts all pods as current, and none as updated.
+    // After an update, the controller of a `StatefulSet` reports all pods as current, and none as updated.
     let is_settled = kind == "StatefulSet" && text("/status/currentRevision") == text("/status/updateRevision");
     let new = if is_settled { wanted } else { new };
     let counts = [(new, "new"), (available, "available")];
@@ -256,8 +256,8 @@ fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
     }
 }
 
-/// Fails unless the new pods are injected as expected, since another restart would not help either. Pods that have
-/// ended are not replaced, and pods of other owners with the same labels are ignored.
+/// Fails unless the new pods are injected as expected, since another restart would have the same result. Pods that have
+/// ended are not replaced. Pods of other owners with the same labels are ignored.
 async fn check_new_pods(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let pods = pods(client, workload, object).await?;
@@ -292,8 +292,8 @@ async fn read(api: &Api<DynamicObject>, workload: &Workload) -> anyhow::Result<O
     found.map(|object| serde_json::to_value(object).context("cannot serialize it as JSON")).transpose()
 }
 
-/// Returns a pod of a workload's template, owned by the workload, since a rollout assigns revisions by owner. `None` if
-/// it has no template.
+/// Returns a pod of a workload's template, or `None` if the workload has no template. The workload is the pod's owner,
+/// since a rollout assigns revisions by owner.
 pub(super) fn pod(kind: &str, workload: &Value) -> Option<Value> {
     let text = |pointer: &str| workload.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let template = workload.pointer("/spec/template")?;
@@ -303,7 +303,7 @@ pub(super) fn pod(kind: &str, workload: &Value) -> Option<Value> {
         "apiVersion": "apps/v1", "kind": kind, "name": name, "uid": text("/metadata/uid"), "controller": true,
     });
     let metadata = pod.get_mut("metadata").and_then(Value::as_object_mut)?;
-    // The API server would reject a name that is taken.
+    // The name is removed, because the API server would reject a name that is in use.
     metadata.shift_remove("name");
     metadata.insert("generateName".to_owned(), format!("{name}-").into());
     metadata.insert("ownerReferences".to_owned(), json!([owner]));
@@ -313,7 +313,7 @@ pub(super) fn pod(kind: &str, workload: &Value) -> Option<Value> {
     Some(pod)
 }
 
-/// Adds the volumes that a `StatefulSet` adds to its pods for its claims, since containers mount them.
+/// Adds the volumes that a `StatefulSet` adds to its pods for its volume claims, since containers mount them.
 fn claims(workload: &Value, name: &str, pod: &mut Value) {
     let claims = workload.pointer("/spec/volumeClaimTemplates").and_then(Value::as_array);
     let names: Vec<&str> =

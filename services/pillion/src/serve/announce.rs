@@ -1,4 +1,4 @@
-//! Prints what `dev` serves, and shell commands to try it.
+//! Prints the services of `dev`, and shell commands to try them.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -14,7 +14,7 @@ use super::namespaces::FailureModes;
 use super::profile_files::Loaded;
 use super::sample::{Folder, Sample};
 
-/// Extracts and decodes the patch of a response, with standard tools.
+/// A shell command that extracts and decodes the patch of a response, with standard tools.
 const DECODE: &str = r#"sed -n 's/.*"patch":"\([^"]*\)".*/\1/p' | base64 -d"#;
 
 /// The facts that `dev` announces.
@@ -109,7 +109,8 @@ impl Service<'_> {
     }
 }
 
-/// Formats the effect of changed files on one line; empty if there are only problems, which are printed separately.
+/// Formats the effect of changed files on one line; empty if there are only problems, because these are printed
+/// separately.
 pub(crate) fn change(loaded: &Loaded) -> String {
     let part = |what: &str, names: &[ProfileName]| {
         let names: Vec<_> = names.iter().map(ToString::to_string).collect();
@@ -161,7 +162,7 @@ pub(crate) fn own_program() -> PathBuf {
     called(program, std::env::var_os("PATH").as_deref())
 }
 
-/// Returns `pillion` if the search path finds this program by that name, else the program's path.
+/// Returns `pillion` if the search path contains this program under that name, else the program's path.
 fn called(program: PathBuf, search: Option<&OsStr>) -> PathBuf {
     let found = search.and_then(|search| {
         let candidates = std::env::split_paths(search).map(|folder| folder.join(NAME));

@@ -1,11 +1,11 @@
-//! Loads the serving certificate from its Secret, which is watched, or from files that change; and the CA of clients
-//! from a file. `dev` creates its own certificate.
+//! Loads the serving certificate from a watched Secret or from files, and the CA of clients from a file. `dev` creates
+//! its own certificate.
 //!
-//! cert-manager and the kubelet replace files at run time. The files are polled, because the kubelet swaps a link to
-//! their folder, which a watch of the files does not notice.
+//! cert-manager and the kubelet replace files at run time. The files are polled. A watch would miss changes, because
+//! the kubelet replaces a symbolic link to the files' folder.
 //!
-//! The Secret may not exist yet when a replica starts. Until it does, the replica listens, is not ready, and ends each
-//! TLS handshake immediately with an alert. So clients fail fast, and never receive an untrusted certificate.
+//! The Secret may not exist yet when a replica starts. Until it exists, the replica listens but is not ready, and ends
+//! each TLS handshake immediately with an alert. So clients fail fast, and never receive an untrusted certificate.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -47,11 +47,11 @@ pub(crate) struct CertificateArgs {
     #[arg(long = "server-name", value_name = "NAME", env = "PILLION_SERVER_NAME", value_delimiter = ',')]
     #[arg(requires = "serving_secret", conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) server_names: Vec<String>,
-    /// The serving certificate, PEM, then its intermediates. Reloaded when it changes.
+    /// PEM file with the serving certificate, followed by its intermediate certificates. Reloaded when it changes.
     #[arg(long, value_name = "FILE", env = "PILLION_TLS_CERT")]
     #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The private key of the serving certificate, PEM. Reloaded when it changes.
+    /// PEM file with the private key of the serving certificate. Reloaded when it changes.
     #[arg(long, value_name = "FILE", env = "PILLION_TLS_KEY")]
     #[arg(required_unless_present_any = ["check_config", "serving_secret"])]
     pub(crate) tls_key: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub(crate) struct CertificateArgs {
 /// The name of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SecretName {
-    /// `None`: the namespace of the process.
+    /// The namespace; `None` means the namespace of the process.
     namespace: Option<String>,
     name: String,
 }
@@ -74,14 +74,14 @@ pub(crate) enum CertificateSource {
     Secret(CertificateSecret),
 }
 
-/// A watched Secret with the certificate and its key, and the active certificate.
+/// A watched Secret that contains the certificate and its key, and the active certificate.
 #[derive(Debug)]
 pub(crate) struct CertificateSecret {
     watched: WatchedSecret,
     serving: Arc<ServingCertificate>,
 }
 
-/// Files with the certificate and its key, and the active certificate.
+/// The files that contain the certificate and its key, and the active certificate.
 #[derive(Debug)]
 pub(crate) struct CertificateFiles {
     certificate: PathBuf,
@@ -104,12 +104,12 @@ impl std::fmt::Debug for Contents {
 }
 
 impl CertificateArgs {
-    /// Reads and validates the certificate files. A Secret is read later, by [`CertificateSource::follow`]. `None`
-    /// without arguments.
+    /// Reads and validates the certificate files. A Secret is read later, by [`CertificateSource::follow`]. Returns
+    /// `None` if the command line specifies no certificate.
     ///
     /// # Errors
-    /// A file cannot be read, the files are not a certificate with its key, the arguments are incomplete, or the
-    /// required name of the Secret's certificate is unknown.
+    /// A file cannot be read, the files are not a certificate with its key, the arguments are incomplete, or the name
+    /// that the Secret's certificate must have is unknown.
     pub(crate) async fn load(&self, default_namespace: &str) -> anyhow::Result<Option<CertificateSource>> {
         match (&self.serving_secret, &self.tls_cert, &self.tls_key) {
             (Some(secret), None, None) => {
@@ -285,7 +285,7 @@ impl CertificateFiles {
                 return Some(ReloadResult::Unreadable);
             }
         };
-        // Invalid content is not tried again until a file changes, so it is reported once. That also covers a
+        // Invalid content is not loaded again until a file changes, so it is reported once. This check also covers a
         // certificate that was read before its key was replaced.
         if fresh == self.seen {
             return None;
@@ -307,7 +307,7 @@ impl CertificateFiles {
     }
 }
 
-/// A file's path as a string, and its content.
+/// The path of a file as a string, and the file's content.
 struct Named<'c> {
     path: String,
     content: &'c [u8],
@@ -335,7 +335,8 @@ async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClientArgs {
     /// PEM file of CAs. The webhook then accepts only clients with a certificate of one of these CAs. API servers must
-    /// be configured to send one (docs/certificates.md). Reloaded when it changes. Default: all clients are accepted.
+    /// be configured to send such a certificate (docs/certificates.md). Reloaded when it changes. Default: all clients
+    /// are accepted.
     #[arg(long, value_name = "FILE", env = "PILLION_CLIENT_CA")]
     pub(crate) client_ca: Option<PathBuf>,
     /// Accept only clients whose certificate has this name: the common name of its subject, or a DNS name, URI or
@@ -374,12 +375,12 @@ impl ClientArgs {
 }
 
 impl ClientCaFile {
-    /// Returns the active CA and names.
+    /// Returns the active CAs and names.
     pub(crate) fn clients(&self) -> Arc<ClientCertificates> {
         Arc::clone(&self.clients)
     }
 
-    /// Polls the file until `stop`. If the content is invalid, the last valid CA remains active.
+    /// Polls the file until `stop`. If the content is invalid, the last valid CAs remain active.
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {
@@ -397,7 +398,7 @@ impl ClientCaFile {
                 );
             }
         };
-        // Invalid content is not tried again until the file changes, so it is reported once.
+        // Invalid content is not loaded again until the file changes, so it is reported once.
         if fresh == self.seen {
             return;
         }
@@ -415,14 +416,14 @@ async fn read_file(path: &Path) -> anyhow::Result<Vec<u8>> {
     tokio::fs::read(path).await.with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// A serving certificate, its key, and its CA; all PEM.
+/// A serving certificate, its key, and its CA, all in PEM format.
 pub(crate) struct SelfSigned {
     pub(crate) ca: String,
     pub(crate) certificate: String,
     pub(crate) key: String,
 }
 
-/// Creates a certificate for a developer's machine: for `localhost`, the loopback addresses, and the listening address.
+/// Creates a certificate for a developer's machine, for `localhost`, the loopback addresses, and the listening address.
 /// A separate CA signs it, because some clients reject a server certificate that is a CA. The CA's key is discarded.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! `pillion controller`: manages certificates, webhook configurations, and revisions and status of profiles, and runs
-//! the audit. Several replicas run, and one leads.
+//! `pillion controller`: manages certificates, webhook configurations, and the revisions and status of profiles, and
+//! runs the audit. Several replicas may run, but only the leader is active.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use crate::output;
 use crate::telemetry::Telemetry;
 use crate::telemetry::logs::{LogArgs, LogLevel};
 
-/// Help of `--config`: the controller reads another file than the webhook.
+/// The help of `--config`, because the controller reads another file than the webhook.
 const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \
                            Omitted keys have their defaults";
 

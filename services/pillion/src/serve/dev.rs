@@ -43,9 +43,9 @@ const DEFAULT_FOLDER: &str = "profiles";
 const SHOWN: &str = "nginx";
 /// The profile that is served if there are no profile files.
 const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");
-/// How often the files are read.
+/// How often to read the files.
 const POLL: Duration = Duration::from_secs(1);
-/// How long the drain may take.
+/// The maximum duration of the drain.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 /// The default log level, which shows each decision.
 const LOG_LEVEL: &str = "info,pillion_webhook=debug";
@@ -53,8 +53,8 @@ const LOG_LEVEL: &str = "info,pillion_webhook=debug";
 /// Arguments of `pillion dev`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DevArgs {
-    /// Files with profiles, or folders of such files; may be given several times. Default: profiles/nginx if
-    /// there is one here, else the folder profiles, else a sample profile that adds an nginx sidecar.
+    /// Files with profiles, or folders of such files; may be given several times. Default: profiles/nginx if it exists,
+    /// else the folder profiles, else a sample profile that adds an nginx sidecar.
     #[arg(short, long = "profile", value_name = "PATH")]
     pub(crate) profiles: Vec<PathBuf>,
     /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
@@ -82,7 +82,7 @@ pub(crate) struct DevArgs {
 
 /// Serves until a signal ends it.
 pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
-    // Log failure mode and drain differ from production, and override the policy file.
+    // The log level and the drain times differ from production, and override the policy file.
     let overrides = Overrides {
         log_level: Some(logs.log_level.clone().unwrap_or_else(|| LOG_LEVEL.to_owned())),
         trace_ratio: args.traces.trace_ratio,
@@ -102,7 +102,7 @@ async fn serve(args: DevArgs, overrides: Overrides, start: WebhookPolicy, contro
     let is_given = !args.profiles.is_empty();
     let paths = profile_paths(args.profiles, &folder)?;
     let library = paths.contains(&shown()).then_some(Path::new(DEFAULT_FOLDER)).filter(|_| !is_given);
-    // The playground reads and compiles profiles of this machine, so only this machine may reach it.
+    // The playground reads and compiles profiles on this machine, so only clients on this machine may reach it.
     let playground = args.metrics_listen.ip().is_loopback().then(|| {
         let own = if is_given || paths == [Path::new(DEFAULT_FOLDER)] { paths.clone() } else { Vec::new() };
         Playground::new(start.clone(), library.map_or(own, |library| vec![library.to_owned()]))

@@ -1,13 +1,14 @@
 //! The commands that serve: `webhook` and `controller` in a cluster, `dev` on a developer's machine.
 //!
-//! All commands check their configuration before they open a port, and stop in the same way: first not ready, then
-//! drained.
+//! All commands check their configuration before they open a port, and stop in the same way: they report that they are
+//! not ready, and then drain.
 //!
-//! * [`webhook`]: a replica; [`servers`]: its two ports; [`certificate`]: its certificate and the CA of its clients.
+//! * [`webhook`]: a replica of the webhook; [`servers`]: its two ports; [`certificate`]: its certificate and the CA of
+//!   its clients.
 //! * [`controller`]: a replica of the controller; [`term`]: its tasks while it leads.
 //! * [`dev`]: the webhook without a cluster; [`profile_files`]: profiles from files that change; [`namespaces`]: the
-//!   namespaces of `dev`; [`sample`]: a request that shows an injection; [`announce`]: the commands that `dev`
-//!   prints; [`playground`]: a web page to try profiles.
+//!   namespaces of `dev`; [`sample`]: a request that shows an injection; [`announce`]: the commands that `dev` prints;
+//!   [`playground`]: a web page to try profiles.
 
 mod announce;
 mod certificate;
@@ -48,10 +49,11 @@ fn run_service<S: Future<Output = anyhow::Result<()>>>(
     })
 }
 
-/// The exit code after a second signal: that of a process killed by SIGINT.
+/// The exit code after a second signal, as if SIGINT had killed the process.
 const EXIT_SECOND_SIGNAL: i32 = 130;
 
-/// The signals that ask the process to end. Once created, they no longer kill the process by themselves.
+/// The signals that ask the process to end. Once this value is created, the signals no longer kill the process by
+/// themselves.
 #[derive(Debug)]
 pub(crate) struct Signals {
     terminate: Signal,

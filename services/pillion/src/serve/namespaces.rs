@@ -1,4 +1,4 @@
-//! Namespaces without a cluster: from `--namespace` and from files.
+//! Namespaces for commands without a cluster, from `--namespace` and from files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
 /// snapshot.
 pub(crate) type FailureModes = BTreeMap<Box<str>, Option<FailureMode>>;
 
-/// A namespace with its failure mode: `shop=required`.
+/// A namespace with its failure mode, as in `shop=required`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamespaceArg {
     pub(crate) name: Box<str>,
@@ -59,7 +59,7 @@ struct Metadata {
     annotations: BTreeMap<String, String>,
 }
 
-/// A Namespace object, with the fields that are used here.
+/// A Namespace object, with only the fields that this module uses.
 #[derive(Deserialize)]
 struct Object {
     metadata: ObjectMeta,

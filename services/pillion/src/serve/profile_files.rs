@@ -1,4 +1,5 @@
-//! Profiles from files that change. If a file is invalid, its last valid profiles remain active, as in a cluster.
+//! Profiles from files, which are read again when they change. If a file is invalid, its last valid profiles remain
+//! active, as in a cluster.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,14 +26,14 @@ pub(crate) struct Loaded {
     pub(crate) changed: Vec<ProfileName>,
     /// Removed profiles.
     pub(crate) gone: Vec<ProfileName>,
-    /// Profiles that remain active although no file contains them now, because there are problems.
+    /// Profiles that are in no file now, but remain active because there are problems.
     pub(crate) kept: Vec<ProfileName>,
     /// The problems in the files.
     pub(crate) problems: Vec<Problem>,
 }
 
 impl ProfileFiles {
-    /// Creates an empty set; nothing is read yet.
+    /// Creates an empty set, without reading any file.
     pub(crate) const fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, fingerprint: None, active: BTreeMap::new() }
     }
@@ -63,7 +64,7 @@ impl ProfileFiles {
                 loaded.changed.push(name.clone());
             }
         }
-        // The profiles of an invalid file are unknown, so nothing is removed while a file is invalid.
+        // While a file is invalid, its profiles are unknown, so no profile is removed.
         let missing: Vec<_> = self.active.keys().filter(|name| !fresh.contains_key(*name)).cloned().collect();
         if loaded.problems.is_empty() {
             self.active = fresh;
@@ -75,7 +76,8 @@ impl ProfileFiles {
         Some(loaded)
     }
 
-    /// Hashes the files' names and contents. Modification times would miss a second change within their resolution.
+    /// Hashes the files' names and contents. If two changes occur within the resolution of modification times, these
+    /// would not show the second one.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for path in &self.paths {

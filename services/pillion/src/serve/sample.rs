@@ -1,5 +1,5 @@
-//! A request that shows an injection, and the folder into which `dev` writes it: a pod that requests an existing
-//! profile, in a namespace that is opted in.
+//! A sample request that shows an injection, and the folder into which `dev` writes it. The request creates a pod to
+//! which a profile applies, in an opted-in namespace.
 //!
 //! The engine decides candidates for the pod until one is injected, so that the printed commands work with any
 //! profiles.
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::output;
 
-/// The maximum number of pairs of profile and namespace that are tried.
+/// The maximum number of pairs of a profile and a namespace that are tried.
 const ATTEMPTS: usize = 256;
 
 /// A pod, and the review of its creation.
@@ -37,7 +37,8 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Returns the first sample that is injected, among all profiles and namespaces; else one that is not.
+    /// Returns the first sample that is injected, among all pairs of profiles and namespaces. If there is none, returns
+    /// a sample that is not injected.
     pub(crate) fn find<'n>(snapshot: &Snapshot, namespaces: &(impl Iterator<Item = &'n str> + Clone)) -> Self {
         let pairs = snapshot.profiles().iter().flat_map(|profile| {
             let own = profile.name().namespace.as_deref();
@@ -92,7 +93,7 @@ const REVIEW: &str = "review.json";
 /// The file with the sample pod.
 const POD: &str = "pod.yaml";
 
-/// The folder into which `dev` writes files for its user: the CA to trust, a sample request, a sample pod. It is
+/// The folder into which `dev` writes files for the user: the CA to trust, a sample request, and a sample pod. It is
 /// removed when the process ends, unless the user specified it.
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -124,7 +125,7 @@ impl Folder {
     /// The file cannot be written.
     pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
         let path = self.path.join(name);
-        // A concurrent reader sees the old or the new content, never a part.
+        // A concurrent reader gets either the old or the new content, never a part of it.
         let fresh = self.path.join(format!(".{name}.new"));
         std::fs::write(&fresh, text)
             .and_then(|()| std::fs::rename(&fresh, &path))

@@ -41,7 +41,7 @@ pub(crate) struct Parts {
     pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
-    /// Further routes of the operations port.
+    /// Additional routes of the operations port.
     pub(crate) pages: Router,
     pub(crate) limits: MetricsSettings,
     pub(crate) settings: ServerSettings,
@@ -122,12 +122,12 @@ impl Operations {
     /// # Errors
     /// The port cannot be bound.
     pub(crate) async fn bind(listen: SocketAddr, readiness: Readiness, exposition: Exposition) -> anyhow::Result<Self> {
-        // Converted, because another thread's runtime will serve it.
+        // Converted to a listener of the standard library, because the runtime of another thread will serve it.
         let listener = bind("--metrics-listen", listen).await?.into_std()?;
         Ok(Self { listener, app: health::router(readiness, Arc::new(exposition)) })
     }
 
-    /// Adds further routes.
+    /// Adds routes.
     pub(crate) fn with(self, pages: Router) -> Self {
         Self { app: self.app.merge(pages), ..self }
     }
@@ -146,13 +146,13 @@ impl Operations {
                 Server::plain(listener, self.app, ServerSettings::ops()).run(end).await;
                 Ok(())
             });
-            // Dropping the runtime would wait for computations whose response is no longer needed.
+            // Dropping the runtime would wait for computations whose results are no longer needed.
             runtime.shutdown_background();
             ended
         };
         let (ended, end) = oneshot::channel();
         let thread = std::thread::Builder::new().name("operations".to_owned());
-        // Err: the receiver was dropped, because the process is ending.
+        // An error means that the receiver was dropped, because the process is ending.
         let serve = move || drop(ended.send(serve()));
         thread.spawn(serve).context("cannot start the thread of the operations port")?;
         Ok(end)
@@ -164,19 +164,20 @@ pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<
     TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} ({argument})"))
 }
 
-/// File descriptors that the process needs besides connections: files, pipes, the API server.
+/// The number of file descriptors that the process needs besides connections, such as for files, pipes and the API
+/// server.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// Raises the soft limit of file descriptors to the hard limit, since each connection takes one. Warns if the limit is
-/// too low for `connections`. The low soft limit exists for programs that use `select`; Go's programs raise it in the
-/// same way.
+/// Raises the soft limit of file descriptors to the hard limit, since each connection takes one descriptor. Warns if
+/// the limit is too low for `connections`. The soft limit is low only for programs that use `select`; Go programs raise
+/// it in the same way.
 fn raise_descriptor_limit(connections: usize) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     if let Err(error) = raised {
         debug!(%error, "the limit of file descriptors cannot be raised");
     }
-    // None: no limit.
+    // `None` means that there is no limit.
     let limit = if raised.is_ok() { maximum } else { current };
     let needed = RESERVED_DESCRIPTORS.saturating_add(u64::try_from(connections).unwrap_or(u64::MAX));
     if let Some(limit) = limit.filter(|limit| *limit < needed) {

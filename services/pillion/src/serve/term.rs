@@ -74,7 +74,7 @@ impl LeaderMetrics {
         }
     }
 
-    /// Sets all gauges to 0 that the tasks themselves do not reset when they end.
+    /// Sets all gauges to 0, except those that the tasks themselves reset when they end.
     fn reset(&self) {
         self.trust_probe.reset();
         self.configuration.reset();
@@ -87,15 +87,15 @@ impl LeaderMetrics {
 
 /// A task failure within this time after another one is treated as permanent.
 const REPEAT_WITHIN: Duration = Duration::from_mins(10);
-/// After a permanent failure, how long the other tasks continue before a new term retries the failed task.
+/// After a permanent failure, how long the other tasks continue before a new term starts the failed task again.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_mins(5);
 
-/// When a task last failed. A failure ends the term, since a new term fixes most problems. But a task that fails in
-/// each term must not stop all other tasks.
+/// The time of the last failed task. A failed task ends the term, since a new term fixes most problems. But a task that
+/// fails in each term must not stop all other tasks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Failures(Arc<Mutex<Option<Instant>>>);
 
-/// The inputs of each term.
+/// The inputs of every term.
 #[derive(Clone)]
 pub(crate) struct Term {
     pub(crate) client: kube::Client,
@@ -129,8 +129,8 @@ impl Term {
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
-            // The probe task also creates the ConfigMap of the kill switch. With managed certificates, the keeper of
-            // the webhook configurations creates it.
+            // The probe task also creates the ConfigMap of the kill switch. If certificates are managed, the keeper of
+            // the webhook configurations creates it instead.
             let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
             tasks.spawn("the probes", probing);
         }
@@ -160,7 +160,7 @@ impl Term {
         );
 
         let (target, targets) = watch::channel(None);
-        // Never confirms a target: only the rotation knows whether endpoints respond, so this keeper never fills an
+        // Only the rotation knows whether endpoints respond. So this keeper confirms no target, and never fills an
         // empty configuration.
         let never: webhook_config::Confirm = Arc::new(|_| async { false }.boxed());
         let (keeper, live) = Keeper::new(webhook_config::Settings::default(), metrics.configuration, targets, never);
@@ -238,13 +238,14 @@ impl Tasks {
         while self.running.join_next().await.is_some() {}
     }
 
-    /// Starts following the kill switch. The receiver gets whether injection is disabled; `None` until that is known.
+    /// Starts following the kill switch. The returned receiver contains whether injection is disabled; `None` until
+    /// that is known.
     fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<Option<bool>> {
         let (sender, off) = watch::channel(None);
         let begin = sender.clone();
         let tell = Arc::new(move |is_off| _ = sender.send_replace(Some(is_off)));
         let switch = KillSwitch::new(client.clone(), release.clone(), gauge, tell, move || {
-            // Injection is enabled unless another value was reported before.
+            // Injection is treated as enabled unless the switch has already reported its state.
             begin.send_if_modified(|off| {
                 let was_unknown = off.is_none();
                 off.get_or_insert(false);
@@ -295,7 +296,8 @@ impl Tasks {
     }
 }
 
-/// Reports the rules of the profiles whenever they change, once all profiles are known.
+/// Sends the rules for the webhook configurations whenever the profiles change them. Starts once all profiles are
+/// known.
 async fn follow_rules(
     snapshot: Arc<ArcSwap<Snapshot>>,
     mut status: watch::Receiver<Status>,
@@ -304,7 +306,7 @@ async fn follow_rules(
 ) {
     let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
     if stop.run_until_cancelled(synced).await != Some(true) {
-        // The watch has ended, so the term ends too.
+        // The watch of the profiles has ended, or the term was stopped.
         return;
     }
     let mut ticks = Ticks::new(RULES_CHECK_INTERVAL, stop);
@@ -315,7 +317,7 @@ async fn follow_rules(
             continue;
         }
         seen = Some(Arc::clone(&now));
-        // If the rules cannot be computed, the last ones remain in use.
+        // If the rules cannot be computed, the previous rules remain in use.
         let Ok(fresh) = guarded(&"the rules of profiles", || Rules::of(now.profiles())) else { continue };
         log_omitted_namespaces(rules.borrow().as_ref(), &fresh);
         let fresh = Some(fresh);
@@ -329,8 +331,8 @@ async fn follow_rules(
     }
 }
 
-/// Warns of namespaces whose own profiles validate objects that the API server does not send. Warns only if the list of
-/// these namespaces changed.
+/// Warns of namespaces whose profiles validate objects that the API server does not send to the webhook. Warns only if
+/// the list of these namespaces has changed.
 fn log_omitted_namespaces(before: Option<&Rules>, now: &Rules) {
     let is_news = before.is_none_or(|before| before.omitted_namespaces != now.omitted_namespaces);
     if let (true, Some(first)) = (is_news, now.omitted_namespaces.first()) {
@@ -348,7 +350,8 @@ fn log_omitted_namespaces(before: Option<&Rules>, now: &Rules) {
 mod tests {
     use super::*;
 
-    /// Returns how long a term lasts in which one task panics after a second. The other task must continue until then.
+    /// Runs a term in which one task panics after a second, and returns how long the term lasts. The other task must
+    /// continue until then.
     async fn term(failures: &Failures, stop: &CancellationToken) -> Duration {
         let mut running = JoinSet::new();
         running.spawn(async {

@@ -205,7 +205,8 @@ async fn serve(
             info!(signal, "stopping: no longer ready, draining");
             Ok(())
         }
-        // A task ended unexpectedly: a replica that misses changes of the cluster must not appear healthy.
+        // If a task ended unexpectedly, the process stops, because a replica that misses changes of the cluster must
+        // not appear healthy.
         ended = tasks.join_next() => Err(early_end(ended)),
         ended = &mut serving => return ended.context("the servers failed")?,
     };
@@ -251,7 +252,7 @@ fn broken_profiles(registry: &mut Registry) -> Gauge {
     gauge
 }
 
-/// Reports the state of the watches to readiness and metrics, until they end.
+/// Reports the state of the watches to the readiness and the metrics, until the watches end.
 async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gauge) {
     while status.changed().await.is_ok() {
         let Status { synced, broken_profiles, .. } = *status.borrow_and_update();
@@ -260,7 +261,7 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
     }
 }
 
-/// A placeholder for the namespace of the process, which `--check-config` does not determine.
+/// A placeholder for the namespace of the process, which `--check-config` does not look up.
 const ANY_NAMESPACE: &str = "default";
 
 /// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no ports and no

@@ -21,11 +21,11 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// The maximum number of waiting spans, which is enough for about 300 requests.
+/// The maximum number of queued spans, which is enough for about 300 requests.
 const MAX_QUEUED: usize = 2_048;
 /// The number of spans in a batch.
 const BATCH: usize = 512;
-/// The maximum time that spans wait for a full batch.
+/// The maximum time that queued spans wait for a full batch.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 /// The timeout of sending a batch. The exporter's own timeout does not cover the connection.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -68,7 +68,7 @@ impl SpanMetrics {
 #[derive(Debug)]
 pub(super) struct CountedProcessor {
     batches: BatchSpanProcessor,
-    /// An upper bound of the number of spans in the queue of `batches`.
+    /// An upper bound for the number of spans in the queue of `batches`.
     queued: Arc<AtomicUsize>,
     metrics: SpanMetrics,
 }
@@ -143,7 +143,7 @@ impl<E: SpanExporter> SpanExporter for CountedExporter<E> {
         };
         let result = exported.await.unwrap_or(Err(OTelSdkError::Timeout(EXPORT_TIMEOUT)));
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
-        // Logged only on a change, not for each batch.
+        // A failure is logged only if the previous batch succeeded, and a success only if the previous batch failed.
         match &result {
             Ok(()) => {
                 self.metrics.exported.inc_by(count);
@@ -231,7 +231,7 @@ mod tests {
         processor.on_end(span(TraceFlags::default()));
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         let dropped = metrics.queue_full.get();
-        // One batch can be on its way to the exporter.
+        // The exporter can hold one batch in addition to the queue.
         let held = (MAX_QUEUED + BATCH) as u64;
         assert!((ended - held..=ended - MAX_QUEUED as u64).contains(&dropped), "{dropped} of {ended}");
         drop(blocked);

@@ -18,11 +18,11 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 /// The default level.
 pub(crate) const DEFAULT_LEVEL: &str = "info";
 
-/// Off unless enabled by name. The client logs each failed request a second time, without context, and the spans of
-/// requests are only for traces.
+/// Targets that are off unless the level enables them by name. The client logs each failed request a second time,
+/// without context, and the spans of requests are only for traces.
 const QUIET: &str = "kube_client=off,pillion_trace=off";
 
-/// The level after the signal: each decision, and all other debug lines of this program only.
+/// The level after the signal. It includes each decision, and debug lines only of this program.
 const DETAILED: &str = "info,pillion=debug,pillion_webhook=debug,pillion_control=debug,pillion_engine=debug";
 
 /// How long the detailed level lasts.
@@ -43,7 +43,7 @@ pub(crate) struct LogArgs {
 }
 
 impl LogArgs {
-    /// Adjusts the level for interactive commands that call an API server: only warnings by default.
+    /// Adjusts the level for interactive commands that call an API server, which log only warnings by default.
     pub(crate) fn for_interactive(&self) -> Self {
         Self { log_level: Some(self.log_level.clone().unwrap_or_else(|| "warn".to_owned())), ..self.clone() }
     }
@@ -62,7 +62,7 @@ pub(crate) enum LogFormat {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Logs {
-    /// The log level, for all or by module, as in `info,pillion_control=debug`.
+    /// The log level, for all modules or for each module, as in `info,pillion_control=debug`.
     #[schemars(extend("expected" = "`error`, `warn`, `info`, `debug`, `trace`, `off`, or by module"))]
     pub(crate) level: String,
 }
@@ -123,7 +123,7 @@ impl LogLevel {
         Ok((layer, Self(Arc::new(LevelState { filter: handle, state }))))
     }
 
-    /// Changes the level. While the detailed level is active, the change takes effect after it.
+    /// Changes the level. While the detailed level is active, the change is applied when that level ends.
     pub(crate) fn set(&self, level: &str) {
         self.change(|state| level.clone_into(&mut state.configured));
     }
@@ -151,7 +151,7 @@ impl LogLevel {
         signal(SignalKind::user_defined1()).context("cannot listen for SIGUSR1")
     }
 
-    /// Logs in detail for [`DETAILED_FOR`] after the signal, or until the next signal.
+    /// On each signal, enables the detailed level for [`DETAILED_FOR`], or disables it if it is active.
     pub(crate) async fn follow(self, signal: Signal, stop: CancellationToken) {
         self.follow_for(DETAILED_FOR, signal, stop).await;
     }
@@ -179,7 +179,7 @@ impl LogLevel {
             if until.is_some() {
                 info!(level = DETAILED, minutes = time.as_secs() / 60, "SIGUSR1: logging in detail for a while");
             } else {
-                info!("logging as configured again");
+                info!("the configured log level is active again");
             }
         }
     }
@@ -206,7 +206,7 @@ mod tests {
         let (layer, level) = LogLevel::new("warn").unwrap();
         let _guard = tracing::subscriber::set_default(Registry::default().with(fmt::layer().with_filter(layer)));
         let (stop, signal) = (CancellationToken::new(), LogLevel::signal().unwrap());
-        // Longer than the time until the next signal, even on a busy machine.
+        // Longer than the test needs to send the next signal, even on a busy machine.
         let time = Duration::from_secs(5);
         let following = tokio::spawn(level.clone().follow_for(time, signal, stop.clone()));
         let raise = || {

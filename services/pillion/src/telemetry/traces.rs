@@ -1,4 +1,4 @@
-//! Sends the spans of a share of the requests, and of failed requests, to one collector by OTLP over gRPC.
+//! Sends the spans of a share of the requests, and of failed requests, to one collector with OTLP over gRPC.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use super::export::{CountedProcessor, SpanMetrics};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
-    /// URL of the collector for traces, by OTLP over gRPC, as in <http://collector.observability:4317>. Default: no
+    /// URL of the collector for traces, with OTLP over gRPC, as in <http://collector.observability:4317>. Default: no
     /// traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = otlp_endpoint)]
     pub(crate) otlp_endpoint: Option<String>,
@@ -85,13 +85,13 @@ pub(crate) struct Sampling(Arc<Shares>);
 
 #[derive(Debug)]
 struct Shares {
-    /// The share of requests without a sampling decision of the caller, as the bits of a float.
+    /// The share of requests that are sampled if the caller has made no sampling decision, as the bits of a float.
     ratio: AtomicU64,
     errors_per_second: AtomicU32,
     errors: Mutex<Second>,
 }
 
-/// The failed requests that were sampled in the current second.
+/// The current second, and the number of failed requests that were sampled in it.
 #[derive(Debug)]
 struct Second {
     began: Instant,
@@ -192,7 +192,7 @@ impl Collector {
         let mut exporter = exporter.build().with_context(|| {
             let ca = match &self.ca_file {
                 Some(file) => format!(" with --otlp-ca {}", file.display()),
-                // A container image may have no system CAs.
+                // Without `--otlp-ca`, a cause may be that the container image has no system CAs.
                 None if self.endpoint.starts_with("https://") => {
                     " without --otlp-ca; the system may have no CAs".to_owned()
                 }

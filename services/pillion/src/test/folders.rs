@@ -1,7 +1,7 @@
 //! Finds the folders of profiles below the given paths.
 //!
-//! A folder of profiles has a `profile.yaml`, and its test cases in `tests/`. Its sibling folders are read too, since
-//! its profiles may extend theirs.
+//! A folder of profiles contains a `profile.yaml`, and its test cases in `tests/`. Its sibling folders are read too,
+//! since its profiles may extend profiles in these.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 8;
 /// Folders with the same parent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Group {
-    /// The folders to test.
+    /// The folders to test, each with its files of test cases.
     pub(super) tested: BTreeMap<PathBuf, Files>,
     /// All folders, including siblings that are not tested.
     pub(super) all: BTreeSet<PathBuf>,
@@ -83,7 +83,7 @@ pub(super) fn of(paths: &[PathBuf]) -> Result<Vec<Group>, Vec<Problem>> {
     }
     for (parent, group) in &mut groups {
         group.all = group.tested.keys().cloned().collect();
-        // Several paths may name the same folder; the user's path is kept.
+        // Several paths may name the same folder; the path that the user specified is kept.
         let known: BTreeSet<_> = group.all.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
         let neighbours = entries(parent).into_iter().filter(|folder| is_folder_of_profiles(folder));
         let neighbours = neighbours.filter(|folder| folder.canonicalize().is_ok_and(|folder| !known.contains(&folder)));

@@ -1,4 +1,4 @@
-//! `pillion test`: runs the test cases of profiles. Each is decided like a request of the API server.
+//! `pillion test`: runs the test cases of profiles. The engine decides each one like a request of the API server.
 //!
 //! * [`folders`]: finds the folders of profiles below the given paths.
 //! * [`suite`]: reads and runs the profiles and cases of a folder.
@@ -52,7 +52,7 @@ enum Output {
 }
 
 /// Runs all test cases. Fails if there is nothing to test: a path does not exist or contains no folder of profiles, or
-/// no case has the name.
+/// `--filter` selects no case.
 pub(crate) fn run(args: TestArgs) -> anyhow::Result<Exit> {
     let TestArgs { paths, filter, update, output } = args;
     let groups = match folders::of(&paths) {
@@ -87,7 +87,7 @@ pub(crate) fn run(args: TestArgs) -> anyhow::Result<Exit> {
     Ok(Exit::findings(!suites.iter().all(Suite::passes)))
 }
 
-/// Updates the expected results of failing cases. Returns whether any was changed.
+/// Updates the expected results of failing cases. Returns whether any result changed.
 fn update_all(suites: &[Suite]) -> anyhow::Result<bool> {
     let mut updates: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for case in suites.iter().flat_map(|suite| &suite.cases) {

@@ -1,6 +1,6 @@
-//! The profiles and test cases of a folder: reads, validates and runs them.
+//! Reads, validates and runs the profiles and test cases of a folder.
 //!
-//! A file of test cases has one case in each YAML document. A document that is a profile is available to the cases of
+//! Each YAML document of a file of test cases is one case. A document that is a profile is available to all cases of
 //! its file.
 
 use std::fs;
@@ -36,7 +36,7 @@ pub(super) struct Outcome {
     pub(super) line: usize,
     /// The verdict, or why the case cannot be run.
     pub(super) verdict: Result<Box<Verdict>, Unusable>,
-    /// The update that makes the case pass. `None` if no whole result can be written, or the result already matches.
+    /// The update that makes the case pass. `None` if the expected result cannot be a whole object, or already matches.
     pub(super) update: Option<Update>,
 }
 
@@ -73,7 +73,8 @@ pub(super) fn run(group: &Group, filter: Option<&str>) -> Vec<Suite> {
         let of_folder = |problems: &[Problem]| -> Vec<Problem> {
             problems.iter().filter(|problem| own.contains(&problem.source.name)).cloned().collect()
         };
-        // A sibling folder, such as a copy, may have a profile of the same name. The folder's own profile is tested.
+        // A sibling folder, such as a copy, may contain a profile of the same name. The folder's own profile is the one
+        // to test.
         let paths = own_first(folder, &paths);
         let again = (!of_folder(&loaded.problems).is_empty()).then(|| load::profiles_with_texts(&paths));
         let loaded = again.as_ref().unwrap_or(&loaded);
@@ -89,7 +90,7 @@ pub(super) fn run(group: &Group, filter: Option<&str>) -> Vec<Suite> {
         let profiles = profiles(mine.clone(), others.clone());
         for file in chosen.of(folder) {
             suite.file(&file, filter, &profiles, || {
-                // Profiles in the file itself are compiled together with those of the folders.
+                // The profiles in the file itself are compiled together with the profiles of the folders.
                 let together = load::profiles_with_texts(&[paths.clone(), vec![file.clone()]].concat());
                 let name = file.display().to_string();
                 let more = together.texts.into_iter().filter(|profile| profile.file == name);
@@ -113,15 +114,15 @@ fn profiles(own: impl IntoIterator<Item = Written>, others: impl IntoIterator<It
     Profiles::new(own.into_iter().map(pair)).with_others(others.into_iter().map(pair))
 }
 
-/// Returns the names under which problems of a folder's files are reported, and the name of the folder, which is used
-/// if the folder is unreadable.
+/// Returns the names under which problems of a folder's files are reported. They include the name of the folder, which
+/// is used if the folder is unreadable.
 fn names_of_files(folder: &Path) -> Vec<String> {
     let files = load::files(folder).unwrap_or_default();
     files.iter().map(PathBuf::as_path).chain([folder]).map(|path| path.display().to_string()).collect()
 }
 
 impl Suite {
-    /// Runs the cases of a file. `with_its_own` returns the profiles if the file itself contains some.
+    /// Runs the cases of a file. `with_its_own` returns all profiles, for a file that itself contains profiles.
     fn file(
         &mut self,
         file: &Path,
@@ -164,7 +165,8 @@ impl Suite {
     }
 }
 
-/// Returns the update that makes a case pass. `None` if no whole result can be written, or the result already matches.
+/// Returns the update that makes a case pass. `None` if the expected result cannot be a whole object, or already
+/// matches.
 fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     let key = document.entry("result").map(|entry| entry.key_span.start);
     if key.is_none() && case.expects_something() {

@@ -1,6 +1,7 @@
-//! `--update`: replaces expected results with actual ones, if the result is a whole object or missing.
+//! `--update`: replaces the expected result of a test case with the actual one, if the expected result is a whole
+//! object or missing.
 //!
-//! The file is edited as text, so comments and everything else stay unchanged.
+//! The file is edited as text, so comments and all other parts remain unchanged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,14 +13,14 @@ use serde_json::Value;
 use crate::load::yaml;
 use crate::output;
 
-/// A result to write.
+/// A result to write into a file of test cases.
 #[derive(Clone, Debug)]
 pub(super) struct Update {
     /// The expected result to write: the whole object.
     pub(super) object: Value,
-    /// The byte offset of the key `result`. `None`: the case has none.
+    /// The byte offset of the key `result`; `None` if the case does not have this key.
     pub(super) key: Option<usize>,
-    /// The byte offset of the case.
+    /// The byte offset at which the case begins.
     pub(super) begin: usize,
 }
 
@@ -37,7 +38,7 @@ pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow
                 None => left.push(format!("{file}: {name}: its `result` does not begin on its own line")),
             }
         }
-        // From the end, so that earlier offsets stay valid.
+        // The edits are applied from the end, so that earlier offsets remain valid.
         edits.sort_by_key(|(place, ..)| std::cmp::Reverse(place.start));
         for (place, name, update) in edits {
             let edited = edited(&text, place, &update.object)?;
@@ -66,7 +67,7 @@ fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<Str
     Ok(edited)
 }
 
-/// Whether the edited file has the result of the update and is otherwise unchanged.
+/// Whether the edited file contains the result of the update, and is otherwise unchanged.
 fn says(before: &str, edited: &str, update: &Update) -> bool {
     let (Ok(before), Ok(after)) = (yaml::documents(before), yaml::documents(edited)) else { return false };
     before.len() == after.len()
@@ -81,8 +82,8 @@ fn says(before: &str, edited: &str, update: &Update) -> bool {
         })
 }
 
-/// Returns the range of lines to replace; empty for a new result. `None` if the result does not begin a line, or if the
-/// case is in flow style.
+/// Returns the range of lines to replace, which is empty for a new result. `None` if the key `result` does not begin a
+/// line, or if the case is in flow style.
 fn place(text: &str, update: &Update) -> Option<Range<usize>> {
     let Some(key) = update.key else {
         let end = end_of_document(text, update.begin);

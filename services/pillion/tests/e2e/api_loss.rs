@@ -1,5 +1,5 @@
-//! The API server hangs, is killed, and restarts. Responses stay the same meanwhile, and later changes are applied
-//! soon.
+//! The API server hangs, is killed, and restarts. The replicas' responses do not change in the meantime. Changes made
+//! after the restart are applied soon.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
@@ -46,11 +46,11 @@ metadata: {name: settings, namespace: team-a}
 data: {mode: fast}
 ";
 
-/// A cached lookup of this age is stale.
+/// The age at which a cached lookup is stale.
 const STALE_AFTER: Duration = Duration::from_secs(32);
 const KINDS: [&str; 3] = ["clusterinjectionprofiles", "injectionprofiles", "namespaces"];
 
-/// Returns reviews of pods that use two existing service accounts and a missing one.
+/// Returns reviews of pods. The pods use three service accounts, of which two exist.
 fn reviews() -> Vec<Json> {
     let pod = |number: usize| {
         let account = ["builder", "plain", "nobody"][number % 3];
@@ -77,7 +77,7 @@ async fn wait_until_cached(rig: &Rig, direct: &Direct) -> Result<()> {
     .await
 }
 
-/// Returns all responses, and the longest time that one took.
+/// Returns the responses to all reviews, and the duration of the slowest one.
 async fn responses(direct: &Direct) -> Result<(Vec<String>, Duration)> {
     let (mut all, mut longest) = (Vec::new(), Duration::ZERO);
     for review in reviews() {
@@ -157,8 +157,8 @@ fn responses_survive_api_server_loss() {
         });
         known.await?;
         let took = back.elapsed();
-        // A watch of an object that does not change receives one event as soon as the API server listens, and then
-        // none for 45 seconds.
+        // A watch of an object that does not change receives one event when the API server starts to listen, and then
+        // no event for 45 seconds.
         let ages = eventually(SOON, "all watches have received an event", async || {
             let ages = staleness(&rig).await?;
             let since = started.elapsed().as_secs_f64();

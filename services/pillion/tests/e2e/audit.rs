@@ -1,5 +1,5 @@
-//! The audit with the real API server. Each test pod was created while no webhook was called, before its namespace
-//! opted in, or before its profile was edited or deleted. The audit finds each pod in time, with its cause.
+//! The audit with the real API server. Each test pod was created while no webhook was called, or before its namespace
+//! opted in, or before its profile was edited or deleted. The audit must report each pod in time, with the cause.
 
 #![allow(clippy::print_stdout, reason = "the test prints its durations")]
 
@@ -35,7 +35,7 @@ use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
 /// Maximum time in which the audit must report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// A profile for pods with one container, whose template the test edits.
+/// A profile for pods with exactly one container. The test edits its template.
 const CONDITIONAL: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -46,7 +46,7 @@ spec:
   template: {metadata: {annotations: {example.com/single: '1'}}}
 ";
 
-/// Runs the audit like the leader. Also publishes revisions, with which the audit compares pods.
+/// Runs the audit like the leader. Also publishes the revisions with which the audit compares the pods.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
     registry: Registry,
@@ -85,7 +85,8 @@ impl Audit {
         Ok(Self { audited, registry, stop })
     }
 
-    /// Waits until a complete report has exactly these findings: pod, profile, state and cause of each.
+    /// Waits until a complete report contains exactly these findings. Each consists of a pod, a profile, a state and a
+    /// cause.
     pub(crate) async fn wait_for_findings(&self, what: &str, expected: &[(&str, &str, State, Cause)]) -> Result<()> {
         let began = Instant::now();
         eventually(FOUND_WITHIN, what, async || {
@@ -108,7 +109,8 @@ impl Audit {
         .await
     }
 
-    /// Waits until the metrics contain this line. A report may be older than the last pods, so one read is not enough.
+    /// Waits until the metrics contain this line. A report may be older than the last pods, so the metrics are read
+    /// repeatedly.
     async fn wait_for_metric(&self, line: &str) -> Result<()> {
         eventually(FOUND_WITHIN, "the metrics", async || {
             let mut text = String::new();
@@ -158,7 +160,8 @@ fn labelled(name: &str, label: &str, value: &str) -> Json {
     pod
 }
 
-/// Waits longer than two seconds. Timestamps of objects are whole seconds, so the order of closer events is unknown.
+/// Waits more than two seconds. Timestamps of objects are whole seconds, so the order of events with a smaller distance
+/// is unknown.
 async fn wait_for_later_timestamp() {
     tokio::time::sleep(Duration::from_millis(3_200)).await;
 }
@@ -192,7 +195,7 @@ fn audit_finds_missed_pods_with_cause() {
         audit.wait_for_metric("pillion_controller_audit_pods{state=\"opted_out\"} 1").await?;
         audit.wait_for_metric("pillion_controller_audit_pods{state=\"not_requested\"} 1").await?;
 
-        // The namespace opts in after its pod was created.
+        // The namespace opts in after the pod was created.
         wait_for_later_timestamp().await;
         control_plane.kubectl_ok(&["label", "namespace", "team-b", "pillion.dev/injection=enabled"]).await?;
         let early = [
@@ -249,7 +252,7 @@ fn audit_finds_pods_with_changed_profiles() {
         let outdated = [("web", "single", State::Outdated, Cause::ProfileChanged)];
         audit.wait_for_findings("a pod with an older revision", &outdated).await?;
 
-        // A pod that pins the older revision has that revision, so the audit reports nothing.
+        // A pod that pins the older revision gets that revision, so the audit reports nothing about it.
         let old = injected["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         let old: Json = serde_json::from_str(old)?;
         let mut entries = old["profiles"].as_array().into_iter().flatten();
@@ -276,7 +279,7 @@ fn audit_finds_pods_with_changed_profiles() {
         ensure!(table.lines().count() == 2 && !table.contains("pinning"), "{table}");
         rig.pods("team-a").delete("pinning", &DeleteParams::default().grace_period(0)).await?;
 
-        // A profile that the controller does not accept changes nothing for pods.
+        // A profile that the controller does not accept has no effect on pods.
         control_plane.apply_yaml(&CONDITIONAL.replace("== 1", "= 1")).await?;
         wait_for_later_timestamp().await;
         audit.wait_for_findings("only the pod with the older revision", &outdated).await?;
@@ -297,13 +300,13 @@ fn audit_names_kill_switch_and_survives_outage() {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;
-        // Start a ready replica, which no API server can call.
+        // Starts a replica that is ready, but that no API server can call.
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
         let replica = Replica::start(&spec, replica_address(1)).await?;
         register_service(&control_plane.client(), &[replica.address()]).await?;
-        // The webhook configuration contains another CA, so every call fails.
+        // The webhook configuration trusts a different CA, so every call fails.
         let mut settings = Settings::new(NAMESPACE, TestCa::new()?.bundle_pem());
         settings.excluded_namespaces.push("team-b".to_owned());
         control_plane.create_namespace("team-b", &[("pillion.dev/injection", "enabled")]).await?;

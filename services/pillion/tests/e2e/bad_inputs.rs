@@ -1,5 +1,6 @@
-//! Bad inputs with a real API server: the pod that it creates, or the component that rejects the input. Numbers such as
-//! B36 identify the inputs. `services/webhook/tests/bad_inputs/` tests the other inputs of B1 to B70.
+//! Tests bad inputs with a real API server. For each input, the test states the pod that the API server creates, or the
+//! component that rejects the input. Numbers such as B36 identify the inputs. `services/webhook/tests/bad_inputs/`
+//! tests the other inputs of B1 to B70.
 
 use anyhow::{Context, Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -7,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, is_untouched, names};
 
-/// A profile for every pod.
+/// A profile that applies to every pod.
 const ALWAYS: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -22,7 +23,7 @@ spec:
 "#;
 
 enum Expected {
-    /// The pod is created with one container of the profile.
+    /// The pod is created with exactly one container from the profile.
     Injected,
     /// The pod is created as its author wrote it.
     Untouched,
@@ -116,7 +117,7 @@ fn is_injected(pod: &Json) -> bool {
         && pod["metadata"]["annotations"]["example.com/status"] == "injected"
 }
 
-/// Creates a pod from JSON, because typed structs cannot hold unknown fields.
+/// Creates a pod from JSON, because typed structs cannot represent unknown fields.
 async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
     let path =
         format!("/api/v1/namespaces/team-a/pods?fieldValidation=Ignore{}", if dry_run { "&dryRun=All" } else { "" });
@@ -137,7 +138,7 @@ fn invalid_inputs_end_with_documented_results() {
         })
         .await?;
         for (name, pod, expected) in cases() {
-            // A dry run shows the same pod as a creation (B68).
+            // A dry run returns the same pod as a creation (B68).
             for dry_run in [true, false] {
                 let created = create(&rig, &pod, dry_run).await;
                 match (&expected, created) {

@@ -1,5 +1,5 @@
-//! Runs `docs/break-glass.md` command by command: the kill switch with live replicas, everything else with all
-//! replicas dead.
+//! Runs every command of `docs/break-glass.md`: the commands for the kill switch with running replicas, and all others
+//! without any running replica.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
@@ -21,9 +21,9 @@ use serde_json::json;
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
 
-/// Maximum time in which every replica must learn the state of the kill switch.
+/// Maximum time in which every replica must apply the state of the kill switch.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
-/// A namespace whose pods are rejected when no replica responds.
+/// A namespace whose pods are rejected while no replica responds.
 const SHOP: &str = "shop";
 
 /// The commands of `docs/break-glass.md`, each with the heading above it, and the number of blocks already run.
@@ -81,7 +81,7 @@ async fn ensure_switch(rig: &Rig) -> Result<()> {
     Ok(switch::ensure(&rig.control_plane.client(), &release).await.map(drop)?)
 }
 
-/// Waits until every replica reports this state of the kill switch. Returns the duration.
+/// Waits until every replica reports this state of the kill switch. Returns how long that took.
 async fn wait_for_switch_state(replicas: &[Replica], disabled: bool) -> Result<Duration> {
     let began = Instant::now();
     for replica in replicas {
@@ -94,7 +94,7 @@ async fn wait_for_switch_state(replicas: &[Replica], disabled: bool) -> Result<D
     Ok(began.elapsed())
 }
 
-/// Fails unless every replica learned the state within [`KNOWN_WITHIN`]. Repeats a slow measurement up to two times,
+/// Fails unless every replica applied the state within [`KNOWN_WITHIN`]. Repeats a slow measurement up to two times,
 /// since a busy machine can cause a single delay.
 async fn expect_in_time(rig: &Rig, disabled: bool, mut took: Duration) -> Result<Duration> {
     let (before, after) = if disabled { ("enabled", "disabled") } else { ("disabled", "enabled") };
@@ -156,14 +156,14 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         ensure!(answer.contains("\"allowed\":true") && !answer.contains("patch"), "{answer}");
         rig.control_plane.start_api_server().await?;
         wait_for_switch_state(&rig.replicas, true).await?;
-        // A disconnected replica waits some seconds before it watches again. The test measures the delay of changes
-        // after the replicas watch again.
+        // A disconnected replica waits some seconds before it watches again. The delay of changes is measured only
+        // after all replicas watch again.
         for (word, disabled) in [("enabled", false), ("disabled", true)] {
             set_switch(&rig, word).await?;
             wait_for_switch_state(&rig.replicas, disabled).await?;
         }
 
-        // A replica that starts now knows the state before it serves requests.
+        // A replica that starts now applies the state before it serves requests.
         let late = Replica::start(&rig.spec, replica_address(9)).await?;
         ensure!(metric(&late, "pillion_injection_disabled").await? > 0.5);
         let counted = metric(
@@ -198,7 +198,7 @@ async fn is_gated(rig: &Rig) -> Result<bool> {
     Ok(pod.pointer("/spec/schedulingGates/0/name").is_some_and(|name| name == INJECTION_GATE))
 }
 
-/// Installs the policies of held namespaces, as a stopped controller leaves them.
+/// Installs the policies of held namespaces, as if the controller had created them before it was stopped.
 async fn install_held_policies(rig: &Rig) -> Result<()> {
     rig.namespace("till", Some("held")).await?;
     let settings = held::Settings::new("pillion", NAMESPACE);
@@ -218,7 +218,8 @@ async fn install_held_policies(rig: &Rig) -> Result<()> {
     .await
 }
 
-/// Creates the Deployment of a stopped controller, and a validating configuration with the failure policy `Fail`.
+/// Creates a Deployment that stands for the controller, and a validating webhook configuration with the failure policy
+/// `Fail`.
 async fn install_controller_and_validation(rig: &Rig) -> Result<()> {
     let controller = json!({
         "apiVersion": "apps/v1",
@@ -336,7 +337,7 @@ fn break_glass_commands_work_without_replicas() {
         let policies = ["get", all, "-o", "jsonpath={.items[*].webhooks[*].failurePolicy}"];
         let policies = cluster.kubectl_ok(&policies).await?;
         ensure!(!policies.is_empty() && !policies.contains("Fail"), "failure policies: {policies}");
-        // guardrails.rs tests the effect of this setting.
+        // The test in guardrails.rs checks the effect of this setting.
         page.run(cluster, "Stop the rejections").await?;
         ensure!(data().await? == r#"{"records":"ignored","webhooks":"enabled"}"#);
         page.run(cluster, "Stop the rejections").await?;

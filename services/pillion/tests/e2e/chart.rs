@@ -26,14 +26,14 @@ use crate::rig::{Rig, SOON, annotation, bare_pod};
 
 /// The timeout of one helm call.
 const HELM_LIMIT: Duration = Duration::from_secs(90);
-/// The last byte of the first controller's address.
+/// The last byte of the address of the first controller.
 const CONTROLLERS: u8 = 101;
-/// A CRD that an upgrade updates while clients watch its objects.
+/// The CRD that an upgrade changes while clients watch its objects.
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
 /// JSON pointer to the name of the CRD's first printer column. The test changes it to simulate an older CRD.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
-/// Returns the chart's values for an installation with these profiles and short waiting times.
+/// Returns chart values for an installation with these profiles and short waiting times.
 pub(crate) fn values(profiles: &Json) -> Json {
     json!({
         "profiles": profiles, "optIn": ["istio-injection=enabled"],
@@ -46,7 +46,7 @@ pub(crate) fn values(profiles: &Json) -> Json {
     })
 }
 
-/// Runs helm as the administrator.
+/// Runs helm with the permissions of the administrator.
 pub(crate) async fn helm(control_plane: &ControlPlane, arguments: &[&str], values: Option<&Json>) -> Result<Output> {
     let home = control_plane.directory().join("helm");
     std::fs::create_dir_all(&home)?;
@@ -83,8 +83,8 @@ pub(crate) async fn helm_with_job(
     Ok(output)
 }
 
-/// Acts as kubelet and job controller: runs the pod's container with the pod's service account, and marks the job as
-/// complete.
+/// Simulates the kubelet and the job controller: runs the pod's container with the pod's service account, and marks the
+/// job as complete.
 async fn run_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(control_plane.client(), NAMESPACE);
     let job = eventually(HELM_LIMIT, "the job exists", async || Ok(jobs.get(name).await?)).await?;
@@ -111,7 +111,7 @@ async fn fail_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     end_job(&jobs, &serde_json::to_value(job)?, ["FailureTarget", "Failed"]).await
 }
 
-/// Sets the conditions of a job that has ended, as the job controller does.
+/// Sets the conditions of a job that has ended, like the job controller.
 async fn end_job(jobs: &Api<Job>, job: &Json, conditions: [&str; 2]) -> Result<()> {
     let now = &job["metadata"]["creationTimestamp"];
     let conditions = conditions.map(|kind| json!({"type": kind, "status": "True", "lastTransitionTime": now}));
@@ -128,8 +128,8 @@ fn strings(list: &Json) -> Vec<String> {
     list.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
 }
 
-/// Returns the container arguments of a Deployment in the cluster. Leaves out listen addresses, and replaces the path
-/// of the policy file by the local one.
+/// Returns the container arguments of a Deployment in the cluster. Leaves out the listen addresses, and replaces the
+/// path of the policy file with the local path.
 async fn arguments(control_plane: &ControlPlane, component: &str) -> Result<Vec<String>> {
     let name = format!("pillion-{component}");
     let deployments: Api<Deployment> = Api::namespaced(control_plane.client(), NAMESPACE);
@@ -185,7 +185,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         let client = control_plane.client();
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
 
-        // A dry run makes the API server check everything, and stores nothing.
+        // A dry run makes the API server check all objects without storing them.
         control_plane.create_namespace(NAMESPACE, &[]).await?;
         helm_ok(&control_plane, &["install", "pillion", "--dry-run=server"], Some(&json!({}))).await?;
         ensure!(definitions.list(&ListParams::default()).await?.items.is_empty(), "the dry run has installed objects");
@@ -230,7 +230,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
         // Stop all processes, then delete the release.
         let Rig { control_plane, replicas, .. } = rig;
         drop((replicas, controllers));
-        // A failed job stays, so that its log can be read. Helm deletes its RBAC permissions.
+        // A failed job is kept, so that its log can be read. Helm deletes the job's RBAC permissions.
         let uninstall = ["uninstall", "pillion"];
         let (output, failed) =
             tokio::join!(helm(&control_plane, &uninstall, None), fail_job(&control_plane, "pillion-uninstall"));
@@ -262,7 +262,7 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ])
             .await?;
         ensure!(left.is_empty(), "{left}");
-        // The API server learns by its watch that the webhook configuration is deleted.
+        // The API server receives the deletion of the webhook configuration through its watch.
         let create = ["--namespace", "team-a", "run", "app", "--image=app:1"];
         eventually(SOON, "a pod is created", async || control_plane.kubectl_ok(&create).await.map(drop)).await
     });

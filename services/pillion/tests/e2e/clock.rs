@@ -1,10 +1,10 @@
-//! Clocks that jump: no step of the rotation is rushed or skipped. No certificate is issued that is not yet valid by
-//! the API server's clock, which is authoritative.
+//! Clocks that are wrong must not rush or skip a step of the rotation. The API server's clock is authoritative: no
+//! certificate may be issued that is not yet valid by that clock.
 //!
 //! Controllers and replicas are processes of the real program, and the test moves their clocks
 //! ([`pillion_testkit::moved_clock`]). So the program needs no hooks for this test, and every use of the time is
-//! tested, including those of the TLS library. A proxy that changes the `Date` header of API responses would test only
-//! the comparison of clocks. Moving all clocks of Pillion is equivalent to a wrong clock of the API server.
+//! tested, including the uses in the TLS library. A proxy that changes the `Date` header of API responses would test
+//! only the comparison of clocks. Moving all clocks of Pillion is equivalent to a wrong clock of the API server.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -33,18 +33,18 @@ use crate::rotation::{Damage, LIMIT, RATE, Write};
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
 /// Number of rounds of the rotation in which nothing may happen, to show that a step is not merely late. The leader
-/// makes one round a second.
+/// makes one round per second.
 const ROUNDS: u32 = 3;
 
 /// Maximum time in which the leader must restore a CA bundle.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// The last bytes of the addresses of the first controller, and of the first replica, with a moved clock.
+/// The last byte of the address of the first controller with a moved clock, and of the first such replica.
 const CONTROLLERS: u8 = 121;
 const REPLICAS: u8 = 21;
 
 impl Managed {
-    /// Replaces the controllers by new ones, one for each of these clocks.
+    /// Replaces the controllers with new ones, one for each of these clocks.
     async fn replace_controllers(&mut self, clocks: &[&MovedClock]) -> Result<()> {
         let before = std::mem::take(&mut self.controllers);
         for (number, clock) in (CONTROLLERS..).zip(clocks) {
@@ -58,7 +58,7 @@ impl Managed {
         eventually(PATIENCE, "one of the controllers leads", async || self.wait_for_leader().await.map(drop)).await
     }
 
-    /// Replaces the replicas by `count` new ones with this clock.
+    /// Replaces the replicas with `count` new ones that use this clock.
     async fn replace_replicas(&mut self, clock: &MovedClock, count: u8) -> Result<()> {
         let mut spec = self.rig.spec.clone();
         spec.env.extend(clock.environment());
@@ -87,7 +87,7 @@ impl Managed {
         Ok(leader_replica)
     }
 
-    /// Returns the index of the controller that leads.
+    /// Returns the index of the leader among the controllers.
     async fn leader_index(&self) -> Result<usize> {
         let leader = self.wait_for_leader().await?.address();
         self.controllers
@@ -96,7 +96,8 @@ impl Managed {
             .context("the leader is not one of the test's controllers")
     }
 
-    /// Waits until the leader reports that its clock is `ahead` seconds ahead, and that this blocks the rotation.
+    /// Waits until the leader reports that its clock is `ahead` seconds ahead, and that the difference blocks the
+    /// rotation.
     async fn wait_for_clock_difference(&self, ahead: i64) -> Result<()> {
         eventually(PATIENCE, "the leader reports different clocks", async || {
             let leader_replica = self.wait_for_leader().await?;
@@ -149,7 +150,8 @@ impl Managed {
         Ok(())
     }
 
-    /// Returns the resource versions of the CA's Secret and the serving Secret. `None`: the Secret does not exist.
+    /// Returns the resource versions of the CA's Secret and of the serving Secret. `None` means that the Secret does
+    /// not exist.
     async fn secret_versions(&self) -> Result<[Option<String>; 2]> {
         let mut versions = [None, None];
         for (version, name) in versions.iter_mut().zip(["ca", "serving"]) {
@@ -159,8 +161,8 @@ impl Managed {
         Ok(versions)
     }
 
-    /// Returns the serving certificate in the Secret. Fails unless it is valid by the machine's clock, which is the
-    /// API server's.
+    /// Returns the serving certificate in the Secret. Fails unless it is valid by this machine's clock, which the API
+    /// server also uses.
     async fn valid_certificate(&self) -> Result<ValidCertificate> {
         let release = Release::new(RELEASE, NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
         let secret = self.secrets().get(&format!("{RELEASE}-serving")).await?;
@@ -170,7 +172,7 @@ impl Managed {
         Ok(fit)
     }
 
-    /// Empties a CA bundle, and waits until the leader restores it. Returns how long that took.
+    /// Empties a CA bundle, and waits until the leader restores it. Returns the duration.
     async fn measure_bundle_repair(&self) -> Result<Duration> {
         // Choose an entry that the load does not use, since its pods would fail while the bundle is empty.
         let entries = self.configurations().get(RELEASE).await?.webhooks.context("entries")?;
@@ -193,7 +195,7 @@ impl Managed {
         .await
     }
 
-    /// Fails unless the rotation stays in this phase, with a valid serving certificate, for the duration `long`.
+    /// Fails unless the rotation remains in this phase, with a valid serving certificate, for the duration `long`.
     async fn expect_phase_stays(&self, phase: &str, long: Duration) -> Result<()> {
         let since = Instant::now();
         while since.elapsed() < long {
@@ -217,15 +219,15 @@ fn clock_jump_changes_nothing_and_recovers() {
         managed.wait_for_clock_agreement().await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let before = managed.secret_versions().await?;
-        // By the moved clocks, the serving certificate is due for renewal, the CA is due too, both have expired,
-        // neither is valid yet, or the CA does not exist yet.
+        // According to the moved clocks, the serving certificate is due for renewal, the CA is due too, both have
+        // expired, neither is valid yet, or the CA has not been created yet.
         let jumps = [5 * DAY, 200 * DAY, 3 * 365 * DAY, -5 * HOUR, -300 * DAY];
         let all_jumps = jumps.into_iter().flat_map(|ahead| [(ahead, false), (ahead, true)]);
         // Each jump takes about 15 seconds, so the daily run does every third.
         let jumps: Vec<_> = all_jumps.step_by(if is_thorough() { 1 } else { 3 }).collect();
         for &(ahead, all) in &jumps {
             controllers.ahead_by(ahead)?;
-            // If the replicas' clocks move too, the API server's clock is the wrong one.
+            // If the clocks of the replicas move too, only the API server's clock differs.
             replicas.ahead_by(if all { ahead } else { 0 })?;
             managed.wait_for_clock_difference(ahead).await?;
             managed.wait_for_rounds().await?;
@@ -246,14 +248,14 @@ fn clock_jump_changes_nothing_and_recovers() {
             Ok(())
         })
         .await?;
-        // Read the logs of all controllers, since any of them may have led.
+        // The logs of all controllers are read, since any of them may have been the leader.
         let difference: String = managed.controllers.iter().map(Replica::log_text).collect::<Result<_>>()?;
         for line in ["this clock and the API server's differ by minutes", "all certificates are valid"] {
             ensure!(difference.contains(line), "{line:?} is not in the log");
         }
 
-        // While the clocks differ, the leader issues no requested or lost certificate, but it still restores CA
-        // bundles.
+        // While the clocks differ, the leader issues no certificate, neither a requested one nor a replacement for a
+        // lost one. It still restores CA bundles.
         controllers.ahead_by(5 * DAY)?;
         managed.wait_for_clock_difference(5 * DAY).await?;
         managed.rotate()?;
@@ -285,7 +287,7 @@ fn rotation_survives_clock_jump_after_each_write() {
         let cases: Vec<_> = if is_thorough() {
             jumps.into_iter().flat_map(|ahead| Write::ALL.map(|write| (ahead, write))).collect()
         } else {
-            // The daily run combines each write with one of the jumps.
+            // The daily run combines each write with only one of the jumps.
             jumps.into_iter().cycle().zip(Write::ALL).collect()
         };
         for (ahead, write) in cases {
@@ -386,11 +388,12 @@ fn clock_of_former_leader_shortens_no_wait() {
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let place = managed.leader_index().await?;
-        // A difference of four minutes counts as agreement, but is longer than `overlap` and `propagationTimeout`.
+        // Clocks that differ by four minutes are treated as equal, although that is longer than `overlap` and
+        // `propagationTimeout`.
         clocks[place].ahead_by(-240)?;
         managed.wait_for_clock_agreement().await?;
-        // Pause the second API server only now. At least five seconds after it hangs, it leaves the endpoints, and the
-        // next leader must still find it there.
+        // The second API server must not be paused earlier: five or more seconds after it hangs, it disappears from the
+        // endpoints, and the next leader must still find it there.
         second.process().pause()?;
         managed.rotate()?;
         managed.wait_for_write(Write::Bundle(2), active + 1).await?;
@@ -403,7 +406,7 @@ fn clock_of_former_leader_shortens_no_wait() {
         .await?;
         managed.expect_phase_stays("expanded", Duration::from_secs(5)).await?;
 
-        // The first controller returns with the right time, after the second began the soak with a wrong time.
+        // The first controller gets the right time again, after the second controller began the soak with a wrong time.
         clocks[place].ahead_by(0)?;
         clocks[1 - place].ahead_by(-240)?;
         second.process().resume()?;

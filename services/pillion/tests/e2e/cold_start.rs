@@ -1,4 +1,5 @@
-//! How long a replica takes to become ready, and its memory use then, with an empty and with a full cluster.
+//! Measures how long a replica takes to become ready, and how much memory it then uses, with an empty and with a full
+//! cluster.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
@@ -17,15 +18,15 @@ use serde_json::{Value as Json, json};
 use crate::direct::{memory, metric};
 use crate::rig::{TRIES, quickest};
 
-/// Number of namespaces. `PILLION_TEST_NAMESPACES` overrides it. `just nightly` uses 10,000, for which the docs
-/// promise figures.
+/// Number of namespaces. `PILLION_TEST_NAMESPACES` overrides it. `just nightly` uses 10,000, the number for which the
+/// docs state figures.
 const NAMESPACES: usize = 2_000;
 
 /// Number of profiles.
 const PROFILES: usize = 2_000;
 
-/// Limits for a busy machine: to start with an empty cluster, to start with a full one, and to publish a change. The
-/// docs promise 1 and 3 seconds for the starts on an idle machine.
+/// Time limits on a busy machine: to start with an empty cluster, to start with a full one, and to publish a change. On
+/// an idle machine, the docs promise 1 and 3 seconds for the starts.
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
 const FULL_LIMIT: Duration = Duration::from_secs(15);
 const CHANGE_LIMIT: Duration = Duration::from_secs(5);
@@ -105,7 +106,8 @@ async fn make_profiles(control_plane: &ControlPlane, count: usize) -> Result<()>
     stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
 }
 
-/// Changes the order of one profile. Returns how long the replica took to publish it, checked every 25 ms.
+/// Changes the order of one profile. Returns how long the replica took to publish the change, with a resolution of 25
+/// ms.
 async fn change_one(control_plane: &ControlPlane, replica: &Replica, order: i32) -> Result<Duration> {
     let api: Api<DynamicObject> =
         Api::all_with(control_plane.client(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
@@ -120,7 +122,7 @@ async fn change_one(control_plane: &ControlPlane, replica: &Replica, order: i32)
     .await
 }
 
-/// Returns the processor time that a process has used. The kernel counts in ticks of 10 ms.
+/// Returns the processor time that a process has used. The kernel reports it in units of 10 ms.
 fn processor_time(pid: u32) -> Result<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -128,7 +130,7 @@ fn processor_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
 }
 
-/// Starts a replica. Returns how long it took to become ready.
+/// Starts a replica. Returns the replica, and how long it took to become ready.
 async fn start(what: &str, spec: &ReplicaSpec, number: u8) -> Result<(Replica, Duration)> {
     let began = Instant::now();
     let mut replica = Replica::start(spec, replica_address(number)).await?;
@@ -143,7 +145,8 @@ async fn start(what: &str, spec: &ReplicaSpec, number: u8) -> Result<(Replica, D
     Ok((replica, took))
 }
 
-/// Starts a replica that becomes ready within `limit`. Retries, since a busy machine can cause a single delay.
+/// Starts a replica that becomes ready within `limit`. Retries if it takes longer, since a busy machine can cause a
+/// single delay.
 async fn start_within(limit: Duration, what: &str, spec: &ReplicaSpec, number: u8) -> Result<Replica> {
     let mut shortest = Duration::MAX;
     for _ in 0..TRIES {

@@ -1,5 +1,5 @@
-//! The examples of `docs/comparison.md`: Kubernetes' own policies are valid, and give a pod the same content as the
-//! profiles beside them. `tests/docs.rs` compares Kyverno's examples with these policies.
+//! Tests the examples in `docs/comparison.md`. The Kubernetes policies are valid, and they change a pod in the same way
+//! as the profiles in the same folders. `tests/docs.rs` compares Kyverno's examples with these policies.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 const SOON: Duration = Duration::from_mins(1);
 const MUTATIONS: [&str; 4] = ["log-sidecar", "ca-bundle", "proxy", "default-resources"];
 const VALIDATION: &str = "deny-host-path";
-/// The namespace without a policy.
+/// The namespace to which no policy applies.
 const PLAIN: &str = "plain";
 
 fn file(job: &str, name: &str) -> PathBuf {
@@ -39,7 +39,7 @@ fn pod() -> Json {
     })
 }
 
-/// Starts a control plane with a namespace for each job, in which only the policy of that job applies.
+/// Starts a control plane with one namespace for each job. Only the policy of that job applies in the namespace.
 async fn start() -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();
@@ -68,7 +68,7 @@ async fn created(plane: &ControlPlane, namespace: &str, pod: &Json) -> Result<Js
     Ok(serde_json::to_value(pods.create(&parameters, &serde_json::from_value(pod.clone())?).await?.spec)?)
 }
 
-/// Returns the pod with the content that the profile of a job adds.
+/// Returns the pod with the parts that the profile of a job adds.
 fn inject(job: &str, pod: &Json) -> Result<Json> {
     let folder = tempfile::tempdir()?;
     let manifest = folder.path().join("pod.json");
@@ -85,7 +85,7 @@ fn inject(job: &str, pod: &Json) -> Result<Json> {
     Ok(injected)
 }
 
-/// Fails unless `pillion test` says that the profile of a job rejects the pod with this message.
+/// Fails unless `pillion test` reports that the profile of a job rejects the pod with this message.
 fn profile_denies(job: &str, pod: &Json, message: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::create_dir(folder.path().join("tests"))?;

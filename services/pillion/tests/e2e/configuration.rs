@@ -1,5 +1,5 @@
-//! The webhook configurations and other writers, with a real API server: which changes the controller reverts, and
-//! which it keeps. No replica is needed.
+//! Tests changes of the webhook configurations by other clients, with a real API server: which changes the controller
+//! reverts, and which it keeps. No replica is needed.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
@@ -36,7 +36,7 @@ use crate::rig::{SOON, TRIES, base64, quickest};
 /// Maximum time in which the controller must revert a wrong change.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Repeats a check until it succeeds, at most for [`SOON`]. Returns how long that took.
+/// Repeats a check until it succeeds, for at most [`SOON`]. Returns how long that took.
 async fn took(what: &str, check: impl AsyncFn() -> Result<()>) -> Result<Duration> {
     let began = Instant::now();
     loop {
@@ -56,14 +56,15 @@ fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
         ..settings_of(release)
     };
     let rules = Rules::default();
-    // Two calls for namespaced profiles: the entry of the first has the longest name, and the second is a deletion.
+    // Two calls for namespaced profiles. The first one has the longest possible entry name, and the second one is for
+    // deletions.
     let calls = [("pods/ephemeralcontainers", Operation::Create), ("pods/resize", Operation::Delete)];
     let own = calls.map(|(resource, operation)| ((resource.to_owned(), operation), ["team-a".to_owned()].into()));
     let rules = Rules { validated: Validated { everywhere: rules.mutating.clone(), own: own.into() }, ..rules };
     Target::new(settings, rules, ca.bundle_pem().into_bytes(), epoch)
 }
 
-/// Returns settings with which the keeper never pauses between repairs.
+/// Returns settings with which the keeper never pauses between two repairs.
 fn without_pauses() -> Settings {
     let mut settings = Settings::default();
     settings.at_once = 1000;
@@ -131,8 +132,8 @@ fn drift_is_corrected_within_a_second() {
                 let is_external = kept.patch(patch).await.with_context(|| format!("{what}: {patch}"))?;
                 took(what, async || {
                     kept.expect_matches(&target).await?;
-                    // The live resource version differs from that of the other writer's change, so the controller saw
-                    // the change and reverted it.
+                    // The live resource version must differ from that of the other client's change. This proves that
+                    // the controller reverted the change.
                     let now = kept.live().await?.mutating.context("there")?.metadata.resource_version;
                     let is_undone = kept.repairs("mutating", drift) > before;
                     ensure!(now != is_external.metadata.resource_version && is_undone, "{what}");
@@ -203,17 +204,17 @@ fn stale_leader_loses_by_conflict() {
         let nothing = observe(&client, &release, false).await?;
         ensure!(nothing.configuration(&|_| None) == Configuration::Absent);
 
-        // Both writers have read that no configuration exists. The writer with the earlier epoch writes second.
+        // Both writers have read that no configuration exists. The writer with the lower epoch writes second.
         let claimed = claim(&client, &release, &nothing, 5).await?;
         ensure!(matches!(claim(&client, &release, &nothing, 4).await, Err(WriteError::Changed)));
         ensure!(observe(&client, &release, false).await?.configuration(&|_| None) == Configuration::Empty { epoch: 5 });
-        // A writer with a later epoch claimed the configuration after `claimed` was read.
+        // After `claimed` was read, a writer with a higher epoch claimed the configuration.
         let later = claim(&client, &release, &claimed, 9).await?;
         ensure!(matches!(
             write(&client, &release, &claimed, &target(&release, &ca, 5)).await,
             Err(WriteError::Changed)
         ));
-        // The earlier epoch is rejected even after another read.
+        // The lower epoch is rejected even if the writer reads the configuration again.
         let read = observe(&client, &release, false).await?;
         let behind = write(&client, &release, &read, &target(&release, &ca, 8)).await;
         ensure!(matches!(behind, Err(WriteError::Behind { live: 9, ours: 8 })), "{behind:?}");
@@ -229,7 +230,7 @@ fn stale_leader_loses_by_conflict() {
         empty.settings.ca_bundle.clear();
         ensure!(matches!(write(&client, &release, &written, &empty).await, Err(WriteError::NoCa)));
 
-        // The field manager names the client that wrote a field.
+        // The field manager identifies the client that wrote a field.
         let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
         let ignore: json_patch::Patch = serde_json::from_value(json!([
             {"op": "replace", "path": "/webhooks/1/failurePolicy", "value": "Ignore"},
@@ -239,8 +240,8 @@ fn stale_leader_loses_by_conflict() {
         let writer = |entry| entry_manager(&edited, entry, &["f:failurePolicy"]);
         ensure!(writer("required.pillion.dev").as_deref() == Some("vandal"), "{:?}", edited.managed_fields);
 
-        // Labels and annotations of other clients stay. The validating configuration is deleted when no entry
-        // validates.
+        // Labels and annotations of other clients are kept. The validating configuration is deleted when it would have
+        // no entry.
         let labelled = json!({"metadata": {"labels": {"team": "platform"}, "annotations": {"a": "b"}}});
         api.patch("pillion", &PatchParams::default(), &Patch::Merge(&labelled)).await?;
         let mut quiet = target(&release, &ca, 10);
@@ -253,7 +254,7 @@ fn stale_leader_loses_by_conflict() {
         ensure!(metadata.labels.context("labels")?["team"] == "platform");
         ensure!(metadata.annotations.context("annotations")?["a"] == "b");
 
-        // Another release of the same name can neither write nor delete the configurations.
+        // Another release of the same name may neither write nor delete the configurations.
         let other = Release::new("pillion", "elsewhere", "cluster.local")?;
         let read = observe(&client, &other, false).await?;
         let refused = write(&client, &other, &read, &target(&other, &ca, 99)).await;
@@ -289,7 +290,7 @@ fn deleted_switch_is_recreated_without_effect() {
             if quickest < REPAIRED_WITHIN {
                 break;
             }
-            // A keeper recreates the ConfigMap at most once a minute, so another try needs a new term.
+            // A keeper recreates the ConfigMap at most once a minute, so another attempt needs a new leadership term.
             kept = kept.next_term(without_pauses(), &target).await?;
         }
         ensure!(quickest < REPAIRED_WITHIN, "{quickest:?}");
@@ -329,7 +330,7 @@ fn owner_references_follow_recreated_namespace() {
             Ok(())
         };
         eventually(SOON, "all objects have the namespace as their owner", are_its_own).await?;
-        // Simulate an owner that was deleted and recreated, before the garbage collector looks for its dependents.
+        // Simulates an owner that was deleted and recreated before the garbage collector processed its dependents.
         let gone = json!([{"op": "replace", "path": "/metadata/ownerReferences/0/uid", "value": "gone"}]);
         let gone: json_patch::Patch = serde_json::from_value(gone)?;
         bindings.patch("pillion-held", &PatchParams::default(), &Patch::<()>::Json(gone)).await?;
@@ -395,7 +396,7 @@ fn disarmed_webhooks_stay_deleted_until_enabled() {
 
         kept.mark("enabled").await?;
         eventually(SOON, "back", async || kept.expect_matches(&target).await).await?;
-        // Run `pillion uninstall` while a controller runs.
+        // Runs `pillion uninstall` while a controller runs.
         let accounts = Api::<ServiceAccount>::namespaced(kept.control_plane.client(), NAMESPACE);
         let account = serde_json::from_value(json!({"metadata": {"name": "pillion-controller"}}))?;
         let account = accounts.create(&PostParams::default(), &account).await?;
@@ -407,12 +408,12 @@ fn disarmed_webhooks_stay_deleted_until_enabled() {
             .await?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
-        // A keeper that receives the value late may recreate the configurations once, and then deletes them again.
+        // A keeper that receives the value late may recreate the configurations once, but then deletes them again.
         eventually(SOON, "deleted permanently", gone).await?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(text.contains("is deleted with the service account pillion-controller"), "{text}");
-        // The ConfigMap is deleted with that service account, when no controller is left. So a later installation
-        // starts without it.
+        // The ConfigMap is deleted together with that service account, after the last controller has ended. So a later
+        // installation does not find this ConfigMap.
         let maps = Api::<ConfigMap>::namespaced(kept.control_plane.client(), NAMESPACE);
         let owners = maps.get("pillion").await?.metadata.owner_references.unwrap_or_default();
         let owners: Vec<_> = owners.into_iter().map(|owner| (owner.kind, Some(owner.uid))).collect();

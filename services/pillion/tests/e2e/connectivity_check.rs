@@ -1,5 +1,5 @@
-//! Replicas that respond before API servers can reach them, as on the first day of an installation. The webhook
-//! rejects no pod until the connectivity check succeeds, or until its time limit.
+//! Tests replicas that are ready before API servers can reach them, as may happen right after an installation. The
+//! webhook rejects no pod until the connectivity check succeeds or times out.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
@@ -15,7 +15,7 @@ use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
 use crate::managed::{Managed, QUICK, RELEASE};
 use crate::rig::{PATIENCE, SOON, bare_pod, names};
 
-/// Time limit of the controller for the connectivity check.
+/// The controller's time limit for the connectivity check.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Starts a cluster with a replica that responds at its own address, but that no API server can reach.
@@ -78,7 +78,7 @@ fn webhooks_wait_for_connectivity_check() {
         })
         .await?;
 
-        // The check has succeeded, so a deleted configuration is recreated unchanged, although the replica is
+        // The check has succeeded before, so a deleted configuration is recreated unchanged, although the replica is
         // unreachable again.
         managed.rig.service.set_ready(replica, false).await?;
         managed.configurations().delete(RELEASE, &DeleteParams::default()).await?;

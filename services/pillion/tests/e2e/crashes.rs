@@ -1,10 +1,10 @@
-//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail, and
-//! other requests only for a short time.
+//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail.
+//! Other requests may fail only for a short time.
 //!
-//! The test acts as kubelet and endpoint slice controller, with the same delays. After a container is killed, its
-//! address remains and refuses connections. Kubelet notices the end within a second, and then the slice is updated.
-//! Until then the API server also opens connections to that address: it picks an endpoint at random, and does not try
-//! another. So some requests are cut off and some are refused, until the slice is up to date.
+//! The test simulates the kubelet and the endpoint slice controller, with the same delays. After a container is killed,
+//! its address remains and refuses connections. The kubelet notices the end within a second, and then the slice is
+//! updated. Until then, the API server also opens connections to that address: it picks an endpoint at random, and does
+//! not try another one. So some requests are cut off and some are refused until the slice is up to date.
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -16,31 +16,32 @@ use crate::load::{Creation, CreationResult, FailureMode, Load, LoadResults, coun
 use crate::rig::Rig;
 
 const REPLICAS: u8 = 3;
-/// How often a replica is killed. `PILLION_KILLS` overrides it.
+/// The number of kills. `PILLION_KILLS` overrides it.
 const KILLS: u64 = 2;
-/// Number of pods between two faults.
+/// Number of pods that are created between two faults.
 const PODS_BETWEEN: u64 = 120;
-/// The increment of the delay between a batch of pods and a kill, from one kill to the next.
+/// The delay between a batch of pods and a kill increases by this much from one kill to the next.
 const STEP: Duration = Duration::from_millis(3);
-/// How long kubelet takes to notice that a container has ended.
+/// How long the kubelet takes to notice that a container has ended.
 const END_DETECTION: Duration = Duration::from_secs(1);
-/// How long kubelet's probes take to notice that a container hangs. Kubelet kills it after the same time again.
+/// How long the kubelet's probes take to notice that a container hangs. After the same time again, the kubelet kills
+/// it.
 const HANG_DETECTION: Duration = Duration::from_secs(3);
-/// How long the node controller takes to notice a silent node. In most clusters it takes 40 seconds, with
-/// proportionally more lost pods.
+/// How long the node controller takes to notice that a node is silent. In most clusters this takes 40 seconds, and
+/// proportionally more pods are lost.
 const SILENCE_DETECTION: Duration = Duration::from_secs(12);
 /// How long the API server takes to receive a changed slice.
 const SLICE_PROPAGATION: Duration = Duration::from_secs(1);
-/// The number of idle connections that an API server keeps to a webhook. It limits the requests that are in flight on
-/// a hanging replica.
+/// The number of idle connections that an API server keeps open to a webhook. It limits the number of requests in
+/// flight on a hanging replica.
 const POOL: usize = 25;
 
 /// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultKind {
-    /// SIGKILL, and an immediate restart, before the slice changes: the slice lists the replica as ready throughout.
+    /// SIGKILL and an immediate restart. The slice does not change, so it lists the replica as ready throughout.
     Restarted,
-    /// SIGKILL.
+    /// SIGKILL, and a restart after the kubelet notices.
     Killed,
     /// SIGSTOP, followed by SIGKILL.
     Hung,
@@ -65,7 +66,7 @@ struct FaultEffect<'o> {
 }
 
 impl ReplicaFault {
-    /// Kills a replica, and starts it again once kubelet notices.
+    /// Kills a replica, and starts it again once the kubelet notices.
     async fn kill(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
@@ -75,8 +76,8 @@ impl ReplicaFault {
         rig.service.set_ready(address, false).await?;
         let seen = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
-        // On a busy machine the API server may learn of the change late. Its requests are refused until the replica
-        // is back.
+        // On a busy machine, the API server may receive the change late. Until the replica has restarted, its requests
+        // are refused.
         let recovered = seen.max(Instant::now());
         Ok(Self { kind: FaultKind::Killed, at, effective, recovered })
     }
@@ -91,7 +92,8 @@ impl ReplicaFault {
         Ok(Self { kind: FaultKind::Restarted, at, effective, recovered })
     }
 
-    /// Stops a replica. Its probes fail, so it leaves the slice, and kubelet kills it when it still does not respond.
+    /// Pauses a replica. Its probes fail, so it is removed from the slice. The kubelet kills it when it still does not
+    /// respond.
     async fn hang(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
@@ -101,13 +103,13 @@ impl ReplicaFault {
         rig.service.set_ready(address, false).await?;
         tokio::time::sleep(HANG_DETECTION).await;
         rig.replicas[victim].kill()?;
-        // Pods on idle connections of the hanging replica are lost too, at most one on each.
+        // Pods on idle connections of the hanging replica are lost too, at most one on each connection.
         let recovered = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
         Ok(Self { kind: FaultKind::Hung, at, effective, recovered })
     }
 
-    /// Cuts the power of a replica's node. The slice changes when the node controller notices.
+    /// Simulates a power loss of a replica's node. The slice changes when the node controller notices.
     async fn silence(rig: &mut Rig, victim: usize) -> Result<Self> {
         let address = rig.replicas[victim].address();
         let at = Instant::now();
@@ -153,11 +155,11 @@ impl FaultEffect<'_> {
     }
 
     fn check(&self) -> Result<()> {
-        // Only required pods may be rejected, and only other pods may lack their sidecar.
+        // Only pods of `required` namespaces may be rejected, and only pods of other namespaces may lack their sidecar.
         for created in &self.lost {
             let as_labelled = match (&created.result, created.failure_mode) {
                 (CreationResult::Failed(message), FailureMode::Required) => {
-                    // The request was cut off, refused, or timed out, so the webhook has sent no response.
+                    // The request was cut off, refused, or timed out. In all these cases the webhook sent no response.
                     message.contains("failed to call webhook: Post") && message.contains("required.pillion.dev")
                 }
                 (CreationResult::NotInjected, FailureMode::Enabled) => true,
@@ -203,7 +205,7 @@ fn dying_replica_loses_only_own_requests() {
         let victims = (0..usize::from(REPLICAS)).cycle().zip((0..6).cycle());
         for ((victim, steps), _) in victims.zip(0..kills) {
             load.wait_for_responses(PODS_BETWEEN).await?;
-            // Each kill happens at a different moment of a pod's creation.
+            // The kills happen at different moments of the creation of pods.
             load.wait_for_batch(STEP * steps).await;
             faults.push(ReplicaFault::kill(&mut rig, victim).await?);
             load.wait_for_responses(PODS_BETWEEN).await?;

@@ -1,5 +1,5 @@
-//! The dashboards and alerts on a complete cluster: panels about the API server have data too, and real faults fire
-//! the right alerts. Windows are seconds instead of minutes, and alerts have no `for` duration.
+//! The dashboards and alerts with a complete cluster. Panels about the API server must have data too, and real faults
+//! must fire the right alerts. Time windows last seconds instead of minutes, and alerts have no `for` duration.
 
 #![allow(clippy::print_stdout, reason = "the test prints the alerts that fire")]
 
@@ -23,7 +23,7 @@ use crate::prometheus::Prometheus;
 use crate::rig::{REJECTED, SOON, bare_pod};
 use crate::rotation::Damage;
 
-/// Maximum time in which an alert must fire: several windows.
+/// Maximum time in which an alert must fire. It is several times as long as a window.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
 /// Alerts that must not fire in a healthy cluster.
 const INACTIVE_ALERTS: [&str; 27] = [
@@ -57,7 +57,7 @@ const INACTIVE_ALERTS: [&str; 27] = [
 ];
 /// Commands of runbooks that have a placeholder for a name.
 const PLACEHOLDERS: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
-/// Alerts that fire from the start, since the CA is valid for a month only.
+/// Alerts that fire from the start, since the CA is valid for only a month.
 const FOR_EXPIRING_CA: [&str; 2] = ["PillionCAExpiresSoon", "PillionCAExpiring"];
 /// Alerts that fire when requests get no decision.
 const FOR_UNDECIDED_REQUESTS: [&str; 3] =
@@ -82,7 +82,7 @@ fn texts(name: &str, ending: &str) -> Result<Vec<(String, String)>> {
     Ok(texts)
 }
 
-/// Returns the rules with windows of ten seconds and without `for` durations.
+/// Returns the rules, with windows of ten seconds and without `for` durations.
 fn scaled(rules: &str) -> String {
     let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with("        for: ")).collect();
     let mut text = lines.join("\n") + "\n";
@@ -105,7 +105,7 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     let rules = texts("rules", "yaml")?.into_iter().map(|(name, text)| (format!("rules-{name}"), scaled(&text)));
     let rules: Vec<_> = rules.collect();
     let files: Vec<_> = rules.iter().map(|(name, text)| (&**name, &**text)).collect();
-    // The API server's metrics are long, so its scrape has a longer timeout.
+    // The API server exports many metrics, so its scrape has a longer timeout.
     let config = format!(
         "rule_files: ['rules-*.yaml']\n\
          scrape_configs:\n\
@@ -120,7 +120,7 @@ async fn start_prometheus(managed: &Managed) -> Result<Prometheus> {
     Ok(Prometheus::with(&config, &files))
 }
 
-/// Waits until all of `wanted` fire and none of `others` does.
+/// Waits until all alerts in `wanted` fire and no alert in `others` fires.
 async fn wait_for_alerts(prometheus: &Prometheus, what: &str, wanted: &[&str], others: &[&str]) -> Result<()> {
     let began = std::time::Instant::now();
     eventually(FIRES_WITHIN, what, async || {
@@ -136,7 +136,7 @@ async fn wait_for_alerts(prometheus: &Prometheus, what: &str, wanted: &[&str], o
     Ok(())
 }
 
-/// Merges `data`, a JSON object, into the ConfigMap `pillion` with kubectl.
+/// Merges the JSON object `data` into the data of the ConfigMap `pillion` with kubectl.
 async fn set(managed: &Managed, data: &str) -> Result<()> {
     let patch = format!(r#"{{"data":{data}}}"#);
     let arguments =
@@ -159,8 +159,8 @@ async fn change_configuration(managed: &Managed) -> Result<()> {
     .await
 }
 
-/// Runs every command of the runbooks. Retries each until it succeeds, since some delete objects that the controllers
-/// recreate and that later commands read. Returns the number of commands.
+/// Runs every command of the runbooks. Retries each one until it succeeds, since some delete objects that the
+/// controllers recreate and that later commands read. Returns the number of commands.
 async fn run_runbooks(managed: &Managed) -> Result<usize> {
     let kubectl = tools::program("kubectl")?;
     let pillion = Path::new(env!("CARGO_BIN_EXE_pillion")).parent().context("a folder")?;
@@ -191,11 +191,11 @@ async fn run_runbooks(managed: &Managed) -> Result<usize> {
     Ok(run.len())
 }
 
-/// Creates pods that a profile makes invalid, until the alert about them fires.
+/// Creates pods that a profile makes invalid, until the alert for rejected pods fires.
 async fn expect_rejected_pods_alert(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
     let kubectl = &managed.rig.control_plane;
     kubectl.apply_yaml(REJECTED).await?;
-    // A replica that does not serve the profile yet lets the pod pass.
+    // A replica that does not serve the profile yet does not make the pod invalid.
     let rejected = async |number: usize| {
         let mut pod = bare_pod(&format!("rejected-{number}"));
         pod["metadata"]["annotations"]["pillion.dev/profiles"] = "rejected".into();
@@ -215,7 +215,8 @@ async fn expect_rejected_pods_alert(managed: &Managed, prometheus: &Prometheus) 
     Ok(())
 }
 
-/// Waits until each query of each panel returns a number, and creates pods meanwhile. Returns the number of queries.
+/// Waits until each query of each panel returns a number, and creates pods in the meantime. Returns the number of
+/// queries.
 async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Result<usize> {
     let mut asked = 0;
     for (name, text) in texts("", "json")? {
@@ -242,7 +243,7 @@ async fn expect_data_in_panels(managed: &Managed, prometheus: &Prometheus) -> Re
     Ok(asked)
 }
 
-/// Uses the kill switch and disables the webhooks, and checks the alert about each.
+/// Sets the kill switch, then disables the webhooks, and checks the alert for each.
 async fn expect_switch_alerts(managed: &Managed, prometheus: &Prometheus) -> Result<()> {
     set(managed, r#"{"injection":"disabled"}"#).await?;
     wait_for_alerts(prometheus, "the kill switch is set", &["PillionSwitchedOff"], &["PillionWebhooksDisabled"])
@@ -255,12 +256,12 @@ async fn expect_switch_alerts(managed: &Managed, prometheus: &Prometheus) -> Res
     wait_for_alerts(prometheus, "enabled", &[], &["PillionWebhooksDisabled"]).await
 }
 
-/// Sends requests whose deadline has passed before the replica can decide.
+/// Sends requests whose deadline passes before the replica can decide.
 async fn exceed_deadlines(replica: &Replica) -> Result<()> {
     let (direct, late) = (Direct::to(replica)?, review("late", "team-a", &bare_pod("late")));
     for _ in 0..5 {
-        // The client retries rejected requests. The test does not wait for the retries, and only leaves enough time to
-        // connect.
+        // The client retries rejected requests. The test does not wait for these retries, but only long enough for the
+        // connection.
         let response = direct.answer("/mutate/enabled?timeout=1us", &late);
         let response = tokio::time::timeout(Duration::from_secs(1), response).await;
         ensure!(!matches!(response, Ok(Ok(_))), "decided after the deadline");
@@ -306,7 +307,7 @@ fn real_faults_fire_expected_alerts() {
         expect_switch_alerts(&managed, &prometheus).await?;
         managed.rig.wait_until_called("team-a").await?;
 
-        // The alerts of the next faults do not fire yet.
+        // The alerts for the later faults must not fire yet.
         let next = [
             "PillionConfigurationContested",
             "PillionCertificateNotLoaded",
@@ -357,7 +358,7 @@ fn real_faults_fire_expected_alerts() {
             managed.rig.create("shop", &refused).await.is_err(),
             "no replica responds, and the namespace is required"
         );
-        // A counter that starts with its first event has a rate only after the second.
+        // A counter that appears with its first event has a rate only after its second event.
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
         wait_for_alerts(&prometheus, "a pod is created without a response", &wanted, &[]).await?;
         ensure!(managed.rig.create("shop", &refused).await.is_err());

@@ -1,5 +1,5 @@
-//! Reviews that a test sends to a replica directly, without an API server, and readers of the replica's metrics and
-//! memory.
+//! Sends reviews from a test directly to a replica, without an API server. Also reads the replica's metrics and memory
+//! use.
 
 use anyhow::{Context, Result};
 use axum::http::Request;
@@ -18,7 +18,7 @@ impl Direct {
     pub(crate) fn to(replica: &Replica) -> Result<Self> {
         let mut config = Config::new(format!("https://{}:{WEBHOOK_PORT}", replica.address()).parse()?);
         config.tls_server_name = Some(SERVER_NAME.to_owned());
-        // These tests do not check the server's certificate.
+        // The tests that use this client do not check the server's certificate.
         config.accept_invalid_certs = true;
         Ok(Self { client: Client::try_from(config)? })
     }

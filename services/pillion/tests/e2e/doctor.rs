@@ -1,4 +1,5 @@
-//! `pillion doctor` on an installation: it reports nothing if the installation is healthy, and each fault by its code.
+//! `pillion doctor` on an installation: it reports no problem if the installation is healthy, and reports each fault
+//! with its code.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ fn doctor_reports_only_real_problems() {
         })
         .await?;
         ensure!(well.codes().is_empty(), "{:#}", well.json);
-        // A healthy installation may still have a rotation in progress.
+        // A rotation may still be in progress in a healthy installation.
         eventually(PATIENCE, "the status is complete", async || {
             let status = pillion(control_plane, &["status"]).await?;
             let lines: BTreeMap<_, _> = status.json["installation"]
@@ -64,7 +65,7 @@ fn doctor_reports_only_real_problems() {
         managed.rig.namespace("wordy", Some("yes")).await?;
         // Delete an RBAC binding.
         control_plane.kubectl_ok(&["delete", "clusterrolebinding", "pillion-webhook"]).await?;
-        // `doctor` asks the API server about permissions, and the API server learns of the deletion by its watch.
+        // `doctor` asks the API server about permissions. The API server receives the deletion through its watch.
         eventually(PATIENCE, "all three faults are reported", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             for code in ["opt_in_label_misspelt", "opt_in_value_unknown", "permission_missing"] {
@@ -86,13 +87,13 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
             register_webhook(&control_plane.client(), &webhook_configuration::mutating(settings)).await
         };
         let right = Settings::new(NAMESPACE, rig.serving_ca.clone());
-        // A listed replica cannot be reached.
+        // The Service lists a replica that cannot be reached.
         let nobody = replica_address(77);
         rig.service.set_ready(nobody, true).await?;
         let result = pillion(control_plane, &["doctor"]).await?;
         result.says("replica_unreachable", "10.111.1.77:8443")?;
         rig.service.remove(nobody).await?;
-        // The other replicas must respond in time, which a busy machine may delay.
+        // The other replicas must respond in time, but a busy machine may delay them.
         eventually(PATIENCE, "all replicas are reached", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             ensure!(!result.codes().contains(&"replica_unreachable"), "{:#}", result.json);
@@ -100,7 +101,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         })
         .await?;
 
-        // The CA bundle contains another CA.
+        // The CA bundle contains a different CA.
         rig.namespace("team-b", Some("required")).await?;
         register(&Settings::new(NAMESPACE, TestCa::new()?.bundle_pem())).await?;
         eventually(PATIENCE, "the doctor reports the CA bundle", async || {
@@ -120,7 +121,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
             Ok(())
         })
         .await?;
-        // Without configurations, the API server calls no webhook.
+        // Without webhook configurations, the API server calls no webhook.
         Api::<MutatingWebhookConfiguration>::all(control_plane.client())
             .delete("pillion", &DeleteParams::default())
             .await?;
@@ -155,14 +156,14 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         ensure!(!text.contains('\u{1b}'), "the output of a pipe has colours: {text:?}");
         let output = run(&["explain", "service/web"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
-        // Without the CRDs, `doctor` reports them as missing.
+        // If the CRDs are missing, `doctor` reports that.
         let output = run(&["doctor", "-o", "json"]).await?;
         let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
         result.names("crd_missing")?;
         let output = run(&["explain", "namespace/default", "--kubeconfig", "/nowhere"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
 
-        // Flags of kubectl.
+        // The flags that kubectl also has.
         for (arguments, expected) in [
             (&["status", "--context", "elsewhere"][..], "the context \"elsewhere\" of the kubeconfig cannot be used"),
             (&["status", "--as", "jane"], "User \"jane\" cannot list resource \"clusterinjectionprofiles\""),

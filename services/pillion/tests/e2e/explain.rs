@@ -1,5 +1,5 @@
-//! "Why was my pod not injected?" Each cause is set up on the real API server. `pillion explain` or `pillion doctor`
-//! names it by its code and suggests a remedy.
+//! Answers to the question "Why was my pod not injected?". The tests set up each cause on the real API server. `pillion
+//! explain` or `pillion doctor` must report its code and suggest a remedy.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -142,8 +142,8 @@ pub(crate) async fn expect_finding(rig: &Rig, namespace: &str, object: &str, cod
     expect_finding_among(rig, namespace, object, code, &[]).await
 }
 
-/// Like [`expect_finding`], but `explain` must also report exactly the errors `others`, of another mistake or of other
-/// pods.
+/// Like [`expect_finding`], but `explain` must also report exactly the errors `others`, which have other causes or
+/// concern other pods.
 pub(crate) async fn expect_finding_among(
     rig: &Rig,
     namespace: &str,
@@ -189,7 +189,8 @@ fn explain_names_author_namespace_and_profile_causes() {
         control_plane.apply_yaml(PROFILES).await?;
         wait_until_annotation_added(&rig, "limited", "example.com/limited", "9000").await?;
 
-        // For a correct pod, the explanation lists its profiles, and the values of their parameters with their sources.
+        // For a correct pod, the explanation lists the pod's profiles, and the values of their parameters with their
+        // sources.
         let set = with(requesting_pod("fine", "limited"), |pod| {
             pod["metadata"]["annotations"]["example.com/port"] = json!("8080");
         });
@@ -250,7 +251,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         )
         .await?;
         ensure!(result.json["verdict"] == "wouldNotBeInjected", "{:#}", result.json);
-        // `explain` also reports this cause for a pod of the Deployment.
+        // `explain` must also report this cause for a pod of the Deployment.
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "web-1", "namespace": "team-a",
             "ownerReferences": [owner(control_plane, "deployment", "web").await?]}, "spec": deployment["spec"]});
         control_plane.apply_yaml(&set.to_string()).await?;
@@ -262,7 +263,7 @@ fn explain_names_author_namespace_and_profile_causes() {
         let result = explain(&rig, "team-a", "deploy/web").await?;
         ensure!(result.json["pods"][0]["object"]["name"] == "web-1-a", "{:#}", result.json["pods"]);
 
-        // A name alone means a pod. If a workload has the name, `explain` suggests that.
+        // A name without a kind means a pod. If a workload has that name, `explain` suggests the workload.
         let named = explain(&rig, "team-a", "web").await?;
         let remedy = &named.names("not_found")?["remedy"];
         ensure!(remedy == "pillion explain deployment/web -n team-a", "{remedy}");
@@ -282,7 +283,7 @@ fn explain_names_author_namespace_and_profile_causes() {
     });
 }
 
-/// Checks the causes that are in profiles, or in their readiness.
+/// Tests the causes that are in profiles, or in the readiness of profiles.
 async fn check_profile_causes(rig: &Rig) -> Result<()> {
     let control_plane = &rig.control_plane;
     // The selectors for pods and for namespaces do not match.
@@ -309,7 +310,7 @@ async fn check_profile_causes(rig: &Rig) -> Result<()> {
     let result = expect_finding(rig, "team-a", "low", "invalid_parameter").await?;
     result.says("invalid_parameter", "example.com/port")?;
 
-    // The pod uses the host network, which a guardrail forbids.
+    // The pod uses the host network, which a precondition of the profile excludes.
     let host = with(requesting_pod("host", "guarded"), |pod| pod["spec"]["hostNetwork"] = json!(true));
     rig.create("team-a", &host).await?;
     expect_finding(rig, "team-a", "host", "host_network").await?;
@@ -331,7 +332,8 @@ async fn check_profile_causes(rig: &Rig) -> Result<()> {
     rig.label_namespace("plain", "pillion.dev/injection", "enabled").await?;
     expect_finding(rig, "plain", "static-node-1", "mirror_pod").await?;
 
-    // The profile is not ready. Without a controller it has no conditions, but `explain` reads its spec.
+    // The profile is not ready. Without a controller, it has no conditions in its status, but `explain` compiles its
+    // spec.
     control_plane.apply_yaml(BROKEN).await?;
     rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;
     let result = expect_finding(rig, "team-a", "hopeful", "profile_not_ready").await?;
@@ -378,7 +380,7 @@ fn explain_names_missing_permissions_and_still_answers() {
                 .await?;
             let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
             result.says("unreadable", "forbidden")?;
-            // `explain` reports no orphaned profile without evidence.
+            // Without evidence, `explain` does not report an orphaned profile.
             ensure!(!result.codes().contains(&"surplus_profile"), "{:#}", result.json);
             if expected.is_none() {
                 ensure!(result.json["verdict"] == "injected", "{:#}", result.json);
@@ -394,7 +396,7 @@ async fn owner(control_plane: &ControlPlane, kind: &str, name: &str) -> Result<J
     Ok(json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": uid, "controller": true}))
 }
 
-/// A foreign webhook that removes Pillion's container and keeps the last review of a dry run.
+/// A webhook of another project. It removes Pillion's container, and stores the last review of a dry run.
 struct ForeignWebhook {
     seen: Arc<Mutex<Option<Json>>>,
     serving: JoinHandle<()>,
@@ -452,7 +454,7 @@ fn explain_names_foreign_changes_and_rejections() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
-        // The pod has an older revision.
+        // The pod has an older revision of the profile.
         let old = rig.create("team-a", &bare_pod("old")).await?;
         ensure!(names(&old).contains(&"sidecar-nginx".to_owned()), "{old}");
         control_plane.apply_yaml(&crate::rig::NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
@@ -474,7 +476,7 @@ fn explain_names_foreign_changes_and_rejections() {
         result.says("removed_after_injection", "/spec/containers/sidecar-nginx")?;
         ensure!(result.json["verdict"] == "partlyInjected", "{:#}", result.json);
 
-        // The review that the API server sent is of a dry run.
+        // The API server sent the stored review for a dry run.
         let review = foreign.seen.lock().unwrap().clone().context("a review")?;
         let file = control_plane.directory().join("review.json");
         std::fs::write(&file, review.to_string())?;

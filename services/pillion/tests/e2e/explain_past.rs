@@ -1,5 +1,5 @@
-//! Causes in the past: the label, the profile or the switch changed after a pod's creation, or no replica responded
-//! when the pod was created.
+//! Tests causes in the past: the label, the profile or the kill switch changed after the pod was created, or no replica
+//! responded when the pod was created.
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
@@ -11,8 +11,8 @@ use serde_json::json;
 use crate::explain::{PROFILES, expect_finding, expect_finding_among, pillion, requesting_pod};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched};
 
-/// Waits until new timestamps are certain to be later. Timestamps of objects are whole seconds, so the order of events
-/// within two seconds is unknown.
+/// Waits until new timestamps are certain to be later than `time`. Timestamps of objects are whole seconds, so the
+/// order of events within two seconds is unknown.
 async fn wait_until_past(time: Timestamp) -> Result<()> {
     eventually(SOON, "two seconds have passed", async || {
         ensure!(Timestamp::now().duration_since(time).as_secs() > 2, "not yet");
@@ -38,14 +38,14 @@ fn explain_names_changes_since_creation() {
         rig.control_plane.apply_yaml(PROFILES).await?;
         expect_finding(&rig, "team-a", "eager", "created_before_profile").await?;
 
-        // The kill switch is set.
+        // The kill switch disables injection.
         let map = |word: &str| {
             json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"injection": word},
                 "metadata": {"name": "pillion", "namespace": NAMESPACE}})
             .to_string()
         };
         rig.control_plane.apply_yaml(&map("disabled")).await?;
-        // `explain` also reports the namespace's other pod, which has not changed.
+        // `explain` also reports the other pod of the namespace, which has not changed.
         let others = ["created_before_profile"];
         let result = expect_finding_among(&rig, "team-a", "namespace/team-a", "switched_off", &others).await?;
         ensure!(
@@ -56,7 +56,7 @@ fn explain_names_changes_since_creation() {
         pillion(&rig.control_plane, &["doctor"]).await?.names("switched_off")?;
         rig.control_plane.apply_yaml(&map("enabled")).await?;
 
-        // The pod was created while no replica responded. A new replica does not change the pod.
+        // The pod was created while no replica responded. Starting a new replica does not change the pod.
         wait_until_past(Timestamp::now()).await?;
         rig.replicas[0].kill()?;
         rig.service.set_ready(replica_address(1), false).await?;
@@ -70,7 +70,7 @@ fn explain_names_changes_since_creation() {
         ensure!(is_untouched(&lost), "{lost}");
         let result = expect_finding_among(&rig, "team-a", "lost", "webhook_unavailable", &["no_ready_replica"]).await?;
         result.says("webhook_unavailable", "no replica is ready")?;
-        // The finding whose remedy restores the replicas comes first.
+        // The finding with the remedy that restores the replicas comes first.
         ensure!(result.codes()[0] == "no_ready_replica", "{:?}", result.codes());
         let status = pillion(&rig.control_plane, &["status"]).await?;
         ensure!(

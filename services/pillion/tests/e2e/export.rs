@@ -1,5 +1,5 @@
-//! Exported policies on a real API server decide as the engine does: they allow and reject the same objects, with the
-//! same status.
+//! Exported policies on a real API server must decide like the engine: they accept and reject the same objects, with
+//! the same status.
 
 mod cases;
 
@@ -38,7 +38,8 @@ async fn send(client: &kube::Client, case: &Case) -> Result<Option<(u16, String)
     }
 }
 
-/// Sends test cases concurrently over few connections: opening a connection for each takes longer than all responses.
+/// Sends test cases concurrently over a few connections. Opening a connection for each case would take longer than all
+/// responses together.
 async fn send_all(client: &kube::Client, cases: &[&Case]) -> Result<Vec<Option<(u16, String)>>> {
     futures::stream::iter(cases.iter().map(|case| send(client, case))).buffered(16).try_collect().await
 }
@@ -177,7 +178,7 @@ fn exported_policies_decide_as_the_engine_does() {
     });
 }
 
-/// If a namespace has several opt-in labels, Pillion's own label decides, as for the webhooks.
+/// If a namespace has several opt-in labels, Pillion's own label takes effect, as for the webhooks.
 #[test]
 fn exported_policies_use_given_labels() {
     isolated(|| async {
@@ -314,7 +315,7 @@ fn exported_mutations_add_what_the_engine_adds() {
     });
 }
 
-/// Returns the engine's patch for the creation of an object. `None`: the engine changes nothing.
+/// Returns the engine's patch for the creation of an object, or `None` if the engine changes nothing.
 fn inject(snapshot: &Snapshot, namespace: &str, object: &Json) -> Result<Option<Vec<u8>>> {
     let body = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",

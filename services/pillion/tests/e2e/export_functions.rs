@@ -1,5 +1,5 @@
-//! Functions that the export treats as native give the same results on a real API server. The test evaluates every
-//! exportable example in the language reference.
+//! Tests the functions that the export leaves unchanged in policies: they must return the same results on a real API
+//! server. The test evaluates every exportable example in the language reference.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,8 @@ use crate::rig::SOON;
 
 const PAGE: &str = include_str!("../../../../docs/expressions.md");
 
-/// The variables of the examples. The exported expressions read them from fields of an object that holds any JSON.
+/// The variables of the examples. The exported expressions read them from fields of an object that can contain any
+/// JSON.
 const NAMES: [&str; 3] = ["object", "container", "params"];
 
 /// Examples that the API server does not compile, because its types are stricter. It rejects a policy that contains
@@ -21,15 +22,15 @@ const NAMES: [&str; 3] = ["object", "container", "params"];
 const TYPED: [&str; 2] =
     ["1 == 1.0 && 1 < 1.5 && [1, 2u] == [1.0, 2]", "optional.none().or(optional.ofNonZeroValue(0)).orValue('y')"];
 
-/// Prefix of an example that maps over an object's members. The engine keeps their order, and the API server returns
-/// them in any order.
+/// The prefix of an example that maps over the members of an object. The engine preserves their order, but the API
+/// server returns them in any order.
 const UNORDERED: &str = "object.data.params.tags.map(";
 
 fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
     PAGE.split("\n```").skip(1).step_by(2).filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
 }
 
-/// Replaces the variables in an expression by fields of the object's data.
+/// Replaces the variables in an expression with fields of the object's data.
 fn moved(source: &str) -> String {
     let mut text = String::new();
     let mut rest = source;
@@ -51,7 +52,7 @@ fn moved(source: &str) -> String {
     text
 }
 
-/// Returns the exportable examples, with their results.
+/// Returns the exportable examples, each with its result.
 fn examples() -> Vec<(String, Json)> {
     let scope = NAMES.into_iter().fold(Scope::new(), Scope::with);
     let mut examples = Vec::new();
@@ -78,7 +79,7 @@ fn native_functions_match_api_server_results() {
             .iter()
             .enumerate()
             .map(|(index, (source, expected))| {
-                // A quantity becomes a string only as a value of an object, so compare it with a quantity.
+                // A quantity becomes a string only as a value in an object, so here it is compared with a quantity.
                 if let (true, Some(text)) = (source.starts_with("quantity("), expected.as_str()) {
                     return json!({"expression": format!("{source} == quantity('{text}')"), "message": source});
                 }
@@ -87,7 +88,7 @@ fn native_functions_match_api_server_results() {
                     let same = format!("size({list}) == size({other}) && {list}.all(x, x in {other})");
                     return json!({"expression": same, "message": format!("{index}: {source}")});
                 }
-                // If the result is an optional, compare it with an optional of the expected value.
+                // If the result is an optional, it is compared with an optional of the expected value.
                 let value = format!("dyn({source})");
                 let same = format!("{value} == object.data.expected[{index}]");
                 let held = format!("dyn(optional.of(object.data.expected[{index}])) == {value}");
@@ -113,8 +114,8 @@ fn native_functions_match_api_server_results() {
         };
         let mut data = world;
         data["expected"] = examples.iter().map(|(_, expected)| expected.clone()).collect();
-        // Each policy rejects an object once it is active: one by its `canary` field, the other by an unexpected
-        // result.
+        // Wait until both policies are active: one rejects an object with the field `canary`, and the other one an
+        // object with unexpected results.
         for (field, value) in [("canary", json!(true)), ("expected", json!(vec!["none"; examples.len()]))] {
             let mut wrong = data.clone();
             wrong[field] = value;

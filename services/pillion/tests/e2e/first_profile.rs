@@ -1,6 +1,6 @@
-//! Follows the pages for the first day literally: `docs/install.md` as an administrator, and `docs/tutorial.md` and
-//! `docs/tenancy.md` as a user who only has the role `edit` in a namespace. The test reads files and commands from
-//! the pages, so they cannot drift. No node runs pods here, so a list names the skipped commands.
+//! Follows the pages for new users literally: `docs/install.md` as an administrator, and `docs/tutorial.md` and
+//! `docs/tenancy.md` as a user who only has the role `edit` in a namespace. The test reads the files and commands from
+//! the pages, so it always tests their current content. No node runs pods here, so commands that need one are skipped.
 
 #![allow(clippy::print_stdout, reason = "the pages document their durations")]
 
@@ -17,26 +17,26 @@ use crate::chart::{run, values};
 use crate::direct::{Direct, review};
 use crate::rig::{SOON, bare_pod, names};
 
-/// Maximum time of one command, including the delay until its expected output appears.
+/// The time limit of one command, including the delay until its expected output appears.
 const OUTPUT_LIMIT: Duration = Duration::from_mins(2);
-/// The Kubernetes controllers that create the pods of a Deployment, and the one that adds the release's permissions to
-/// Kubernetes' roles.
+/// The Kubernetes controllers that create the pods of a Deployment, and the controller that adds the release's
+/// permissions to the roles of Kubernetes.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
-/// Commands that need a node, or that end with Ctrl-C. `tests/dev.rs` tests the latter.
+/// Commands that need a node, or that run until Ctrl-C. `tests/dev.rs` tests the latter.
 const SKIPPED: [&str; 4] = [
     "kubectl logs ",
     "kubectl wait --for=condition=Ready pod/",
     "kubectl --namespace pillion-system rollout status ",
     "pillion dev -p shipper ",
 ];
-/// Marks output on a page that differs each time.
+/// The placeholder on a page for output that differs each time.
 const PLACEHOLDER: char = '…';
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The content of a fenced block.
+/// A file or commands, from a fenced block of a page.
 enum Step {
     /// A file: its name and content.
     File(String, String),
@@ -82,8 +82,8 @@ impl Page {
         Ok(Self { steps, folder })
     }
 
-    /// Follows the page as this user. Stops at the heading `until`, at commands that start with `until`, or at the end.
-    /// Returns the number of commands.
+    /// Follows the page as the user of this kubeconfig. Stops at the heading `until`, at commands that start with
+    /// `until`, or at the end of the page. Returns the number of commands.
     async fn follow(&mut self, until: Option<&str>, kubeconfig: &Path) -> Result<usize> {
         let ends = |(heading, step): &(String, Step)| {
             let begins = |until: &str| match step {
@@ -131,7 +131,7 @@ impl Page {
         }
     }
 
-    /// Runs a command that must succeed. Retries commands of `pillion`, since a change may not be visible yet.
+    /// Runs a command that must succeed. A command of `pillion` is retried, since a change may not be visible yet.
     async fn run_successfully(&self, command: &str, kubeconfig: &Path) -> Result<()> {
         if !command.starts_with("pillion ") {
             return self.run(command, kubeconfig).await?.succeeded(command);
@@ -236,20 +236,23 @@ fn first_day_pages_work_as_written() {
         tutorial.follow(Some("9. In a cluster"), &administrator).await?;
         tutorial.step(&administrator).await?;
         let tenant = rig.control_plane.kubeconfig_as("tenant", &[])?;
-        // The API server learns of permissions before a user would type the next command, so the test waits.
+        // A user would type the next command after the API server has received the permissions, so the test waits for
+        // that.
         eventually(SOON, "the tenant may store profiles", async || {
             let ask = ["auth", "can-i", "create", "injectionprofiles.pillion.dev", "-n", "shop", "--as", "tenant"];
             rig.control_plane.kubectl_ok(&ask).await.map(drop)
         })
         .await?;
         let before = tutorial.follow(Some("kubectl patch "), &tenant).await?;
-        // Replicas fetch published revisions before a user would type the next command, so the test waits.
+        // A user would type the next command after the replicas have fetched the published revisions, so the test waits
+        // for that.
         eventually(SOON, "the profile is served", async || {
             let mut pod = bare_pod("probe");
             pod["metadata"]["annotations"] = json!({"shop.example.com/ship-logs": "yes"});
             let names = names(&rig.dry_run("shop", &pod).await?);
             ensure!(names == ["app", "shipper"], "{names:?}");
-            // Check each replica: the next command creates its pod once, and the API server may call any of them.
+            // Each replica is checked, because the next command creates its pod once, and the API server may call any
+            // replica.
             for replica in &rig.replicas {
                 let answer = Direct::to(replica)?.answer("/mutate/enabled", &review("u", "shop", &pod)).await?;
                 ensure!(answer.contains("\"patch\""), "{}: {answer}", replica.address());

@@ -8,8 +8,8 @@ use pillion_testkit::{Replica, eventually, isolated};
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// Returns the number of failed lookups. Includes those without a response in 250 ms, and those beyond the limit of ten
-/// a second.
+/// Returns the number of failed lookups. These include lookups without a response within 250 ms, and lookups beyond the
+/// limit of ten per second.
 async fn failed_lookups(replica: &Replica) -> Result<f64> {
     let mut count = 0.0;
     for result in ["timed_out", "failed", "refused"] {
@@ -22,21 +22,21 @@ async fn failed_lookups(replica: &Replica) -> Result<f64> {
 fn namespace_is_known_until_deleted() {
     isolated(|| async {
         let mut rig = Rig::start(1).await?;
-        // The API server looks up the namespace itself, and calls the path with its failure mode.
+        // The API server looks up the namespace itself, and calls the path for the namespace's failure mode.
         for number in 0..20 {
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("enabled")).await?;
             let pod = rig.dry_run(&name, &bare_pod("first")).await?;
             ensure!(names(&pod).contains(&"sidecar-nginx".to_owned()), "{name}: {pod}");
         }
-        // Without a failure mode in the path, the replica reads the namespace. Either the watch or a lookup may
-        // deliver it first.
+        // If the path contains no failure mode, the replica reads the namespace, either from the watch or with a
+        // lookup.
         let direct = Direct::to(&rig.replicas[0])?;
         let injects = async |direct: &Direct, name: &str| -> Result<bool> {
             let answer = direct.answer("/mutate", &review("u", name, &bare_pod("first"))).await?;
             Ok(answer.contains("\"patch\""))
         };
-        // A lookup may fail by chance. Then the test tries another namespace.
+        // A lookup may fail by chance. In that case, the test tries another namespace.
         let (began, mut tried, mut known) = (Instant::now(), 0, 0);
         while known < 20 {
             ensure!(began.elapsed() < SOON, "{known} of {tried} were known");
@@ -70,7 +70,7 @@ fn namespace_is_known_until_deleted() {
         });
         known.await?;
 
-        // No namespace controller runs, so the namespace stays in phase `Terminating`.
+        // No namespace controller runs here, so the namespace remains in the phase `Terminating`.
         rig.control_plane.kubectl_ok(&["delete", "namespace", "fresh-0", "--wait=false"]).await?;
         let phase = ["get", "namespace", "fresh-0", "-o", "jsonpath={.status.phase}"];
         ensure!(rig.control_plane.kubectl_ok(&phase).await? == "Terminating");

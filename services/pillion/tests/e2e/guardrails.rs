@@ -1,5 +1,5 @@
-//! The chart's guardrails in the API server, as their users meet them: a tenant with the role `admin` who writes a
-//! secret into a profile, and a pod author while no replica decides about pods.
+//! The guardrails of the chart on a real API server. A tenant with the role `admin` writes a secret into a profile, and
+//! a pod author creates pods while no replica decides them.
 
 use std::path::Path;
 
@@ -19,7 +19,8 @@ use crate::rig::{PATIENCE, Rig, SOON, bare_pod, names};
 /// The Kubernetes controllers that aggregate the role `admin`, and that check the types of policies.
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,validatingadmissionpolicy-status-controller";
 
-/// The start of the message that rejects a profile with a secret. The name of the secret's field follows.
+/// The start of the message with which a profile with a secret is rejected. The name of the field with the secret
+/// follows.
 const REJECTION: &str = "every reader of profiles can see this, and";
 /// The end of the message, which suggests the remedy.
 const REMEDY: &str = "that with valueFrom.secretKeyRef";
@@ -54,7 +55,7 @@ fn with_harmless_template(field: &str, value: &Json) -> Json {
     json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
 }
 
-/// Names of variables that the guardrail rejects with any value.
+/// Names of environment variables that the guardrail rejects with any value.
 const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_PASS",
     "SMTP_PASS",
@@ -72,8 +73,8 @@ const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_CREDENTIALS",
 ];
 
-/// Returns specs with a secret, each with a part of the message that names its field. Assembles tokens here, so that
-/// this file contains none.
+/// Returns specs with a secret, each with the part of the message that names the field. Tokens are assembled here, so
+/// that this file contains no token.
 fn secrets() -> Vec<(Json, &'static str)> {
     let github = format!("ghp_{}", "a1".repeat(18));
     let jwt = format!("eyJ{}.eyJ{}.sig", "hbGciOiJIUzI1NiJ9", "zdWIiOiJhbm9uIn0");
@@ -128,7 +129,7 @@ fn secrets() -> Vec<(Json, &'static str)> {
     all
 }
 
-/// Returns specs that the guardrail accepts: their strings only resemble a secret, or cannot be checked.
+/// Returns specs that the guardrail must accept: their strings only resemble a secret, or cannot be checked.
 fn no_secrets() -> Vec<Json> {
     let referred = json!([{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]);
     let mut all = vec![
@@ -185,7 +186,8 @@ fn no_secrets() -> Vec<Json> {
     all
 }
 
-/// Returns the specs that cost the API server most: profiles of the maximum size, with few strings and with many.
+/// Returns the specs that are most expensive for the API server to check: profiles of the maximum size, with few
+/// strings and with many.
 fn largest() -> Vec<Json> {
     let env: Vec<_> =
         (0..30).map(|n| json!({"name": format!("A_TOKEN_{n}"), "value": format!("/{}", "v".repeat(120))})).collect();
@@ -219,7 +221,7 @@ async fn type_warnings(client: &Client) -> Result<Vec<String>> {
     .await
 }
 
-/// A policy that uses a missing field, to show that the type check reports errors.
+/// A policy that uses a missing field. It shows that the type check reports errors.
 const WRONG: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -279,8 +281,8 @@ fn tenant_stores_profiles_without_secrets() {
             tenant.replace("own", &PostParams::default(), &stored).await.err().context("it was changed")?.to_string();
         ensure!(error.contains(REJECTION), "{error}");
 
-        // Check the shipped profiles as if a tenant wrote them. The API server may reject them for another reason,
-        // but not for a secret.
+        // The shipped profiles are checked as if a tenant wrote them. The API server may reject them for another
+        // reason, but not because of a secret.
         let mut shipped = 0;
         for folder in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles"))? {
             let Ok(text) = std::fs::read_to_string(folder?.path().join("profile.yaml")) else { continue };
@@ -301,7 +303,7 @@ fn tenant_stores_profiles_without_secrets() {
     });
 }
 
-/// Why a test needs its own API server. docs/guardrails.md has the details.
+/// The reason why a test needs its own API server. docs/guardrails.md contains the details.
 pub(crate) const NEEDS_NEW_API_SERVER: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
@@ -323,7 +325,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
     Ok(created.err().with_context(|| format!("a pod was created in {namespace}"))?.to_string())
 }
 
-/// Waits until the API server rejects pods that no replica has decided about. Returns the message.
+/// Waits until the API server rejects pods that no replica has decided. Returns the message.
 async fn wait_for_rejection(rig: &Rig, namespace: &str) -> Result<String> {
     eventually(SOON, "pods are rejected", async || {
         let error = refusal(rig, namespace, &plain()).await?;
@@ -358,7 +360,7 @@ async fn run_suggested_command(rig: &Rig, error: &str) -> Result<()> {
     rig.control_plane.kubectl_ok(&arguments).await.map(drop)
 }
 
-/// Checks that the policy accepts pods of the namespaces that it does not apply to, and mirror pods.
+/// Checks that the policy accepts mirror pods, and pods in namespaces to which it does not apply.
 async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     for namespace in [NAMESPACE, "left-alone", "kube-public", "both", "team-b", "nobodys"] {
         created(rig, namespace, namespace).await?;
@@ -380,7 +382,7 @@ async fn expect_others_accepted(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Checks each remedy: that of the message, and those in `docs/break-glass.md`.
+/// Checks each remedy: the one in the message, and those in `docs/break-glass.md`.
 async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
     run_suggested_command(rig, error).await?;
     created(rig, "team-a", "records are ignored").await?;
@@ -474,13 +476,14 @@ fn required_namespace_rejects_undecided_pods() {
         .await?;
         rig.dry_run("team-b", &forged()).await?;
 
-        // While the kill switch is set, replicas do not change pods, and the policy accepts them.
+        // While injection is disabled, replicas do not change pods, and the policy accepts them.
         set_switch(&rig, "injection", Some("disabled")).await?;
         created(&rig, "team-a", "the kill switch").await?;
         set_switch(&rig, "injection", Some("enabled")).await?;
         rig.wait_until_called("team-a").await?;
 
-        // All processes stop. First the configuration still exists and lets pods pass, then it is deleted.
+        // All processes are stopped. At first the configuration still exists and does not reject pods, then it is
+        // deleted.
         for process in controllers.iter_mut().chain(&mut rig.replicas) {
             process.kill()?;
         }

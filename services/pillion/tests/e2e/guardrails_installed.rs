@@ -1,5 +1,5 @@
-//! The policies that protect records and revisions from forgery, as helm installs them: for each opt-in label, and in
-//! an upgrade of a release without these policies.
+//! Policies that protect records and revisions from forgery, as helm installs them: for each opt-in label, and in an
+//! upgrade of a release that did not have these policies.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,8 @@ async fn installed(values: &Json) -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// For opt-in labels of several kinds, each policy has a binding per label, with the matching namespace selector.
+/// There are opt-in labels of several kinds. Each policy must have one binding per label, with the matching namespace
+/// selector.
 #[test]
 fn required_labels_have_policy_bindings() {
     isolated(|| async {
@@ -61,7 +62,7 @@ fn required_labels_have_policy_bindings() {
     });
 }
 
-/// A role that permits everything in a namespace, and a profile there.
+/// A role that permits everything in a namespace, and a profile in that namespace.
 const EVERYTHING: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -80,7 +81,7 @@ metadata: {name: own, namespace: team-a}
 spec: {template: {metadata: {labels: {a: b}}}}
 ";
 
-/// Tries to write a revision of a profile, and the status that publishes the revision, as dry runs.
+/// Tries to write a revision of a profile, and the status that publishes the revision, both with a dry run.
 async fn writes(client: &Client, revision: &ProfileRevision) -> [kube::Result<()>; 2] {
     let revisions: Api<ProfileRevision> = Api::namespaced(client.clone(), "team-a");
     let profiles: Api<InjectionProfile> = Api::namespaced(client.clone(), "team-a");
@@ -117,7 +118,7 @@ fn only_the_controller_writes_revisions_and_status() {
         for written in writes(&controller, &forged).await {
             written.context("the controller")?;
         }
-        // Other controllers may change a revision's metadata, except for its labels.
+        // Other controllers may change the metadata of a revision, except its labels.
         let stored: Api<ProfileRevision> = Api::namespaced(control_plane.client(), "team-a");
         stored.create(&PostParams::default(), &forged).await?;
         let revisions: Api<ProfileRevision> = Api::namespaced(tenant, "team-a");
@@ -134,7 +135,7 @@ fn only_the_controller_writes_revisions_and_status() {
 const FORGED: &str =
     r#"{"version":1,"profiles":[{"profile":"sidecar","revision":"0123456789","added":["/spec/containers/app"]}]}"#;
 
-/// Returns whether managedFields has any field owners, and whether the record has an owner.
+/// Returns whether `managedFields` contains any field owner, and whether it contains an owner of the record.
 fn owners(pod: &Pod) -> (bool, bool) {
     let entries = pod.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
     let is_record = |fields: &FieldsV1| fields.0.pointer("/f:metadata/f:annotations/f:pillion.dev~1injected").is_some();
@@ -151,7 +152,7 @@ fn stored_records_cannot_be_forged() {
         let pod: Pod = serde_json::from_value(plain())?;
         pods.create(&PostParams::default(), &pod).await?;
         let record = |text: &str| Patch::Merge(json!({"metadata": {"annotations": {"pillion.dev/injected": text}}}));
-        // A client that updates an object also writes its managedFields. So the pod author can remove the owner of a
+        // A client that updates an object also writes its `managedFields`. So a pod author can remove the owner of a
         // forged record.
         let forged = pods.patch("plain", &PatchParams::default(), &record(FORGED)).await?;
         ensure!(owners(&forged) == (true, true), "{forged:?}");
@@ -186,7 +187,7 @@ fn stored_records_cannot_be_forged() {
     });
 }
 
-/// Older replicas write no records yet, and the ConfigMap of the kill switch exists already.
+/// During this upgrade, older replicas do not write records yet, and the ConfigMap of the kill switch already exists.
 #[test]
 fn upgrade_that_adds_records_rejects_no_pod() {
     Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
@@ -195,7 +196,8 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         let pod: Pod = serde_json::from_value(plain())?;
-        // Another policy becomes active together with the release's, and shows when that happens.
+        // Another policy becomes active at the same time as the release's policies. It shows the test when that
+        // happens.
         let with = json!({"crds": {"upgrade": false}});
         let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
         ensure!(output.contains("the\nnext upgrade enables that"), "{output}");
@@ -223,7 +225,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
     });
 }
 
-/// A policy with the same kind of parameters as the release's.
+/// A policy whose parameters are of the same kind as those of the release's policies.
 const MARKER: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -245,7 +247,7 @@ spec:
   validationActions: [Deny]
 ";
 
-/// Label keys that differ only in characters that object names cannot have.
+/// The label keys differ only in characters that names of objects cannot contain.
 #[test]
 fn similar_labels_have_separate_bindings() {
     isolated(|| async {

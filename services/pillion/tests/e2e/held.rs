@@ -1,7 +1,7 @@
-//! `held` namespaces with Pillion as installed. While every replica is down, no pod is rejected, and none is
-//! scheduled without its sidecar. After the replicas return, the controller has all waiting pods recreated, even if
-//! its leader dies meanwhile. The real Kubernetes controllers create the pods. Pillion's processes have only the
-//! permissions of their service accounts.
+//! Tests `held` namespaces with an installation of Pillion. While every replica is down, no pod is rejected, and no pod
+//! is scheduled without its sidecar. After the replicas return, the controller has all waiting pods recreated, even if
+//! its leader is killed in the meantime. The real Kubernetes controllers create the pods. Pillion's processes have only
+//! the permissions of their service accounts.
 
 mod cluster;
 
@@ -23,7 +23,7 @@ use crate::load::print_figures;
 use crate::managed::RELEASE;
 use crate::rig::{PATIENCE, REQUEST_ANNOTATION, SOON, bare_pod, names};
 
-/// Maximum time from the replicas' return until all pods from the outage are injected.
+/// Maximum time from the return of the replicas until all pods that were created without them are injected.
 const RECOVERY: Duration = Duration::from_secs(30);
 
 fn owner(pod: &Json) -> String {
@@ -53,7 +53,7 @@ fn template(extra: &Json) -> Json {
     json!({"metadata": {"labels": {"app": "x"}, "annotations": {REQUEST_ANNOTATION: "yes"}}, "spec": spec})
 }
 
-/// Returns a workload of each kind that creates pods. The Job `once` fails permanently if one of its pods counts as
+/// Returns a workload of each kind that creates pods. The Job `once` fails permanently if one of its pods is counted as
 /// failed.
 fn workloads() -> String {
     let selector = json!({"matchLabels": {"app": "x"}});
@@ -61,7 +61,7 @@ fn workloads() -> String {
     let never = template(&json!({"restartPolicy": "Never"}));
     let object = |api: &str, kind: &str, name: &str, spec: Json| json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": HELD_NAMESPACE}, "spec": spec});
     let with = |name: &str, mut spec: Json| {
-        // Each workload needs its own labels, since most kinds find their pods by label.
+        // Each workload needs a different label, since most kinds select their pods by label.
         if spec["selector"].is_object() {
             spec["selector"]["matchLabels"]["app"] = json!(name);
         }
@@ -102,7 +102,7 @@ fn workloads() -> String {
     objects.map(|object| object.to_string()).join("\n---\n")
 }
 
-/// Number of replicas of each Deployment: more than the controller releases in one batch.
+/// Number of replicas of each Deployment. The controller releases fewer pods than this in one batch.
 const WEB: usize = 60;
 
 /// The expected number of pods of each workload.
@@ -141,8 +141,8 @@ fn held_pods_wait_until_replicas_recover() {
         // All replicas die while pods are being created.
         cluster.rig().control_plane.apply_yaml(&deployment("early").to_string()).await?;
         eventually(PATIENCE, "the first pods are injected", async || {
-            // Read the pods from the API server: the scheduler's view lags while it binds. Some pods must still be
-            // missing.
+            // The pods are read from the API server, because the scheduler's observations are late while it binds pods.
+            // Some pods must still be missing.
             let injected = cluster.pods().await?.iter().filter(|pod| is_injected(pod)).count();
             ensure!(injected >= 10, "{injected} so far");
             Ok(())
@@ -150,7 +150,7 @@ fn held_pods_wait_until_replicas_recover() {
         .await?;
         cluster.kill_replicas().await?;
 
-        // The API server creates all pods, and all of them wait.
+        // The API server creates all pods, and each of them gets the scheduling gate.
         cluster.rig().control_plane.apply_yaml(&workloads()).await?;
         cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
         let jobs: Api<Job> = Api::namespaced(client.clone(), HELD_NAMESPACE);
@@ -168,7 +168,7 @@ fn held_pods_wait_until_replicas_recover() {
         ensure!(before.len() < WEB, "the replicas stopped after all pods were created");
         ensure!(waiting.iter().all(|pod| names(pod) == ["app"]), "no replica injected");
 
-        // A gated pod does not run even if a client binds it to a node.
+        // A gated pod does not run, even if a client tries to bind it to a node.
         let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
         eventually(SOON, "the controller counts them", async || {
@@ -180,7 +180,7 @@ fn held_pods_wait_until_replicas_recover() {
         let still = cluster.pods().await?.into_iter().filter(is_gated).collect::<Vec<_>>();
         ensure!(ids(&still) == ids(&waiting), "pods were replaced while no replica responded");
 
-        // Simulate a Job controller that stopped after it had removed its finalizer from a pod.
+        // Simulates a Job controller that stopped after it had removed its finalizer from a pod.
         let indexed = waiting.iter().find(|pod| owner(pod) == "indexed").context("a pod of the Job")?;
         let name = indexed["metadata"]["name"].as_str().context("a name")?;
         cluster.rig().patch(HELD_NAMESPACE, name, &json!({"metadata": {"finalizers": null}})).await?;
@@ -205,7 +205,7 @@ fn held_pods_wait_until_replicas_recover() {
         expect_jobs_complete(&cluster).await?;
         expect_pod_without_owner_waits(&cluster).await?;
 
-        // No stored pod could ever run without its sidecar, and no creation failed meanwhile.
+        // No stored pod could run without its sidecar, and no creation failed in the meantime.
         let (stored, dry) = (scheduler.stop().await?, creations.stop().await?);
         print_figures(&format!("stored pods: {stored}. Pods without an owner, as dry runs: {dry}"));
         stored.expect_no_loss()?;
@@ -215,7 +215,8 @@ fn held_pods_wait_until_replicas_recover() {
     });
 }
 
-/// Kills the leader while it releases waiting pods. Waits until all pods with an owner are injected. Returns a report.
+/// Kills the leader while it releases waiting pods. Waits until all pods with an owner are injected. Returns a summary
+/// of the release.
 async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Result<String> {
     let released = "pillion_controller_held_pods_handled_total{result=\"recreated\"}";
     let by_the_first = eventually(RECOVERY, "the release has started", async || {
@@ -249,7 +250,7 @@ async fn kill_leader_during_release(cluster: &mut Cluster, began: Instant) -> Re
     ))
 }
 
-/// Checks that no Job counts the pods that never ran as failed, and that each Job completes.
+/// Checks that the Jobs do not count pods that never ran as failed, and that each Job completes.
 async fn expect_jobs_complete(cluster: &Cluster) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
     for name in ["once", "indexed", "strict", "later"] {
@@ -271,8 +272,8 @@ async fn expect_jobs_complete(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// Checks that a pod without an owner is reported and waits, and is injected once an administrator follows
-/// `docs/held.md`.
+/// Checks that a pod without an owner is reported and keeps waiting, and that it is injected once an administrator
+/// follows `docs/held.md`.
 async fn expect_pod_without_owner_waits(cluster: &Cluster) -> Result<()> {
     let events: Api<Event> = Api::namespaced(cluster.rig().control_plane.client(), HELD_NAMESPACE);
     let bare = serde_json::to_value(cluster.rig().pods(HELD_NAMESPACE).get("bare").await?)?;
@@ -295,7 +296,7 @@ fn ids(pods: &[Json]) -> Vec<String> {
     pods.iter().map(|pod| pod["metadata"]["uid"].to_string()).collect()
 }
 
-/// Marks the Jobs' pods as succeeded, as a kubelet does.
+/// Marks the pods of the Jobs as succeeded, like a kubelet.
 async fn finish_jobs(cluster: &Cluster) -> Result<()> {
     for pod in cluster.pods().await? {
         if pod["metadata"]["ownerReferences"][0]["kind"] == "Job" {
@@ -314,7 +315,7 @@ fn gate_stays_until_label_is_removed() {
         let client = cluster.rig().control_plane.client();
         let pods: Api<Pod> = cluster.rig().pods(HELD_NAMESPACE);
 
-        // While replicas respond, foreign gates stay, and a pod with a `nodeName` is injected.
+        // While replicas respond, gates of other controllers are kept, and a pod with a `nodeName` is injected.
         let mut pod = bare_pod("others");
         pod["spec"]["schedulingGates"] = json!([{"name": "a"}, {"name": INJECTION_GATE}, {"name": "b"}]);
         let created = cluster.rig().create(HELD_NAMESPACE, &pod).await?;
@@ -336,8 +337,8 @@ fn gate_stays_until_label_is_removed() {
         let refused = cluster.rig().create(HELD_NAMESPACE, &bound).await;
         ensure!(refused.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{refused:?}");
 
-        // A kubelet's mirror pod of a static pod bypasses the gate. A pod with the same annotation from another client
-        // does not.
+        // A mirror pod that a kubelet creates for a static pod does not get the gate. A pod with the same annotation
+        // from another client does.
         let mut mirror = bound.clone();
         mirror["metadata"] = json!({"name": "mirror", "annotations": {"kubernetes.io/config.mirror": "hash"}});
         let kubelet = cluster.rig().control_plane.client_as("system:node:one", &["system:masters"]).await?;
@@ -349,9 +350,10 @@ fn gate_stays_until_label_is_removed() {
         let mirror = serde_json::to_value(create(kubelet, &mirror).await?)?;
         ensure!(gates(&mirror).is_empty(), "{mirror}");
 
-        // No client may remove the gate, not even an administrator. Other fields may change.
+        // Only the controller may remove the gate: even the request of an administrator is rejected. Other fields may
+        // change.
         let without = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
-        // A separate policy protects the gate, and it may become active later than the policy that adds the gate.
+        // A separate policy protects the gate. It may become active later than the policy that adds the gate.
         eventually(SOON, "the gate is protected", async || {
             let tried = pods.patch("bare", &PatchParams { dry_run: true, ..PatchParams::default() }, &without).await;
             tried.err().context("the gate was removed").map(drop)
@@ -381,7 +383,7 @@ fn gate_stays_until_label_is_removed() {
         .await?;
         eprintln!("the policies were restored after {:?}", began.elapsed());
 
-        // Removing the label, with every replica down, lets pods run without the sidecar at once.
+        // If the label is removed while every replica is down, pods run without the sidecar at once.
         cluster.page("# Free a namespace").await?;
         eventually(PATIENCE, "the pods are released", async || {
             for name in ["bare", "forged"] {
@@ -392,7 +394,7 @@ fn gate_stays_until_label_is_removed() {
         })
         .await?;
 
-        // Without a controller, a further command of the page removes the gate.
+        // Without a controller, another command of the page removes the gate.
         cluster.rig().label_namespace(HELD_NAMESPACE, "pillion.dev/injection", "held").await?;
         cluster.wait_until_pods_gated().await?;
         cluster.kill_leader().await?;
@@ -409,10 +411,10 @@ fn gate_stays_until_label_is_removed() {
     });
 }
 
-/// Sets the kill switch, as an administrator does.
+/// Sets the kill switch, like an administrator.
 async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.rig().control_plane.client(), NAMESPACE);
-    // The controller creates the ConfigMap once API servers reach replicas, or after 30 seconds.
+    // The controller creates the ConfigMap once API servers can reach replicas, or after 30 seconds.
     eventually(Duration::from_mins(1), "the ConfigMap exists", async || Ok(maps.get(RELEASE).await.map(drop)?)).await?;
     let patch = Patch::Merge(json!({"data": {"injection": word}}));
     maps.patch(RELEASE, &PatchParams::default(), &patch).await?;
@@ -439,7 +441,7 @@ fn disabling_held_removes_policies_and_gates() {
             Ok(())
         })
         .await?;
-        // When injection is enabled again, pods wait, since still no replica responds.
+        // After injection is enabled again, new pods wait, since still no replica responds.
         switch(&cluster, "enabled").await?;
         cluster.wait_until_pods_gated().await?;
         cluster.expect_no_forbidden_requests()

@@ -1,4 +1,5 @@
-//! Pods created through the API server: which pods get the sidecar, and which stay unchanged, also without replicas.
+//! Creates pods through the API server: which pods get the sidecar, and which pods remain unchanged, with and without
+//! replicas.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{Isolation, eventually, isolated};
@@ -10,7 +11,8 @@ use crate::rig::{
 };
 use crate::rolling::injected_by;
 
-/// Asserts that a pod has all parts of the profile after its author's containers, which have the names `own`.
+/// Asserts that a pod contains all parts of the profile. The sidecar must come after its author's containers, which
+/// have the names `own`.
 fn assert_injected(pod: &Json, own: &[&str]) {
     let mut expected: Vec<_> = own.iter().map(|name| (*name).to_owned()).collect();
     expected.push("sidecar-nginx".to_owned());
@@ -37,8 +39,8 @@ fn pods_of_every_origin_get_their_sidecar() {
         assert_injected(&bare, &["app"]);
         assert_eq!(annotation(&bare, "example.com/kept"), Some("as it is"));
 
-        // The API server calls no webhook for an update. So the update changes only its own fields, in injected and in
-        // other pods.
+        // The API server calls no webhook for an update. So an update changes only its own fields, both in injected
+        // pods and in other pods.
         let mut unasked = bare_pod("unasked");
         unasked["metadata"]["annotations"] = json!({});
         let plain = rig.create("team-a", &unasked).await?;
@@ -63,7 +65,7 @@ fn pods_without_opt_in_stay_unchanged() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("plain", None).await?;
-        // System namespaces stay excluded by name even if they opt in by mistake.
+        // System namespaces are excluded by name, even if they opt in by mistake.
         rig.label_namespace("kube-system", "pillion.dev/injection", "enabled").await?;
         rig.label_namespace("kube-public", "pillion.dev/injection", "required").await?;
         for pod in [bare_pod("bare"), deployment_pod(), job_pod()] {
@@ -100,7 +102,7 @@ fn new_namespace_is_known_at_once() {
     isolated(|| async {
         let rig = Rig::start(2).await?;
         for number in 0..10 {
-            // The API server learns of label changes by its watch, but reads a new namespace directly.
+            // The API server receives changes of labels through its watch, but reads a new namespace directly.
             let name = format!("fresh-{number}");
             rig.namespace(&name, Some("required")).await?;
             assert_injected(&rig.dry_run(&name, &bare_pod("first")).await?, &["app"]);
@@ -109,7 +111,7 @@ fn new_namespace_is_known_at_once() {
     });
 }
 
-/// Since Kubernetes 1.37 the API server chooses a replica for each request (`WebhookRoundTripLoadBalancing`). Older
+/// Since Kubernetes 1.37, the API server chooses a replica for each request (`WebhookRoundTripLoadBalancing`). Older
 /// versions keep their connection to one replica.
 #[test]
 fn api_server_spreads_requests_over_replicas() {
@@ -134,8 +136,8 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// Checks that managedFields does not name injected parts, since the protection of records depends on that. The test
-/// covers pods in reviews and stored pods.
+/// `managedFields` must not contain injected parts, since the protection of records depends on that. The test covers
+/// pods in reviews and stored pods.
 #[test]
 fn managed_fields_exclude_injected_parts() {
     isolated(|| async {
@@ -145,7 +147,7 @@ fn managed_fields_exclude_injected_parts() {
         ensure!(managed.contains("example.com/kept"), "{managed}");
         ensure!(!managed.contains("pillion.dev/injected") && !managed.contains("sidecar-nginx"), "{managed}");
 
-        // A copied pod has the record of its original, which the webhook does not trust.
+        // A copied pod contains the record of the original, which the webhook does not trust.
         let mut copy = bare_pod("copy");
         let record = &pod["metadata"]["annotations"]["pillion.dev/injected"];
         copy["metadata"]["annotations"]["pillion.dev/injected"] = record.clone();
@@ -168,7 +170,7 @@ spec:
       - {name: agent, image: 'agent:1', restartPolicy: Always, resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {cpu: '3', memory: 128Mi}}}
 ";
 
-/// The API server rejects a pod whose containers request more than `spec.resources`, or have higher limits.
+/// The API server rejects a pod whose containers together request more than `spec.resources`, or have higher limits.
 #[test]
 fn pod_with_pod_level_resources_is_accepted() {
     isolated(|| async {
@@ -209,7 +211,8 @@ fn failure_modes_hold_without_replicas() {
         ensure!(is_untouched(&created), "{created}");
         let refused = rig.create("strict", &bare_pod("refused")).await.unwrap_err().to_string();
         ensure!(refused.contains("required.pillion.dev"), "{refused}");
-        // The namespace's owner can recover alone: the label value `off` stops the calls even with every replica down.
+        // The owner of the namespace can recover without an administrator: with the label value `off`, the API server
+        // no longer calls the webhook, even if every replica is down.
         rig.label_namespace("strict", "pillion.dev/injection", "off").await?;
         eventually(SOON, "the namespace is no longer opted in", async || {
             rig.create("strict", &bare_pod("after")).await.map(drop)

@@ -1,5 +1,6 @@
-//! The load test that creates pods through the API server, with the real k6 as in load-tests/README.md. Its service
-//! account has no other permission. The run must pass for injected pods, and fail for a pod without its sidecar.
+//! Runs the load test that creates pods through the API server, with the real k6, as load-tests/README.md describes.
+//! The service account of k6 has no other permission. The run must pass for injected pods, and fail for a pod without
+//! its sidecar.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -48,13 +49,14 @@ fn k6_creates_and_checks_pods() {
         ensure!(kept.status == Some(0), "{kept:?}");
         ensure!(stored(cluster).await?.is_empty(), "the run has left {}", stored(cluster).await?);
 
-        // The namespace opts out, so pods are created without a sidecar. No request fails, but the run must.
+        // The namespace no longer opts in, so pods are created without a sidecar. No request fails, but the run must
+        // fail.
         cluster.kubectl_ok(&["label", "namespace", "load-test-1", "pillion.dev/injection-"]).await?;
         let missed = k6.run(&[]).await?;
         ensure!(missed.status == Some(THRESHOLD_BROKEN) && missed.count("without_sidecar")? > 0, "{missed:?}");
         ensure!(missed.count("failed")? == 0, "{missed:?}");
 
-        // With an invalid token, the run cannot create pods, and reports each rejection.
+        // With an invalid token, the run cannot create pods, and counts each rejection as failed.
         let refused = k6.run(&[("KUBERNETES_TOKEN", "nonsense"), ("DURATION", "1s")]).await?;
         ensure!(refused.status == Some(THRESHOLD_BROKEN) && refused.count("failed")? > 0, "{refused:?}");
         Ok(())
@@ -89,7 +91,7 @@ async fn is_injected(cluster: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names of remaining pods of the load tests.
+/// Returns the names of the remaining pods of the load tests.
 async fn stored(cluster: &ControlPlane) -> Result<String> {
     cluster.kubectl_ok(&["get", "pods", "-A", "-l", "example.com/load-test=true", "-o", "name"]).await
 }
@@ -101,7 +103,7 @@ struct K6 {
     token: String,
 }
 
-/// The exit status, the figures and the output of a k6 run.
+/// The result of a k6 run: its exit status, its figures and its output.
 #[derive(Debug)]
 struct Run {
     status: Option<i32>,
@@ -126,8 +128,8 @@ impl K6 {
         Ok(Self { folder, url: url.trim().to_owned(), token: token.trim().to_owned() })
     }
 
-    /// Runs the load test for a moment. Its rate is low, since a late request exceeds a threshold and other tests share
-    /// the machine.
+    /// Runs the load test for a moment. Its rate is low, because a late request exceeds a threshold, and other tests
+    /// use the same machine.
     async fn run(&self, settings: &[(&str, &str)]) -> Result<Run> {
         let summary = self.folder.join("figures.json");
         let _ = std::fs::remove_file(&summary);

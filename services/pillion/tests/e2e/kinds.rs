@@ -1,6 +1,6 @@
-//! Shipped profiles that inject no sidecar, on a real API server. The controller writes the webhook configurations from
-//! the profiles. Custom resources and claims get defaults, pods get the resources that quotas require, and forbidden
-//! values are rejected.
+//! Shipped profiles that inject no sidecar, on a real API server. The controller derives the webhook configurations
+//! from the profiles. Custom resources and volume claims get defaults, pods get the resources that quotas require, and
+//! forbidden values are rejected.
 
 #![allow(clippy::panic, reason = "helpers of tests fail by panicking")]
 
@@ -17,7 +17,7 @@ use serde_json::{Value as Json, json};
 use crate::managed::{Managed, QUICK};
 use crate::rig::{SOON, refusal};
 
-/// The CRD of game servers from the Agones chart, reduced to the fields that matter here.
+/// The CRD of game servers from the Agones chart, reduced to the fields that the test needs.
 const GAME_SERVERS: &str = "
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -39,7 +39,7 @@ spec:
           status: {type: object, x-kubernetes-preserve-unknown-fields: true}
 ";
 
-/// The additional permissions of replicas that the profile `resource-defaults` requires.
+/// The additional permissions that replicas need for the profile `resource-defaults`.
 const QUOTA_READERS: &str = "
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -151,7 +151,7 @@ fn quota_profile_sets_missing_requests() {
             eventually(SOON, "the completed pod is accepted", async || create(&pods, &pod("with", &json!({}))).await)
                 .await?;
         let resources = &made["spec"]["containers"][0]["resources"];
-        // The API server uses a limit as the request if the request is missing.
+        // If a container has a limit but no request, the API server uses the limit as the request.
         ensure!(
             resources == &json!({"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}}),
             "{made}"
@@ -168,7 +168,7 @@ fn claims_get_storage_class_of_namespace() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
-        // A built-in admission plugin sets the default class before the API server calls webhooks.
+        // A built-in admission plugin sets the default storage class before the API server calls webhooks.
         let standard = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\n\
             metadata: {name: standard, annotations: {storageclass.kubernetes.io/is-default-class: 'true'}}\nprovisioner: example.com/none\n";
         control_plane.apply_yaml(standard).await?;
@@ -234,7 +234,7 @@ fn annotations_are_added_without_environment_variables() {
             .await?;
             ensure!(status["code"] == 402 && status["details"]["causes"][0]["field"] == "spec.containers", "{status}");
         }
-        // Init containers and ephemeral containers are checked too.
+        // Init containers and ephemeral containers are also checked.
         let mut first = pod("first", &json!({}));
         first["spec"]["initContainers"] =
             json!([{"name": "first", "image": "first:1", "env": [{"name": "A", "value": "b"}]}]);
@@ -247,7 +247,7 @@ fn annotations_are_added_without_environment_variables() {
                 .body(patch.into_bytes())?;
             Ok::<_, anyhow::Error>(control_plane.client().request_text(request).await?)
         };
-        // Another profile checks ephemeral containers, and may become active later than the first.
+        // Another profile checks ephemeral containers. It may become active later than the first one.
         let message = eventually(SOON, "an ephemeral container with a variable is rejected", async || {
             attempt += 1;
             let answer = look_into(&format!("sneak-{attempt}"), json!([{"name": "A", "value": "b"}])).await;
@@ -270,7 +270,7 @@ fn reserved_namespaces_reject_other_creators() {
         control_plane.apply_yaml(&shipped("reserved-namespaces", "policy.yaml")).await?;
         control_plane.create_namespace("platform", &[("pillion.dev/reserved", "true")]).await?;
         control_plane.create_namespace("free", &[]).await?;
-        // RBAC permits all requests of every user, so only the policy can reject one.
+        // RBAC permits every request of every user, so only the policy can reject a request.
         let everybody = "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: everybody}\n\
             roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}\n\
             subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: 'system:authenticated'}]\n";
@@ -288,7 +288,7 @@ fn reserved_namespaces_reject_other_creators() {
                     let mut object = json!({"apiVersion": resource.api_version, "kind": kind});
                     object.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
                     let mut attempt = 0;
-                    // Policies and permissions become active a moment after their creation.
+                    // Policies and permissions become active shortly after their creation.
                     eventually(SOON, &format!("{user} and a {kind} in {namespace}"), async || {
                         attempt += 1;
                         object["metadata"] = json!({"name": format!("{user}-{attempt}")});

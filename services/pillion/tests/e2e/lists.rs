@@ -1,5 +1,5 @@
-//! The lists of all pods, namespaces and profiles that a new leader reads. The API server serves them from its watch
-//! cache, page by page. So the lists cause no etcd requests, however large the cluster is.
+//! The lists of all pods, namespaces and profiles that a new leader reads. The API server serves them page by page from
+//! its watch cache. So the lists cause no etcd requests, even in a large cluster.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;
@@ -9,10 +9,10 @@ use kube::api::{ListParams, ObjectMeta, PartialObjectMeta, PostParams};
 use pillion_testkit::{ControlPlane, Isolation};
 
 const NAMESPACES: usize = 7;
-/// Maximum number of objects on one page. The lists have several pages.
+/// Maximum number of objects on one page. It is small, so that the lists have several pages.
 const PAGE_SIZE: u32 = 2;
 
-/// Returns how many lists of pods and namespaces the API server has read from etcd.
+/// Returns how often the API server has listed pods and namespaces in etcd.
 async fn etcd_list_count(plane: &ControlPlane) -> Result<f64> {
     let metrics = plane.client().request_text(Request::get("/metrics").body(Vec::new())?).await?;
     let is_list = |line: &&str| {
@@ -24,7 +24,8 @@ async fn etcd_list_count(plane: &ControlPlane) -> Result<f64> {
     metrics.lines().filter(is_list).map(count).sum()
 }
 
-/// Lists all objects of a kind like the watches: in pages, and up to date. Returns the number of objects and of pages.
+/// Lists all objects of a kind in pages, and up to date, like the watches of the program. Returns the number of objects
+/// and of pages.
 async fn list<K>(api: Api<K>) -> Result<(usize, usize)>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,

@@ -1,7 +1,7 @@
-//! Creates pods at a steady rate, whatever happens to the webhook, and checks every response.
+//! Creates pods at a steady rate, even if the webhook does not respond, and checks every response.
 //!
-//! Creations are server-side dry runs: the API server does everything except the write. So the test does not measure
-//! etcd, and a run of minutes leaves no hundred thousand pods behind.
+//! The creations are server-side dry runs: the API server does everything except the write. So the test does not
+//! measure etcd, and a run of several minutes does not leave a hundred thousand pods behind.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -25,15 +25,17 @@ use crate::rig::{Rig, annotation, deployment_pod, names};
 
 /// Pods per second. `PILLION_RATE` overrides it.
 const RATE: u64 = 30;
-/// Pods created together, as a ReplicaSet's controller does. So the API server holds more connections than sequential
-/// creations would need, and most of them are idle.
+/// Number of pods that are created together, as by the ReplicaSet controller. So the API server opens more connections
+/// than sequential creations would need, and most of them are idle.
 const BATCH: u64 = 10;
-/// The maximum of concurrent creations. A slow machine then creates fewer pods, instead of delaying all of them.
+/// The maximum number of concurrent creations. On a slow machine, fewer pods are created, instead of all of them being
+/// delayed.
 const IN_FLIGHT: usize = 30;
-/// Maximum time of one creation: longer than any timeout on its way.
+/// The time limit of one creation. It is longer than every timeout that applies to the request.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The failure mode of a namespace: without a webhook response, the API server creates pods unchanged or rejects them.
+/// The failure mode of a namespace: if the webhook does not respond, the API server creates pods unchanged, or rejects
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FailureMode {
     Enabled,
@@ -43,7 +45,7 @@ pub(crate) enum FailureMode {
 impl FailureMode {
     pub(crate) const ALL: [Self; 2] = [Self::Enabled, Self::Required];
 
-    /// Returns the value of the opt-in label, which is also the name of the namespace for the pods.
+    /// Returns the value of the opt-in label. The namespace for the pods has the same name.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Enabled => "enabled",
@@ -68,7 +70,7 @@ pub(crate) enum CreationResult {
     Injected(String),
     /// The pod was created without the sidecar.
     NotInjected,
-    /// The pod was not created, or has wrong contents.
+    /// The pod was not created, or its content is wrong.
     Failed(String),
 }
 
@@ -125,7 +127,7 @@ impl Load {
         .await
     }
 
-    /// Waits until the next batch has been sent, and then for this duration.
+    /// Waits until the next batch has been sent, and then for the duration `by`.
     pub(crate) async fn wait_for_batch(&self, by: Duration) {
         self.batches.notified().await;
         tokio::time::sleep(by).await;
@@ -163,7 +165,7 @@ impl Sender {
         let (results, mut all) = tokio::sync::mpsc::unbounded_channel();
         let (slots, tracker) = (Arc::new(Semaphore::new(IN_FLIGHT)), TaskTracker::new());
         let mut ticks = tokio::time::interval(Duration::from_micros(1_000_000 * BATCH / self.rate));
-        // After a pause of this process, the load catches up, so that the average rate is kept.
+        // After a pause of this process, the load sends the missed batches, so that the average rate is preserved.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         while self.stop.run_until_cancelled(ticks.tick()).await.is_some() {
             for failure_mode in FailureMode::ALL.into_iter().cycle().zip(0..BATCH).map(|(failure_mode, _)| failure_mode)
@@ -222,7 +224,7 @@ fn classify(text: &str) -> CreationResult {
 }
 
 impl LoadResults {
-    /// Returns the creations that gave no injected pod, in the order of their requests.
+    /// Returns the creations that did not result in an injected pod, in the order of their requests.
     pub(crate) fn lost(&self) -> Vec<&Creation> {
         let mut lost: Vec<_> =
             self.all.iter().filter(|created| !matches!(created.result, CreationResult::Injected(_))).collect();
@@ -230,8 +232,8 @@ impl LoadResults {
         lost
     }
 
-    /// Writes the result of a long run to the file that `PILLION_RESULT` names. `what` is the key under which the file
-    /// contains `count`.
+    /// Writes the result of a long run to the file that `PILLION_RESULT` names. In the file, `what` is the key of
+    /// `count`.
     pub(crate) fn write_result(&self, what: &str, count: u64) -> Result<()> {
         let failed = self.all.iter().filter(|created| matches!(created.result, CreationResult::Failed(_))).count();
         let not_injected = self.lost().len() - failed;
@@ -277,7 +279,7 @@ impl Display for LoadResults {
     }
 }
 
-/// Returns the count in an environment variable, or `default` if the variable is not set. Fails unless the count is
+/// Returns the number in an environment variable, or `default` if the variable is not set. Fails unless the number is
 /// `allowed`.
 pub(crate) fn count_from(variable: &str, default: u64, allowed: std::ops::RangeInclusive<u64>) -> Result<u64> {
     let Ok(text) = std::env::var(variable) else { return Ok(default) };

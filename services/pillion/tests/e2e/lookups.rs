@@ -1,4 +1,4 @@
-//! Profiles that read a pod's service account and owners, with lookups in the real API server.
+//! Profiles that read a pod's service account and owners, which replicas look up in the real API server.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, annotation};
 
-/// A profile like those for web identity: an annotation of the service account enables it, and sets its parameter.
+/// A profile like those for web identity. An annotation of the service account enables it, and sets its parameter.
 const IDENTITY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -22,7 +22,7 @@ spec:
   template: {metadata: {annotations: {example.com/identity: given}}}
 ";
 
-/// A profile that selects pods of a CronJob, which the pods themselves do not name.
+/// A profile that selects pods of a CronJob. The pods themselves do not contain the CronJob's name.
 const NIGHTLY: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -78,7 +78,7 @@ fn lookups_of_owners_and_accounts_decide() {
         for yaml in [OBJECTS, IDENTITY, NIGHTLY, WEB] {
             rig.control_plane.apply_yaml(yaml).await?;
         }
-        // Replicas learn of each profile separately. With the shipped one there are four.
+        // Replicas receive each profile separately. Together with the shipped profile, there are four.
         rig.wait_until_served(4).await?;
         let nobody = json!([]);
         eventually(SOON, "the account's pods get its identity", async || {
@@ -93,7 +93,8 @@ fn lookups_of_owners_and_accounts_decide() {
         let job = nightly_job(&rig).await?;
         let uid = job["metadata"]["uid"].as_str().unwrap();
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
-        // A lookup may take 250 ms. A pod whose lookup times out is not injected, and the next pod repeats the lookup.
+        // A lookup may take up to 250 ms. If it takes longer, the pod is not injected, and the lookup is repeated for
+        // the next pod.
         eventually(SOON, "the CronJob's pods are recognised", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");
@@ -120,7 +121,7 @@ fn lookups_of_owners_and_accounts_decide() {
                 let line = format!("pillion_lookups_total{{{series}}} ");
                 let found = metrics.lines().find_map(|text| text.strip_prefix(&line)?.parse::<f64>().ok());
                 if found < count {
-                    // The lookup may have timed out, so try again.
+                    // The lookup may have timed out, so the test tries again.
                     rig.dry_run("team-a", &unknown).await?;
                 }
                 ensure!(found == count, "{series}: {found:?}");
@@ -131,7 +132,7 @@ fn lookups_of_owners_and_accounts_decide() {
     });
 }
 
-/// Creates a Job as the CronJob's controller does, since no controllers run here.
+/// Creates a Job, like the CronJob controller, since no controllers run here.
 async fn nightly_job(rig: &Rig) -> Result<Json> {
     let owners = owner("batch/v1", "CronJob", "nightly", "029dc23e-3de8-41af-ab3c-a95b34b82bf4");
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "app", "image": "app:1"}]}});

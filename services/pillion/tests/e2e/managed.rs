@@ -1,6 +1,6 @@
-//! A cluster with Pillion as installed. Controllers create certificates and webhook configurations, and replicas serve
-//! with them. Each process has only the permissions of its service account. The test writes only what Kubernetes' own
-//! controllers would write: endpoints.
+//! A cluster with an installation of Pillion. Controllers create the certificates and the webhook configurations, and
+//! replicas serve with these certificates. Each process has only the permissions of its service account. The test
+//! itself writes only the endpoints, which Kubernetes' own controllers would write.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -42,7 +42,7 @@ certificates:
 logs: {level: 'info,pillion_control=debug'}
 ";
 
-/// A cluster with Pillion as installed, and its controllers.
+/// A cluster with an installation of Pillion, and the processes of its controllers.
 pub(crate) struct Managed {
     pub(crate) rig: Rig,
     pub(crate) controllers: Vec<Replica>,
@@ -56,7 +56,7 @@ impl Managed {
         let managed = Self::start_without_namespace(control_plane, policy, replicas, controllers).await?;
         managed.rig.namespace("team-a", Some("enabled")).await?;
         managed.rig.wait_until_called("team-a").await?;
-        // Replicas are ready before the first revision is published, and each learns of it separately.
+        // Replicas are ready before the first revision is published, and each receives it separately.
         managed.rig.wait_until_served(1).await?;
         Ok(managed)
     }
@@ -100,8 +100,8 @@ impl Managed {
         Ok(Self { rig, controllers: running, spec })
     }
 
-    /// Starts one replica and one controller. The policies of both define this additional opt-in label, which no
-    /// namespace has yet.
+    /// Starts one replica and one controller. Both policies define this additional opt-in label, which no namespace has
+    /// yet.
     pub(crate) async fn start_with_opt_in_label(label: &str) -> Result<Self> {
         let policy = format!("{QUICK}webhooks: {{optIn: [{label}]}}\n");
         let mut managed = Self::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
@@ -124,7 +124,7 @@ impl Managed {
         Api::namespaced(self.rig.control_plane.client(), NAMESPACE)
     }
 
-    /// Returns the state of the rotation from its record: the phase, and the number of the active CA.
+    /// Returns the state of the rotation from its record: the phase, and the generation of the active CA.
     pub(crate) async fn rotation(&self) -> Result<(String, u64)> {
         let record = self.record().await?;
         let phase = record["phase"].as_str().context("a phase")?.to_owned();
@@ -138,7 +138,8 @@ impl Managed {
         Ok(serde_json::from_slice(&record.0)?)
     }
 
-    /// Waits until no rotation is in progress and the active CA has at least the number `least`. Returns its number.
+    /// Waits until no rotation is in progress and the active CA has at least the generation `least`. Returns the
+    /// generation.
     pub(crate) async fn wait_until_stable(&self, least: u64, limit: Duration) -> Result<u64> {
         eventually(limit, "the rotation is complete", async || {
             let (phase, generation) = self.rotation().await?;
@@ -161,7 +162,7 @@ impl Managed {
         Ok(first)
     }
 
-    /// Returns the number of the CA that issued the serving certificate, or 0 without a certificate.
+    /// Returns the generation of the CA that issued the serving certificate, or 0 if there is no certificate.
     pub(crate) async fn serving_ca(&self) -> Result<u64> {
         let secret = self.secrets().get_opt(&format!("{RELEASE}-serving")).await?;
         let generation = secret.and_then(|secret| secret.metadata.annotations?.remove("pillion.dev/generation"));
@@ -181,7 +182,7 @@ impl Managed {
         .await
     }
 
-    /// Waits until the API server of this client calls the webhook for pods of the namespace.
+    /// Waits until the API server of this client calls the webhook for pods in the namespace.
     pub(crate) async fn wait_until_called_by(&self, client: &kube::Client, namespace: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         eventually(PATIENCE, "the API server calls the webhook", async || {
@@ -194,7 +195,7 @@ impl Managed {
         .await
     }
 
-    /// Damages the Secrets of the release.
+    /// Damages the Secrets of the release in this way.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
         let (record, serving) = (format!("{RELEASE}-ca"), format!("{RELEASE}-serving"));
         let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);
@@ -236,7 +237,7 @@ impl Managed {
         self.pillion(&["certs", "rotate"]).map(drop)
     }
 
-    /// Runs a command of the program against this cluster. Returns its output.
+    /// Runs a command of the program with the kubeconfig of this cluster. Returns its output.
     pub(crate) fn pillion(&self, arguments: &[&str]) -> Result<String> {
         let ran = std::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
             .args(arguments)
@@ -249,7 +250,7 @@ impl Managed {
     }
 }
 
-/// Starts a controller that writes its own address into the Lease.
+/// Starts a controller whose identity in the Lease contains its address.
 pub(crate) async fn controller(spec: &ReplicaSpec, address: IpAddr) -> Result<Replica> {
     let mut spec = spec.clone();
     spec.args.extend(["--identity".to_owned(), format!("controller-{address}")]);

@@ -1,7 +1,7 @@
-//! All objects that the chart renders, with each set of values in `charts/pillion/ci` and in the examples in
-//! `deploy/`. On the real API server, `helm install --dry-run=server` succeeds, and a dry run with strict field
-//! validation accepts each object. kubeconform validates the objects against the API server's own schemas. The plain
-//! manifests are applied too.
+//! All objects that the chart renders, with each set of values in `charts/pillion/ci` and in the examples in `deploy/`.
+//! On the real API server, `helm install --dry-run=server` succeeds, and a dry run with strict field validation accepts
+//! each object. kubeconform validates the objects against the API server's own schemas. The plain manifests are also
+//! applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::rig::PATIENCE;
 /// The kinds of the Prometheus operator that the chart uses. The API server needs their CRDs.
 const OPERATOR: [(&str, &str); 2] = [("ServiceMonitor", "servicemonitors"), ("PrometheusRule", "prometheusrules")];
 
-/// The kinds with a CRD, by the path of their schemas.
+/// The kinds that CRDs define, by the path of their schemas.
 const DEFINED: [(&str, &[&str]); 2] = [
     (
         "apis/pillion.dev/v1alpha1",
@@ -32,7 +32,7 @@ const DEFINED: [(&str, &[&str]); 2] = [
     ("apis/monitoring.coreos.com/v1", &["ServiceMonitor", "PrometheusRule"]),
 ];
 
-/// Helm's warning for every dry run of a chart with CRDs.
+/// The warning that helm prints for every dry run of a chart with CRDs.
 const HELMS_OWN: &str = "This chart or one of its subcharts contains CRDs. Rendering may fail or contain inaccuracies.";
 
 fn repository() -> PathBuf {
@@ -80,8 +80,8 @@ async fn schemas_are_published(control_plane: &ControlPlane) -> Result<()> {
     .await
 }
 
-/// Writes the API server's schemas as kubeconform reads them: a file for each kind, which allows no unknown fields.
-/// Returns the number of files.
+/// Writes the API server's schemas in the format of kubeconform: one file for each kind, which allows no unknown
+/// fields. Returns the number of files.
 async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<usize> {
     let index: Json = serde_json::from_str(&control_plane.kubectl_ok(&["get", "--raw", "/openapi/v3"]).await?)?;
     let mut written = BTreeSet::new();
@@ -103,8 +103,8 @@ async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<us
             let [kind] = kinds.map_or(&[][..], Vec::as_slice) else { continue };
             let text = |key: &str| kind[key].as_str().unwrap_or_default().to_owned();
             let (group, version, kind) = (text("group"), text("version"), text("kind"));
-            // kubeconform names a group by the part before the last slash of `apiVersion`, or by all of it without a
-            // slash.
+            // kubeconform uses as the group the part of `apiVersion` before the last slash, or the whole `apiVersion`
+            // if it contains no slash.
             let group = if group.is_empty() { version.clone() } else { group };
             let file = format!("{group}_{version}_{}.json", kind.to_lowercase());
             let whole = json!({
@@ -118,13 +118,14 @@ async fn write_schemas(control_plane: &ControlPlane, folder: &Path) -> Result<us
     Ok(written.len())
 }
 
-/// Makes a schema strict: an object with known fields may have no others.
+/// Makes a schema strict: an object that lists its fields may contain no other fields.
 fn close(schema: &mut Json) {
     match schema {
         Json::Object(map) => {
             let is_open = map.get("x-kubernetes-preserve-unknown-fields") == Some(&json!(true));
             let fields = map.get("properties").and_then(Json::as_object);
-            // `properties` may also be the name of a field. Then its value is a schema instead of a map of schemas.
+            // `properties` may also be the name of a field. In that case, its value is a schema instead of a map of
+            // schemas.
             let has_fields = fields.is_some_and(|fields| fields.values().all(Json::is_object))
                 && map.get("type") == Some(&json!("object"));
             if has_fields && !is_open && !map.contains_key("additionalProperties") {
@@ -137,7 +138,7 @@ fn close(schema: &mut Json) {
     }
 }
 
-/// Adds `apiVersion` and `kind` to the schemas in the folder, since CRDs do not list these fields.
+/// Adds `apiVersion` and `kind` to the schemas in the folder, since the schemas of CRDs do not contain these fields.
 fn identity_is_known(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -153,7 +154,7 @@ fn identity_is_known(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a tool against the control plane, with folders of its own for helm.
+/// Runs a tool against the control plane. The tool gets separate folders for helm's files.
 async fn program(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -> Result<Output> {
     let home = control_plane.directory().join("programs");
     std::fs::create_dir_all(&home)?;
@@ -174,7 +175,7 @@ async fn printed(control_plane: &ControlPlane, name: &str, arguments: &[&str]) -
     Ok(String::from_utf8(stdout)?)
 }
 
-/// Writes or finds a file for each set of values. Returns the paths by the name of the set.
+/// Writes or finds one file for each set of values. Returns the paths by the name of the set.
 fn value_files(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(repository().join("charts/pillion/ci"))? {
@@ -234,7 +235,7 @@ fn api_server_accepts_every_rendered_field() {
         let families = "--service-cluster-ip-range=10.112.0.0/24,fd00:112::/112";
         let control_plane = ControlPlane::builder().api_server_arg(families).start().await?;
         install_operator(&control_plane).await?;
-        // Custom resources need their CRDs first.
+        // Custom resources can only be stored after their CRDs.
         control_plane.create_namespace(NAMESPACE, &[]).await?;
         printed(&control_plane, "kubectl", &["apply", "--server-side", "-f", "deploy/manifests/crds.yaml"]).await?;
         let kinds = [
@@ -251,7 +252,7 @@ fn api_server_accepts_every_rendered_field() {
         let checker = Checker { schemas: folder.join("schemas"), folder };
         std::fs::create_dir_all(&checker.schemas)?;
         schemas_are_published(&control_plane).await?;
-        // The schemas are read one by one, which is slow on a busy machine.
+        // The schemas are read one by one, which is slow on a busy machine, so the test waits longer.
         let schemas = eventually(5 * PATIENCE, "the schemas are written", async || {
             let count = write_schemas(&control_plane, &checker.schemas).await?;
             ensure!(checker.schemas.join("pillion.dev_v1alpha1_clusterinjectionprofile.json").exists());
@@ -261,7 +262,7 @@ fn api_server_accepts_every_rendered_field() {
         .await?;
         identity_is_known(&checker.schemas)?;
 
-        // kubeconform rejects an invalid object.
+        // To prove that kubeconform validates, the test gives it invalid objects.
         for (field, value) in [("spec", json!({"replica": 3, "selector": {}, "template": {}})), ("specs", json!({}))] {
             let wrong = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, field: value});
             let wrong = checker.file("wrong", &wrong.to_string())?;
@@ -319,7 +320,7 @@ fn api_server_accepts_every_rendered_field() {
             files.len()
         );
 
-        // Apply the plain manifests in their documented order. The second time is an upgrade.
+        // Applies the plain manifests in their documented order, twice. The second time is like an upgrade.
         for _ in 0..2 {
             for file in ["deploy/manifests/crds.yaml", "deploy/manifests/pillion.yaml"] {
                 let applied = printed(&control_plane, "kubectl", &["apply", "--server-side", "-f", file]).await?;

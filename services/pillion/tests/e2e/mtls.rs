@@ -1,4 +1,5 @@
-//! The API server presents a client certificate, set up as in `docs/certificates.md`. The webhook rejects all other clients.
+//! The API server presents a client certificate, configured as in `docs/certificates.md`. The webhook rejects all other
+//! clients.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::rig::{Rig, SOON, bare_pod, names};
 const PAGE: &str = include_str!("../../../../docs/certificates.md");
 const CLIENT_NAME: &str = "kube-apiserver-pillion";
 
-/// Returns the first `yaml` block of the page that contains `says`.
+/// Returns the first `yaml` block of the page that contains the text `says`.
 fn block(says: &str) -> Result<&'static str> {
     let blocks = PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
     blocks
@@ -29,7 +30,7 @@ fn block(says: &str) -> Result<&'static str> {
         .with_context(|| format!("no block with {says} in docs/certificates.md"))
 }
 
-/// Returns an API server that is configured with the page's files, which this function writes to the folder.
+/// Returns a builder of an API server that uses the configuration files on the page. Writes these files to the folder.
 fn with_certificate(ca: &TestCa, folder: &Path) -> Result<Builder> {
     ca.client_files(folder, "pillion-client", CLIENT_NAME)?;
     let folder_text = folder.to_str().context("a folder of text")?;
@@ -40,8 +41,8 @@ fn with_certificate(ca: &TestCa, folder: &Path) -> Result<Builder> {
     Ok(ControlPlane::builder().api_server_arg(argument))
 }
 
-/// Sends a forged review without a client certificate, and returns the status of the response. The client trusts the CA
-/// in the file `root`.
+/// Sends a forged review without a client certificate. Returns the status of the response. The client trusts the CA in
+/// the file `root`.
 async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(root)?)?;
@@ -53,7 +54,7 @@ async fn forged(replica: &Replica, root: &Path) -> Result<u16> {
     let tcp = TcpStream::connect((replica.address(), WEBHOOK_PORT)).await?;
     let mut stream =
         tokio_rustls::TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(SERVER_NAME)?, tcp).await?;
-    // Announce a body but send none: the webhook must respond without it.
+    // The request announces a body but sends none, because the webhook must respond without reading it.
     let head =
         "POST /mutate/required HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n";
     stream.write_all(head.as_bytes()).await?;

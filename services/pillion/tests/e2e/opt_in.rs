@@ -1,6 +1,6 @@
-//! A migrated cluster keeps its label: namespaces opt in by `istio-injection=enabled`. The API server, a replica that
-//! is called without a failure mode, the audit, the profiles' status and `pillion status` agree on which namespaces
-//! opt in.
+//! A migrated cluster keeps its label: namespaces opt in with `istio-injection=enabled`. The same namespaces must be
+//! opted in for the API server, for a replica that is called without a failure mode, for the audit, in the profiles'
+//! status, and for `pillion status`.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::direct::{Direct, review};
 use crate::managed::Managed;
 use crate::rig::{SOON, bare_pod, is_untouched, names};
 
-/// The label by which namespaces of the migrated cluster opt in.
+/// The label with which namespaces of the migrated cluster opt in.
 const LABEL: (&str, &str) = ("istio-injection", "enabled");
 
-/// Maximum time until the controller has counted the namespaces. It counts once a minute.
+/// Maximum time until the controller has counted the namespaces, which it does once a minute.
 const COUNTED: Duration = Duration::from_mins(2);
 /// Maximum time in which the audit must report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// Starts a cluster with namespaces that opt in by either label, and one that opts out.
+/// Starts a cluster with namespaces that opt in with either label, and one that opts out.
 async fn cluster() -> Result<Managed> {
     let managed = Managed::start_with_opt_in_label(&format!("{}={}", LABEL.0, LABEL.1)).await?;
     managed.rig.control_plane.create_namespace("mesh", &[LABEL]).await?;
@@ -39,10 +39,10 @@ fn foreign_label_opts_namespace_in() {
         ensure!(names(&created).len() == 2, "{created}");
         ensure!(is_untouched(&managed.rig.create("out", &bare_pod("out")).await?), "Pillion's own label decides first");
 
-        // Send reviews without a failure mode in the path.
+        // The path of these reviews contains no failure mode.
         let direct = Direct::to(&managed.rig.replicas[0])?;
         for (namespace, is_injected) in [("mesh", true), ("team-a", true), ("out", false), ("default", false)] {
-            // The replica learns of namespaces by its watch.
+            // The replica receives namespaces through its watch.
             eventually(SOON, "the namespace is known", async || {
                 let answer = direct.answer("/mutate", &review("u", namespace, &bare_pod("asked"))).await?;
                 ensure!(answer.contains("\"patch\"") == is_injected, "{namespace}: {answer}");

@@ -1,6 +1,6 @@
-//! A pod author changes a mesh's proxy, in a namespace whose `LimitRange` changes it too. The author's values have
-//! precedence over the profile, and defaults of admission do not. A later webhook sees the final result when the API
-//! server calls it again.
+//! A pod author changes the proxy of a mesh, in a namespace whose `LimitRange` also changes it. The author's values
+//! take precedence over the profile, but defaults set by admission plugins do not. A later webhook receives the final
+//! result when the API server calls it again.
 
 use anyhow::{Context, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -81,8 +81,8 @@ fn overlay_survives_defaults_of_limit_range() {
         assert_eq!(proxy["args"], json!(["mine"]), "the author's value");
         assert_eq!(proxy["resources"]["limits"]["memory"], "2Gi", "the author's value");
         assert_eq!(proxy["resources"]["limits"]["cpu"], "2", "the LimitRange's value has no precedence");
-        // The API server sets requests from the author's limits before it calls webhooks. So these requests count as
-        // the author's.
+        // The API server derives requests from the author's limits before it calls webhooks. So these requests are
+        // treated as the author's.
         assert_eq!(proxy["resources"]["requests"], json!({"cpu": "100m", "memory": "2Gi"}));
         assert_eq!(proxy["env"], json!([{"name": "APPS", "value": "app"}]));
         let app = &native["spec"]["containers"][0];

@@ -1,4 +1,5 @@
-//! Profiles that change in the cluster: the next pod gets the change, and a broken profile changes nothing.
+//! Profiles that change in the cluster. The next pod gets the changed profile. A profile that does not compile changes
+//! nothing.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};
@@ -6,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::rig::{NGINX, PATIENCE, Rig, SOON, bare_pod, names};
 
-/// Returns the image of the sidecar that a new pod would get, or null without a sidecar.
+/// Returns the image of the sidecar that a new pod would get, or null if it would get no sidecar.
 async fn image(rig: &Rig) -> Result<Json> {
     let pod = rig.dry_run("team-a", &bare_pod("probe")).await?;
     let sidecar = pod["spec"]["containers"].as_array().unwrap().iter().find(|c| c["name"] == "sidecar-nginx");
@@ -80,7 +81,7 @@ fn namespaced_profile_applies_in_its_namespace_only() {
 fn crds_describe_fields_and_reject_invalid_ones() {
     isolated(|| async {
         let rig = Rig::start(1).await?;
-        // Discovery and the schema follow a moment after the CRDs.
+        // The API server updates discovery and the schema shortly after it stores the CRDs.
         eventually(PATIENCE, "kubectl shows and explains the CRDs", async || {
             let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
             ensure!(table.contains("ACTIVATION"), "{table}");

@@ -1,5 +1,6 @@
-//! The RBAC permissions of the service accounts, as the real API server reports them. The tests compare each complete
-//! list, so that any added permission fails. They also try single operations, and run the programs with their tokens.
+//! The RBAC permissions of the service accounts, as the real API server reports them. The tests compare the complete
+//! lists, so any added permission makes them fail. They also try single operations, and run the programs with the
+//! tokens of these accounts.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +35,7 @@ const FOUND_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.yaml");
 pub(crate) const CONTROLLER: &str = include_str!("../../../../deploy/rbac/controller.yaml");
 
-/// The webhook's permissions in a tenant's namespace: those of its `ClusterRole`.
+/// The permissions of the webhook in a tenant's namespace, which come from its `ClusterRole`.
 const WEBHOOK_IN_TENANT_NAMESPACE: &str = "\
 apps daemonsets: get
 apps deployments: get
@@ -51,7 +52,7 @@ replicationcontrollers: get
 serviceaccounts: get
 ";
 
-/// The webhook's further permissions in the release's namespace.
+/// The additional permissions of the webhook in the release's namespace.
 const WEBHOOK_IN_RELEASE_NAMESPACE: &str = "\
 configmaps pillion: get list watch
 secrets pillion-serving: get list watch
@@ -100,12 +101,13 @@ secrets: create
 services pillion: get
 ";
 
-/// The controller's further permissions in `default` and in `kube-system`: the API servers' endpoints and Leases are
-/// there.
+/// The additional permissions of the controller in `default` and in `kube-system`, which contain the endpoints and
+/// Leases of the API servers.
 const CONTROLLER_IN_DEFAULT: &str = "discovery.k8s.io endpointslices: list\n";
 const CONTROLLER_IN_SYSTEM: &str = "coordination.k8s.io leases: list\n";
 
-/// Account, verb, resource (`group/resource`), namespace (empty: all of them), name, and whether it is permitted.
+/// An account, verb, resource (`group/resource`), namespace (empty: all namespaces) and name, and whether the operation
+/// is permitted.
 type Case = (&'static str, &'static str, &'static str, &'static str, &'static str, bool);
 
 const CASES: &[Case] = &[
@@ -146,7 +148,7 @@ const CASES: &[Case] = &[
     ("controller", "list", "admissionregistration.k8s.io/mutatingwebhookconfigurations", "", "", false),
     ("controller", "create", "admissionregistration.k8s.io/validatingadmissionpolicies", "", "another", false),
     ("controller", "update", "pillion.dev/clusterinjectionprofiles", "", "a", false),
-    // To check a profile that is being stored, the webhook reads its parent.
+    // When a profile is stored, the webhook reads its parent to validate the profile.
     ("webhook", "get", "pillion.dev/clusterinjectionprofiles", "", "a", true),
     ("webhook", "get", "pillion.dev/injectionprofiles", "team-a", "a", false),
     ("controller", "patch", "pillion.dev/clusterinjectionprofiles/status", "", "a", true),
@@ -181,7 +183,7 @@ async fn control_plane() -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// Returns the permissions that an account's token has in a namespace. Leaves out those that every account has.
+/// Returns the permissions that an account's token has in a namespace, except those that every account has.
 async fn rules(control_plane: &ControlPlane, account: &str, namespace: &str) -> Result<BTreeSet<String>> {
     let kubeconfig = kubeconfig(control_plane, account).await?;
     let of = async |kubeconfig| {
@@ -296,8 +298,8 @@ pub(crate) fn refusals(log: &str) -> Vec<&str> {
     log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect()
 }
 
-/// Returns the kubeconfig of the account `webhook` or `controller`, once its roles are active. The API server learns of
-/// roles by its watch, and a program that starts earlier would log missing permissions.
+/// Returns the kubeconfig of the account `webhook` or `controller`, once its roles are active. The API server receives
+/// roles through its watch, and a program that starts earlier would log missing permissions.
 pub(crate) async fn kubeconfig(control_plane: &ControlPlane, account: &str) -> Result<PathBuf> {
     let reviews: Api<SubjectAccessReview> = Api::all(control_plane.client());
     let may = |case: &&Case| case.0 == account && case.5;
@@ -389,7 +391,7 @@ fn resource_names_limit_lists_watches_and_applies() {
         ensure!(watched.is_ok(), "a watch by name");
         ensure!(is_forbidden(&secrets.watch(&WatchParams::default(), "0").await.map(|_| ())), "a watch of all");
 
-        // RBAC sees an object's name for server-side apply, but not for a POST.
+        // For server-side apply, RBAC checks the object's name. For a POST request, it cannot.
         let controller = client_of(&kubeconfig(&control_plane, "controller").await?).await?;
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(controller);
         let binding = |name: &str| -> Result<ValidatingAdmissionPolicyBinding> {
@@ -427,7 +429,8 @@ fn audit_works_with_controllers_service_account() {
                 report.is_complete && found == [("curious", State::Missing), ("nginx", State::Missing)],
                 "{report:?}"
             );
-            // The controller could read namespaces, profiles and the configuration, so each finding has a cause.
+            // The controller could read namespaces, profiles and the configuration, so it knows the cause of each
+            // finding.
             ensure!(report.findings.iter().all(|finding| finding.cause != Cause::Unknown), "{report:?}");
             ensure!(report.asked_namespaces.is_empty() && report.asked_profiles.is_empty(), "{report:?}");
             Ok(())

@@ -1,5 +1,5 @@
-//! Another webhook changes the pod after Pillion's. The API server calls Pillion again, and the pod gets each part
-//! only once.
+//! Another webhook changes the pod after Pillion. The API server then calls Pillion again, and the pod must contain
+//! each injected part only once.
 
 use std::net::IpAddr;
 
@@ -16,8 +16,8 @@ use tokio::net::TcpListener;
 
 use crate::rig::{Rig, SOON, annotation, bare_pod, names};
 
-/// Returns the patch of the other webhook, which adds its own container. Once Pillion has injected, it also changes
-/// Pillion's container and removes Pillion's volume.
+/// Returns the patch of the other webhook, which adds its own container. If Pillion has already injected, the patch
+/// also changes Pillion's container and removes Pillion's volume.
 fn change_pod(pod: &Json) -> Json {
     let ours = pod["spec"]["containers"].as_array().unwrap().iter().position(|c| c["name"] == "sidecar-nginx");
     let volume = pod["spec"]["volumes"].as_array().unwrap().iter().position(|v| v["name"] == "nginx-conf");
@@ -52,7 +52,8 @@ async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
     let listener = TcpListener::bind((address, 8443)).await?;
     tokio::spawn(https::serve(listener, tls, Router::new().route("/", post(answer))));
     let configuration = json!({
-        // The API server calls configurations in the order of their names, so it calls Pillion's first.
+        // The API server calls webhook configurations in the order of their names, so it calls Pillion's configuration
+        // first.
         "metadata": {"name": "zz-meddler"},
         "webhooks": [{
             "name": "meddler.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
@@ -85,7 +86,7 @@ fn reinvocation_changes_nothing() {
         let record = annotation(&pod, "pillion.dev/injected").context("the record")?;
         assert_eq!(record.matches("/spec/volumes/nginx-conf").count(), 1, "{record}");
 
-        // The last call restored the removed parts, so the log reports it as an injection.
+        // The last call restored the removed parts, so the log contains it as an injection.
         eventually(SOON, "all calls are in the log", async || {
             let log = rig.replicas[0].log_text()?;
             let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));

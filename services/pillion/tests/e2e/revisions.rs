@@ -1,4 +1,4 @@
-//! The controller accepts profiles and publishes revisions, and replicas serve the published ones.
+//! The controller accepts profiles and publishes revisions, and replicas serve the published revisions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ fn with_image(image: &str) -> String {
     NGINX.replace("nginx:1.29", image)
 }
 
-/// Returns the shipped profile in a form that does not compile: its container has no image.
+/// Returns the shipped profile with an error: its container has no image, so it does not compile.
 fn broken() -> String {
     NGINX.replace("        image: nginx:1.29\n", "").replace("1.29", "1.31")
 }
@@ -79,7 +79,7 @@ async fn image(rig: &Rig) -> Result<Option<String>> {
     Ok(image_of(&rig.dry_run("team-a", &bare_pod("probe")).await?))
 }
 
-/// Waits until every replica injects this image. The API server calls them in turn.
+/// Waits until every replica injects this image. The API server calls the replicas in turn.
 async fn wait_for_image(rig: &Rig, expected: &str) -> Result<()> {
     eventually(SOON, &format!("pods get the image {expected}"), async || {
         for _ in 0..4 * rig.replicas.len() {
@@ -149,7 +149,7 @@ fn broken_profile_changes_nothing_after_restarts() {
         restart_all(&mut rig).await?;
         wait_for_image(&rig, "nginx:1.29").await?;
         let leader = Leader::begin(&rig.control_plane)?;
-        // Once the new leader has handled another profile, it has also seen the broken one.
+        // Once the new leader has processed another profile, it has also processed the broken one.
         rig.control_plane.apply_yaml(&NGINX.replace("name: nginx\n", "name: other\n")).await?;
         eventually(SOON, "the new leader is active", async || {
             let other = get(&rig, &["ciprof", "other"]).await?;
@@ -192,7 +192,7 @@ fn revisions_are_immutable_and_recreated() {
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
         eventually(SOON, "the revision is recreated", async || get(&rig, &["ciprev", &object]).await.map(drop)).await?;
 
-        // A replica that starts while the revision is missing serves it once it is back.
+        // A replica that starts while the revision is missing serves the revision once it exists again.
         leader.end().await?;
         rig.control_plane.kubectl_ok(&["delete", "ciprev", &object]).await?;
         restart_all(&mut rig).await?;
@@ -220,10 +220,10 @@ fn status_and_events_inform_profile_owner() {
         .await?;
         let table = rig.control_plane.kubectl_ok(&["get", "ciprof"]).await?;
         ensure!(table.contains("STATE") && table.contains("Published"), "{table}");
-        // The profile does not set its activation.
+        // The profile does not set `activation`, so the table shows the default.
         ensure!(table.contains("ACTIVATION") && table.contains("Requested"), "{table}");
 
-        // Another profile with the same key causes a conflict while it exists.
+        // Another profile with the same request key causes a conflict as long as it exists.
         let conflicted = async |expected: &str| {
             eventually(SOON, "the conflict is reported", async || {
                 let status = status(&rig).await?;
@@ -254,7 +254,8 @@ fn status_and_events_inform_profile_owner() {
         ensure!(described.contains("clusterinjectionprofile/nginx"), "{described}");
         ensure!(described.matches("Rejected").count() == 1, "one Event per generation: {described}");
 
-        // The controller does not rewrite a correct status. Its last change may still be pending, so the test retries.
+        // The controller does not rewrite a correct status. Its last change may still be in progress, so the test
+        // retries.
         let mut number = 0;
         eventually(SOON, "a correct status is not rewritten", async || {
             number += 1;
@@ -305,7 +306,7 @@ fn pods_follow_rollout_pin_and_rollback() {
         })
         .await?;
 
-        // The old revision is not active any more, but replicas fetch it for a pod that pins it.
+        // The old revision is no longer active, but replicas fetch it for a pod that pins it.
         let mut pinned = bare_pod("pinned");
         pinned["metadata"]["annotations"]["pillion.dev/profiles"] = json!(format!("nginx@{}", &old[..6]));
         eventually(SOON, "the old revision is fetched, with a short limit for each pod", async || {
@@ -333,7 +334,7 @@ fn pods_follow_rollout_pin_and_rollback() {
     });
 }
 
-/// Registers the webhook that checks profiles when they are stored.
+/// Registers the webhook that validates profiles when they are stored.
 async fn register_profiles(rig: &Rig) -> Result<()> {
     let settings = webhook_configuration::Settings::new(NAMESPACE, rig.serving_ca.clone());
     let mutating = webhook_configuration::mutating(&settings);
@@ -369,7 +370,7 @@ fn broken_profile_is_stored_with_warning() {
         };
         let mut number = 0;
         let message = eventually(SOON, "kubectl shows the warning", async || {
-            // The API server calls webhooks only for an actual change.
+            // The API server calls webhooks only if the object changes.
             number += 1;
             let message = apply(&broken().replace("\nspec:\n", &format!("\nspec:\n  order: {number}\n"))).await?;
             ensure!(message.contains("Warning: spec.template.spec.containers[0]"), "{message}");
@@ -382,7 +383,7 @@ fn broken_profile_is_stored_with_warning() {
         );
         ensure!(!apply(&with_image("nginx:1.30")).await?.contains("Warning: spec"));
 
-        // A profile is checked together with the profile that it extends.
+        // A profile is validated together with the profile that it extends.
         let child = |name: &str| {
             format!(
                 "apiVersion: pillion.dev/v1alpha1\nkind: InjectionProfile\nmetadata: {{name: own, namespace: team-a}}\n\
@@ -406,7 +407,7 @@ fn documented_history_and_rollback_commands_work() {
         wait_for_image(&rig, "nginx:1.30").await?;
         let second = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
 
-        // Each publication has an Event with its own note.
+        // Each publication has its own Event with its own note.
         eventually(SOON, "both publications are reported", async || {
             let events = get(&rig, &["events", "-A", "--field-selector=reason=Published"]).await?;
             let notes: Vec<_> =
@@ -431,14 +432,14 @@ fn documented_history_and_rollback_commands_work() {
         ensure!(revisions[0]["revision"] == *second && revisions[0]["servedTo"] == "all workloads", "{history:#}");
         ensure!(revisions[1]["revision"] == *first && revisions[1]["generation"].is_i64(), "{history:#}");
 
-        // A rollback of a profile does not roll back the profiles that extend it. The command lists them.
+        // A rollback of a profile does not roll back the profiles that extend it, but the command lists them.
         let child = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: nginx-child}\n\
                      spec: {extends: {name: nginx}, activation: Never}\n";
         rig.control_plane.apply_yaml(child).await?;
         let message = run(&rig, "pillion profiles rollback nginx")?;
         let aside = String::from_utf8_lossy(&message.stderr).into_owned();
         ensure!(
-            aside.contains("not rolled back for the profiles that extend it")
+            aside.contains("does not affect the profiles that extend it")
                 && aside.contains("ClusterInjectionProfile nginx-child"),
             "{aside}"
         );
@@ -462,13 +463,14 @@ fn documented_history_and_rollback_commands_work() {
         let spec = get(&rig, &["ciprof", "nginx"]).await?["spec"].to_string();
         ensure!(spec.contains("nginx:1.30"), "the spec is that of the repository");
 
-        // A new spec ends the rollback. It does not begin again if the spec that was rolled back is applied later.
+        // A new spec ends the rollback. The rollback does not start again if the spec that was rolled back is applied
+        // later.
         rig.control_plane.apply_yaml(&with_image("nginx:1.31")).await?;
         wait_for_image(&rig, "nginx:1.31").await?;
         let third = status(&rig).await?["revision"].as_str().unwrap_or_default().to_owned();
         rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
         wait_for_image(&rig, "nginx:1.30").await?;
-        // A rollback publishes the previously published revision, and not the previously created one.
+        // A rollback publishes the revision that was published before, even if another revision was created later.
         let message = pillion(&rig, document, "pillion profiles rollback nginx")?;
         ensure!(message.contains(&format!("revision {third} is published instead of {second}")), "{message}");
         pillion(&rig, document, "pillion profiles rollback nginx --undo")?;
@@ -487,8 +489,8 @@ fn documented_history_and_rollback_commands_work() {
     });
 }
 
-/// Runs a command that `document` shows, except for the value of `--to`, which differs in this cluster. Returns its
-/// output.
+/// Runs a command that `document` contains, except for the value of `--to`, which differs in this cluster. Returns the
+/// command's output.
 fn pillion(rig: &Rig, document: &str, command: &str) -> Result<String> {
     let general = command.split(" --to ").next().unwrap_or(command);
     ensure!(document.contains(general), "docs/revisions.md does not have: {general}");
@@ -534,8 +536,8 @@ fn profiles_of_namespace_have_memory_limit() {
         ensure!(message.contains("the profiles of namespace team-a may take 0.1 MiB"), "{message}");
         leader.end().await?;
 
-        // The next leader accepts the same profile as the last one, although the other's name comes first. It accepts
-        // the other once memory is free.
+        // The next leader accepts the same profile as the last leader, although the name of the other profile comes
+        // first. It accepts the other profile once memory is free.
         rig.control_plane.apply_yaml(&profile("a", 100)).await?;
         let leader = Leader::begin_with(rig.control_plane.client(), memory)?;
         is_accepted("a", "True").await?;
@@ -547,7 +549,7 @@ fn profiles_of_namespace_have_memory_limit() {
     });
 }
 
-/// Further profiles that compile. The API server would reject the pods of the first one.
+/// Additional profiles that compile. The API server would reject the pods of the first one.
 const DRY_RUN_PROFILES: &str = "
 ---
 apiVersion: pillion.dev/v1alpha1
@@ -583,7 +585,7 @@ spec:
   template: {metadata: {labels: {a: b}}}
 ";
 
-/// For each profile, the status of its condition `Valid`, and a part of the condition's message.
+/// The expected status of the condition `Valid` for each profile, and a part of the condition's message.
 const VERDICTS: [(&[&str], &str, &str); 5] = [
     (&["ciprof", "rejected"], "False", "spec.containers[1].livenessProbe.successThreshold: Invalid value: 2"),
     (&["iprof", "hungry", "-n", "team-a"], "False", "would reject a pod with revision"),
@@ -613,7 +615,7 @@ async fn wait_for_valid(control_plane: &ControlPlane, profile: &[&str], state: &
     .await
 }
 
-/// Runs with the controller's permissions, in a namespace with the *restricted* Pod Security level.
+/// Runs with the permissions of the controller, in a namespace with the *restricted* Pod Security level.
 #[test]
 fn status_has_verdict_of_dry_run() {
     isolated(|| async {
@@ -638,7 +640,7 @@ fn status_has_verdict_of_dry_run() {
         let (rejected, ..) = VERDICTS[0];
         wait_for_valid(&control_plane, rejected, "Unknown", "podtemplates is forbidden").await?;
 
-        // With the permission, the controller repeats the dry run.
+        // Once the controller has the permission, it repeats the dry run.
         control_plane.apply_yaml(CONTROLLER).await?;
         for (profile, state, words) in VERDICTS {
             wait_for_valid(&control_plane, profile, state, words).await?;
@@ -659,7 +661,7 @@ fn status_has_verdict_of_dry_run() {
         ensure!(table.contains("VALID") && table.contains("False"), "{table}");
         leader.end().await?;
 
-        // The next leader reuses the verdicts of the last one. It makes dry runs only for changed specs.
+        // The next leader reuses the verdicts of the last leader. It makes dry runs only for changed specs.
         control_plane.kubectl_ok(&["delete", "role", "pillion-controller", "-n", NAMESPACE]).await?;
         let leader = Leader::begin_with(client_of(&controller).await?, share::Limits::default())?;
         control_plane

@@ -21,14 +21,14 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// Maximum time of a step without a documented duration, such as starting processes that wait for one another.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// How often a test tries a step with a short time limit.
+/// Maximum number of attempts at a step with a short time limit.
 pub(crate) const TRIES: usize = 6;
 
-/// The annotation that requests the shipped profile, and the one that marks an injected pod.
+/// The annotation that requests the shipped profile, and the annotation that marks an injected pod.
 pub(crate) const REQUEST_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const STATUS_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/status";
 
-/// A profile whose pods the API server rejects: a liveness probe must have a success threshold of 1.
+/// A profile whose pods the API server rejects, because a liveness probe must have a success threshold of 1.
 pub(crate) const REJECTED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -49,7 +49,7 @@ pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.
 pub(crate) struct Rig {
     pub(crate) control_plane: ControlPlane,
     pub(crate) replicas: Vec<Replica>,
-    /// The Service by which the API server reaches the replicas.
+    /// The Service through which the API server reaches the replicas.
     pub(crate) service: RegisteredService,
     /// The specification from which replicas start.
     pub(crate) spec: ReplicaSpec,
@@ -58,8 +58,8 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Starts a cluster: CRDs as the program prints them, the profile, replicas, and the webhook configuration. Waits
-    /// until the webhook is called. Replicas log each decision, and stop without delay.
+    /// Starts a cluster with the CRDs that the program prints, the profile, replicas, and the webhook configuration.
+    /// Waits until the API server calls the webhook. Replicas log each decision, and stop without delay.
     pub(crate) async fn start(replicas: u8) -> Result<Self> {
         Self::start_with(ControlPlane::builder(), &[], replicas).await?.called().await
     }
@@ -69,8 +69,8 @@ impl Rig {
         Self::run(ControlPlane::builder(), &[], replicas, "info").await?.called().await
     }
 
-    /// Like [`Rig::start`], but with this control plane and these arguments, without a namespace, and without waiting
-    /// for a call.
+    /// Like [`Rig::start`], but with this control plane and these arguments. It creates no namespace, and does not wait
+    /// until the webhook is called.
     pub(crate) async fn start_with(control_plane: Builder, arguments: &[&str], replicas: u8) -> Result<Self> {
         let arguments: Vec<_> = ["--drain-minimum", "0"].iter().chain(arguments).copied().collect();
         Self::run(control_plane, &arguments, replicas, "info,pillion_webhook=debug").await
@@ -102,15 +102,15 @@ impl Rig {
         Ok(Self { control_plane, replicas, service, spec, serving_ca: ca.bundle_pem() })
     }
 
-    /// Creates a namespace with this failure mode. `None`: the namespace does not opt in.
+    /// Creates a namespace with this failure mode, or without an opt-in label if it is `None`.
     pub(crate) async fn namespace(&self, name: &str, failure_mode: Option<&str>) -> Result<()> {
         let labels: Vec<_> =
             failure_mode.map(|failure_mode| ("pillion.dev/injection", failure_mode)).into_iter().collect();
         self.control_plane.create_namespace(name, &labels).await
     }
 
-    /// Waits until the API server calls the webhook for pods of the namespace. It learns of configurations and
-    /// namespaces by its watches.
+    /// Waits until the API server calls the webhook for pods in the namespace. The API server receives configurations
+    /// and namespaces through its watches.
     pub(crate) async fn wait_until_called(&self, namespace: &str) -> Result<()> {
         eventually(PATIENCE, "the API server calls the webhook", async || {
             let pod = self.dry_run(namespace, &bare_pod("probe")).await?;
@@ -120,7 +120,7 @@ impl Rig {
         .await
     }
 
-    /// Waits until each replica serves at least this many profiles. Replicas learn of each profile independently.
+    /// Waits until each replica serves at least this many profiles. Replicas receive each profile independently.
     pub(crate) async fn wait_until_served(&self, profiles: u32) -> Result<()> {
         eventually(PATIENCE, "each replica serves the profiles", async || {
             for replica in &self.replicas {
@@ -132,8 +132,8 @@ impl Rig {
         .await
     }
 
-    /// Waits until the first replica reports this number of broken profiles. The metric changes after that of served
-    /// profiles.
+    /// Waits until the first replica reports this number of broken profiles. Its metric of broken profiles changes
+    /// after that of served profiles.
     pub(crate) async fn wait_for_broken_profiles(&self, count: u32) -> Result<()> {
         eventually(SOON, "broken profiles are counted", async || {
             let broken = metric(&self.replicas[0], "pillion_webhook_broken_profiles ").await?;
@@ -155,7 +155,7 @@ impl Rig {
         Ok(serde_json::to_value(pods.get(&name).await?)?)
     }
 
-    /// Returns the pod that a creation would store, by a dry run.
+    /// Returns the pod that a creation would store, from a dry run.
     pub(crate) async fn dry_run(&self, namespace: &str, pod: &Json) -> Result<Json> {
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         let pod = self.pods(namespace).create(&parameters, &serde_json::from_value(pod.clone())?).await?;
@@ -175,7 +175,7 @@ impl Rig {
     }
 }
 
-/// Installs the CRDs as the program prints them, by client-side apply like most users. Client-side apply limits their
+/// Installs the CRDs that the program prints with client-side apply, like most users. Client-side apply limits their
 /// size.
 pub(crate) async fn install_crds(control_plane: &ControlPlane) -> Result<()> {
     let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
@@ -196,7 +196,7 @@ pub(crate) fn bare_pod(name: &str) -> Json {
     })
 }
 
-/// Returns a pod as a Deployment's ReplicaSet creates it.
+/// Returns a pod in the form in which a Deployment's ReplicaSet creates it.
 pub(crate) fn deployment_pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -217,7 +217,7 @@ pub(crate) fn deployment_pod() -> Json {
     })
 }
 
-/// Returns a pod as a Job creates it.
+/// Returns a pod in the form in which a Job creates it.
 pub(crate) fn job_pod() -> Json {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -248,7 +248,7 @@ pub(crate) fn annotation<'p>(pod: &'p Json, key: &str) -> Option<&'p str> {
     pod["metadata"]["annotations"].get(key).and_then(Json::as_str)
 }
 
-/// Returns whether Pillion has changed nothing in a pod.
+/// Returns whether a pod contains no change by Pillion.
 pub(crate) fn is_untouched(pod: &Json) -> bool {
     let text = pod.to_string();
     !text.contains("sidecar-nginx") && !text.contains("nginx-conf") && !text.contains("pillion.dev/injected")
@@ -265,14 +265,14 @@ pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     }
 }
 
-/// Encodes bytes like the data of Secrets in JSON.
+/// Encodes bytes in the format of the data of Secrets in JSON.
 pub(crate) fn base64(bytes: impl AsRef<[u8]>) -> String {
     use base64::Engine;
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-/// Repeats a measurement until it is below `bar`, and returns the time. Fails after [`TRIES`] slow measurements, since
-/// a busy machine can cause a single delay.
+/// Repeats a measurement until the duration is below `bar`, and returns the duration. Fails after [`TRIES`] slow
+/// measurements, since a busy machine can cause a single delay.
 pub(crate) async fn quickest(
     bar: Duration,
     what: &str,

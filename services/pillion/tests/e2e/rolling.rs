@@ -1,5 +1,5 @@
-//! Rolling restarts, as a Deployment does them, while the test creates pods continuously. No creation fails or lacks
-//! its sidecar.
+//! Restarts all replicas one by one, like a rolling update of a Deployment, while the test creates pods continuously.
+//! No creation may fail, and no pod may lack its sidecar.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,12 +11,13 @@ use crate::load::{Creation, CreationResult, Load, LoadResults, count_from, print
 use crate::rig::{NGINX, PATIENCE, Rig};
 
 const REPLICAS: u8 = 3;
-/// Restarts of all replicas. `PILLION_ROLLS` overrides it.
+/// Number of restarts of all replicas. `PILLION_ROLLS` overrides it.
 const ROLLS: u64 = 2;
-/// Number of pods between two replacements.
+/// Number of pods that are created between two replacements.
 const PODS_BETWEEN: u64 = 100;
-/// For successive replacements, how long the old replica stays in the endpoint slice after its termination begins.
-/// Kubelet and the slices' controller learn of a pod's deletion at the same time, and neither waits for the other.
+/// How long the old replica remains in the endpoint slice after its termination begins, for successive replacements.
+/// The kubelet and the endpoint slice controller are notified of a pod's deletion at the same time, and neither waits
+/// for the other.
 const LAGS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1200)];
 /// Maximum time in which a change of a profile must reach every replica, on a busy machine with two cores.
@@ -29,7 +30,7 @@ struct Fleet {
     running: VecDeque<Replica>,
     /// Replicas that were asked to terminate.
     draining: Vec<Replica>,
-    /// For each draining replica, the number of pods that it had injected when its termination began.
+    /// For each draining replica, the number of pods that it had injected before its termination began.
     answered: Vec<u64>,
     next: u8,
 }
@@ -43,7 +44,7 @@ impl Fleet {
     }
 
     /// Replaces the oldest replica: waits until the new one is ready, adds it to the endpoints, and terminates the old
-    /// one. Removes the old one from the endpoints after `lag`.
+    /// one. After `lag`, removes the old one from the endpoints.
     async fn replace_one(&mut self, lag: Duration) -> Result<()> {
         let new = Replica::start(&self.spec, namespace::replica_address(self.next)).await?;
         self.next = self.next.checked_add(1).context("no address is left")?;
@@ -67,7 +68,7 @@ impl Fleet {
         Ok(exited)
     }
 
-    /// Waits until all draining replicas exit: without an error, and without cutting a connection.
+    /// Waits until all draining replicas exit. Fails if one exits with an error, or cuts off a connection.
     async fn all_end(mut self) -> Result<()> {
         for replica in &mut self.draining {
             let address = replica.address();
@@ -105,8 +106,8 @@ fn rolling_restarts_lose_no_pod() {
             for step in 0..REPLICAS {
                 fleet.replace_one(lags.next().context("a lag")?).await?;
                 if step == 1 {
-                    // Change the profile in the middle of a restart, as an upgrade does: old, new and draining
-                    // replicas coexist.
+                    // The profile changes in the middle of a restart, as in an upgrade: old, new and draining replicas
+                    // run at the same time.
                     let image = format!("nginx:roll-{roll}");
                     rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", &image)).await?;
                     images.push((image, Instant::now()));
@@ -129,7 +130,7 @@ fn rolling_restarts_lose_no_pod() {
         let used = fleet.answered.iter().filter(|answered| **answered > 0).count();
         ensure!(2 * used >= fleet.answered.len(), "most replicas were replaced before they received a pod");
 
-        // Stopping the API server closes its connections, for which the draining replicas wait.
+        // The draining replicas wait until the API server closes its connections, which it does when it stops.
         rig.control_plane.stop_api_server()?;
         fleet.all_end().await
     });
@@ -142,7 +143,8 @@ pub(crate) fn expect_no_loss(results: &LoadResults) -> Result<()> {
     Ok(())
 }
 
-/// Checks that no pod gets an image that was replaced more than [`CHANGED`] before, whichever replica responded.
+/// Checks that no pod gets an image that was replaced more than [`CHANGED`] earlier, regardless of which replica
+/// responded.
 fn every_change_is_served(results: &LoadResults, images: &[(String, Instant)]) -> Result<()> {
     for created in &results.all {
         let CreationResult::Injected(image) = &created.result else { continue };
@@ -151,7 +153,7 @@ fn every_change_is_served(results: &LoadResults, images: &[(String, Instant)]) -
         let late = created.sent.saturating_duration_since(*since);
         ensure!(late < CHANGED, "{late:?} after {next} a pod gets {image}");
     }
-    // Without any pod of the last image, the check would prove nothing.
+    // If no pod had the last image, the check would prove nothing.
     let (last, _) = images.last().context("an image")?;
     let served = |created: &&Creation| created.result == CreationResult::Injected(last.clone());
     ensure!(results.all.iter().any(|created| served(&created)), "{last} was never served");

@@ -22,7 +22,8 @@ const EVICTED: &str = "evicted";
 /// The name of a sidecar whose image the simulated nodes cannot pull.
 const STUCK: &str = "stuck";
 
-/// A profile for every pod, whose annotation `example.com/marked` the test changes, and a profile that extends it.
+/// A profile for every pod, and a profile that extends it. The test changes the annotation `example.com/marked` in the
+/// first one.
 const MARKED: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -61,7 +62,7 @@ fn workload(kind: &str, name: &str, replicas: u8) -> Json {
     })
 }
 
-/// Binds and runs pods, and completes deletions, as scheduler and kubelet do. Ignores the pod [`EVICTED`].
+/// Binds and runs pods, and completes deletions, like the scheduler and the kubelet. Ignores the pod [`EVICTED`].
 async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(150));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -100,7 +101,7 @@ async fn nodes(pods: Api<Pod>, client: kube::Client, stop: CancellationToken) ->
                 Ok(())
             };
             match done {
-                // The pod was deleted or recreated meanwhile.
+                // In the meantime, the pod was deleted or recreated.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 done => done?,
             }
@@ -148,7 +149,7 @@ impl Cluster {
         .await
     }
 
-    /// Returns the annotations `example.com/marked` of an app's pods that are neither terminating nor failed.
+    /// Returns the annotation `example.com/marked` of each pod of an app that is neither terminating nor failed.
     async fn marks(&self, app: &str) -> Result<Vec<String>> {
         let pods = self.rig.pods("shop").list(&ListParams::default().labels(&format!("app={app}"))).await?;
         let is_there = |pod: &Pod| {
@@ -160,7 +161,7 @@ impl Cluster {
         Ok(pods.map(|pod| mark(pod).unwrap_or_default()).collect())
     }
 
-    /// Adds a pod in the state that the kubelet leaves after an eviction: it has failed, and its controller keeps it.
+    /// Adds a pod in the state after an eviction by the kubelet: it has failed, but its controller does not delete it.
     async fn add_evicted_pod(&self, app: &str) -> Result<()> {
         let pods = self.rig.pods("shop");
         let all = pods.list(&ListParams::default().labels(&format!("app={app}"))).await?;
@@ -170,7 +171,7 @@ impl Cluster {
         pods.create(&PostParams::default(), &pod).await?;
         let status = json!({"status": {"phase": "Failed", "reason": "Evicted"}});
         pods.patch_status(EVICTED, &PatchParams::default(), &Patch::Merge(&status)).await?;
-        // Add the owner only now: the ReplicaSet would delete one of two running pods.
+        // The owner is added only now, because the ReplicaSet would delete one of two running pods.
         self.rig.patch("shop", EVICTED, &json!({"metadata": {"labels": labels, "ownerReferences": owners}})).await?;
         Ok(())
     }
@@ -184,7 +185,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until a pod runs. After that, only the tested commands change it.
+    /// Waits until a pod runs. After that, its status changes only through the tested commands.
     async fn wait_until_running(&self, pod: &str) -> Result<()> {
         eventually(AVAILABLE_WITHIN, pod, async || {
             let status = self.rig.pods("shop").get(pod).await?.status.unwrap_or_default();
@@ -261,8 +262,7 @@ fn stale_workloads_restart_within_budgets() {
         );
         ensure!(cluster.get("deployment/web").await?["spec"] == before["spec"], "a dry run has changed something");
 
-        // A workload that waits for its disruption budget does not delay the earlier workloads, whose restarts take
-        // some time.
+        // A workload that waits for its disruption budget does not delay the restarts of earlier workloads.
         let run = cluster.pillion(&["rollout", "-A", "--apply", "--timeout", "40s", "-o", "json"]).await?;
         ensure!(run.code == Some(1), "{} {}", run.stdout, run.stderr);
         let result: Json = serde_json::from_str(&run.stdout)?;
@@ -286,8 +286,8 @@ fn stale_workloads_restart_within_budgets() {
 
         expect_stuck_sidecar(&cluster).await?;
 
-        // With the webhook down, new pods would have no sidecar. The dry run of the first workload shows that, so no
-        // restart begins.
+        // While the webhook is down, new pods would have no sidecar. The dry run for the first workload shows that, so
+        // no restart begins.
         control_plane.apply_yaml(&marked(3)).await?;
         cluster.wait_until_served(3).await?;
         let before = cluster.get("deployment/web").await?["spec"].clone();
@@ -314,7 +314,8 @@ fn stale_workloads_restart_within_budgets() {
     });
 }
 
-/// Checks that a sidecar whose image cannot be pulled ends the restart at once, and that `status` and `explain` report it.
+/// Checks that a restart ends at once if the image of a sidecar cannot be pulled, and that `status` and `explain`
+/// report the sidecar.
 async fn expect_stuck_sidecar(cluster: &Cluster) -> Result<()> {
     let control_plane = &cluster.rig.control_plane;
     let container = format!("spec: {{containers: [{{name: {STUCK}, image: 'broken:1'}}]}}");
@@ -325,7 +326,7 @@ async fn expect_stuck_sidecar(cluster: &Cluster) -> Result<()> {
     );
     control_plane.apply_yaml(&broken).await?;
     cluster.wait_until_served(9).await?;
-    // Far below the time limit of a restart.
+    // The restart must end long before its timeout.
     let run = cluster.pillion(&["rollout", "-A", "--apply", "--timeout", "10m"]).await?;
     let why = "container stuck, which profile marked added, does not run: ImagePullBackOff: Back-off pulling";
     ensure!(run.code == Some(1) && run.stderr.contains(why), "{} {}", run.stdout, run.stderr);
@@ -365,7 +366,7 @@ async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
     ] {
         ensure!(run.stdout.contains(part), "{part:?} is not in\n{}", run.stdout);
     }
-    // Parts that the API server or other webhooks added are on both sides, so they are no difference.
+    // Parts that the API server or other webhooks added are on both sides, so they are not shown as differences.
     let is_change = |line: &&str| line.starts_with(['+', '-']) && !line.starts_with("+++") && !line.starts_with("---");
     ensure!(run.stdout.lines().filter(is_change).all(|line| line.contains("example.com/marked")), "{}", run.stdout);
     ensure!(run.stderr.trim() == "4 of 4 workloads would be different", "{}", run.stderr);
@@ -375,7 +376,7 @@ async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
     let patch = json!([{"op": "replace", "path": "/metadata/annotations/example.com~1marked", "value": "2"}]);
     ensure!(result["workloads"][1]["patch"] == patch, "{result:#}");
 
-    // `diff` recomputes a profile that extends the changed one, and reports a profile that no longer compiles.
+    // `diff` also recompiles a profile that extends the changed one, and reports a profile that no longer compiles.
     std::fs::write(&file, only_marked(2).replace("activation: Always", "activation: Always\n  template2: 1"))?;
     let run = cluster.pillion(&["diff", "-p", &changed, "-A"]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("template2"), "{} {}", run.stdout, run.stderr);

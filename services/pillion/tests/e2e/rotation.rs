@@ -1,5 +1,5 @@
-//! Certificates rotate while the test creates pods continuously. No creation fails or lacks its sidecar, even when
-//! the leader or API servers fail.
+//! Certificates rotate while the test creates pods continuously. No creation may fail, and no pod may lack its sidecar,
+//! even if the leader or an API server fails.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::rolling::expect_no_loss;
 const ROTATIONS: u64 = 8;
 /// Maximum time of one rotation, on a busy machine with two cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// Maximum time of up to 100 rotations. For more rotations it increases in proportion.
+/// The time limit of up to 100 rotations. For more rotations, it increases in proportion.
 const ALL_WITHIN: Duration = Duration::from_mins(5);
 /// Maximum time in which the leader must restore a webhook configuration.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
@@ -32,14 +32,14 @@ pub(crate) const RATE: u64 = 15;
 /// Pods per second while the test makes [`ROTATIONS`] rotations.
 const ROTATIONS_RATE: u64 = 60;
 
-/// The writes of a rotation, in their order: to the record, to the webhook configuration, to the serving Secret.
+/// The writes of a rotation to the record, the webhook configuration and the serving Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     /// The record reached this phase.
     Record(&'static str),
     /// The configuration trusts this many CAs.
     Bundle(usize),
-    /// The serving certificate is issued by the next CA.
+    /// The certificate in the serving Secret is issued by the next CA.
     Certificate,
 }
 
@@ -57,8 +57,8 @@ impl Write {
         Self::Record("stable"),
     ];
 
-    /// Returns whether the state shows this write or a later one. `rotated`: the CA `next` is active. `bundle`: the
-    /// number of trusted CAs.
+    /// Returns whether the observed state shows this write or a later one. `rotated` means that the CA `next` is
+    /// active. `bundle` is the number of trusted CAs, and `issuer` the CA of the serving certificate.
     fn is_visible(self, phase: &str, rotated: bool, bundle: usize, issuer: u64, next: u64) -> bool {
         const PHASES: [&str; 6] = ["staged", "expanded", "switched", "verified", "soaking", "contracted"];
         let at = |phase: &str| PHASES.iter().position(|known| *known == phase);
@@ -74,7 +74,7 @@ impl Write {
 }
 
 impl Managed {
-    /// Waits until this write of the rotation to CA `next` is visible.
+    /// Waits until this write of the rotation to the CA `next` is visible.
     pub(crate) async fn wait_for_write(&self, write: Write, next: u64) -> Result<()> {
         let end = Instant::now() + LIMIT;
         while Instant::now() < end {
@@ -122,8 +122,8 @@ fn rotations_lose_no_pod() {
     });
 }
 
-/// Disrupts the leader after each write of a rotation, one rotation per write. A short run covers half of the writes:
-/// `Kill` and `Pause` cover different halves.
+/// Disrupts the leader after each write of a rotation. There is one rotation per write. A short run covers only half of
+/// the writes, and `Kill` and `Pause` cover different halves.
 async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
     let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
     let mut active = managed.wait_until_stable(1, LIMIT).await?;
@@ -149,10 +149,11 @@ async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
                 drop(managed.controllers.remove(place));
                 managed.controllers.push(controller(&managed.spec, leader).await?);
             }
-            // The old leader continues with its last step, and finds that another controller took over.
+            // The old leader resumes its last step, and finds that another controller has become the leader.
             Disruption::Pause => {
                 managed.controllers[place].process().resume()?;
-                // After the last write, the rotation needs no other leader, and the old one may still lead.
+                // After its last write, the rotation completes without a new leader, so the paused controller may still
+                // hold the Lease when it resumes.
                 if managed.leader().await? != leader {
                     expect_no_leader_gauges(&managed.controllers[place]).await?;
                     former_leaders += 1;
@@ -171,7 +172,7 @@ async fn disrupt_leader_after_each_write(disruption: Disruption) -> Result<()> {
     expect_no_loss(&results)
 }
 
-/// Waits until a former leader exports 0 for each gauge that only a leader knows.
+/// Waits until a former leader exports 0 for each gauge that only a leader sets.
 async fn expect_no_leader_gauges(former: &Replica) -> Result<()> {
     let own = ["pillion_controller_ready", "pillion_controller_build_info"];
     eventually(LIMIT, "a former leader exports no gauge of a leader", async || {
@@ -193,12 +194,12 @@ async fn expect_no_leader_gauges(former: &Replica) -> Result<()> {
     .await
 }
 
-/// The kind of disruption of a leader.
+/// How a leader is disrupted.
 #[derive(Clone, Copy, Debug)]
 enum Disruption {
     /// The process is killed.
     Kill,
-    /// The process stops until another controller has taken over, and then resumes.
+    /// The process is stopped until another controller has become the leader, and is then resumed.
     Pause,
 }
 
@@ -218,7 +219,7 @@ fn leader_paused_after_any_write_conflicts() {
 
 #[test]
 fn rotation_waits_for_hanging_api_server() {
-    // The timeout is longer than the pause, so it cannot be the reason to proceed.
+    // The timeout is longer than the pause, so the rotation cannot proceed because of the timeout.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
     Isolation::new().own_network("runs a second API server").run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 2).await?;
@@ -240,7 +241,7 @@ fn rotation_waits_for_hanging_api_server() {
         // The second API server has the right CA bundle, and calls the webhook.
         managed.wait_until_called_by(&second.client(), "required").await?;
 
-        // The rotation waits for a lost API server until `propagationTimeout`, and then proceeds.
+        // The rotation waits for a lost API server until `propagationTimeout` has passed, and then proceeds.
         drop(second);
         let asked = Instant::now();
         managed.rotate()?;
@@ -282,8 +283,8 @@ fn compromised_key_is_replaced_without_soak() {
         ensure!(certificates["certificate"]["ca"] == active + 1, "{status:#}");
         ensure!(certificates["webhooks"][0]["cas"] == serde_json::json!([active + 1]), "{status:#}");
 
-        // Report the CA as compromised during the soak of the next one, which would take an hour. The rotation then
-        // replaces both.
+        // The CA is reported as compromised during the soak of the next CA, which would take an hour. The rotation then
+        // replaces both CAs.
         managed.rotate()?;
         managed.wait_for_write(Write::Record("soaking"), active + 2).await?;
         managed.pillion(&["certs", "rotate", "--compromised", "--wait", "2m"])?;
@@ -331,7 +332,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         managed.wait_until_stable(1, LIMIT).await?;
         let configurations = managed.configurations();
         // Until the connectivity check succeeds, failed calls do not reject pods. That configuration is temporary, so
-        // wait until it changes.
+        // the test waits until it changes.
         let whole = eventually(LIMIT * 2, "the connectivity check is over", async || {
             let there = configurations.get(RELEASE).await?;
             ensure!(!is_connectivity_check(&there, RELEASE), "it continues");
@@ -356,8 +357,8 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         for (what, damage) in damages {
             let mut number = 0;
             let mended = quickest(REPAIRED_WITHIN, what, async || {
-                // The controller slows down when one writer changes the configuration often. So use a new writer each
-                // time.
+                // The controller slows down if one client changes the configuration often. So each change comes from a
+                // new client.
                 number += 1;
                 let writer = format!("{what} {number}");
                 let began = Instant::now();
@@ -383,7 +384,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
     });
 }
 
-/// An object that has an epoch marker.
+/// An object that is marked with an epoch.
 #[derive(Clone, Copy, Debug)]
 enum MarkedObject {
     Mutating,
@@ -394,7 +395,7 @@ enum MarkedObject {
 const EPOCH: &str = "pillion.dev/epoch";
 
 impl Managed {
-    /// Returns the epoch that an object is marked with.
+    /// Returns the epoch in the annotation of an object.
     async fn epoch_of(&self, object: MarkedObject) -> Result<String> {
         let metadata = match object {
             MarkedObject::Mutating => self.configurations().get(RELEASE).await?.metadata,
@@ -417,7 +418,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Waits until the epoch of the object is again a number that the record has reached.
+    /// Waits until the object's epoch is again a number that the record has already reached.
     async fn wait_until_overwritten(&self, object: MarkedObject) -> Result<()> {
         eventually(LIMIT, "the epoch is corrected", async || {
             let (epoch, record) = (self.epoch_of(object).await?, self.record().await?["epoch"].as_u64());
@@ -441,7 +442,7 @@ fn foreign_epoch_is_overwritten_without_rotation() {
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
         let all = [MarkedObject::Mutating, MarkedObject::Validating, MarkedObject::ServingSecret];
-        // The epochs are one ahead, far ahead, the maximum, greater than the maximum, and no number.
+        // The epochs are one ahead, far ahead, the maximum, greater than the maximum, and not a number.
         for epoch in ["2", "1000", "9007199254740992", "9223372036854775808", "junk"] {
             for object in all {
                 managed.raise(object, epoch).await?;

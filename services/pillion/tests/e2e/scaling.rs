@@ -1,5 +1,5 @@
-//! Only one source sets the number of replicas: the values, an administrator with `kubectl scale`, or a
-//! `HorizontalPodAutoscaler`. An upgrade by the real helm, with server-side apply, preserves the number.
+//! Only one source sets the number of replicas: the chart values, an administrator with `kubectl scale`, or a
+//! `HorizontalPodAutoscaler`. Upgrades use the real helm with server-side apply, and must preserve the number.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -18,13 +18,13 @@ struct Release {
 }
 
 impl Release {
-    /// Installs or upgrades with these webhook values and a new label. Returns the number of replicas, and whether
-    /// the release sets it.
+    /// Installs or upgrades the release with these webhook values and a new label. Returns the number of replicas, and
+    /// whether the release sets it.
     async fn with(&self, label: &str, webhook: &Json) -> Result<(i32, bool)> {
         let mut webhook = webhook.clone();
         webhook["podLabels"] = json!({"round": label});
         let values = json!({"crds": {"upgrade": false}, "webhook": webhook});
-        // An installer with another name must take over the fields by force.
+        // An installer with a different field manager must force the change of the fields.
         let arguments = ["upgrade", "--install", "--force-conflicts", "pillion"];
         let arguments = if self.is_renamed { &arguments[..] } else { &["upgrade", "--install", "pillion"] };
         helm_ok(&self.control_plane, arguments, Some(&values)).await.context(label.to_owned())?;
@@ -44,7 +44,7 @@ impl Release {
         Api::namespaced(self.control_plane.client(), NAMESPACE)
     }
 
-    /// Scales as the autoscaler's controller does.
+    /// Changes the number of replicas, like the autoscaler's controller.
     async fn autoscale(&self, replicas: i32) -> Result<()> {
         let parameters =
             PatchParams { field_manager: Some("kube-controller-manager".to_owned()), ..PatchParams::default() };
@@ -70,7 +70,7 @@ fn upgrade_preserves_manual_scaling() {
         ensure!(release.with("installed", &plain).await? == (3, true));
         ensure!(release.with("more", &json!({"replicaCount": 4})).await? == (4, true));
 
-        // Enabling autoscaling keeps the number of replicas, and does not reset it to 1.
+        // When autoscaling is enabled, the number of replicas is preserved, and is not reset to 1.
         let (replicas, _) = release.with("switched-on", &auto).await?;
         ensure!(replicas == 4 && release.has_autoscaler().await?, "{replicas}");
         let (replicas, _) = release.with("not-scaled-yet", &auto).await?;
@@ -82,7 +82,8 @@ fn upgrade_preserves_manual_scaling() {
         let again = release.with("scaled-again", &auto).await?;
         ensure!(again == (9, false), "{again:?}");
 
-        // Disabling autoscaling keeps the number of replicas too, and an administrator can change it afterwards.
+        // When autoscaling is disabled, the number of replicas is also preserved, and an administrator can change it
+        // afterwards.
         let (replicas, _) = release.with("switched-off", &plain).await?;
         ensure!(replicas == 9 && !release.has_autoscaler().await?, "{replicas}");
         let scale = ["--namespace", NAMESPACE, "scale", "deployment/pillion-webhook", "--replicas=5"];
@@ -90,7 +91,7 @@ fn upgrade_preserves_manual_scaling() {
         let (replicas, _) = release.with("by-hand", &plain).await?;
         ensure!(replicas == 5, "{replicas}");
 
-        // Enable autoscaling in the first installation.
+        // Autoscaling is enabled in the first installation.
         helm_ok(&release.control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
         let first = release.with("autoscaled-from-the-beginning", &auto).await?;
         ensure!(first == (3, true), "the autoscaler's minimum, until it scales: {first:?}");

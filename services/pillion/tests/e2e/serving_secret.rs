@@ -1,5 +1,5 @@
-//! A replica that reads its certificate from a Secret, with a real API server, which also verifies the served
-//! certificate.
+//! A replica reads its certificate from a Secret on a real API server. The API server also verifies the certificate
+//! that the replica serves.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
@@ -98,7 +98,7 @@ impl ServerCertVerifier for AcceptAnyCertificate {
     }
 }
 
-/// Returns the serving certificate that a new connection gets.
+/// Returns the serving certificate of a new connection.
 async fn served_certificate(replica: &Replica) -> Result<CertificateDer<'static>> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
@@ -114,7 +114,7 @@ async fn served_certificate(replica: &Replica) -> Result<CertificateDer<'static>
     Ok(certificate.clone().into_owned())
 }
 
-/// Issues certificates and writes the serving Secret, as the controller does.
+/// Issues certificates and writes the serving Secret, like the controller.
 struct Controller {
     release: Release,
     known: KnownCas,
@@ -124,7 +124,7 @@ struct Controller {
 impl Controller {
     fn new(control_plane: &ControlPlane) -> Result<Self> {
         let release = Release::new("pillion", NAMESPACE, DEFAULT_CLUSTER_DOMAIN)?;
-        // The CA is so old that a certificate from it can have expired.
+        // The CA is old enough that a certificate issued by it can have expired.
         let now = Timestamp::now() - Duration::from_hours(24 * 20);
         let lifetimes = Lifetimes::default();
         let ca = Issuing { release: &release, lifetimes: &lifetimes, now }.ca(Generation(1))?;
@@ -150,7 +150,7 @@ impl Controller {
         Ok(self.known.sign(Generation(1), names, issuing)?)
     }
 
-    /// Writes the Secret that `change` returns. `change` gets the existing Secret, or `None`.
+    /// Writes the Secret that `change` returns. The argument of `change` is the existing Secret, or `None`.
     async fn write(&self, change: impl FnOnce(Option<&Secret>) -> Secret) -> Result<()> {
         let existing = self.secrets.get_opt("pillion-serving").await?;
         let secret = change(existing.as_ref());
@@ -179,7 +179,7 @@ fn reloads(result: &str) -> String {
     format!("pillion_webhook_certificate_reloads_total{{result=\"{result}\"}}")
 }
 
-/// Waits until the replica has counted this many reloads with this result.
+/// Waits until the replica has counted exactly this many reloads with this result.
 async fn wait_for_reloads(replica: &Replica, result: &str, times: f64) -> Result<()> {
     let series = reloads(result);
     eventually(SOON, &format!("{series} is {times}"), async || {
@@ -222,7 +222,8 @@ fn certificate_follows_secret_but_never_downgrades() {
         let controller = Controller::new(&control_plane)?;
         let names_of_release = controller.release.server_names();
 
-        // Without a Secret, the replica lacks only the certificate, and rejects connections at once.
+        // Without the Secret, only the certificate is missing for readiness, and the replica rejects connections at
+        // once.
         eventually(SOON, "only the certificate is missing for readiness", async || {
             let (status, text) = replica.get("/readyz").await?;
             ensure!(status.as_u16() == 503 && text.trim_end().ends_with("waiting for serving certificate"), "{text}");
@@ -239,7 +240,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         ensure!(replica.get("/livez").await?.0.is_success());
         wait_for_reloads(&replica, "unreadable", 1.0).await?;
 
-        // The replica does not start with an expired certificate.
+        // The replica does not become ready with an expired certificate.
         let expired =
             controller.issue_certificate(Timestamp::now() - Duration::from_hours(24 * 8), &names_of_release)?;
         controller.serve(&expired, 1).await?;
@@ -252,7 +253,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         let took = wait_until_served(&replica, &first).await?;
         replica.ready().await?;
 
-        // Registers the replica as a webhook, to test that the API server also accepts the certificate.
+        // The replica is registered as a webhook, to test that the API server accepts the certificate too.
         register_service(&control_plane.client(), &[replica.address()]).await?;
         let bundle = controller.known.bundle(&[Generation(1)], &[])?;
         register_webhook(&control_plane.client(), &webhook_configuration::mutating(&Settings::new(NAMESPACE, bundle)))
@@ -268,7 +269,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         };
         eventually(SOON, "the API server calls the webhook", injected).await?;
 
-        // Ten new certificates, each served within two seconds.
+        // The replica must serve each of ten new certificates within two seconds.
         let mut all = vec![took];
         let mut served = first;
         for epoch in 2..12 {
@@ -281,7 +282,7 @@ fn certificate_follows_secret_but_never_downgrades() {
         ensure!(all.iter().all(|took| *took < SWAPPED_WITHIN), "{all:?}");
         wait_for_reloads(&replica, "served", 11.0).await?;
 
-        // The replica rejects and counts invalid certificates, and keeps the old one.
+        // The replica rejects and counts invalid certificates, and continues to serve the old one.
         let other = controller.issue_certificate(Timestamp::now(), &names_of_release)?;
         let for_trust_probe =
             controller.issue_certificate(Timestamp::now(), &controller.release.trust_probe_names())?;
@@ -310,7 +311,7 @@ fn certificate_follows_secret_but_never_downgrades() {
             ensure!(log.contains(&format!("reason=\"{reason}\"")), "{reason} is not in\n{log}");
         }
 
-        // The replica keeps serving its certificate after the Secret is deleted, and while the API server is down.
+        // The replica continues to serve its certificate after the Secret is deleted, and while the API server is down.
         controller.secrets.delete("pillion-serving", &DeleteParams::default()).await?;
         wait_for_reloads(&replica, "unreadable", 2.0).await?;
         ensure!(

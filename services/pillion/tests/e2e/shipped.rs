@@ -1,8 +1,8 @@
-//! Every shipped profile on a real API server: it accepts the pods that the profile's test cases produce. A pod that
-//! meets Pod Security's *restricted* level still meets it after injection, except for the profiles listed here with a
-//! reason.
+//! Tests every shipped profile on a real API server, which must accept the pods that result from the profile's test
+//! cases. A pod that meets the *restricted* level of Pod Security must still meet it after injection. The exceptions
+//! are listed here with a reason.
 //!
-//! All profiles are in the cluster at once, each selecting its own two namespaces. The pods are those of
+//! All profiles are in the cluster at the same time. Each selects its own two namespaces. The pods come from
 //! `profiles/*/tests/*.yaml`, completed with fields that only the API server requires (images, volumes).
 
 #![allow(
@@ -22,13 +22,13 @@ use serde_json::{Value as Json, json};
 
 use crate::rig::{PATIENCE, Rig, SOON, annotation};
 
-/// The label by which a profile selects its namespaces.
+/// The label with which a profile selects its namespaces.
 const FOLDER: &str = "example.com/profile";
 
-/// The namespace in which all compatible profiles act on one pod.
+/// The namespace in which all compatible profiles are applied to one pod.
 const SHARED_NAMESPACE: &str = "together";
 
-/// Number of concurrent pods.
+/// Number of pods that are tested concurrently.
 const CONCURRENCY: usize = 8;
 
 /// Profiles whose injected pods do not meet *restricted*, each with the reason.
@@ -57,7 +57,7 @@ fn documents(path: &Path) -> Vec<Json> {
     found.into_iter().filter(|document| !document.is_null()).collect()
 }
 
-/// Returns the test cases of a folder that are about pods.
+/// Returns the test cases in a folder that concern pods.
 fn cases(folder: &Path) -> Vec<Json> {
     let Ok(files) = fs::read_dir(folder.join("tests")) else { return Vec::new() };
     let mut files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
@@ -107,7 +107,7 @@ fn completed(case: &Json, number: usize) -> Json {
     pod
 }
 
-/// Returns the pod with the security contexts that *restricted* requires.
+/// Returns the pod, with the security contexts that *restricted* requires.
 fn restricted(mut pod: Json) -> Json {
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.is_object()) else { return pod };
     let set = |at: &mut Json, more: Json| {
@@ -123,14 +123,14 @@ fn restricted(mut pod: Json) -> Json {
     pod
 }
 
-/// Installs all profiles, each for its own namespaces. Returns the number of profiles.
+/// Installs all profiles, each for its own namespaces. Returns the number of installed profiles.
 async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize> {
     rig.control_plane.kubectl_ok(&["delete", "ciprof", "nginx"]).await?;
     let mut installed = 0;
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
             let values = if excludes(name) { json!([name]) } else { json!([name, SHARED_NAMESPACE]) };
-            // Without trust anchors, the profiles that have this parameter would inject nothing.
+            // Without trust anchors, a profile with this parameter would inject nothing.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
             for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
                 parameter["default"] = json!("roots");
@@ -158,10 +158,10 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     Ok(installed)
 }
 
-/// Returns whether a profile conflicts with the others on one pod, or rejects nearly all pods.
+/// Returns whether a profile conflicts with the other profiles on one pod, or rejects nearly all pods.
 fn excludes(folder: &str) -> bool {
-    // A pod has one mesh. `deny-env` rejects the variables that other profiles add, and `reserved-namespaces` rejects
-    // every pod.
+    // `linkerd` conflicts with the profile of the other mesh. `deny-env` rejects the variables that other profiles add,
+    // and `reserved-namespaces` rejects every pod.
     ["linkerd", "deny-env", "reserved-namespaces"].contains(&folder)
 }
 
@@ -177,7 +177,7 @@ async fn ask_api_server(rig: &Rig, namespace: &str, pod: &Json) -> Result<Result
         Err(error) => match error.downcast::<kube::Error>() {
             Ok(kube::Error::Api(status)) => Ok(Err(status.message.clone())),
             Ok(error) => Err(error.into()),
-            // The object is not a valid pod, for example because a label is not a string.
+            // The object is not a valid pod, for example if the value of a label is not a string.
             Err(error) => Ok(Err(error.to_string())),
         },
     }
@@ -197,7 +197,7 @@ struct Tally {
     wrong: Vec<String>,
 }
 
-/// Tries the pod of a test case without and with injection, and again where *restricted* is enforced.
+/// Tests the pod of a test case without and with injection, and again in a namespace that enforces *restricted*.
 async fn try_case(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tally> {
     let mut tally = Tally::default();
     if let Err(why) = ask_api_server(rig, "plain", &pod).await? {
@@ -210,7 +210,8 @@ async fn try_case(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tal
             tally.accepted = 1;
             tally.injected = usize::from(annotation(&made, "pillion.dev/injected").is_some());
         }
-        // Rejections by the webhook are decisions. A rejection by the API server itself means an invalid injection.
+        // A rejection by the webhook is a decision of a profile. A rejection by the API server itself means that the
+        // injection is invalid.
         Err(why) if why.contains("denied the request") => tally.refused = 1,
         Err(why) => tally.wrong.push(format!("{folder}: {name}: {why}")),
     }
@@ -306,7 +307,7 @@ spec:
   volumes: [{name: token, emptyDir: {}}]
 "#;
 
-/// The service account with the pods' AWS role.
+/// The service account, which has the AWS role of the pod.
 const BUILDER: &str = "
 apiVersion: v1
 kind: ServiceAccount
@@ -316,7 +317,7 @@ metadata:
   annotations: {eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/builder'}
 ";
 
-/// Profiles that act on [`EVERYTHING`].
+/// The profiles that are applied to [`EVERYTHING`].
 const COMBINED: [&str; 13] = [
     "agones-sdk",
     "annotate",
@@ -341,7 +342,8 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
         install(&rig, &folders).await?;
         rig.control_plane.apply_yaml(BUILDER).await?;
         let pod: Json = serde_saphyr::from_str(EVERYTHING)?;
-        // The lookup of the service account may take 250 ms, and the namespace's labels arrive by a watch.
+        // The lookup of the service account may take 250 ms, and replicas receive the namespace's labels through a
+        // watch.
         let first = eventually(SOON, "all profiles act on the pod", async || {
             let first = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
             let record: Json = serde_json::from_str(annotation(&first, "pillion.dev/injected").context("a record")?)?;
@@ -354,7 +356,7 @@ fn compatible_shipped_profiles_combine_on_one_pod() {
             Ok(first)
         })
         .await?;
-        // Injection is deterministic: the same pod gives the same result. The API server stores it.
+        // Injection is deterministic: the same pod must give the same result. The API server stores the pod.
         let mut again = rig.dry_run(SHARED_NAMESPACE, &pod).await?;
         let mut first = first;
         for pod in [&mut first, &mut again] {

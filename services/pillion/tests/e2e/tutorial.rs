@@ -1,5 +1,5 @@
-//! The steps of the tutorial for the injector that the nginx profile replaces, with that tutorial's namespace label.
-//! The test labels a namespace, and a pod that requests the sidecar by annotation gets it.
+//! Follows the tutorial of the injector that the nginx profile replaces, with the namespace label of that tutorial. The
+//! test labels a namespace, and creates a pod that requests the sidecar with an annotation.
 
 use anyhow::ensure;
 use pillion_testkit::{eventually, isolated};
@@ -12,7 +12,7 @@ use crate::rig::{REQUEST_ANNOTATION, SOON, STATUS_ANNOTATION, annotation, bare_p
 /// The namespace's label in the tutorial.
 const LABEL: &str = "sidecar-injection=enabled";
 
-/// The annotations of the pod: the request, and one that injection must keep.
+/// The annotations of the pod: the request, and an annotation that injection must keep.
 const OVERRIDES: &str = r#"{"apiVersion": "v1", "metadata": {"annotations": {
     "sidecar-injector-webhook.morven.me/inject": "yes", "kubernetes.io/psp": "restricted"}}}"#;
 
@@ -35,7 +35,7 @@ fn replaced_injectors_tutorial_works() {
                 .map(str::to_owned)
                 .collect()
         };
-        // The API server learns of the label a moment later.
+        // The API server receives the label a moment later.
         managed.rig.wait_until_called("injection").await?;
         let arguments: Vec<String> = run("alpine");
         kubectl.kubectl_ok(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await?;
@@ -50,7 +50,7 @@ fn replaced_injectors_tutorial_works() {
             "{pod}"
         );
 
-        // Create a pod in a namespace without the label, and a pod without the annotation.
+        // Creates a pod in a namespace without the label, and a pod without the annotation.
         let plain: Vec<String> = run("plain")
             .into_iter()
             .map(|word: String| if word == "injection" { "default".to_owned() } else { word })
@@ -62,7 +62,7 @@ fn replaced_injectors_tutorial_works() {
             ensure!(names(&serde_json::from_str(&pod)?).len() == 1, "{pod}");
         }
 
-        // That tutorial's API server sent v1beta1 reviews, which get v1beta1 responses.
+        // The API server in that tutorial sent v1beta1 reviews, which must get v1beta1 responses.
         let direct = Direct::to(&managed.rig.replicas[0])?;
         let old = review("u", "injection", &bare_pod("old"));
         let old: Json =

@@ -1,6 +1,6 @@
-//! The end of a release, whatever was lost before: a namespace that requires injection can create pods again, and a
-//! new release of the same name can be installed. Uses the real helm, the real programs with their service accounts,
-//! and the real namespace and garbage collection controllers.
+//! Deletes a release after each kind of loss. Afterwards, pods can be created again in a namespace that requires
+//! injection, and a new release of the same name can be installed. The test uses the real helm, the real programs with
+//! their service accounts, and the real namespace and garbage collection controllers.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use serde_json::json;
 use crate::chart::{helm, helm_ok, helm_with_job, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, is_untouched};
 
-/// The Kubernetes controllers that delete a namespace with its objects, and then their dependents.
+/// The Kubernetes controllers that delete a namespace with its objects, and the dependents of deleted objects.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller";
-/// The page that documents how to delete a release where no job can run.
+/// The page that documents how to delete a release if no job can run.
 const PAGE: &str = include_str!("../../../../charts/pillion/README.md");
 
 /// A component that is lost before the release is deleted.
@@ -44,7 +44,7 @@ async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
     Ok(all.lines().filter(|name| name.contains("/pillion")).map(str::to_owned).collect())
 }
 
-/// Applies the loss, deletes the release, and waits until pods of the namespace that requires injection are created.
+/// Causes the loss, deletes the release, and waits until pods can be created in the namespace that requires injection.
 async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) -> Result<ControlPlane> {
     let Rig { control_plane, mut replicas, .. } = rig;
     let uninstall = ["uninstall", "pillion", "--ignore-not-found"];
@@ -106,7 +106,7 @@ async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()>
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn damaged_uninstall_leaves_cluster_usable() {
-    // Runs eight installations in turn.
+    // The test runs eight installations in turn.
     Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;
@@ -128,7 +128,8 @@ fn damaged_uninstall_leaves_cluster_usable() {
                 Ok(left)
             })
             .await?;
-            // Helm's record of the release was in the namespace, so Helm cannot delete the cluster-scoped objects.
+            // Helm's record of the release was in the deleted namespace, so Helm cannot delete the cluster-scoped
+            // objects.
             if loss != Loss::Namespace {
                 ensure!(left.is_empty(), "after the loss of {loss:?}: {left:?}");
             }

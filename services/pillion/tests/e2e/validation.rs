@@ -1,5 +1,5 @@
-//! Validation through the API server: on the final object, on updates and on subresources. Injected parts are
-//! distinguished from those of the author.
+//! Validation through the API server: of the final object, on updates, and on subresources. The webhook distinguishes
+//! injected parts from those of the author.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;
@@ -33,7 +33,7 @@ fn logger() -> Json {
     json!({"activation": "Always", "template": {"spec": {"containers": [container]}}})
 }
 
-/// Starts a cluster with both profiles, whose API server also calls the webhook for validation.
+/// Starts a cluster with both profiles. The API server also calls the webhook for validation.
 async fn start() -> Result<Rig> {
     let rig = Rig::start(1).await?;
     for (name, spec) in [("deny-env", deny_env()), ("logger", logger())] {
@@ -78,18 +78,18 @@ fn validation_distinguishes_injected_containers() {
         ensure!(status["message"].as_str().unwrap().ends_with(message), "{status}");
         ensure!(status["details"]["causes"][0]["field"] == "spec.containers", "{status}");
 
-        // A copied record does not make a container an injected one.
+        // A container is not treated as injected because of a copied record.
         let mut copied = with_env("copied");
         let record = pod["metadata"]["annotations"]["pillion.dev/injected"].as_str().context("a record")?;
         copied["metadata"]["annotations"]["pillion.dev/injected"] = json!(record.replace("/logger", "/app"));
         ensure!(refusal(rig.create("team-a", &copied).await)?["code"] == 402);
-        // Opting out or excluding the profile by name does not skip its validations.
+        // A pod cannot skip the validations of a profile by opting out, or by excluding the profile by name.
         let mut out = with_env("out");
         out["metadata"]["labels"] = json!({"pillion.dev/inject": "false"});
         out["metadata"]["annotations"]["pillion.dev/profiles"] = json!("-deny-env");
         ensure!(refusal(rig.create("team-a", &out).await)?["code"] == 402);
 
-        // In an update the sidecar still counts as injected, unless the update changes the record.
+        // In an update, the sidecar is still treated as injected, unless the update changes the record.
         rig.patch("team-a", "web", &json!({"metadata": {"labels": {"a": "b"}}})).await?;
         let forged = json!({"metadata": {"annotations": {"pillion.dev/injected": record.replace("/logger", "/x")}}});
         ensure!(refusal(rig.patch("team-a", "web", &forged).await)?["code"] == 402);

@@ -1,4 +1,4 @@
-//! Creates pods continuously, in several namespaces and over several connections, and counts the results.
+//! Continuously creates pods in several namespaces and over several connections, and counts the results.
 
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::platform::{Platform, is_injected, pod};
 
-/// The interval between two creations of a client.
+/// The interval between two creations by a client.
 const PAUSE: Duration = Duration::from_millis(150);
 
 /// The results of creations.
@@ -38,7 +38,7 @@ impl Display for CreationResults {
     }
 }
 
-/// Clients that create pods. They stop when the value is dropped.
+/// Clients that create pods until this value is dropped.
 pub(crate) struct Creations {
     results: Arc<Mutex<CreationResults>>,
     stop: CancellationToken,
@@ -105,7 +105,7 @@ async fn create(
             }
         }
         if answer.is_ok() {
-            // The pod has no node, so the API server deletes it at once.
+            // The pod is bound to no node, so the API server deletes it at once.
             let _ = pods.delete(&name, &DeleteParams::default().grace_period(0)).await;
         }
         tokio::time::sleep(PAUSE).await;

@@ -1,4 +1,4 @@
-//! Tests the first day: `helm install`, and the first pod with its sidecar.
+//! Tests the first steps of a user: `helm install`, and the first pod with a sidecar.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use pillion_testkit::eventually;
 use crate::creations::Creations;
 use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node, pod};
 
-/// The time limit that the installation must meet on an idle machine.
+/// The time in which the installation must be complete on an idle machine, as the docs promise.
 const PROMISE: Duration = Duration::from_mins(1);
 
 #[test]
@@ -36,7 +36,7 @@ fn installs_and_injects_first_pod() {
         );
         ensure!(running < PROMISE, "{running:?}");
 
-        // From here on every pod gets the sidecar, while the last replicas start.
+        // From here on, every pod must get the sidecar, even while the last replicas start.
         platform.kubectl(&["rollout", "status", "--namespace=pillion-system", "deployment/pillion-webhook"]).await?;
         let results = creations.stop().await?;
         println!("in the end: {results}");

@@ -1,4 +1,4 @@
-//! A cluster with the images, and the platform team's commands: helm and kubectl.
+//! A cluster with the images, and the commands that a platform team runs: helm and kubectl.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -15,17 +15,17 @@ use serde_json::{Value as Json, json};
 
 /// The namespace of Pillion.
 pub(crate) const NAMESPACE: &str = "pillion-system";
-/// How long the cluster may take to show a requested change, where no documented limit is tested.
+/// The maximum time until the cluster shows a requested change, if no documented limit is tested.
 pub(crate) const SOON: Duration = Duration::from_mins(2);
-/// How long one call of helm or kubectl may take.
+/// The time limit of one call of helm or kubectl.
 const COMMAND_LIMIT: Duration = Duration::from_mins(4);
-/// How long a test may take.
+/// The time limit of a test.
 const TEST_LIMIT: Duration = Duration::from_mins(15);
 /// The annotation that requests the sidecar of the shipped profile, and the sidecar's name.
 const REQUEST_ANNOTATION: &str = "sidecar-injector-webhook.morven.me/inject";
 pub(crate) const SIDECAR: &str = "sidecar-nginx";
 
-/// The cluster. It stops with the test.
+/// The cluster, which is stopped at the end of the test.
 pub(crate) struct Platform {
     pub(crate) cluster: Cluster,
     pub(crate) client: kube::Client,
@@ -39,7 +39,7 @@ where
     F: AsyncFnOnce(&mut Platform) -> Result<()>,
 {
     static ONE: Mutex<()> = Mutex::new(());
-    // After a failed test its cluster is stopped, so a poisoned lock is harmless.
+    // A failed test stops its own cluster, so a poisoned lock is harmless.
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -68,7 +68,8 @@ impl Platform {
         Ok(platform)
     }
 
-    /// Imports Pillion's image under two tags, and a stand-in for the sidecar's image of the shipped profile.
+    /// Imports Pillion's image under two tags, and an idle image in place of the sidecar's image of the shipped
+    /// profile.
     fn import(&self) -> Result<()> {
         for tag in ["one", "two"] {
             self.import_pillion(&format!("local.test/pillion:{tag}"))?;
@@ -89,7 +90,7 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// Imports an idle image under this reference.
+    /// Imports an image that does nothing under this reference.
     pub(crate) fn import_idle(&self, reference: &str) -> Result<()> {
         let folder = self.cluster.home();
         let pause = cluster::pause(folder)?;
@@ -102,8 +103,8 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// Returns the values of every release here: the imported image with this tag, the shipped profile, and logs as
-    /// text.
+    /// Returns the values of every release in these tests: the imported image with this tag, the shipped profile, and
+    /// logs as text.
     pub(crate) fn values(tag: &str) -> Json {
         json!({
             "image": {"registry": "local.test", "tag": tag},
@@ -137,7 +138,7 @@ impl Platform {
         self.injects(namespace).await
     }
 
-    /// Waits until pods in a namespace are injected. The API server learns of the namespace by its watch.
+    /// Waits until pods in a namespace are injected. The API server receives the namespace through its watch.
     pub(crate) async fn injects(&self, namespace: &str) -> Result<()> {
         eventually(SOON, "pods are injected", async || {
             let pod = self.dry_run(namespace).await?;
@@ -175,7 +176,7 @@ impl Platform {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Returns the pod that a creation with the sidecar's annotation would store.
+    /// Returns the pod that the API server would store for a pod with the sidecar's annotation.
     pub(crate) async fn dry_run(&self, namespace: &str) -> kube::Result<Pod> {
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         self.pods(namespace).create(&parameters, &pod("probe", true)).await
@@ -196,7 +197,7 @@ impl Platform {
     }
 }
 
-/// Returns a pod that requests the sidecar, with the imported image. Unless it `runs`, no node matches it.
+/// Returns a pod that requests the sidecar and uses the imported image. If `runs` is false, it matches no node.
 pub(crate) fn pod(name: &str, runs: bool) -> Pod {
     let selector = if runs { json!({}) } else { json!({"example.com/nowhere": "yes"}) };
     serde_json::from_value(json!({

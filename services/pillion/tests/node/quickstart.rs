@@ -1,5 +1,6 @@
 //! Follows `docs/quickstart.md` from `helm install` to the output of the sidecar, and creates the first pod of
-//! `docs/install.md`. The node reaches no registry, so it gets stand-ins under the names of the public images.
+//! `docs/install.md`. The node cannot reach a registry, so replacements are imported under the names of the public
+//! images.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,11 +11,12 @@ use pillion_testkit::{cluster, eventually, tools};
 
 use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node};
 
-/// The time limit of the quickstart, from `helm install` on. It is for a busy machine: the page promises five minutes.
+/// The time limit of the quickstart, starting with `helm install`. It allows for a busy machine: the page promises five
+/// minutes.
 const LIMIT: Duration = Duration::from_mins(10);
 /// Commands of the page that this test skips, because the cluster, the image and the program already exist.
 const SKIPPED: &str = "^(just|kind|export) |oci://";
-/// A web server that logs requests as nginx does, to the file that nginx logs to.
+/// A web server that logs requests in the same way as nginx, to the same file.
 const NGINX: &str = "#!/sh
 trap 'exit 0' TERM
 httpd -f -p 80 -h /www &
@@ -30,7 +32,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Imports stand-ins for the public images of both pages, and Pillion's image under the chart's default name.
+/// Imports replacements for the public images of both pages, and Pillion's image under the chart's default name.
 fn import(platform: &Platform) -> Result<()> {
     let busybox = cluster::busybox()?;
     let folder = tempfile::tempdir()?;
@@ -48,7 +50,7 @@ fn import(platform: &Platform) -> Result<()> {
     platform.import_image(nginx.file("/www/cgi-bin/index.cgi", &script("index.cgi", PAGE)?)?)
 }
 
-/// Follows the page as `just quickstart` does. Returns the output.
+/// Follows the page in the same way as `just quickstart`. Returns the output.
 async fn follow(platform: &Platform) -> Result<String> {
     let mut path = vec![PathBuf::from(env!("CARGO_BIN_EXE_pillion"))];
     path.extend([tools::program("kubectl")?, tools::program("helm")?]);
@@ -66,7 +68,7 @@ async fn follow(platform: &Platform) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the file `name` of a page: its block that begins with this name in a comment.
+/// Returns the file `name` from a page: the block that begins with a comment with this name.
 fn file_of(page: &str, name: &str) -> Result<String> {
     let text = std::fs::read_to_string(root().join("docs").join(page))?;
     let (_, rest) = text.split_once(&format!("```yaml\n# {name}\n")).with_context(|| format!("{name} in {page}"))?;

@@ -1,4 +1,4 @@
-//! A full outage: no replica responds, and every namespace rejects pods without their sidecar. The cluster recovers
+//! A full outage: no replica responds, and every namespace rejects pods without their sidecar. The cluster must recover
 //! without an administrator.
 
 use std::fmt::{self, Display};
@@ -14,17 +14,17 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 
-/// The time in which the cluster must recover by itself.
+/// The time in which the cluster must recover by itself, as the docs promise.
 const PROMISE: Duration = Duration::from_secs(30);
-/// Minimum time of observation, and minimum time without a failed creation at its end.
+/// The minimum time of observation, and the minimum time at its end without a failed creation.
 const AT_LEAST: Duration = Duration::from_secs(5);
 
-/// The results of creations after all replicas were lost.
+/// The results of the creations after all replicas were lost.
 struct Outage {
     refused: usize,
-    /// From the loss to the last creation that was rejected or had no sidecar.
+    /// The time from the loss to the last creation that was rejected or had no sidecar.
     lasted: Duration,
-    /// From the loss until all replicas were available again.
+    /// The time from the loss until all replicas were available again.
     complete: Duration,
 }
 
@@ -49,7 +49,7 @@ async fn outage(platform: &Platform) -> Result<Outage> {
         }
         let deployments: Api<Deployment> = Api::namespaced(platform.client.clone(), NAMESPACE);
         let status = deployments.get("pillion-webhook").await?.status.context("a status")?;
-        // The loss may not be visible yet, and not every client may reach a replica that has just started.
+        // The loss may not be visible yet, and a replica that has just started may not be reachable for every client.
         ensure!(begun.elapsed() > AT_LEAST, "too early to tell");
         ensure!(status.available_replicas == Some(3), "{status:?}");
         ensure!(begun.elapsed() > outage.lasted + AT_LEAST, "pods are rejected");
@@ -63,12 +63,12 @@ async fn outage(platform: &Platform) -> Result<Outage> {
 async fn everything_is_required(platform: &Platform) -> Result<()> {
     platform.namespace("team-a", "required").await?;
     platform.install("team-a").await?;
-    // Label all namespaces, including Pillion's own and those of Kubernetes.
+    // Labels all namespaces, including Pillion's own and those of Kubernetes.
     platform.kubectl(&["label", "namespaces", "--all", "--overwrite", "pillion.dev/injection=required"]).await?;
     Ok(())
 }
 
-/// Kills the processes of this node whose command lines start with `arguments`. Returns the number of processes.
+/// Kills the processes on this node whose command lines start with `arguments`. Returns the number of killed processes.
 fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
     let beginning = arguments.join("\0");
     let group = format!("/pillion-{node}/");
@@ -78,7 +78,7 @@ fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
         if read(&entry.path(), "cmdline").starts_with(&beginning) && read(&entry.path(), "cgroup").contains(&group) {
             match kill_process(Pid::from_raw(id).context("a process")?, Signal::KILL) {
                 Ok(()) => killed += 1,
-                // The process has ended meanwhile.
+                // The process has already ended.
                 Err(Errno::SRCH) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -89,7 +89,7 @@ fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
 }
 
 fn read(process: &Path, file: &str) -> String {
-    // A process that has ended meanwhile has no content.
+    // If the process has already ended, its file is treated as empty.
     std::fs::read_to_string(process.join(file)).unwrap_or_default()
 }
 

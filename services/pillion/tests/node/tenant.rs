@@ -1,4 +1,4 @@
-//! A tenant with Kubernetes' role `admin` in one namespace, and no other permission.
+//! A tenant who has only the Kubernetes role `admin`, in one namespace.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -7,7 +7,7 @@ use pillion_testkit::eventually;
 
 use crate::platform::{Platform, SOON, is_ready, on_a_node};
 
-/// The tenant's profile: a sidecar with a readiness probe.
+/// The tenant's profile, which adds a sidecar with a readiness probe.
 const PROFILE: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -62,12 +62,12 @@ fn tenant_installs_its_own_sidecar() {
             .kubectl(&["create", "rolebinding", "tenant", "--namespace=shop", "--clusterrole=admin", "--user=tenant"])
             .await?;
         platform.install("shop").await?;
-        // From here on the namespace enforces the strictest level of Pod Security.
+        // From here on, the namespace enforces the strictest level of Pod Security.
         platform.kubectl(&["label", "namespace", "shop", "pod-security.kubernetes.io/enforce=restricted"]).await?;
 
-        // The tenant does the rest.
+        // The tenant runs the remaining commands.
         let apply = ["apply", "--as=tenant", "-f", "-"];
-        // Kubernetes aggregates the release's permissions into its own roles a moment later.
+        // Kubernetes adds the release's permissions to its own roles a moment later.
         eventually(SOON, "the role has the permissions", async || {
             platform.kubectl_with_input(&apply, PROFILE).await.map(drop)
         })

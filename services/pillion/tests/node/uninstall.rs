@@ -1,4 +1,4 @@
-//! After `helm uninstall`, pods can be created, whatever was lost before.
+//! After `helm uninstall`, pods can be created, regardless of the parts that were lost before.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ async fn expect_no_remains(platform: &Platform, lost: &str) -> Result<()> {
         Ok(())
     })
     .await?;
-    // Check cluster-scoped objects, and roles in other namespaces.
+    // Nothing may remain, neither cluster-scoped objects nor roles in other namespaces.
     let everywhere = "mutatingwebhookconfigurations,validatingwebhookconfigurations,clusterroles,clusterrolebindings,\
                       mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
                       validatingadmissionpolicies,validatingadmissionpolicybindings";

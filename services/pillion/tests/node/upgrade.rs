@@ -1,5 +1,5 @@
-//! An upgrade and a rollback, while the test creates pods in a namespace that rejects pods without a sidecar, and in
-//! one that accepts them.
+//! An upgrade and a rollback, while the test creates pods in two namespaces: one rejects pods without a sidecar, and
+//! one accepts them.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::creations::Creations;
 use crate::platform::{NAMESPACE, Platform, on_a_node};
 
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The pointer to the heading of the CRD's first column. The test changes it to simulate an older CRD.
+/// The pointer to the name of the CRD's first printer column. The test changes it to simulate an older CRD.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
 async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {
@@ -46,7 +46,7 @@ fn upgrade_and_rollback_lose_no_pod() {
         platform.injects("pay").await?;
         let definitions: Api<CustomResourceDefinition> = Api::all(platform.client.clone());
         let current = heading(&definitions).await?;
-        // Change the stored CRD, as if an older release had installed it.
+        // Changes the stored CRD, as if an older release had installed it.
         let older: json_patch::Patch =
             serde_json::from_value(json!([{"op": "replace", "path": HEADING, "value": "older"}]))?;
         definitions.patch(DEFINITION, &PatchParams::default(), &Patch::<()>::Json(older)).await?;
@@ -67,13 +67,13 @@ fn upgrade_and_rollback_lose_no_pod() {
         println!("the rollback: {:.1?}, {}", begun.elapsed(), creations.results_so_far());
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:one".to_owned(), 3));
 
-        // An upgrade preserves a manual scaling, without a conflict.
+        // An upgrade preserves the number of replicas that was set manually, and causes no conflict.
         platform.kubectl(&["scale", "--namespace", NAMESPACE, "deployment/pillion-webhook", "--replicas=4"]).await?;
         platform.helm("upgrade", Some(&values), &["--wait", "--timeout=4m"]).await?;
         rolled_out(platform).await?;
         ensure!(image_and_replicas(platform).await? == ("local.test/pillion:two".to_owned(), 4));
         println!("after an upgrade with manual scaling: {}", creations.results_so_far());
-        // A rollback restores the recorded number of replicas too, so helm reports a conflict and requires
+        // A rollback also restores the recorded number of replicas. So helm reports a conflict, and requires
         // `--force-conflicts`.
         let refused = platform.helm("rollback", None, &["--wait", "--timeout=4m"]).await;
         let refused = refused.err().context("the rollback reported no conflict")?.to_string();

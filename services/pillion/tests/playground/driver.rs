@@ -1,4 +1,4 @@
-//! Drives a browser over W3C `WebDriver`, with the commands that the tests need.
+//! Controls a browser with W3C `WebDriver`, using the commands that the tests need.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use crate::playground::send;
 use crate::support::eventually;
 
-/// The JSON key by which `WebDriver` identifies an element.
+/// The JSON key with which `WebDriver` identifies an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
-/// The characters by which `WebDriver` identifies keys without a character.
+/// The characters with which `WebDriver` identifies keys that produce no character.
 pub(crate) mod key {
     pub(crate) const TAB: char = '\u{e004}';
     pub(crate) const ENTER: char = '\u{e007}';
@@ -30,12 +30,12 @@ pub(crate) mod key {
     pub(crate) const F8: char = '\u{e038}';
 }
 
-/// A browser with one page. Dropping it stops the browser.
+/// A browser with one page. The browser is stopped when this value is dropped.
 pub(crate) struct Browser {
     driver: Child,
     address: String,
     session: String,
-    /// The folder of the browser's profile, initially empty.
+    /// The folder of the browser's user profile, which is empty at first.
     _folder: tempfile::TempDir,
 }
 
@@ -69,7 +69,7 @@ impl Browser {
             .unwrap();
         let lines = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
         let (found, port) = mpsc::channel();
-        // Read all output, so that a full pipe does not block the driver.
+        // All output is read, because a full pipe would block the driver.
         std::thread::spawn(move || {
             for line in lines {
                 if let Some((_, port)) = line.split_once("successfully on port ") {
@@ -85,7 +85,7 @@ impl Browser {
                 "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
                 "--disable-default-apps", "--no-default-browser-check", "--force-color-profile=srgb", "--lang=en",
-                // Prevents requests that the browser itself makes to other hosts.
+                // Prevents requests that the browser itself sends to other hosts.
                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1",
                 format!("--user-data-dir={}", folder.path().join("profile").display()),
                 format!("--window-size={width},{height}"),
@@ -100,7 +100,7 @@ impl Browser {
         let mut started = Self { driver, address, session: String::new(), _folder: folder };
         let session = started.post("/session", &capabilities);
         started.session = format!("/session/{}", session["sessionId"].as_str().unwrap());
-        // Emulate the size of the page itself, since even a headless window may have a frame.
+        // The size of the page itself is emulated, since even a headless window may have a frame.
         let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         started.devtools("Emulation.setDeviceMetricsOverride", &metrics);
         started
@@ -123,7 +123,7 @@ impl Browser {
         self.ask("GET", &format!("{}{path}", self.session), &Value::Null)
     }
 
-    /// Sends a `DevTools` command, for functions that `WebDriver` does not have.
+    /// Sends a `DevTools` command, for functions that are not part of `WebDriver`.
     pub(crate) fn devtools(&self, command: &str, parameters: &Value) {
         self.post("/goog/cdp/execute", &json!({"cmd": command, "params": parameters}));
     }
@@ -167,7 +167,7 @@ impl Browser {
         (text("computedlabel"), text("computedrole"))
     }
 
-    /// Presses keys in turn.
+    /// Presses keys one after another.
     pub(crate) fn press(&self, keys: impl IntoIterator<Item = char>) {
         let presses = keys.into_iter().flat_map(|key| [("keyDown", key), ("keyUp", key)]);
         self.keys(&presses.map(|(what, key)| json!({"type": what, "value": key.to_string()})).collect::<Vec<_>>());
@@ -193,13 +193,13 @@ impl Browser {
         STANDARD.decode(self.get("/screenshot").as_str().unwrap()).unwrap()
     }
 
-    /// Returns the log entries since the last call. The kind `browser` has messages of the console, and `performance`
-    /// has all requests.
+    /// Returns the log entries since the last call. The log `browser` contains messages of the console, and the log
+    /// `performance` contains all requests.
     pub(crate) fn log(&self, kind: &str) -> Vec<Value> {
         self.post("/se/log", &json!({"type": kind})).as_array().unwrap().clone()
     }
 
-    /// Returns the requested URLs since the last call.
+    /// Returns the URLs that were requested since the last call.
     pub(crate) fn requested(&self) -> Vec<String> {
         let events = self.log("performance").into_iter().map(|entry| {
             let message: Value = serde_json::from_str(entry["message"].as_str().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The playground page in a real browser: its use by mouse and keyboard, in both themes, and its screenshots.
+//! The playground page in a real browser: its use with the mouse and the keyboard, both themes, and screenshots.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use super::Dev;
 use super::driver::{Browser, key, programs};
 
-/// The script that checks contrast, references and sizes in the page.
+/// The script that checks contrasts, references and sizes in the page.
 const CHECKS: &str = include_str!("checks.js");
-/// A script that returns whether the newest inputs have a response.
+/// A script that returns whether the response to the newest inputs has arrived.
 const DONE: &str = "return document.body.dataset.state === 'done'";
-/// A profile without indentation, which shows whether the editor adds any.
+/// A profile without indentation. It shows whether the editor adds any indentation.
 const PROFILE: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: typed}\n\
                        spec: {activation: Always, template: {spec: {containers: [{name: typed-in, image: \"x:1\"}]}}}";
 
@@ -31,14 +31,14 @@ fn type_keys(browser: &Browser, id: &str, text: &str) {
     browser.press(text.chars().map(|letter| if letter == '\n' { key::ENTER } else { letter }));
 }
 
-/// Replaces the content of an editor at once, as from a clipboard.
+/// Replaces the content of an editor at once, as if pasted from a clipboard.
 fn retype(browser: &Browser, id: &str, text: &str) {
     browser.click(&format!("#{id}"));
     browser.press_with(key::CONTROL, 'a');
     browser.devtools("Input.insertText", &json!({"text": text}));
 }
 
-/// Waits until the newest inputs have a response, and the element contains this text.
+/// Waits until the response to the newest inputs has arrived, and the element contains this text.
 fn wait_for_text(browser: &Browser, id: &str, part: &str) {
     let script = format!(
         "return document.body.dataset.state === 'done' && document.getElementById('{id}').textContent.includes({})",
@@ -47,9 +47,9 @@ fn wait_for_text(browser: &Browser, id: &str, part: &str) {
     browser.until(&format!("{part:?} in #{id}"), &script);
 }
 
-/// Checks contrast, references and sizes in the page. `where_` describes the page's state in failures.
+/// Checks contrasts, references and sizes in the page. `where_` describes the state of the page in error messages.
 fn is_legible(browser: &Browser, where_: &str) {
-    // Wait for the end of transitions, whose colours belong to neither theme.
+    // Waits for the end of transitions, since their colours belong to neither theme.
     browser.until("no transition is running", "return document.getAnimations().length === 0");
     let wrong = browser.run(CHECKS);
     assert_eq!(wrong, json!([]), "{where_}");
@@ -60,7 +60,7 @@ fn is_accessible(browser: &Browser, where_: &str) {
     is_legible(browser, where_);
     for control in browser.all("button, select, textarea, input, summary, a[href], [role=tab], [tabindex='0']") {
         let (label, role) = browser.label_and_role(&control);
-        // Hidden controls have neither a name nor a role.
+        // Hidden controls have no name, and no role.
         assert!(!label.trim().is_empty() || role.is_empty() || role == "none", "{where_}: a {role} has no name");
     }
 }
@@ -97,7 +97,7 @@ fn page_works_in_a_browser() {
     let grave: Vec<_> = browser.log("browser").into_iter().filter(|entry| entry["level"] != "DEBUG").collect();
     assert_eq!(grave, Vec::<Value>::new(), "the console");
     let asked = browser.requested();
-    // The browser serves these URLs itself.
+    // The browser itself serves these URLs.
     let is_own = |url: &&String| ["about:", "chrome:", "data:"].iter().any(|scheme| url.starts_with(scheme));
     let elsewhere: Vec<_> = asked.iter().filter(|url| !is_own(url) && !url.starts_with(&dev.url())).collect();
     assert_eq!(elsewhere, Vec::<&String>::new(), "requests to other hosts");
@@ -125,7 +125,7 @@ fn examples(browser: &Browser) {
     choose(browser, "deny-env");
     wait_for_text(browser, "outcomes", "Rejected");
     wait_for_text(browser, "explanation-panel", "containers may not set env");
-    // The page shows the example that was chosen last, whichever response comes last.
+    // The page must show the example that was chosen last, even if its response arrives first.
     hold_next_response(browser);
     choose(browser, "istio");
     browser.until("a response is held back", "return window.go !== undefined");
@@ -156,7 +156,7 @@ fn edit_by_typing(browser: &Browser) {
             text(browser, &format!("{panel}-panel"))
         );
     }
-    // The namespace's labels have an effect.
+    // The labels of the namespace affect the result.
     browser.click("#namespace-tab");
     retype(browser, "namespace", "{apiVersion: v1, kind: Namespace, metadata: {name: default}}");
     wait_for_text(browser, "outcomes", "Not injected");
@@ -166,7 +166,7 @@ fn edit_by_typing(browser: &Browser) {
     browser.click("#object-tab");
 }
 
-/// The page reports the same mistakes as `pillion lint`, and a click leads to their position.
+/// The page shows the same mistakes as `pillion lint`, and a click on one selects its position.
 fn diagnostics(browser: &Browser) {
     let broken = PROFILE.replace("activation", "activaton");
     retype(browser, "profile", &broken);
@@ -204,7 +204,7 @@ fn diagnostics(browser: &Browser) {
     wait_for_text(browser, "outcomes", "Injected");
 }
 
-/// The page does not report an error response of the server as an unreachable server.
+/// If the server responds with an error, the page does not report that the server is unreachable.
 fn server_errors(browser: &Browser) {
     for (answer, message) in [
         (json!({"diagnostics": [], "result": null}), "neither a result nor an error"),
@@ -226,7 +226,7 @@ fn server_errors(browser: &Browser) {
     }
 }
 
-/// Holds back the next response until a script calls `window.go` in the page.
+/// Delays the next response until a script calls `window.go` in the page.
 fn hold_next_response(browser: &Browser) {
     browser.run(
         "const real = window.fetch;
@@ -240,7 +240,7 @@ fn hold_next_response(browser: &Browser) {
     );
 }
 
-/// A late response does not replace a newer one.
+/// A late response must not replace the result of a newer one.
 fn newest_response_wins(browser: &Browser) {
     hold_next_response(browser);
     retype(browser, "profile", &PROFILE.replace("typed-in", "older"));
@@ -248,7 +248,7 @@ fn newest_response_wins(browser: &Browser) {
     retype(browser, "profile", &PROFILE.replace("typed-in", "newer"));
     wait_for_text(browser, "injected-panel", "newer");
     browser.run("window.go()");
-    // When this script returns, the page would have shown the late response.
+    // By the time this script returns, the page would have shown the late response.
     browser.run("return new Promise((done) => setTimeout(done))");
     assert!(text(browser, "injected-panel").contains("newer"));
     retype(browser, "profile", PROFILE);
@@ -264,7 +264,7 @@ fn nothing_becomes_html(browser: &Browser) {
     wait_for_text(browser, "outcomes", "Injected");
 }
 
-/// Tab reaches all controls, each shows its focus, and none traps it.
+/// The Tab key reaches all controls. Each control shows its focus, and Tab can leave each control.
 fn keyboard(browser: &Browser) {
     browser.run("document.activeElement.blur(); window.getSelection().removeAllRanges()");
     browser.click("h1");
@@ -288,14 +288,14 @@ fn keyboard(browser: &Browser) {
     }
     assert!(!passed.iter().any(|one| one == "diff-tab"), "Tab reaches one tab, arrow keys the others: {passed:?}");
 
-    // Before the heading, Tab reaches a link that skips the head of the page.
+    // Before the heading, Tab reaches a link that skips the header of the page.
     browser.run("document.activeElement.blur()");
     browser.click("h1");
     browser.press_with(key::SHIFT, key::TAB);
     browser.press([key::ENTER]);
     assert_eq!(browser.run(FOCUSED), "profile");
 
-    // In an edited field Tab indents, and Esc then Tab leaves it.
+    // In an edited field, Tab indents the line. Esc followed by Tab leaves the field.
     browser.click("#profile");
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER, '#', key::TAB, 'x']);
@@ -355,7 +355,7 @@ fn themes(browser: &Browser) {
         wait_for_text(browser, "outcomes", "Injected");
     }
     assert_ne!(grounds[0], grounds[1]);
-    // The switch overrides the system's theme, and the page remembers the choice.
+    // The theme switch overrides the system's theme, and the page stores the choice.
     browser.click("[name=theme][value=light] + span");
     assert_eq!(browser.run(ground), grounds[0]);
     browser.refresh();
@@ -379,7 +379,7 @@ fn links(browser: &Browser, dev: &Dev) {
     let link = link.as_str().unwrap();
     browser.open("about:blank");
     browser.open(link);
-    // Foreign pages can link here, so the user sees a link's content before it runs, each time.
+    // Other pages can link here. So each time, the user sees the content of the link before it runs.
     for again in [link, &dev.url()] {
         expect_link_held(browser);
         browser.open("about:blank");
@@ -390,11 +390,11 @@ fn links(browser: &Browser, dev: &Dev) {
     browser.click("#run");
     wait_for_text(browser, "injected-panel", "typed-in");
     assert_eq!(browser.run("return document.getElementById('linked').hidden"), true);
-    // Content that the user has run before runs at once.
+    // If the user has run the same content before, it runs at once.
     browser.open("about:blank");
     browser.open(link);
     wait_for_text(browser, "injected-panel", "typed-in");
-    // A key press runs the content too, like the button.
+    // Pressing a key in the editor also runs the content, like the button.
     browser.run("sessionStorage.clear()");
     browser.open("about:blank");
     browser.open(link);
@@ -403,7 +403,7 @@ fn links(browser: &Browser, dev: &Dev) {
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER]);
     wait_for_text(browser, "injected-panel", "typed-in");
-    // Broken links, and links with too much content, are ignored.
+    // The page ignores broken links, and links with too much content.
     for wrong in ["#v1.", "#v1.AAAA", "#v1.%%%", "#v2.x"] {
         browser.run("sessionStorage.clear()");
         browser.open("about:blank");
@@ -412,7 +412,7 @@ fn links(browser: &Browser, dev: &Dev) {
     }
 }
 
-/// Waits until the page shows a link's content, and checks that the page has not run the content.
+/// Waits until the page shows the content of a link, and checks that the page has not run it.
 fn expect_link_held(browser: &Browser) {
     browser.until("a link's content is shown", "return document.body.dataset.state === 'held'");
     let state = browser.run(
@@ -422,7 +422,7 @@ fn expect_link_held(browser: &Browser) {
     assert_eq!(state, json!([0, false, PROFILE]));
 }
 
-/// After following a link, in the page or from elsewhere, the user can restore their own content.
+/// After the user follows a link on the page or elsewhere, the user can restore their own content.
 fn own_content_is_restorable(browser: &Browser, dev: &Dev) {
     retype(browser, "profile", PROFILE);
     wait_for_text(browser, "injected-panel", "typed-in");
@@ -445,7 +445,7 @@ fn own_content_is_restorable(browser: &Browser, dev: &Dev) {
         wait_for_text(browser, "injected-panel", "mine");
         assert_eq!(browser.run("return document.getElementById('profile').value"), json!(mine));
     }
-    // The user's own content is unchanged.
+    // The user's own content has not changed.
     choose(browser, "istio");
     wait_for_text(browser, "injected-panel", "istio-proxy");
     browser.click("#restore");

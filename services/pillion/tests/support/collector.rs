@@ -1,5 +1,5 @@
-//! A fake trace collector in this process, for checks that the real collector cannot do: it exposes requests with their
-//! headers, and can stop responding.
+//! A fake trace collector in the test process, for checks that are impossible with the real collector: it exposes
+//! requests with their headers, and can stop responding.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ impl FakeCollector {
     /// Starts a collector on a loopback port. It runs as long as the runtime.
     pub(crate) fn start(runtime: &tokio::runtime::Runtime) -> (Self, SocketAddr) {
         let collector = Self::default();
-        // Bind now, so that no other process gets the port.
+        // The port is bound immediately, so that no other process can get it.
         let incoming = {
             let _inside = runtime.enter();
             TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap()
@@ -58,7 +58,7 @@ impl FakeCollector {
         spans.filter(|span| span.name == name).collect()
     }
 
-    /// Returns the values of a header, one for each request that has it.
+    /// Returns the values of a header, one for each request that contains it.
     pub(crate) fn header(&self, name: &str) -> Vec<String> {
         let headers = self.headers.lock().unwrap();
         headers.iter().filter(|(found, _)| found == name).map(|(_, value)| value.clone()).collect()

@@ -1,4 +1,4 @@
-//! Parses `docs/metrics.md` and scrapes into the same structure, so that tests can compare the two.
+//! Parses `docs/metrics.md` and the metrics of a scrape into the same structure, so that tests can compare them.
 
 #![expect(clippy::panic, reason = "tests and their helpers fail by panicking")]
 
@@ -22,14 +22,15 @@ pub(crate) struct Values {
     pub(crate) open: bool,
 }
 
-/// All metrics by name, as in the older text format: names of counters end with `_total`.
+/// All metrics by name. As in the older text format, the names of counters end with `_total`.
 pub(crate) type Metrics = BTreeMap<String, Described>;
 
 /// The parsed page.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) metrics: Metrics,
-    /// The sections that a label's values can refer to, as in `[reasons](#reasons)`, with the values in their tables.
+    /// The sections to which a label's values can refer, as in `[reasons](#reasons)`, each with the values in its
+    /// table.
     pub(crate) sections: BTreeMap<String, BTreeSet<String>>,
     pub(crate) queries: Vec<String>,
 }
@@ -110,7 +111,8 @@ pub(crate) fn exported(scrape: &str) -> Metrics {
     metrics
 }
 
-/// Parses a line of a scrape into the name and the labels of its series. Values contain no quote or comma.
+/// Returns the name and the labels of the series in a line of a scrape. The values of labels contain no quotes and no
+/// commas.
 pub(crate) fn read_series(line: &str) -> (&str, BTreeMap<String, String>) {
     let (series, _) = line.rsplit_once(' ').unwrap();
     let Some((name, labels)) = series.split_once('{') else { return (series, BTreeMap::new()) };
@@ -121,7 +123,7 @@ pub(crate) fn read_series(line: &str) -> (&str, BTreeMap<String, String>) {
     (name, labels.trim_end_matches('}').split(',').map(pair).collect())
 }
 
-/// Adds the metrics `more` of another scrape.
+/// Adds the metrics `more`, which come from another scrape.
 pub(crate) fn merge(into: &mut Metrics, more: Metrics) {
     for (name, metric) in more {
         let known = into.entry(name).or_default();
@@ -133,7 +135,7 @@ pub(crate) fn merge(into: &mut Metrics, more: Metrics) {
 }
 
 /// Returns all differences between the page and the exported metrics, as sentences that suggest corrections. For the
-/// metrics in `partial`, the program need not export every value on the page.
+/// metrics in `partial`, the program may export only some of the values on the page.
 pub(crate) fn differences(page: &Metrics, exported: &Metrics, partial: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, metric) in exported {

@@ -1,4 +1,4 @@
-//! The program as a process, and a minimal HTTP client for it.
+//! The program as a process, and a minimal HTTP client to send requests to it.
 
 #![allow(dead_code, reason = "each test file is a separate crate and uses a part of this")]
 #![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
@@ -21,12 +21,12 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::Value;
 
-/// Maximum time of any step on a busy machine.
+/// The time limit of any step on a busy machine.
 const LIMIT: Duration = Duration::from_mins(1);
 /// The interval between two checks.
 const REST: Duration = Duration::from_millis(25);
 
-/// Waits until `look` returns a value. Fails after [`LIMIT`], with `what` in the message.
+/// Waits until `look` returns a value. Fails after [`LIMIT`] with a message that contains `what`.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -38,7 +38,7 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// A running process of the program. Dropping it kills it.
+/// A running process of the program. The process is killed when this value is dropped.
 pub(crate) struct Program {
     child: Child,
     stdout: Arc<Mutex<String>>,
@@ -52,7 +52,7 @@ impl Program {
         Self::start_with(arguments, &[], folder)
     }
 
-    /// Like [`Program::start`], with these environment variables.
+    /// Like [`Program::start`], but with these environment variables.
     pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)], folder: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pillion"));
         Self::spawn(command.args(arguments).envs(variables.iter().copied()), folder)
@@ -67,7 +67,7 @@ impl Program {
     fn spawn(command: &mut Command, folder: &Path) -> Self {
         let mut child = command
             .current_dir(folder)
-            // These variables name a cluster. A test gives its own kubeconfig, or none.
+            // These variables specify a cluster. A test passes its own kubeconfig, or none.
             .env_remove("KUBECONFIG")
             .env_remove("KUBERNETES_SERVICE_HOST")
             .stdin(Stdio::null())
@@ -100,7 +100,7 @@ impl Program {
         eventually(&format!("a word after {text:?} in\n{}\n{}", self.stdout(), self.stderr()), || {
             let all = format!("{}\n{}", self.stdout(), self.stderr());
             let (_, rest) = all.split_once(text)?;
-            // Wait for the whole line, or the word may be incomplete.
+            // Waits for the whole line, because the word may be incomplete before.
             let (line, _) = rest.split_once('\n')?;
             line.split_whitespace().next().map(ToOwned::to_owned)
         })
@@ -120,7 +120,7 @@ impl Program {
     /// Returns the processor time of the process, in hundredths of a second.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // After the name, which may have spaces: the state, then numbers.
+        // The fields after the name, which may contain spaces, are the state and then numbers.
         let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
         fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
     }
@@ -176,7 +176,7 @@ impl DevEndpoint {
         }
     }
 
-    /// Posts a body with these header lines, each with its line end.
+    /// Posts a body with these header lines, each including its line end.
     pub(crate) fn post(&self, headers: &str, body: &str) -> Answer {
         post_with(&self.url, &self.ca, headers, body)
     }
@@ -192,7 +192,7 @@ pub(crate) fn write_kubeconfig(folder: &Path, api_server: &str) {
     std::fs::write(folder.join("kubeconfig"), kubeconfig).unwrap();
 }
 
-/// Writes a kubeconfig for an API server that hangs: its socket is bound but never accepts connections.
+/// Writes a kubeconfig for an API server that hangs: its socket is bound, but it never accepts connections.
 pub(crate) fn hanging_api_server(folder: &Path) -> TcpListener {
     let api_server = TcpListener::bind("127.0.0.1:0").unwrap();
     write_kubeconfig(folder, &format!("http://{}", api_server.local_addr().unwrap()));
@@ -218,7 +218,7 @@ pub(crate) fn post(url: &str, ca: &Path, body: &str) -> Answer {
     post_with(url, ca, "", body)
 }
 
-/// Like [`post`], with more header lines, each with its line end.
+/// Like [`post`], but with additional header lines, each including its line end.
 pub(crate) fn post_with(url: &str, ca: &Path, headers: &str, body: &str) -> Answer {
     let (address, path) = url.strip_prefix("https://").unwrap().split_once('/').unwrap();
     let head = format!(
@@ -263,7 +263,7 @@ fn exchange(mut stream: impl Read + Write, request: &str) -> Answer {
     Answer { status, body: body.to_owned() }
 }
 
-/// Returns the JSON patch in a response as a string, or `None` without a patch.
+/// Returns the JSON patch in a response as a string, or `None` if the response contains no patch.
 pub(crate) fn patch(answer: &Answer) -> Option<String> {
     assert_eq!(answer.status, 200, "{answer:?}");
     let review: Value = serde_json::from_str(&answer.body).unwrap();

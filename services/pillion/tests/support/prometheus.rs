@@ -1,4 +1,4 @@
-//! A real Prometheus that scrapes every second, and queries to it.
+//! A real Prometheus that scrapes every second, and functions to query it.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Maximum time in which Prometheus must start.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// A running Prometheus. Dropping it kills it.
+/// A running Prometheus. Its process is killed when this value is dropped.
 pub(crate) struct Prometheus {
     child: Child,
     address: SocketAddr,
@@ -31,8 +31,8 @@ impl Prometheus {
 
     /// Starts a Prometheus with this additional configuration, and with these files in its folder.
     pub(crate) fn with(config: &str, files: &[(&str, &str)]) -> Self {
-        // Another process may take the free port first. Then Prometheus exits at once, and the test tries another
-        // port.
+        // Another process may take the free port first. In that case, Prometheus exits at once, and another port is
+        // tried.
         let mut ended = Vec::new();
         loop {
             match Self::start(config, files) {
@@ -77,11 +77,11 @@ impl Prometheus {
         format!("http://{}", self.address)
     }
 
-    /// Returns the status and the body of the response to a GET request, or `None` without a response.
+    /// Returns the status and the body of the response to a GET request, or `None` if there is no response.
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(self.address).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
-        // With HTTP/1.0 the body ends where the connection closes.
+        // With HTTP/1.0, the end of the connection is the end of the body.
         stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: {}\r\n\r\n", self.address).as_bytes()).ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
@@ -89,7 +89,7 @@ impl Prometheus {
         Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
     }
 
-    /// Returns the data of an API response, or the API's error message.
+    /// Returns the data of an API response, or the error message of the API.
     pub(crate) fn api(&self, path: &str, query: &str) -> Result<Value, String> {
         let (_, body) = self.get(&format!("/api/v1/{path}query={}", encoded(query))).unwrap();
         let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
@@ -97,7 +97,7 @@ impl Prometheus {
         if part("status") == "success" { Ok(part("data")) } else { Err(part("error").to_string()) }
     }
 
-    /// Returns the values of a query's result, or the API's error message.
+    /// Returns the values in a query's result, or the error message of the API.
     pub(crate) fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         let data = self.api("query?", query)?;
         let found = data.get("result").and_then(Value::as_array).ok_or_else(|| format!("not a vector: {data}"))?;

@@ -1,4 +1,4 @@
-//! Runs `pillion dev`, `webhook` and `controller`, for tests of their metrics.
+//! Runs `pillion dev`, `pillion webhook` and `pillion controller` for tests of their metrics.
 
 use std::net::TcpListener;
 
@@ -9,7 +9,7 @@ use super::{DevEndpoint, Program, get, hanging_api_server, patch};
 
 const ANY_PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"];
 
-/// `pillion dev` with a sample profile.
+/// A process of `pillion dev` with a sample profile.
 pub(crate) struct Dev {
     program: Program,
     endpoint: DevEndpoint,
@@ -30,7 +30,7 @@ impl Dev {
         }
     }
 
-    /// Sends a review whose pod is injected, with these header lines, each with its line end.
+    /// Sends a review whose pod is injected, with these header lines, each including its line end.
     pub(crate) fn inject(&self, headers: &str) {
         let answer = self.endpoint.post(headers, &self.endpoint.review);
         assert!(patch(&answer).is_some(), "{answer:?}\n{}", self.program.stderr());
@@ -46,7 +46,7 @@ impl Dev {
     }
 }
 
-/// `pillion webhook` or `pillion controller` with an API server that does not respond.
+/// A process of `pillion webhook` or `pillion controller` whose API server does not respond.
 pub(crate) struct Unconnected {
     program: Program,
     /// The address that serves the metrics.

@@ -17,7 +17,7 @@ pub(crate) struct Document {
     pub(crate) value: Json,
 }
 
-/// The result of a conversion.
+/// The profiles and remarks that a conversion produces.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Converted {
     /// The profiles, in the order of the documents.
@@ -52,7 +52,7 @@ impl Remark {
     }
 }
 
-/// Whether a value is empty, as an unset field in Go is.
+/// Whether a value is empty: null, or a string, list or object without content.
 fn is_empty_value(value: &Json) -> bool {
     match value {
         Json::Null => true,

@@ -1,11 +1,11 @@
-//! Converts configurations of morvencao's sidecar injector: containers and volumes under one key of a `ConfigMap`. Pods
-//! request injection by an annotation.
+//! Converts configurations of morvencao's sidecar injector. A configuration contains containers and volumes under one
+//! key of a `ConfigMap`. Pods request injection with an annotation.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::{Converted, Document, Remark, literal, object_name};
 
-/// The lists of a configuration.
+/// The lists that a configuration can contain.
 const LISTS: [&str; 3] = ["initContainers", "containers", "volumes"];
 
 /// The default prefix of the annotations.
@@ -16,7 +16,7 @@ pub(crate) const PREFIX: &str = "sidecar-injector-webhook.morven.me";
 pub(crate) struct Options {
     /// The prefix of the annotations, without the slash.
     pub(crate) prefix: String,
-    /// The name of the profile. If there are several, a number is appended.
+    /// The name of the profile. A number is appended to the names of further profiles.
     pub(crate) name: String,
 }
 

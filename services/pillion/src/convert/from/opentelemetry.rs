@@ -12,7 +12,7 @@ use super::{Converted, Document, Remark, escaped, is_empty_value, literal, objec
 /// The prefix of all request annotations.
 const REQUEST: &str = "instrumentation.opentelemetry.io/inject-";
 
-/// Fields of the resource for all languages, each with the profile parameter that it sets.
+/// The resource's fields that concern all languages, each with the profile parameter that it sets.
 const COMMON: [(&str, &str); 9] = [
     ("/exporter/endpoint", "endpoint"),
     ("/exporter/tls", "tls"),
@@ -25,7 +25,7 @@ const COMMON: [(&str, &str); 9] = [
     ("/env", "env"),
 ];
 
-/// Fields of the resource for languages with an agent, each with the profile parameter that it sets.
+/// The resource's fields that concern languages with an agent, each with the profile parameter that it sets.
 const OF_AGENTS: [(&str, &str); 2] =
     [("/imagePullPolicy", "pullPolicy"), ("/initContainerSecurityContext", "securityContext")];
 
@@ -236,7 +236,7 @@ impl<'d> Resource<'d> {
         };
         let of_agents = OF_AGENTS.iter().filter(|(_, name)| match language.name {
             "sdk" => false,
-            // The agent for Go is a sidecar with its own security context.
+            // The agent for Go is a sidecar with a fixed security context, so only the pull policy is set.
             "go" => *name == "pullPolicy",
             _ => true,
         });
@@ -273,7 +273,7 @@ impl<'d> Resource<'d> {
         Ok(parameters.into())
     }
 
-    /// Adds a remark for each field for which profiles have no parameter.
+    /// Adds a remark for each field without a profile parameter.
     fn note_unknown(&self, notes: &mut Vec<Remark>) {
         let known = COMMON.iter().chain(&OF_AGENTS).map(|(pointer, _)| (*pointer).to_owned());
         let of_languages = LANGUAGES.iter().filter_map(|language| Some((language.field?, language.parameters)));
@@ -307,7 +307,7 @@ impl<'d> Resource<'d> {
 /// Returns `name`, or `name` with a number if it is taken. Adds the result to `taken`.
 fn unique_name(name: &str, taken: &mut Vec<String>) -> String {
     let numbered = (2..).map(|number| format!("{}-{number}", name.get(..name.len().min(59)).unwrap_or(name)));
-    // Always finds one: there are more numbers than names.
+    // `find` always succeeds: `numbered` is infinite, and `taken` is finite.
     let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or_default();
     taken.push(free.clone());
     free

@@ -1,15 +1,15 @@
-//! Converts `SidecarSet` resources of `OpenKruise`: selected pods get containers, volumes and metadata. In-place
-//! upgrades of running pods need Kruise's controller, and are reported. New pods get the new sidecar, and
-//! `pillion rollout` replaces old ones.
+//! Converts `SidecarSet` resources of `OpenKruise`, which add containers, volumes and metadata to selected pods.
+//! In-place upgrades of running pods need Kruise's controller, so a remark reports them. With Pillion, new pods get the
+//! new sidecar, and `pillion rollout` replaces old pods.
 
 use serde_json::{Map, Value as Json, json};
 
 use super::{Converted, Document, Remark, escaped, is_empty_value, literal, object_name, quoted};
 
-/// The label with the name of each namespace.
+/// The label that contains the name of each namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Fields of a sidecar that a container does not have.
+/// The fields of a sidecar that Kubernetes containers do not have.
 const OF_SIDECARS: [&str; 5] =
     ["podInjectPolicy", "upgradeStrategy", "shareVolumePolicy", "shareVolumeDevicePolicy", "transferEnv"];
 
@@ -225,9 +225,9 @@ impl Reader {
     }
 }
 
-/// Returns a selector of the namespaces, or `None` for all.
+/// Returns the selector for the resource's namespaces, or `None` if it selects all namespaces.
 fn namespaces(spec: &Map<String, Json>) -> Option<Json> {
-    // `v1alpha1` has the fields in the spec itself, `v1beta1` below `specificNamespace`.
+    // In `v1alpha1`, these fields are in the spec itself; in `v1beta1`, below `specificNamespace`.
     let spec = spec.get("specificNamespace").and_then(Json::as_object).unwrap_or(spec);
     let named =
         |names: Vec<Json>| json!({"matchExpressions": [{"key": NAMESPACE_NAME, "operator": "In", "values": names}]});

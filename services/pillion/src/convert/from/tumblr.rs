@@ -1,8 +1,9 @@
-//! Converts configurations of k8s-sidecar-injector: whole sidecars, each in one file or one key of a `ConfigMap`. Pods
-//! request them by `name` or `name:version`.
+//! Converts configurations of k8s-sidecar-injector. Each one is a file, or a key of a `ConfigMap`. Pods request it by
+//! `name` or `name:version`.
 //!
-//! Each configuration becomes a profile that extends the shipped profile `sidecar-config`, which has the common parts.
-//! Configurations are merged into those that inherit from them, as the injector does when it reads the files.
+//! Each configuration becomes a profile that extends the shipped profile `sidecar-config`, which contains the parts
+//! that all configurations need. The conversion merges inherited configurations, as the injector does when it reads the
+//! files.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -11,16 +12,16 @@ use super::{Converted, Document, Remark, escaped, literal, object_name, quoted};
 /// The profile that all others extend.
 const BASE: &str = "sidecar-config";
 
-/// The container patch of [`BASE`] for all containers.
+/// The container patch of [`BASE`] that applies to all containers.
 const EVERYWHERE: &str = "everywhere";
 
-/// The version of a configuration that sets none.
+/// The version of a configuration that specifies none.
 const LATEST: &str = "latest";
 
 /// The maximum length of an inheritance chain.
 const LONGEST_CHAIN: usize = 16;
 
-/// Lists with named elements. A configuration merges them by name with the inherited lists.
+/// Lists whose elements have names. A configuration merges them by name with the inherited lists.
 const NAMED: [&str; 5] = ["containers", "volumes", "env", "volumeMounts", "initContainers"];
 
 /// Fields other than lists, with their expected types.
@@ -38,7 +39,7 @@ const TEXT: [&str; 9] =
     ["name", "image", "value", "mountPath", "subPath", "workingDir", "ip", "inherits", "serviceAccountName"];
 const TEXTS: [&str; 3] = ["args", "command", "hostnames"];
 
-/// Names that cannot request a profile, because a request annotation interprets them as yes or no.
+/// Names that cannot request a profile, because in a request annotation they mean yes or no.
 const WORDS: [&str; 14] =
     ["true", "t", "yes", "y", "on", "enabled", "1", "false", "f", "no", "n", "off", "disabled", "0"];
 
@@ -161,7 +162,7 @@ impl Reader<'_> {
             // A volume may have several mounts, and an address several aliases.
             if seen.contains(&key) && !["volumeMounts", "hostAliases"].contains(&field) {
                 let fault = Remark::new(document, path, format!("there is another `{key}` in {field}"));
-                self.faults.push(fault.with_help("remove all but one: which one takes effect differs by container"));
+                self.faults.push(fault.with_help("remove all but one: the effective one may differ by container"));
             }
             seen.push(key);
         }
@@ -187,8 +188,8 @@ impl Reader<'_> {
         None
     }
 
-    /// Merges inherited fields into a document's fields, recursively. `chain` lists the documents visited so far, this
-    /// one last.
+    /// Merges inherited fields into a document's fields, recursively. `chain` lists the documents visited so far,
+    /// ending with this one.
     fn with_inherited(&mut self, document: usize, mut fields: Fields, chain: &mut Vec<usize>) -> Option<Fields> {
         let Some(Json::String(parent)) = fields.remove("inherits") else { return Some(fields) };
         let file = self.documents.get(document).map(|document| document.file.as_str()).unwrap_or_default();
@@ -215,7 +216,7 @@ impl Reader<'_> {
         let notes = self.notes.len();
         let faults = self.faults.len();
         let parent = self.checked(found);
-        // Problems of the parent are reported when it is converted itself.
+        // The parent's problems are reported when the parent itself is converted.
         self.notes.truncate(notes);
         self.faults.truncate(faults);
         let parent = self.with_inherited(found, parent?, chain)?;
@@ -318,8 +319,8 @@ fn path_beside(file: &str, name: &str) -> String {
     if folder.is_empty() { path.trim_start_matches('/').to_owned() } else { path }
 }
 
-/// Merges a configuration into the one that it inherits from. An element of the child replaces the parent's element of
-/// the same name, in its position. Host aliases of both are kept.
+/// Merges a configuration into its parent. An element of the child replaces the parent's element with the same name, at
+/// the same position. The host aliases of both are kept.
 fn merge_inherited(mut parent: Fields, child: Fields) -> Fields {
     for (key, value) in child {
         match (parent.get_mut(&key), value) {
@@ -352,15 +353,15 @@ fn merge_by_name(list: &[Json], mut items: Vec<Json>) -> Vec<Json> {
     whole
 }
 
-/// Returns the values with which pods request a configuration.
+/// Returns the values with which pods can request a configuration.
 fn words(configuration: &Configuration) -> Vec<String> {
     let Configuration { name, version, .. } = configuration;
     let full = format!("{name}:{version}");
-    // `name:` is a name without a version.
+    // `name:` means a name without a version.
     if version == LATEST { vec![name.clone(), full, format!("{name}:")] } else { vec![full] }
 }
 
-/// Returns a unique name for each profile, different from the values that request other profiles.
+/// Returns a unique name for each profile. It differs from all values that request other profiles.
 fn profile_names(configurations: &[Configuration]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (index, configuration) in configurations.iter().enumerate() {
@@ -371,7 +372,7 @@ fn profile_names(configurations: &[Configuration]) -> Vec<String> {
             names.contains(candidate) || others.flat_map(|(_, other)| words(other)).any(|word| word == *candidate)
         };
         let numbered = (2..).map(|number| format!("{plain}-{number}"));
-        // Always finds one: there are more numbers than configurations.
+        // `find` always succeeds: `numbered` is infinite, and the number of configurations is finite.
         names.push(std::iter::once(plain.clone()).chain(numbered).find(|name| !is_taken(name)).unwrap_or_default());
     }
     names
@@ -398,7 +399,8 @@ fn pod(fields: &Fields) -> Fields {
     pod
 }
 
-/// Returns one host alias for each address with all its names, since Kubernetes merges host aliases by address.
+/// Returns one host alias for each address, with all names of this address, since Kubernetes merges host aliases by
+/// address.
 fn aliases(fields: &Fields) -> Vec<Json> {
     let mut aliases: Vec<(Json, Vec<Json>)> = Vec::new();
     for alias in items(fields, "hostAliases") {
@@ -444,7 +446,7 @@ fn is_empty(list: &Json) -> bool {
     list.as_array().is_none_or(Vec::is_empty)
 }
 
-/// Returns an element with a directive after its first field.
+/// Returns a copy of an element, with a directive inserted after the first field.
 fn with(element: &Json, directive: &str, value: &str) -> Json {
     let mut fields = Fields::new();
     for (index, (name, member)) in element.as_object().into_iter().flatten().enumerate() {

@@ -1,5 +1,5 @@
-//! Example profiles, each with an object that requests it: the object of the profile's first test case that is
-//! injected.
+//! Example profiles, each with an object that requests it. The object comes from the profile's first test case in which
+//! the profile is injected.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -21,7 +21,8 @@ use crate::output;
 const MAX_FILES: usize = 500;
 /// The maximum size of each file, in bytes: the limit of objects in a cluster.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
-/// The maximum size of all files together, in bytes, since they stay in memory. Files beyond this size are ignored.
+/// The maximum size of all files together, in bytes, since they are kept in memory. Files that would exceed it are
+/// ignored.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
 /// The maximum number of test cases that are tried for an example.
 const MAX_CASES: usize = 60;
@@ -51,7 +52,7 @@ struct Example {
 /// Files of test cases; all profiles of a folder share them.
 type Cases = Arc<[(PathBuf, String)]>;
 
-/// Reads files, and each folder of test cases once.
+/// Reads files within a size limit, and caches the test cases of each folder.
 #[derive(Debug)]
 struct Reader {
     /// The remaining bytes that may be read.
@@ -170,7 +171,7 @@ impl Example {
     fn read(file: &Path, reader: &mut Reader) -> Option<Self> {
         let stem = file.file_stem()?.to_string_lossy().into_owned();
         let folder = file.parent()?;
-        // The name of `profiles/nginx/profile.yaml` is nginx.
+        // A `profile.yaml` is named after its folder, as in `profiles/nginx/profile.yaml`.
         let of_folder =
             folder.file_name().filter(|_| stem == "profile").map(|name| name.to_string_lossy().into_owned());
         let name = of_folder.unwrap_or(stem);
@@ -179,7 +180,7 @@ impl Example {
     }
 
     fn new(id: String, name: String, group: Group, profile: String, cases: Cases) -> Option<Self> {
-        // An invalid file is listed too, so that the page can show its problems.
+        // An invalid file is also listed, so that the page can show its problems.
         let documents = yaml::documents(&profile).unwrap_or_default();
         let profiles: Vec<&yaml::Node> = documents.iter().filter(|document| is_profile(document)).collect();
         if !documents.is_empty() && !profiles.iter().any(|profile| is_for_pods(profile)) {
@@ -190,7 +191,7 @@ impl Example {
         Some(Self { id, name, group, about, profile, cases })
     }
 
-    /// Returns the profiles, including those among the test cases, and the test cases.
+    /// Returns the profiles, including those that the files of test cases contain, and the test cases.
     fn documents(&self) -> (String, Vec<Case>) {
         let mut profiles = self.profile.clone();
         // For a shipped profile, the file with the embedded test cases comes first.
@@ -209,7 +210,7 @@ impl Example {
         (profiles, cases)
     }
 
-    /// Returns the editor texts with a pod that requests the first profile by its name.
+    /// Returns the editor texts with a pod that requests the first profile by name.
     fn plain(&self, profile: String) -> Texts {
         let documents = yaml::documents(&profile).unwrap_or_default();
         let name = documents.iter().find_map(|document| document.get("metadata")?.text("name")).unwrap_or(&self.name);
@@ -231,7 +232,8 @@ fn is_for_pods(profile: &yaml::Node) -> bool {
     target.is_none_or(|resources| resources.items().iter().any(is_pods))
 }
 
-/// Returns the editor texts of a test case. `None` if the case uses features without an editor, or expects no change.
+/// Returns the editor texts of a test case. `None` if the case uses features for which there is no editor, or expects
+/// no change.
 fn texts_of(profile: &str, case: Case) -> Option<Texts> {
     let Case { profiles, parameters, values, cluster, namespace, service_account, objects, request, object, .. } = case;
     let is_editable = profiles.is_none() && values.is_empty() && cluster.is_empty() && request.is_empty();
@@ -260,7 +262,7 @@ fn texts_of(profile: &str, case: Case) -> Option<Texts> {
     })
 }
 
-/// Returns the object with `apiVersion` and `kind` first. An object without a name gets one.
+/// Returns the object with `apiVersion` and `kind` first. An object without a name is given one.
 fn named(object: Map<String, Value>) -> Value {
     let text = |field: &str, default: &str| object.get(field).cloned().unwrap_or_else(|| default.into());
     let mut named = Map::new();

@@ -1,7 +1,7 @@
-//! The playground: a page with editors for profiles and an object, which shows the result while the user types. It is
-//! only for users of this machine: see [`guard`].
+//! The playground: a page with editors for profiles and an object, which shows the result while the user types. Only
+//! users of this machine can reach it: see [`guard`].
 //!
-//! * [`mod@run`]: one run: from the texts to problems or results.
+//! * [`mod@run`]: converts the texts of the editors to problems or results.
 //! * [`library`]: example profiles, each with an object that requests it.
 
 mod library;
@@ -34,9 +34,9 @@ use crate::config::WebhookPolicy;
 
 /// The maximum size of a request, in bytes. The API server accepts no object this large.
 const MAX_BODY: usize = 2 * 1024 * 1024;
-/// The maximum number of concurrent runs. Further runs wait. A page cancels all but its newest run.
+/// The maximum number of concurrent runs; further runs wait. A page cancels all its runs except the newest.
 const RUNS: usize = 2;
-/// How long a response may take, including the wait. A longer run is cancelled.
+/// The maximum duration of a response, including the wait. A longer run is cancelled.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 /// The name of the simulated release, which appears only in explanations.
 const RELEASE: &str = "pillion-system/pillion";
@@ -46,12 +46,12 @@ pub(super) struct Playground {
     platform: Platform,
     /// Paths with example profiles, besides the embedded ones.
     paths: Vec<PathBuf>,
-    /// The library as read when a page was last opened.
+    /// The library, as it was read when a page was last opened.
     library: Mutex<Option<Arc<Library>>>,
     runs: Arc<Semaphore>,
 }
 
-/// An error response: its status and message.
+/// An error response: the status and the message.
 #[derive(Debug)]
 struct ErrorResponse(StatusCode, String);
 
@@ -100,8 +100,8 @@ impl Playground {
         library
     }
 
-    /// Runs work on a blocking thread, so that probes are not delayed, once a slot is free. Responds with the result.
-    /// The token is cancelled if the work takes too long, or the client disconnects.
+    /// Does the work on a blocking thread once a slot is free, so that probes are not delayed, and responds with the
+    /// result. The token is cancelled if the work takes too long, or if the client disconnects.
     async fn answer<T: Serialize>(
         self: Arc<Self>,
         work: impl FnOnce(&Self, &CancellationToken) -> Result<T, ErrorResponse> + Send + 'static,
@@ -111,7 +111,7 @@ impl Playground {
         let worked = async {
             let slot = Arc::clone(&self.runs).acquire_owned().await?;
             let worked = tokio::task::spawn_blocking(move || {
-                // Released when the work is done, even if the client no longer waits.
+                // Released when the work is done, even if the client is no longer waiting.
                 let _slot = slot;
                 work(&self, &given_up).map(|done| serde_json::to_vec(&done))
             });
@@ -185,8 +185,8 @@ struct Asset {
     text: &'static str,
 }
 
-/// All files of the page: one document, one style sheet, a script in two files and an icon, all embedded in this
-/// program. Nothing is fetched from other servers, and the content security policy enforces that.
+/// All files of the page: one document, one style sheet, a script in two files and an icon. They are embedded in this
+/// program. The page loads nothing from other servers, which the content security policy enforces.
 const ASSETS: [Asset; 5] = [
     Asset { path: "/", media_type: "text/html; charset=utf-8", text: include_str!("assets/index.html") },
     Asset {
@@ -207,8 +207,8 @@ const ASSETS: [Asset; 5] = [
     Asset { path: "/playground/icon.svg", media_type: "image/svg+xml", text: include_str!("assets/icon.svg") },
 ];
 
-/// The content security policy: the page may load files from this server, and call this server, only. Inline scripts
-/// and styles, HTML from strings, and framing are forbidden.
+/// The content security policy. The page may only load files from this server, and only call this server. Inline
+/// scripts and styles, HTML from strings, and framing are forbidden.
 const SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                       trusted-types 'none'";
@@ -220,7 +220,7 @@ const HEADERS: [(&str, &str); 6] = [
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
     ("cross-origin-opener-policy", "same-origin"),
-    // Another version of this program may serve a different page at this address.
+    // Another version of this program may serve a different page at this address, so the page must not be cached.
     ("cache-control", "no-store"),
 ];
 
@@ -277,7 +277,7 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     if headers.get(ORIGIN).is_some_and(|origin| !origin.to_str().is_ok_and(is_own_origin)) {
         return Err(Refusal::CrossOrigin);
     }
-    // Another page may link here, but not send any other request.
+    // Another page may link to this page, but not send any other request.
     let is_link = uri.path() == "/" && text("sec-fetch-mode") == Some("navigate");
     match text("sec-fetch-site") {
         None | Some("same-origin" | "none") => Ok(()),
@@ -286,7 +286,7 @@ fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a `Host` is a loopback name or address, with any port or none: a forwarded port may differ.
+/// Whether a `Host` is a loopback name or address, with any port or none, since a forwarded port may differ.
 fn is_own(host: &str) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
@@ -330,7 +330,7 @@ mod tests {
         }
         assert_eq!(playground.runs.available_permits(), 0);
         assert!(starts.try_recv().is_err(), "the last run waits for a slot");
-        // A run that was given up keeps its slot until it ends.
+        // A cancelled run keeps its slot until it ends.
         holds[0].1.abort();
         assert!(starts.recv_timeout(Duration::from_millis(100)).is_err());
         holds[0].0 = None;

@@ -1,5 +1,5 @@
-//! A run: turns the texts of the editors into problems or results. For files with the same content, `pillion lint`,
-//! `pillion inject` and `pillion explain` give the same results.
+//! A run: converts the texts of the editors to problems or results. For files with the same content, `pillion lint`,
+//! `pillion inject` and `pillion explain` produce the same results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub(super) struct Texts {
     pub(super) profile: String,
     /// A manifest, as for `pillion inject -f`.
     pub(super) object: String,
-    /// A Namespace; empty: an opted-in one named `default`.
+    /// A Namespace. If empty, an opted-in Namespace with the name `default` is used.
     #[serde(default)]
     pub(super) namespace: String,
     /// Defaults of parameters, by profile.
@@ -110,7 +110,7 @@ impl Platform {
     }
 }
 
-/// The valid texts, parsed.
+/// The parsed texts, if all are valid.
 struct Parsed {
     profiles: Vec<Arc<CompiledProfile>>,
     documents: Vec<Value>,
@@ -118,8 +118,8 @@ struct Parsed {
 }
 
 /// Lints, injects and explains the texts. `parents` are cluster profiles that the profiles may extend. The response has
-/// no result if the run was cancelled through `given_up`, which is checked between decisions. A decision evaluates all
-/// profiles, so their number is limited.
+/// no result if the run was cancelled through `given_up`, which is checked between decisions. The number of profiles is
+/// limited, since each decision evaluates all of them.
 pub(super) fn run(
     texts: &Texts,
     platform: &Platform,
@@ -153,7 +153,8 @@ fn ensure_not_given_up(given_up: &CancellationToken) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses all texts, and reports the problems of each independently. If all are valid, there are only warnings.
+/// Parses all texts, and reports the problems of each independently. If all texts are valid, the problems are only
+/// warnings.
 fn parse(
     texts: &Texts,
     object: &Arc<Source>,
@@ -238,7 +239,7 @@ fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
 
 /// Returns problems for objects in other namespaces than the given one.
 fn foreign_namespace_warnings(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<Problem> {
-    // Values have no positions, so the source is parsed again in this rare case.
+    // Parsed values have no positions, so in this rare case the source is parsed again.
     let nodes = || yaml::documents(&source.text).unwrap_or_default();
     let mut reported = BTreeSet::new();
     let mut problems = Vec::new();

@@ -26,7 +26,7 @@ pub(super) struct KeptControlPlane {
     pub(super) control_plane: ControlPlane,
     pub(super) release: Arc<Release>,
     target: watch::Sender<Option<Arc<Target>>>,
-    /// Whether the keeper's confirmation of the target succeeds. The keeper writes only a confirmed target.
+    /// Whether the keeper's check of the target succeeds. The keeper writes only a confirmed target.
     pub(super) confirmed: Arc<AtomicBool>,
     registry: Registry,
     pub(super) stop: CancellationToken,
@@ -136,7 +136,7 @@ impl KeptControlPlane {
     }
 }
 
-/// Removes empty values: the API server writes defaults that mean the same as absent fields.
+/// Removes empty values, because the API server writes empty defaults for absent fields.
 fn without_empty(mut value: Json) -> Json {
     match &mut value {
         Json::Object(fields) => {

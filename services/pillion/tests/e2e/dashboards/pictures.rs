@@ -1,5 +1,5 @@
-//! Renders the dashboards to `docs/images`, with the data of a complete cluster under load. Each event in [`EVENTS`] is
-//! visible in some panel.
+//! Renders the dashboards to `docs/images`, with data from a complete cluster under load. Each event in [`EVENTS`] is
+//! visible in at least one panel.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::rig::bare_pod;
 
 /// How long the load lasts.
 const MINUTES: u64 = 6;
-/// Profiles for all results: they are applied, are skipped because of an expression, or reject pods.
+/// Profiles with different results: they are applied, are skipped because of an expression, or reject pods.
 const PROFILES: &str = r#"
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -52,7 +52,7 @@ spec:
 const NAMESPACES: [(&str, &str, usize); 4] =
     [("shop", "required", 5), ("payments", "required", 3), ("search", "enabled", 2), ("batch", "held", 1)];
 
-/// What happens during the load.
+/// An event during the load.
 #[derive(Clone, Copy)]
 enum Event {
     ChangedConfiguration,
@@ -62,7 +62,7 @@ enum Event {
     LateRequests,
 }
 
-/// Events, by the second at which they begin.
+/// The events, each with the second at which it begins.
 const EVENTS: [(u64, Event); 8] = [
     (60, Event::ChangedConfiguration),
     (65, Event::ChangedConfiguration),
@@ -99,7 +99,8 @@ impl Event {
     }
 }
 
-/// Returns the pods of one second of load, with their namespaces: a wave, with few pods that a profile denies.
+/// Returns the pods of one second of load, with their namespaces. The number of pods changes every 45 seconds, and
+/// every fourth second includes one pod that a profile rejects.
 fn pods(second: u64) -> Vec<(&'static str, Json)> {
     let weight = [1, 2, 3, 2][usize::try_from(second / 45 % 4).unwrap_or_default()];
     let mut pods = Vec::new();
@@ -123,7 +124,7 @@ fn renders_dashboard_pictures() {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         for (namespace, failure_mode, _) in NAMESPACES {
             managed.rig.namespace(namespace, Some(failure_mode)).await?;
-            // The audit finds these pods without the profiles that are created next.
+            // These pods are older than the profiles, so the audit reports that they lack them.
             for number in 0..4 {
                 managed.rig.create(namespace, &bare_pod(&format!("early-{number}"))).await?;
             }

@@ -1,4 +1,4 @@
-//! The test cases of the comparison with exported policies: profiles, namespaces of all kinds, and operations on
+//! Test cases that compare exported policies with the engine: profiles, namespaces of all kinds, and operations on
 //! `ConfigMaps`.
 
 use serde_json::{Value as Json, json};
@@ -19,8 +19,8 @@ pub(super) struct Case {
     pub(super) old: Json,
 }
 
-/// Returns the profiles' names and specs. Each profile selects `ConfigMaps` by its own label, so that all profiles can
-/// exist together. A profile without a target selects pods.
+/// Returns the names and specs of the profiles. Each profile selects `ConfigMaps` by its own label, so that all
+/// profiles can exist at the same time. A profile without a target selects pods.
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn profiles() -> Vec<(&'static str, Json)> {
     let all = json!({"version": "v1", "resources": ["configmaps"], "operations": ["CREATE", "UPDATE", "DELETE"]});
@@ -146,7 +146,7 @@ pub(super) fn profiles() -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// Returns the namespaces, with their labels and annotations.
+/// Returns the namespaces, each with its labels and annotations.
 pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     [
         ("team-a", json!({"pillion.dev/injection": "enabled", "tier": "gold"}), json!({})),
@@ -164,7 +164,8 @@ pub(super) fn namespaces() -> [(&'static str, Json, Json); 4] {
     ]
 }
 
-/// Returns test cases for every namespace: `ConfigMaps` whose data, labels and annotations matter to some profile.
+/// Returns test cases for every namespace, with `ConfigMaps` whose data, labels and annotations are relevant to at
+/// least one profile.
 pub(super) fn cases() -> Vec<Case> {
     let data = [
         Json::Null,
@@ -204,8 +205,8 @@ pub(super) fn cases() -> Vec<Case> {
                         }
                         object
                     };
-                    // In every namespace, use each value of `data` and of `keys`. All combinations would take thousands
-                    // of requests more, so only `team-a` gets them.
+                    // In every namespace, each value of `data` and of `keys` is used. All combinations would take
+                    // thousands of additional requests, so only `team-a` gets them.
                     if (index + place) % 2 == 0 || namespace == "team-a" {
                         cases.push(Case {
                             profile: case,

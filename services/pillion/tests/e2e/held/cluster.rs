@@ -30,20 +30,20 @@ pub(super) const HELD_NAMESPACE: &str = "till";
 /// The documentation page whose commands the tests run.
 const PAGE: &str = include_str!("../../../../../docs/held.md");
 
-/// A cluster with the namespace [`HELD_NAMESPACE`], and with Pillion as installed.
+/// A cluster with the namespace [`HELD_NAMESPACE`] and an installation of Pillion.
 pub(super) struct Cluster {
     pub(super) managed: Managed,
 }
 
 impl Cluster {
-    /// Starts this many replicas and controllers. Waits until replicas inject pods, and until pods wait while no
+    /// Starts this many replicas and controllers. Waits until replicas inject pods, and until new pods wait while no
     /// replica responds.
     pub(super) async fn start(replicas: u8, controllers: u8) -> Result<Self> {
         let managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, replicas, controllers).await?;
         let mut cluster = Self { managed };
         cluster.rig().namespace(HELD_NAMESPACE, Some("held")).await?;
         cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
-        // The test sees the gate only while no replica runs: replicas remove it.
+        // The gate is visible only while no replica runs, since replicas remove it.
         cluster.kill_replicas().await?;
         cluster.start_replicas_again().await?;
         cluster.rig().wait_until_called(HELD_NAMESPACE).await?;
@@ -54,7 +54,7 @@ impl Cluster {
         &self.managed.rig
     }
 
-    /// Waits until the API server gates pods that no replica has decided about.
+    /// Waits until the API server adds the gate to pods that no replica has decided.
     pub(super) async fn wait_until_pods_gated(&self) -> Result<()> {
         eventually(PATIENCE, "the API server gates pods", async || {
             let pod = self.rig().dry_run(HELD_NAMESPACE, &bare_pod("probe")).await?;
@@ -64,7 +64,7 @@ impl Cluster {
         .await
     }
 
-    /// Kills every replica, and waits until pods are gated. Then marks the replicas as not ready.
+    /// Kills every replica, and waits until the API server gates new pods. Then marks the replicas as not ready.
     pub(super) async fn kill_replicas(&mut self) -> Result<()> {
         for replica in &mut self.managed.rig.replicas {
             replica.kill()?;
@@ -102,7 +102,7 @@ impl Cluster {
         pods.items.into_iter().map(|pod| Ok(serde_json::to_value(pod)?)).collect()
     }
 
-    /// Deletes terminating pods without a node, as the pod garbage collector does. The API server deletes a pod in two
+    /// Deletes terminating pods without a node, like the pod garbage collector. The API server deletes a pod in two
     /// writes. If the leader dies between the two, no other client makes the second write.
     pub(super) async fn delete_terminating_pods(&self, pods: &[Json]) -> Result<()> {
         let is_going = |pod: &&Json| pod["metadata"].get("deletionTimestamp").is_some();
@@ -112,7 +112,7 @@ impl Cluster {
             let preconditions = Some(Preconditions { uid, resource_version: None });
             let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
             match self.rig().pods(HELD_NAMESPACE).delete(name, &result).await {
-                // The pod was deleted meanwhile, or recreated under the same name.
+                // In the meantime, the pod was deleted, or recreated under the same name.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 deleted => drop(deleted.with_context(|| format!("deleting {name}"))?),
             }
@@ -139,7 +139,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the block of `docs/held.md` that starts with this comment, in a shell. Returns the output.
+    /// Runs the block of `docs/held.md` that starts with this comment in a shell. Returns the output.
     pub(super) async fn page(&self, comment: &str) -> Result<String> {
         let mut blocks = PAGE.split("```").skip(1).step_by(2);
         let block = blocks.find_map(|block| block.strip_prefix("sh\n").filter(|block| block.starts_with(comment)));
@@ -163,7 +163,7 @@ pub(super) fn gates(pod: &Json) -> Vec<&str> {
     gates.into_iter().flatten().map(|gate| gate["name"].as_str().unwrap()).collect()
 }
 
-/// Returns whether the pod waits: it has the gate, so the scheduler skips it and bindings fail.
+/// Returns whether the pod waits. The scheduler skips a pod with the gate, and the API server rejects its bindings.
 pub(super) fn is_gated(pod: &Json) -> bool {
     gates(pod).contains(&INJECTION_GATE) && pod["spec"].get("nodeName").is_none()
 }
@@ -172,7 +172,7 @@ pub(super) fn is_injected(pod: &Json) -> bool {
     names(pod).contains(&"sidecar-nginx".to_owned()) && gates(pod).is_empty()
 }
 
-/// Binds a pod to a node, as the scheduler does.
+/// Binds a pod to a node, like the scheduler.
 pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::Result<String> {
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
                          "target": {"apiVersion": "v1", "kind": "Node", "name": node}});
@@ -181,14 +181,14 @@ pub(super) async fn bind(client: &kube::Client, pod: &str, node: &str) -> kube::
     client.request_text(request).await
 }
 
-/// The observed or created pods, by their state.
+/// The pods that were observed or created, by state.
 #[derive(Debug, Default)]
 pub(super) struct PodResults {
     /// Names of pods with their sidecar and without the gate.
     pub(super) injected: BTreeSet<String>,
     /// Names of pods with the gate and without a node.
     pub(super) waited: BTreeSet<String>,
-    /// Pods that have neither sidecar nor gate: they could run without their sidecar.
+    /// Pods that have neither the sidecar nor the gate, so they could run without their sidecar.
     pub(super) without: Vec<Json>,
     /// Messages of rejected creations.
     pub(super) refused: Vec<String>,
@@ -222,7 +222,8 @@ impl Display for PodResults {
     }
 }
 
-/// Observes every state of the namespace's pods. Binds and runs pods that have no gate, as scheduler and kubelet do.
+/// Observes every state of the namespace's pods. Binds and runs pods without a gate, like the scheduler and the
+/// kubelet.
 pub(super) struct Scheduler {
     seen: Arc<Mutex<PodResults>>,
     stop: DropGuard,
@@ -252,13 +253,13 @@ impl Scheduler {
             seen.lock().unwrap_or_else(PoisonError::into_inner).take(&name, pod);
             if is_to_run {
                 match bind(&client, &name, &node).await {
-                    // The pod was deleted or bound meanwhile.
+                    // In the meantime, the pod was deleted, or bound to a node.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     bound => drop(bound.with_context(|| format!("binding {name} to {node}"))?),
                 }
             }
-            // A terminating pod on a node: its ReplicaSet has deleted it. The deletion completes when the node reports
-            // the end of its containers.
+            // The ReplicaSet has deleted this pod, which is bound to a node. The deletion completes when the node
+            // reports that the containers have ended.
             if is_bound && is_going {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
                 let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
@@ -279,14 +280,14 @@ impl Scheduler {
     }
 }
 
-/// Returns the node that a pod of a `DaemonSet` requires. For other pods, returns `one`.
+/// Returns the node that a pod of a `DaemonSet` requires, or `one` for other pods.
 fn node_of(pod: &Json) -> String {
     let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let wanted = &required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0];
     wanted.as_str().unwrap_or("one").to_owned()
 }
 
-/// Creates pods without an owner continuously, as dry runs, so that none remain.
+/// Continuously creates pods without an owner. Each creation is a dry run, so no pod remains.
 pub(super) struct Creations {
     stop: CancellationToken,
     running: JoinHandle<Result<PodResults>>,
