@@ -165,7 +165,7 @@ codes! {
     /// The pod's service account does not exist.
     ServiceAccountMissing => "service_account_missing", Error, "create the service account, or correct spec.serviceAccountName";
     // The installation.
-    /// Injection is switched off for the whole cluster.
+    /// Injection is disabled for the whole cluster.
     SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
     /// An administrator removed the webhook configurations.
     WebhooksDisabled => "webhooks_disabled", Error, "set webhooks: enabled in the release's ConfigMap";
