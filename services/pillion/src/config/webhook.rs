@@ -59,7 +59,7 @@ pub(crate) struct WebhookPolicy {
 pub(crate) struct Namespaces {
     /// Labels by which namespaces opt in, besides `pillion.dev/injection`: the same as `webhooks.optIn` of the
     /// controller. Used by the paths `/mutate` and `/validate`, which specify no failure mode.
-    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
+    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:MODE`"))]
     pub(crate) opt_in: Vec<String>,
 }
 
