@@ -72,7 +72,7 @@ pub fn router(admission: Admission) -> Router {
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
-                "nothing is served here: expected /mutate, /mutate/LEVEL, /validate, /validate/LEVEL or /validate-profiles\n",
+                "nothing is served here: expected /mutate, /mutate/MODE, /validate, /validate/MODE or /validate-profiles\n",
             )
         })
         .method_not_allowed_fallback(async || {
