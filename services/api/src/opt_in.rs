@@ -27,8 +27,8 @@ pub struct OptIn {
 /// The reason why labels cannot be used for opting in.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OptInError {
-    /// An argument does not have the form `KEY=VALUE` or `KEY=VALUE:LEVEL`.
-    #[error("{0:?} is not an opt-in label: expected KEY=VALUE or KEY=VALUE:LEVEL; LEVEL is enabled, required or held")]
+    /// An argument does not have the form `KEY=VALUE` or `KEY=VALUE:MODE`.
+    #[error("{0:?} is not an opt-in label: expected KEY=VALUE or KEY=VALUE:MODE; MODE is enabled, required or held")]
     Syntax(String),
     /// The key or value is not valid in a label.
     #[error("{0:?} is not a valid label key or value")]
@@ -80,7 +80,7 @@ impl OptIn {
     }
 
     /// Creates the list that contains Pillion's own label, followed by `others`. Each of the others has the form
-    /// `KEY=VALUE`, for the failure mode `enabled`, or `KEY=VALUE:LEVEL`.
+    /// `KEY=VALUE`, for the failure mode `enabled`, or `KEY=VALUE:MODE`.
     ///
     /// # Errors
     /// An argument has another form, a label is invalid, or labels contradict each other.

@@ -91,7 +91,7 @@ pub(crate) enum Command {
     /// It only reads from the API server, so it also works while no part of Pillion runs. It shows the replicas, the
     /// leader of the controllers, the kill switch, the certificates with their rotation, and the profiles.
     Status(StatusArgs),
-    /// List workloads whose pods lack a profile or carry an older revision, and restart them.
+    /// List workloads whose pods lack a profile or have an older revision, and restart them.
     ///
     /// Nothing is restarted without --apply.
     Rollout(RolloutArgs),
@@ -459,9 +459,9 @@ mod tests {
     #[test]
     fn errors_state_expected_values() {
         for (line, expected) in [
-            ("pillion dev --namespace shop", "NAME=LEVEL"),
+            ("pillion dev --namespace shop", "NAME=MODE"),
             ("pillion dev --namespace shop=maybe", "enabled, required or held"),
-            ("pillion dev --namespace =held", "NAME=LEVEL"),
+            ("pillion dev --namespace =held", "NAME=MODE"),
             ("pillion dev --listen 8443", "--listen"),
             ("pillion dev --otlp-endpoint collector:4317", "http://"),
             ("pillion dev --otlp-endpoint https://", "http://"),

@@ -115,7 +115,7 @@ codes! {
     /// The result would exceed a limit of Kubernetes, of this build or of the platform's guardrails.
     LimitExceeded => "limit_exceeded", Error, "see the message; the platform's guardrails limit the profiles of tenants";
     /// The pod is rejected.
-    Refused => "refused", Error, "correct the cause in the message; until then the pod is not created";
+    Rejected => "rejected", Error, "correct the cause in the message; until then the pod is not created";
     /// The stored version of the profile is not active: it does not compile, or was not accepted.
     ProfileNotReady => "profile_not_ready", Error, "pillion lint shows the errors in its spec; kubectl describe shows what the controller reports";
     /// The controller has not reconciled this generation of the profile yet.
@@ -137,8 +137,8 @@ codes! {
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
     /// The pod has a different revision of the profile than new pods.
     OutdatedRevision => "outdated_revision", Warning, "restart the workload: new pods get the active revision";
-    /// The pod carries a profile that was deleted, or that no longer matches the pod.
-    SurplusProfile => "surplus_profile", Warning, "restart the workload to remove it";
+    /// The pod has a profile that was deleted, or that no longer matches the pod.
+    OrphanedProfile => "orphaned_profile", Warning, "restart the workload to remove it";
     /// An injected part is missing from the pod: another webhook or policy removed it.
     RemovedAfterInjection => "removed_after_injection", Error, "find out which of the listed webhooks removes it, and configure that webhook to keep the field";
     /// The injection record in the pod was not written by Pillion.
@@ -165,7 +165,7 @@ codes! {
     /// The pod's service account does not exist.
     ServiceAccountMissing => "service_account_missing", Error, "create the service account, or correct spec.serviceAccountName";
     // The installation.
-    /// Injection is switched off for the whole cluster.
+    /// Injection is disabled for the whole cluster.
     SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
     /// An administrator removed the webhook configurations.
     WebhooksDisabled => "webhooks_disabled", Error, "set webhooks: enabled in the release's ConfigMap";

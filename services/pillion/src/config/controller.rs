@@ -112,7 +112,7 @@ pub(crate) struct Webhooks {
     /// Labels with which namespaces opt in, besides `pillion.dev/injection`. Of these labels, only the first one that a
     /// namespace has takes effect. The audit and the profile status use the labels too. The policy file of the replicas
     /// must list the same labels in `namespaces.optIn`. Only `pillion.dev/injection` can have the value `held`.
-    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
+    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:MODE`"))]
     pub(crate) opt_in: Vec<String>,
     /// How long an API server waits for a response in namespaces with `enabled`; then the pod is created without
     /// injection.

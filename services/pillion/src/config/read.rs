@@ -103,8 +103,8 @@ pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError
 /// Arguments for the policy file.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigArg {
-    /// The policy file, YAML: guardrails, facts of the cluster, limits, log level, trace ratio. Reloaded when it
-    /// changes. Omitted keys have their defaults.
+    /// The policy file, YAML: guardrails, facts of the cluster, limits, log level, trace ratio. Omitted keys have their
+    /// defaults. Long-running commands reload it when it changes.
     #[arg(long, value_name = "FILE", env = "PILLION_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 }

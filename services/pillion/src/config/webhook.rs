@@ -59,7 +59,7 @@ pub(crate) struct WebhookPolicy {
 pub(crate) struct Namespaces {
     /// Labels with which namespaces opt in, besides `pillion.dev/injection`. Must equal `webhooks.optIn` of the
     /// controller. The webhook uses them for the paths `/mutate` and `/validate`, which specify no failure mode.
-    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:LEVEL`"))]
+    #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:MODE`"))]
     pub(crate) opt_in: Vec<String>,
 }
 

@@ -242,7 +242,7 @@ fn value(compared: &[Compared]) -> anyhow::Result<Value> {
             }
             _ => Value::Null,
         };
-        let rendered = |rendered: &Rendered| json!({"profiles": rendered.profiles, "refused": rendered.pod.is_none()});
+        let rendered = |rendered: &Rendered| json!({"profiles": rendered.profiles, "rejected": rendered.pod.is_none()});
         Ok(json!({
             "workload": one.name, "pods": one.pods, "differs": one.differs(),
             "before": rendered(&one.before), "after": rendered(&one.after), "patch": patch,

@@ -51,7 +51,7 @@ pub(crate) enum Verdict {
     /// A new pod would not be injected.
     WouldNotBeInjected,
     /// A new pod would be rejected.
-    WouldBeRefused,
+    WouldBeRejected,
     /// The pod has ended, or is being deleted: no action is needed.
     Ended,
     /// The namespace is opted in.
@@ -80,7 +80,7 @@ impl Verdict {
             Self::NotInjected => "not injected",
             Self::WouldBeInjected => "would be injected",
             Self::WouldNotBeInjected => "would not be injected",
-            Self::WouldBeRefused => "would be rejected",
+            Self::WouldBeRejected => "would be rejected",
             Self::Ended => "has ended",
             Self::OptedIn => "opted in",
             Self::NotOptedIn => "not opted in",
@@ -334,7 +334,7 @@ impl Judging<'_> {
         }
         if self.decision.outcome == Outcome::Denied {
             let message = view(&self.decision).message;
-            self.find(Code::Refused, message);
+            self.find(Code::Rejected, message);
         }
     }
 
@@ -463,10 +463,10 @@ impl Judging<'_> {
                 (true, false) => Verdict::Injected,
                 (false, _) => Verdict::NotInjected,
             },
-            Origin::Template | Origin::Review if self.decision.outcome == Outcome::Denied => Verdict::WouldBeRefused,
+            Origin::Template | Origin::Review if self.decision.outcome == Outcome::Denied => Verdict::WouldBeRejected,
             Origin::Template | Origin::Review if stands && self.facts.no_replica.is_some() => {
                 match self.facts.namespace.failure_mode() {
-                    Some(FailureMode::Required) => Verdict::WouldBeRefused,
+                    Some(FailureMode::Required) => Verdict::WouldBeRejected,
                     _ => Verdict::WouldNotBeInjected,
                 }
             }

@@ -144,7 +144,7 @@ impl Judging<'_> {
                 (Code::OutdatedRevision, format!("the pod has revision {has} of the profile, and new pods get {want}"))
             }
             (State::Orphaned, _) => {
-                (Code::SurplusProfile, format!("the pod has the profile, but {}", cause.sentence()))
+                (Code::OrphanedProfile, format!("the pod has the profile, but {}", cause.sentence()))
             }
             (_, Cause::BeforeOptIn) => {
                 (Code::CreatedBeforeOptIn, self.times("the namespace was opted in", circumstances.opted_in))

@@ -181,7 +181,7 @@ fn record_is_compared_with_pod_and_active_revision() {
     assert_eq!(old, (vec!["outdated_revision"], Verdict::Injected));
     let none = explain_facts(ENABLED, &[]);
     let orphaned = found(&none, &with(record("logger", &revision, &added), true));
-    assert!(orphaned.0.contains(&"surplus_profile"), "{orphaned:?}");
+    assert!(orphaned.0.contains(&"orphaned_profile"), "{orphaned:?}");
     let copied = stored(|pod| {
         pod["metadata"]["annotations"] = json!({"pillion.dev/injected": record("logger", &revision, &added)});
         pod["metadata"]["managedFields"] =
@@ -320,7 +320,7 @@ fn without_replica_new_pods_are_not_injected() {
     let why = "Internal error occurred: failed calling webhook \"required.pillion.dev\": connection refused";
     for (labels, verdict, then) in [
         (ENABLED, Verdict::WouldNotBeInjected, "get no sidecars"),
-        (&[("pillion.dev/injection", "required")][..], Verdict::WouldBeRefused, "are rejected"),
+        (&[("pillion.dev/injection", "required")][..], Verdict::WouldBeRejected, "are rejected"),
     ] {
         let explanation = judge(&none(labels), &rejected_deployment(why));
         assert_eq!((codes(&explanation), explanation.verdict), (vec!["no_ready_replica", "pods_missing"], verdict));

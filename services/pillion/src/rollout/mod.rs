@@ -1,4 +1,4 @@
-//! `pillion rollout`: lists workloads whose pods lack a profile or carry an older revision, and restarts them on
+//! `pillion rollout`: lists workloads whose pods lack a profile or have an older revision, and restarts them on
 //! request.
 //!
 //! * [`plan`]: groups the audit's findings by workload, and decides whether a workload can be restarted now.
@@ -42,7 +42,7 @@ pub(crate) struct RolloutArgs {
     /// Restart the workloads. Without --apply nothing is changed.
     #[arg(long)]
     apply: bool,
-    /// Which pods are a reason to restart: those that lack a profile, carry an older revision, or carry a profile that
+    /// Which pods are a reason to restart: those that lack a profile, have an older revision, or have a profile that
     /// no longer matches them. May be given several times.
     #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [StaleState::Missing, StaleState::Outdated])]
     states: Vec<StaleState>,
@@ -65,9 +65,9 @@ pub(crate) struct RolloutArgs {
 enum StaleState {
     /// Pods lack a profile.
     Missing,
-    /// Pods carry an older revision.
+    /// Pods have an older revision.
     Outdated,
-    /// Pods carry a profile that no longer matches them.
+    /// Pods have a profile that no longer matches them.
     Orphaned,
 }
 

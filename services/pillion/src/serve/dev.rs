@@ -66,7 +66,7 @@ pub(crate) struct DevArgs {
     pub(crate) metrics_listen: SocketAddr,
     /// A namespace and its failure mode: enabled, required or held. May be given several times. Default:
     /// default=enabled.
-    #[arg(long = "namespace", value_name = "NAME=LEVEL")]
+    #[arg(long = "namespace", value_name = "NAME=MODE")]
     pub(crate) namespaces: Vec<NamespaceArg>,
     /// A file with more namespaces: Namespace objects with labels and annotations, or a map such as {shop: required}.
     #[arg(long, value_name = "FILE")]

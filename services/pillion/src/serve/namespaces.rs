@@ -31,7 +31,7 @@ impl FromStr for NamespaceArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let Some((name, failure_mode)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
-            return Err("expected NAME=LEVEL, as in shop=required".to_owned());
+            return Err("expected NAME=MODE, as in shop=required".to_owned());
         };
         Ok(Self { name: name.into(), failure_mode: self::failure_mode(failure_mode)? })
     }

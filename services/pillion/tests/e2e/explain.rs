@@ -381,7 +381,7 @@ fn explain_names_missing_permissions_and_still_answers() {
             let result = CommandResult { code: output.status.code(), json: serde_json::from_slice(&output.stdout)? };
             result.says("unreadable", "forbidden")?;
             // Without evidence, `explain` does not report an orphaned profile.
-            ensure!(!result.codes().contains(&"surplus_profile"), "{:#}", result.json);
+            ensure!(!result.codes().contains(&"orphaned_profile"), "{:#}", result.json);
             if expected.is_none() {
                 ensure!(result.json["verdict"] == "injected", "{:#}", result.json);
             }
