@@ -34,7 +34,7 @@ use crate::release::Release;
 const CHANGE_BATCH: usize = 256;
 /// Number of pods that are judged before the task continues with other work.
 pub(super) const JUDGE_BATCH: usize = 2_000;
-/// Maximum number of ages of each kind that are requested for one report.
+/// Maximum number of namespaces whose age the audit requests for one report. The same limit applies to profiles.
 const MAX_AGE_REQUESTS: usize = 16;
 
 /// Maximum pause between two retries of failed lookups.

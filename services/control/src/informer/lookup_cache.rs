@@ -265,7 +265,7 @@ impl<V> CacheEntry<V> {
 }
 
 impl<V> CacheEntry<V> {
-    /// Like [`Self::state`], but an entry from before `after` is treated as expired.
+    /// Like [`Self::state`], but returns `Expired` for a fresh entry whose object was received earlier than `after`.
     fn state_after(&self, bounds: &Bounds, now: Instant, after: Option<Instant>) -> EntryState {
         let is_before = self.object(bounds, now).is_some_and(|object| is_before(object, after));
         match self.state(bounds, now) {

@@ -50,7 +50,8 @@ pub(super) struct Reconciler {
     /// Whether the webhooks were disabled at the last reconciliation. If the `ConfigMap` now has an unknown value, this
     /// state is kept.
     disabled: bool,
-    /// The CA that failed to sign, since it has expired or is for other names.
+    /// The CA that can no longer sign: it has expired or expires too soon, or its name constraints do not permit the
+    /// release's names.
     unable: Option<Generation>,
     /// The versions of the configurations, and when this leader first saw them.
     unchanged_since: (Versions, Instant),

@@ -26,7 +26,8 @@ const CONTAINERS: usize = 8;
 /// The number of bytes charged to the budget for examining one container or field.
 const LOOK: usize = 64;
 
-/// The origin of a container that the current profile did not add.
+/// The origin of a container in the pod, as the current profile sees it. Containers that the current profile added are
+/// [`Injected`](Self::Injected).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContainerOrigin {
     /// A profile injected the container, and it is visible to the current profile.

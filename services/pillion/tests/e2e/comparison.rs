@@ -39,7 +39,7 @@ fn pod() -> Json {
     })
 }
 
-/// Starts a control plane with one namespace for each job. Only the policy of that job applies in the namespace.
+/// Starts a control plane with one namespace for each example. Only the policy of that example applies in it.
 async fn start() -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();
@@ -68,7 +68,8 @@ async fn created(plane: &ControlPlane, namespace: &str, pod: &Json) -> Result<Js
     Ok(serde_json::to_value(pods.create(&parameters, &serde_json::from_value(pod.clone())?).await?.spec)?)
 }
 
-/// Returns the pod with the parts that the profile of a job adds.
+/// Returns the pod as `pillion inject` changes it with the profile of an example. `job` is the example's folder in
+/// `docs/comparison/`.
 fn inject(job: &str, pod: &Json) -> Result<Json> {
     let folder = tempfile::tempdir()?;
     let manifest = folder.path().join("pod.json");
@@ -85,7 +86,7 @@ fn inject(job: &str, pod: &Json) -> Result<Json> {
     Ok(injected)
 }
 
-/// Fails unless `pillion test` reports that the profile of a job rejects the pod with this message.
+/// Fails unless `pillion test` reports that the profile of an example rejects the pod with this message.
 fn profile_denies(job: &str, pod: &Json, message: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::create_dir(folder.path().join("tests"))?;

@@ -173,7 +173,8 @@ fn webhook_case(
         set(&mut case, shipped, PROFILE, parameter, value.into());
     }
     if !injects && requests_injection(pod, namespace) {
-        // The peer tests only the annotations of this pod.
+        // The peer's test never injects into this pod: it tests only other annotations. So the case does not request
+        // injection.
         case.namespace.annotations.remove(INJECT);
         if let Some(annotations) =
             case.object.get_mut("metadata").and_then(|metadata| metadata["annotations"].as_object_mut())

@@ -67,7 +67,7 @@ impl Reader {
         {
             let (message, help) = match field.as_str() {
                 "updateStrategy" => (
-                    "running pods keep their sidecars: it is left out",
+                    "it is left out: a profile does not change running pods",
                     "pillion rollout replaces them within a budget",
                 ),
                 "revisionHistoryLimit" => {
