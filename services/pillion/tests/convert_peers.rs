@@ -296,7 +296,11 @@ spec:
 fn sidecar_set_becomes_profile() {
     let run = convert(&["sidecarset"], SIDECAR_SET);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("spec.updateStrategy: it is left out: a profile does not change running pods"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("spec.updateStrategy: it is left out: a profile does not change running pods"),
+        "{}",
+        run.stderr
+    );
     assert!(run.stderr.contains("pillion rollout"), "{}", run.stderr);
     let linted = lint(&run.stdout, &[]);
     assert_eq!((linted.code, linted.stderr.as_str()), (Some(0), ""), "{}\n{}", linted.stdout, run.stdout);
