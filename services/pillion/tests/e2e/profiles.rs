@@ -108,7 +108,7 @@ fn crds_describe_fields_and_reject_invalid_ones() {
         let tenant = "InjectionProfile";
         let template = "template: {metadata: {labels: {a: b}}}";
         for (kind, spec, expected) in [
-            (tenant, format!("{{namespaceSelector: {{}}, {template}}}"), "its own namespace only"),
+            (tenant, format!("{{namespaceSelector: {{}}, {template}}}"), "only to its own namespace"),
             (tenant, format!("{{optOut: Forbidden, {template}}}"), "optOut Forbidden is for"),
             (tenant, "{order: 1}".to_owned(), "otherwise it does nothing"),
             (tenant, format!("{{requestedBy: {{values: [a]}}, {template}}}"), "needs an annotation or a label"),
