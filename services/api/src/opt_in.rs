@@ -207,9 +207,9 @@ mod tests {
         for (texts, expected) in [
             (&["istio-injection"][..], "expected KEY=VALUE"),
             (&["a=b:firmly"], "enabled, required or held"),
-            (&["a b=c"], "\"a b\" is not the key"),
-            (&["a="], "\"\" is not the key"),
-            (&["A/b=c"], "\"A/b\" is not the key"),
+            (&["a b=c"], "\"a b\" is not a valid label key"),
+            (&["a="], "\"\" is not a valid label key"),
+            (&["A/b=c"], "\"A/b\" is not a valid label key"),
             (&["a=b", "a=b:held"], "a=b is given twice"),
             (&["pillion.dev/injection=enabled:held"], "is given twice"),
             (&["a_b=c", "a.b=c"], "a_b and a.b result in the same webhook name"),
