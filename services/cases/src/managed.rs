@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use pillion_engine::schema;
 
-    /// Removes the FieldsV1 keys that no profile reads: `.` (ownership of the list item itself) and `v:...` (set
+    /// Removes the `FieldsV1` keys that no profile reads: `.` (ownership of the list item itself) and `v:...` (set
     /// elements).
     fn plain(fields: &Json) -> Json {
         match fields {

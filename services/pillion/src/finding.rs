@@ -80,11 +80,11 @@ codes! {
     /// The annotation that requests a profile is on the workload, and not in its pod template.
     AnnotationOnWorkload => "annotation_on_workload", Error, "move it to spec.template.metadata of the workload";
     /// Neither the pod nor its namespace requests a profile.
-    NotRequested => "not_requested", Error, "request a profile in the pod template: pillion.dev/profiles: NAME";
+    NotRequested => "not_requested", Error, "add an annotation to the pod (of a workload: to spec.template.metadata): pillion.dev/profiles: NAME";
     /// There is no profile for this namespace.
     NoProfile => "no_profile", Error, "create a ClusterInjectionProfile, or an InjectionProfile in the namespace";
     /// The requested profile does not exist.
-    UnknownProfile => "unknown_profile", Error, "request one of the profiles that kubectl get ciprof,iprof lists";
+    UnknownProfile => "unknown_profile", Error, "request one of the profiles that kubectl get ciprof,iprof -n NAMESPACE lists";
     /// The request could mean several profiles.
     AmbiguousRequest => "ambiguous_request", Error, "request one profile by its name";
     // Constraints of the profile.

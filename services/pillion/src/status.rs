@@ -239,6 +239,9 @@ fn text(status: &Status, is_wide: bool) -> String {
             "\u{1b}[32mPillion works.\u{1b}[0m\n\n".to_owned()
         }
         Some(overview) if !overview.is_healthy() => format!("{}\n\n", overview.verdict()),
+        Some(_) if status.problems.iter().all(|problem| problem.code == Code::SidecarNotRunning) => {
+            "Pillion works, but containers that it added do not run:\n\n".to_owned()
+        }
         _ => String::new(),
     };
     text.push_str(&problems);

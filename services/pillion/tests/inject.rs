@@ -112,6 +112,36 @@ fn assert_injected(pod: &Value) {
 }
 
 #[test]
+fn namespace_has_the_label_that_the_api_server_sets() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("profile.yaml");
+    let only_shop = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: shop-only}\nspec:\n  \
+                     namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}\n  \
+                     template: {metadata: {labels: {injected: \"yes\"}}}\n";
+    fs::write(&profile, only_shop).unwrap();
+    let namespaces = folder.path().join("namespaces.yaml");
+    let namespace = |name: &str| {
+        format!("kind: Namespace\nmetadata: {{name: {name}, labels: {{pillion.dev/injection: enabled}}}}\n---\n")
+    };
+    fs::write(&namespaces, namespace("shop") + &namespace("other")).unwrap();
+    let (profile, namespaces) = (profile.to_str().unwrap(), namespaces.to_str().unwrap());
+    for arguments in [&["--profile", profile][..], &["--profile", profile, "--namespace-file", namespaces]] {
+        for (name, injected) in [("shop", json!("yes")), ("other", Value::Null)] {
+            let manifest = DEPLOYMENT.replace("namespace: shop", &format!("namespace: {name}"));
+            let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
+                .args(["inject", "-f", "-"])
+                .args(arguments)
+                .write_stdin(manifest)
+                .output()
+                .unwrap();
+            let after = document(&String::from_utf8(output.stdout.clone()).unwrap());
+            let labels = &after["spec"]["template"]["metadata"]["labels"];
+            assert_eq!(labels.get("injected").unwrap_or(&Value::Null), &injected, "{arguments:?}: {}", stderr(&output));
+        }
+    }
+}
+
+#[test]
 fn injected_pod_keeps_authors_fields() {
     let before = document(POD);
     let output = inject_with(POD, &["-f", "-"]);

@@ -109,14 +109,18 @@ pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
     let Circumstances { created, is_recorded, not_called, .. } = *circumstances;
     // If the pod's creation time is unknown (0), no change counts as later than the pod.
     let precedes = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time + PROPAGATION_SECONDS);
+    let before = |time: Option<i64>| created != 0 && time.is_some_and(|time| created < time);
     let after = |time: Option<i64>| created != 0 && time.is_some_and(|time| created <= time);
     match state {
         State::Orphaned if circumstances.profile_gone => Cause::ProfileDeleted,
         State::Outdated | State::Orphaned => Cause::ProfileChanged,
-        State::Missing if !is_recorded && precedes(circumstances.opted_in) => Cause::BeforeOptIn,
-        State::Missing if precedes(circumstances.profile_created) => Cause::ProfileCreated,
+        State::Missing if !is_recorded && before(circumstances.opted_in) => Cause::BeforeOptIn,
+        State::Missing if before(circumstances.profile_created) => Cause::ProfileCreated,
         State::Missing if !is_recorded && not_called == Some(WhyNotCalled::SwitchedOff) => Cause::SwitchedOff,
         State::Missing if !is_recorded && not_called == Some(WhyNotCalled::Unavailable) => Cause::WebhookUnavailable,
+        // The change was shortly before the pod, and may not have reached API servers and replicas yet.
+        State::Missing if !is_recorded && precedes(circumstances.opted_in) => Cause::BeforeOptIn,
+        State::Missing if precedes(circumstances.profile_created) => Cause::ProfileCreated,
         State::Missing if after(circumstances.namespace_changed) => Cause::NamespaceChanged,
         State::Missing if after(circumstances.profile_changed) => Cause::ProfileChanged,
         State::Missing if is_recorded => Cause::Skipped,
@@ -144,6 +148,13 @@ mod tests {
             (State::Missing, Circumstances { opted_in: Some(1_001), ..plain }, Cause::BeforeOptIn),
             (State::Missing, Circumstances { opted_in: Some(998), ..plain }, Cause::BeforeOptIn),
             (State::Missing, Circumstances { opted_in: Some(997), ..plain }, Cause::Unknown),
+            // An observed reason is better evidence than a change in the same second.
+            (
+                State::Missing,
+                Circumstances { opted_in: Some(1_000), not_called: away, ..plain },
+                Cause::WebhookUnavailable,
+            ),
+            (State::Missing, Circumstances { opted_in: Some(1_001), not_called: away, ..plain }, Cause::BeforeOptIn),
             (State::Missing, Circumstances { profile_created: Some(1_500), ..plain }, Cause::ProfileCreated),
             (
                 State::Missing,

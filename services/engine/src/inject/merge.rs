@@ -439,7 +439,7 @@ impl<'a> Merge<'_, 'a> {
                     let existing = self.find_member(at, &member.name)?;
                     match keys.and_then(|keys| keys.get(&member.name)) {
                         Some(value) => {
-                            self.member(&member, existing, Part::Plain(value), ResolvedDirectives::default())?
+                            self.member(&member, existing, Part::Plain(value), ResolvedDirectives::default())?;
                         }
                         None => self.node(&member, existing, node)?,
                     }
@@ -660,7 +660,7 @@ impl<'a> Merge<'_, 'a> {
         };
         match (content, field) {
             (Content::Map, Some(Field::Object(type_))) if type_.records_by_field => {
-                self.object(slot, part, type_, None)?
+                self.object(slot, part, type_, None)?;
             }
             (Content::Map, _) => {
                 let type_ = match field {

@@ -94,9 +94,10 @@ pub(super) fn requested_profiles(
 }
 
 fn read(candidates: &Candidates, action: Action<'_>, failure_mode: FailureMode, pod: Pod<'_>) -> RequestedProfiles {
-    let places = candidates.always(action).collect();
+    let places: Vec<_> = candidates.always(action).collect();
     let mut reader = Reader {
         candidates,
+        always: places.len(),
         action,
         failure_mode,
         pod,
@@ -110,6 +111,8 @@ fn read(candidates: &Candidates, action: Action<'_>, failure_mode: FailureMode, 
 
 struct Reader<'c, 'p> {
     candidates: &'c Candidates,
+    /// The number of profiles with `activation: Always`, which are the first places.
+    always: usize,
     action: Action<'c>,
     failure_mode: FailureMode,
     pod: Pod<'p>,
@@ -257,13 +260,16 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Excludes profiles with `activation: Always` if the deciding value of their key is falsy or empty.
+    /// Drops the profiles that are declined by the deciding value of their key, which is falsy or empty. A value on the
+    /// namespace declines only profiles with `activation: Always`: a pod can still request the others by name.
     fn drop_declined(&mut self) {
-        for place in self.candidates.always(self.action) {
+        for (index, place) in self.requested.places.iter().copied().enumerate() {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {
                 continue;
             };
-            if self.deciding_value(place).is_some_and(|(_, _, value)| request.declines(&value)) {
+            let is_always = index < self.always;
+            let declines = |source, value: &str| (is_always || source == RequestSource::Pod) && request.declines(value);
+            if self.deciding_value(place).is_some_and(|(source, _, value)| declines(source, &value)) {
                 self.requested.dropped.push(place);
             }
         }

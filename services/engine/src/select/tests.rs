@@ -114,6 +114,27 @@ fn value_is_truthy_falsy_or_name() {
 }
 
 #[test]
+fn falsy_value_on_pod_declines_request_by_name() {
+    let names = "pillion.dev/profiles";
+    for (namespace, pod, applied) in [
+        (&[(names, "java")][..], json!({}), true),
+        (&[(names, "java")], json!({KEY: "no"}), false),
+        (&[(names, "java")], json!({KEY: ""}), false),
+        (&[(names, "java")], json!({KEY: "yes"}), true),
+        (&[], json!({names: "java", KEY: "no"}), false),
+        // The pod's request takes precedence over the namespace's value.
+        (&[(KEY, "no")], json!({names: "java"}), true),
+    ] {
+        let case = Case::new([profile("java", by_key())]).namespace(namespace);
+        assert_eq!(!case.applied(&json!({}), &pod).is_empty(), applied, "{namespace:?} {pod}");
+        let found = case.select(&json!({}), &pod);
+        assert_eq!(found.profiles.iter().any(|decision| decision.reason == Reason::OptedOut), !applied, "{pod}");
+    }
+    let case = Case::new([profile("guard", json!({"requestedBy": {"annotation": KEY}, "optOut": "Forbidden"}))]);
+    assert_eq!(case.applied(&json!({}), &json!({names: "guard", KEY: "no"})), ["guard"]);
+}
+
+#[test]
 fn empty_value_declines_or_counts_as_absent() {
     for (empty, activation, value, applied) in [
         (json!("Counts"), "Requested", "", false),

@@ -179,6 +179,10 @@ fn replica_is_unreachable_only_with_evidence() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].code, found[0].severity), (Code::Unreadable, Severity::Info));
     assert!(found[0].message.contains("intercepts TLS"), "{found:?}");
+    // An installation that has no entry yet has no `caBundle` either.
+    let new = Facts { probed: others(), configurations: Some(Vec::new()), ..well() };
+    assert!(!codes(&new).contains(&"ca_bundle_mismatch"), "{:?}", codes(&new));
+    assert!(codes(&new).contains(&"not_registered"), "{:?}", codes(&new));
     // Without a dry run, it is possible that the replicas do serve a wrong certificate.
     let untried = Facts { probed: others(), dry_run: DryRun::NotTried("why".to_owned()), ..well() };
     assert_eq!(codes(&untried), ["ca_bundle_mismatch", "ca_bundle_mismatch", "dry_run_not_tried"]);

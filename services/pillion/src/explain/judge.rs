@@ -260,13 +260,19 @@ impl Judging<'_> {
     fn request(&mut self) {
         let notices = self.decision.notices.clone();
         for notice in &notices {
-            profiles::notice(notice, &self.considered, &self.facts.stored, |code, profile, message| {
-                let finding = Finding::new(code, self.question.object.clone(), message);
-                self.findings.push(match profile {
-                    Some(profile) => finding.of_profile(profile),
-                    None => finding,
-                });
-            });
+            profiles::notice(
+                notice,
+                &self.considered,
+                &self.facts.stored,
+                &self.facts.namespace.name,
+                |code, profile, message| {
+                    let finding = Finding::new(code, self.question.object.clone(), message);
+                    self.findings.push(match profile {
+                        Some(profile) => finding.of_profile(profile),
+                        None => finding,
+                    });
+                },
+            );
         }
         if let Some(workload) = &self.question.workload {
             let misplaced = profiles::misplaced(workload, self.question.pod(), &self.facts.snapshot);
@@ -315,8 +321,12 @@ impl Judging<'_> {
             }
             Reason::NotRequested if !is_said => {
                 let names: Vec<_> = self.considered.iter().map(|one| one.profile.name().to_string()).take(8).collect();
-                let message =
-                    format!("neither the pod nor its namespace requests a profile; available: {}", names.join(", "));
+                let near = profiles::near_request(self.question.pod(), &self.considered);
+                let near = near.map(|near| format!("; {near}")).unwrap_or_default();
+                let message = format!(
+                    "neither the pod nor its namespace requests a profile{near}; available: {}",
+                    names.join(", ")
+                );
                 // With a single profile, the remedy can state how to request it.
                 let remedy = match self.considered.as_slice() {
                     [one] => profiles::asking(&one.profile),

@@ -229,6 +229,7 @@ pub(crate) fn notice(
     notice: &Notice,
     considered: &[Considered],
     stored: &[Stored],
+    namespace: &str,
     mut find: impl FnMut(Code, Option<&str>, String),
 ) {
     match notice {
@@ -249,15 +250,41 @@ pub(crate) fn notice(
                 .filter(|known| strsim::jaro_winkler(known, name) > 0.85)
                 .max_by(|one, other| strsim::jaro_winkler(one, name).total_cmp(&strsim::jaro_winkler(other, name)));
             let meant = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-            let stored = stored.iter().find(|stored| *stored.name.name == *name);
-            let profile = stored.map_or_else(|| name.to_owned(), |stored| stored.name.to_string());
-            find(Code::UnknownProfile, Some(&profile), format!("{notice}{meant}"));
+            let of_name = || stored.iter().filter(|stored| *stored.name.name == *name);
+            let is_visible = |own: &Option<Box<str>>| own.as_deref().is_none_or(|own| own == namespace);
+            // A profile that exists and is not active is reported instead.
+            if of_name().any(|stored| is_visible(&stored.name.namespace)) {
+                return;
+            }
+            let elsewhere = of_name().find_map(|stored| stored.name.namespace.as_deref());
+            let elsewhere = elsewhere.map(|other| {
+                format!("; namespace {other} has a profile of this name, which applies only to pods of that namespace")
+            });
+            let hint = elsewhere.unwrap_or(meant);
+            find(Code::UnknownProfile, Some(name), format!("{notice}{hint}"));
         }
         Notice::Parameter { profile, message } => {
             find(Code::InvalidParameter, Some(profile), message.to_string());
         }
         Notice::OfProfile { .. } => {}
     }
+}
+
+/// Describes a label or annotation of a pod that looks like a request for a profile, but requests none.
+pub(super) fn near_request(pod: &Value, considered: &[Considered]) -> Option<String> {
+    /// The similarity of two keys that differ in one letter.
+    const MIN_SIMILARITY: f64 = 0.97;
+    let part = |part: &str| pod.pointer("/metadata").and_then(|metadata| metadata.get(part)?.as_object());
+    if part("labels").is_some_and(|labels| labels.contains_key(PROFILES_ANNOTATION)) {
+        return Some(format!("{PROFILES_ANNOTATION} is a label of the pod, and only an annotation requests a profile"));
+    }
+    let keys: Vec<_> = considered.iter().flat_map(|one| one.profile.request_keys()).collect();
+    let known = || keys.iter().copied().chain([PROFILES_ANNOTATION]);
+    let pod_keys = ["annotations", "labels"].into_iter().filter_map(part).flat_map(|map| map.keys());
+    pod_keys.filter(|key| known().all(|known| known != key.as_str())).find_map(|key| {
+        let near = known().find(|known| strsim::jaro_winkler(known, key) > MIN_SIMILARITY)?;
+        Some(format!("{key} on the pod looks like a misspelt {near}"))
+    })
 }
 
 /// Returns the keys of requests that are set on a workload itself, but not on its pods.

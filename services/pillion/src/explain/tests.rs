@@ -228,6 +228,47 @@ fn each_pod_and_profile_cause_has_its_code() {
 }
 
 #[test]
+fn near_requests_are_named() {
+    let spec = json!({"requestedBy": {"annotation": "logs.example.com/ship"},
+        "template": {"metadata": {"annotations": {"a/b": "1"}}}});
+    let facts = explain_facts(ENABLED, &[("asked", spec.clone())]);
+    for (part, key, expected) in [
+        (
+            "annotations",
+            "pillion.dev/profile",
+            "pillion.dev/profile on the pod looks like a misspelt pillion.dev/profiles",
+        ),
+        ("annotations", "logs.example.com/shp", "looks like a misspelt logs.example.com/ship"),
+        ("labels", "pillion.dev/profiles", "pillion.dev/profiles is a label of the pod"),
+    ] {
+        let explanation = judge(&facts, &stored(|pod| pod["metadata"][part] = json!({key: "asked"})));
+        assert_eq!(codes(&explanation), ["not_requested"]);
+        assert!(explanation.findings[0].message.contains(expected), "{:?}", explanation.findings);
+    }
+    let other = stored(|pod| pod["metadata"]["annotations"] = json!({"logs.example.com/format": "json"}));
+    let message = &judge(&facts, &other).findings[0].message;
+    assert_eq!(message, "neither the pod nor its namespace requests a profile; available: asked");
+}
+
+#[test]
+fn requested_profile_that_is_not_active_is_not_unknown() {
+    let rejected = json!({"observedGeneration": 2, "conditions": [
+        {"type": "Accepted", "status": "False", "reason": "Invalid", "message": "spec.template: wrong",
+         "lastTransitionTime": "2026-11-22T00:00:00Z"}]});
+    let spec = json!({"activation": "Requested", "template": {"spec": {}}});
+    let question = stored(|pod| pod["metadata"]["annotations"] = json!({"pillion.dev/profiles": "ours"}));
+    let of = |namespace: &str| {
+        let stored = vec![stored_profile("ours", Some(namespace), &spec, &rejected)];
+        judge(&ExplainFacts { stored, ..explain_facts(ENABLED, &[("another", spec.clone())]) }, &question)
+    };
+    let here = of("shop");
+    assert!(codes(&here).contains(&"profile_not_ready") && !codes(&here).contains(&"unknown_profile"), "{here:?}");
+    let elsewhere = of("pay");
+    let found = finding_of(&elsewhere, "unknown_profile");
+    assert!(found.message.contains("namespace pay has a profile of this name"), "{found:?}");
+}
+
+#[test]
 fn template_is_explained_for_its_pods() {
     let facts = explain_facts(ENABLED, &[logger()]);
     let workload = json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "backup", "namespace": "shop",

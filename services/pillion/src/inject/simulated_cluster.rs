@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pillion_api::names::{FailureMode, INJECT_LABEL};
+use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTION_LABEL, NAMESPACE_NAME_LABEL};
 use pillion_api::opt_in::OptIn;
 use pillion_engine::decision::{Decision, Reason};
 use pillion_engine::limits::Guardrails;
@@ -127,7 +127,8 @@ impl SimulatedCluster {
             return (namespace, Endpoint::Any);
         }
         let failure_mode = FailureMode::Enabled;
-        (Arc::new(Namespace::opted_in(failure_mode)), Endpoint::FailureMode(failure_mode))
+        let labels = [(INJECTION_LABEL, failure_mode.label_value()), (NAMESPACE_NAME_LABEL, name)];
+        (Arc::new(Namespace::new(labels, [])), Endpoint::FailureMode(failure_mode))
     }
 }
 
@@ -137,7 +138,10 @@ fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
         fs::read_to_string(file).map_err(|error| Problem::whole(name.as_str(), format!("cannot be read: {error}")))?;
     let source = Arc::new(Source::new(name, text));
     let described = namespaces_of(&source)?.into_iter().map(|ObjectMeta { name, labels, annotations, .. }| {
-        (name.unwrap_or_default().into(), Namespace::new(labels.unwrap_or_default(), annotations.unwrap_or_default()))
+        let (name, mut labels) = (name.unwrap_or_default(), labels.unwrap_or_default());
+        // The API server sets this label on each namespace.
+        labels.insert(NAMESPACE_NAME_LABEL.to_owned(), name.clone());
+        (name.into(), Namespace::new(labels, annotations.unwrap_or_default()))
     });
     Ok(described.collect())
 }

@@ -368,7 +368,7 @@ impl<'d> Compiler<'d> {
             "$position" => directives.position = self.position(value),
             "$join" => directives.join = self.join(value),
             "$prune" => {
-                directives.prune = self.expression_directive(value).and_then(|prune| self.without_existing(prune))
+                directives.prune = self.expression_directive(value).and_then(|prune| self.without_existing(prune));
             }
             _ => self.diagnostics.push(unknown_directive(&self.path, name)),
         }
