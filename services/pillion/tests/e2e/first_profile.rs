@@ -23,9 +23,12 @@ const OUTPUT_LIMIT: Duration = Duration::from_mins(2);
 /// permissions to the roles of Kubernetes.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,clusterrole-aggregation-controller";
 /// Commands that need a node, or that run until Ctrl-C. `tests/dev.rs` tests the latter.
-const SKIPPED: [&str; 4] = [
+const SKIPPED: [&str; 6] = [
     "kubectl logs ",
     "kubectl wait --for=condition=Ready pod/",
+    // The replicas of this test start after the page's installation.
+    "kubectl wait --for=create mutatingwebhookconfiguration/",
+    "kubectl wait --for=jsonpath=",
     "kubectl --namespace pillion-system rollout status ",
     "pillion dev -p shipper ",
 ];
