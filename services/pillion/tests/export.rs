@@ -74,7 +74,7 @@ fn condition_on_variables_or_namespace_becomes_variable() {
     let names = |list: &str| -> Vec<_> {
         spec[list].as_array().unwrap().iter().map(|each| each["name"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names("matchConditions"), ["pillion-opt-out", "pillion-not-opted-out", "plain"]);
+    assert_eq!(names("matchConditions"), ["pillion-opt-out", "pillion-not-opted-out", "pillion-not-declined", "plain"]);
     assert_eq!(names("variables"), ["title", "pillion_0_asked_for", "pillion_1_by_variable"]);
     let expected = "!(variables.pillion_0_asked_for && variables.pillion_1_by_variable) || (false)";
     assert_eq!(spec["validations"][0]["expression"], expected);

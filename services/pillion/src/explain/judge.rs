@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTION_LABEL, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
 use pillion_api::profile::Activation;
+use pillion_control::informer::cluster_listing;
 use pillion_engine::decision::{Decision, Outcome, ProfileOutcome, Reason};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
@@ -422,7 +423,10 @@ impl Judging<'_> {
     /// Reports profiles that concern this pod, and whose stored version is not active.
     fn readiness(&mut self) {
         let facts = self.facts;
-        for stored in &facts.stored {
+        let is_here = |stored: &&cluster_listing::Stored| {
+            stored.name.namespace.as_deref().is_none_or(|namespace| namespace == facts.namespace.name)
+        };
+        for stored in facts.stored.iter().filter(is_here) {
             if self.question.origin != Origin::GenericPod
                 && !profiles::concerns(stored, self.question.pod(), &facts.namespace)
             {

@@ -250,14 +250,9 @@ pub(crate) fn notice(
                 .filter(|known| strsim::jaro_winkler(known, name) > 0.85)
                 .max_by(|one, other| strsim::jaro_winkler(one, name).total_cmp(&strsim::jaro_winkler(other, name)));
             let meant = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-            let of_name = || stored.iter().filter(|stored| *stored.name.name == *name);
-            let is_visible = |own: &Option<Box<str>>| own.as_deref().is_none_or(|own| own == namespace);
-            // A profile that exists and is not active is reported instead.
-            if of_name().any(|stored| is_visible(&stored.name.namespace)) {
-                return;
-            }
-            let elsewhere = of_name().find_map(|stored| stored.name.namespace.as_deref());
-            let elsewhere = elsewhere.map(|other| {
+            let of_name = stored.iter().filter(|stored| *stored.name.name == *name);
+            let mut namespaces = of_name.filter_map(|stored| stored.name.namespace.as_deref());
+            let elsewhere = namespaces.find(|other| *other != namespace).map(|other| {
                 format!("; namespace {other} has a profile of this name, which applies only to pods of that namespace")
             });
             let hint = elsewhere.unwrap_or(meant);

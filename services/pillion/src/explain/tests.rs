@@ -255,11 +255,12 @@ fn requested_profile_that_is_not_active_is_not_unknown() {
     let rejected = json!({"observedGeneration": 2, "conditions": [
         {"type": "Accepted", "status": "False", "reason": "Invalid", "message": "spec.template: wrong",
          "lastTransitionTime": "2026-11-22T00:00:00Z"}]});
-    let spec = json!({"activation": "Requested", "template": {"spec": {}}});
+    let spec = json!({"activation": "Requested", "template": {"metadata": {"annotations": {"a/b": "1"}}}});
+    let another = ("another", spec.clone());
     let question = stored(|pod| pod["metadata"]["annotations"] = json!({"pillion.dev/profiles": "ours"}));
     let of = |namespace: &str| {
         let stored = vec![stored_profile("ours", Some(namespace), &spec, &rejected)];
-        judge(&ExplainFacts { stored, ..explain_facts(ENABLED, &[("another", spec.clone())]) }, &question)
+        judge(&ExplainFacts { stored, ..explain_facts(ENABLED, std::slice::from_ref(&another)) }, &question)
     };
     let here = of("shop");
     assert!(codes(&here).contains(&"profile_not_ready") && !codes(&here).contains(&"unknown_profile"), "{here:?}");

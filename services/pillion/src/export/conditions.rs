@@ -57,13 +57,17 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, NotExpo
         }
         Activation::Always => {
             if let Some(key) = spec.requested_by.as_ref().filter(|_| !is_forced) {
-                add("not-declined", not_declined(key, place));
+                add("not-declined", not_declined(key, &first_of(values(key, place))));
             }
         }
         Activation::Requested => {
             if let Some(key) = &spec.requested_by {
                 check_key(key, rival)?;
                 ways.extend(by_key(key, place, &names, is_forced));
+                if !is_forced {
+                    // A value on the namespace does not decline a request by name.
+                    add("not-declined", not_declined(key, &first_of(values_on_object(key, place))));
+                }
             }
             add("asked-for", ways.join(" || "));
         }
@@ -100,41 +104,49 @@ fn by_key(key: &RequestKey, place: Place, names: &[String], is_forced: bool) -> 
     if is_forced {
         values(key, place).iter().map(|value| asks(value)).collect()
     } else {
-        vec![asks(&decider(key, place))]
+        vec![asks(&first_of(values(key, place)))]
     }
 }
 
-fn not_declined(key: &RequestKey, place: Place) -> String {
+/// Returns an expression that is true unless a request value is falsy or empty.
+fn not_declined(key: &RequestKey, value: &str) -> String {
     let falsy = key.falsy.clone().unwrap_or_else(|| FALSY.map(str::to_owned).to_vec());
     let falsy: Vec<_> = falsy.iter().map(|word| word.trim().to_lowercase()).chain([String::new()]).collect();
     // An absent value becomes `-`, which is not falsy.
-    let value = decider(key, place);
     format!("!{value}.orValue('-').split(',').all(w, w.trim().lowerAscii() in {})", list(&falsy))
 }
 
-/// Returns an expression for the request value that takes effect. Labels take precedence over annotations, and the
-/// object over the namespace.
-fn decider(key: &RequestKey, place: Place) -> String {
-    let mut values = values(key, place).into_iter();
+/// Returns an expression for the first value that is present.
+fn first_of(values: Vec<String>) -> String {
+    let mut values = values.into_iter();
     let first = values.next().unwrap_or_default();
     values.fold(first, |first, next| format!("{first}.or({next})"))
 }
 
-/// Returns expressions for all labels and annotations that may contain the request value, by precedence. Each yields an
-/// optional.
+/// Returns expressions for all labels and annotations that may contain the request value, by precedence: labels before
+/// annotations, and the object before the namespace. Each yields an optional.
 fn values(key: &RequestKey, place: Place) -> Vec<String> {
-    let says = |value: String| match key.empty.unwrap_or_default() {
-        EmptyValue::Counts => value,
-        // An empty value becomes an optional without a value, which means that the key is absent.
-        EmptyValue::Absent => format!("optional.ofNonZeroValue({value}.orValue('').trim())"),
-    };
-    let on_object =
-        [key.label.as_deref().map(|key| place.label(key)), key.annotation.as_deref().map(|key| place.annotation(key))];
     let on_namespace = [
         key.label.as_deref().map(|key| namespace("labels", key)),
         key.annotation.as_deref().map(|key| namespace("annotations", key)),
     ];
-    on_object.into_iter().chain(on_namespace).flatten().map(says).collect()
+    let on_namespace = on_namespace.into_iter().flatten().map(|value| if_present(key, value));
+    values_on_object(key, place).into_iter().chain(on_namespace).collect()
+}
+
+/// Like [`values`], but only for labels and annotations of the object.
+fn values_on_object(key: &RequestKey, place: Place) -> Vec<String> {
+    let on_object =
+        [key.label.as_deref().map(|key| place.label(key)), key.annotation.as_deref().map(|key| place.annotation(key))];
+    on_object.into_iter().flatten().map(|value| if_present(key, value)).collect()
+}
+
+/// Returns an expression without a value if the key treats the empty value as absent, and it is empty.
+fn if_present(key: &RequestKey, value: String) -> String {
+    match key.empty.unwrap_or_default() {
+        EmptyValue::Counts => value,
+        EmptyValue::Absent => format!("optional.ofNonZeroValue({value}.orValue('').trim())"),
+    }
 }
 
 /// The variable that contains the object whose labels and annotations request profiles. For DELETE, only `oldObject`
