@@ -103,14 +103,15 @@ const DNS_NAME: u64 = 2;
 #[non_exhaustive]
 pub enum IssueError {
     /// The CA does not exist.
-    #[error("CA {0:?} does not exist: expected the record's active or next CA")]
+    #[error("CA {} does not exist: expected the record's active or next CA", .0.0)]
     NoCa(Generation),
     /// The CA has no key.
-    #[error("CA {0:?} cannot sign: its key was deleted when its successor took over")]
+    #[error("CA {} cannot sign: its key was deleted when its successor took over", .0.0)]
     NoKey(Generation),
     /// The CA has expired, or its remaining validity is too short for signing.
     #[error(
-        "CA {generation:?} expires at {not_after}, too soon to sign a serving certificate at {now}: it must be replaced"
+        "CA {} expires at {not_after}, too soon to sign a serving certificate at {now}: it must be replaced",
+        .generation.0
     )]
     Ended {
         /// The CA.

@@ -164,6 +164,7 @@ fn serving_certificate_ends_before_its_ca() {
     }
     let ended = certificate_at(Duration::ZERO).unwrap_err();
     assert!(matches!(ended, IssueError::Ended { .. }), "{ended}");
+    assert!(ended.to_string().starts_with("CA 1 expires at "), "{ended}");
 }
 
 #[test]
@@ -207,6 +208,7 @@ fn ca_without_key_cannot_sign() {
     }
     let unknown = issuing(now(), |issuing| known.sign(Generation(3), &names(), issuing));
     assert_eq!(unknown, Err(IssueError::NoCa(Generation(3))));
+    assert!(IssueError::NoCa(Generation(3)).to_string().starts_with("CA 3 does not exist"));
     let mut record = known.record().clone();
     record.phase = Phase::Soaking;
     record.active = record.active.map(|active| Ca { has_key: false, ..active });
