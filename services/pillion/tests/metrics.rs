@@ -78,7 +78,7 @@ fn number_of_series_is_bounded() {
     let (replica, controller) =
         (series(&Unconnected::webhook(&[]).scrape()), series(&Unconnected::controller().scrape()));
     println!("{replica} series of a replica at the start, {controller} of a controller");
-    assert!(replica <= 410, "{replica}");
+    assert!(replica <= 400, "{replica}");
     // Each tenant and each profile adds three series.
     assert!(controller <= 250, "{controller}");
 }

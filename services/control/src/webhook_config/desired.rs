@@ -86,7 +86,7 @@ impl Rules {
     #[must_use]
     pub(crate) fn of_live(live: &Live) -> Self {
         let mutating = live.mutating.iter().flat_map(|mutating| mutating.webhooks.iter().flatten());
-        let mut mutating = mutating.filter(|entry| is_for_level(&entry.client_config));
+        let mut mutating = mutating.filter(|entry| calls_failure_mode_path(&entry.client_config));
         Self {
             mutating: mutating.find_map(|entry| entry.rules.clone()).unwrap_or_else(|| Self::default().mutating),
             validated: live.validating.as_ref().map(validated_of).unwrap_or_default(),
@@ -104,7 +104,7 @@ fn has_pods_call(rules: &[RuleWithOperations], resource: &str, operation: Operat
 }
 
 /// Whether the entry calls the URL path of a failure mode.
-fn is_for_level(config: &WebhookClientConfig) -> bool {
+fn calls_failure_mode_path(config: &WebhookClientConfig) -> bool {
     let called = config.service.as_ref().and_then(|service| service.path.as_deref());
     FailureMode::ALL.into_iter().any(|failure_mode| called == Some(failure_mode.path()))
 }

@@ -343,7 +343,7 @@ impl KeeperState {
                     self.keeper.metrics.repaired(&drifts);
                     let (release, after) = (&self.leading.release, since.elapsed());
                     let is_missing = drifts.iter().any(|drift| drift.kind == DriftKind::Missing);
-                    let help = is_missing.then(|| disarm_command(release));
+                    let help = is_missing.then(|| disable_command(release));
                     warn!(manager = writer, drift = %Drifts(&drifts), epoch = target.epoch, ?after, help, "the webhook configurations were changed, and are corrected");
                 }
                 Next::Repeat
@@ -447,7 +447,7 @@ fn versions(live: &Live) -> Versions {
 
 /// Returns the command that keeps the configurations removed. It helps an administrator who deleted one on purpose and
 /// sees the controller create it again.
-fn disarm_command(release: &Release) -> String {
+fn disable_command(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(
         "to keep it removed: kubectl -n {namespace} patch configmap {name} --type merge -p '{{\"data\":{{\"{WEBHOOKS_KEY}\":\"disabled\"}}}}'"

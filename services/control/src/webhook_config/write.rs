@@ -51,14 +51,14 @@ pub enum WriteError {
 }
 
 /// Reads the observed state. If the `ConfigMap` has an unknown value, the webhooks are treated as disabled only if
-/// `was_disarmed`.
+/// `was_disabled`.
 ///
 /// # Errors
 /// The API server is unavailable or denies the request.
-pub async fn observe(client: &Client, release: &Release, was_disarmed: bool) -> Result<Live, kube::Error> {
+pub async fn observe(client: &Client, release: &Release, was_disabled: bool) -> Result<Live, kube::Error> {
     let name = release.configuration();
     let switch = Api::<ConfigMap>::namespaced(client.clone(), release.namespace()).get_opt(release.switch()).await?;
-    let mut disabled = SwitchState { off: was_disarmed };
+    let mut disabled = SwitchState { off: was_disabled };
     disabled.move_to(&switch::webhooks(switch.as_ref()));
     Ok(Live {
         mutating: Api::all(client.clone()).get_opt(name).await?,

@@ -143,15 +143,20 @@ fn webhooks_are_disabled(facts: &Facts) -> bool {
     facts.switch.as_ref().is_ok_and(|map| switch::webhooks(map.as_ref()) == Position::Off)
 }
 
+/// Whether the webhook configurations were read, and none has an entry of this release for new pods.
+fn is_unregistered(facts: &Facts) -> bool {
+    let is_for_pods = |entry: &&MutatingWebhook| entry.rules.iter().flatten().any(creates_pods);
+    facts.configurations.as_ref().is_some_and(|configurations| {
+        let entries = configurations.iter().flat_map(|one| one.webhooks.iter().flatten());
+        !entries.filter(is_for_pods).any(|entry| is_ours(entry, &facts.release))
+    })
+}
+
 fn configuration(facts: &Facts) -> Vec<Finding> {
-    let Some(configurations) = &facts.configurations else { return Vec::new() };
-    let release = &facts.release;
-    let entries = configurations.iter().flat_map(|one| one.webhooks.iter().flatten());
-    let mut for_pods = entries.filter(|entry| entry.rules.iter().flatten().any(creates_pods));
-    if for_pods.any(|entry| is_ours(entry, release)) || webhooks_are_disabled(facts) {
+    if !is_unregistered(facts) || webhooks_are_disabled(facts) {
         return Vec::new();
     }
-    vec![availability::not_registered(release)]
+    vec![availability::not_registered(&facts.release)]
 }
 
 fn replicas(facts: &Facts) -> Vec<Finding> {
@@ -478,17 +483,11 @@ fn bundles(facts: &Facts, (certificate, key): &Pair) -> Vec<Finding> {
     found
 }
 
-/// Whether a webhook configuration has an entry of this release.
-fn has_entry(facts: &Facts) -> bool {
-    let configurations = facts.configurations.iter().flatten();
-    configurations.flat_map(|found| found.webhooks.iter().flatten()).any(|entry| is_ours(entry, &facts.release))
-}
-
 /// Returns a finding if a replica serves an invalid or untrusted certificate.
 fn shown(facts: &Facts, one: &Probed) -> Option<Finding> {
     let (code, what) = match one.verdict {
         // Without an entry, there is no `caBundle`.
-        Verdict::Untrusted if !has_entry(facts) => return None,
+        Verdict::Untrusted if is_unregistered(facts) => return None,
         Verdict::Untrusted => {
             (Code::CaBundleMismatch, "serves a certificate that the caBundle does not verify".to_owned())
         }

@@ -87,7 +87,7 @@ fn webhooks_wait_for_connectivity_check() {
 }
 
 #[test]
-fn failed_connectivity_check_delays_arming_briefly() {
+fn failed_connectivity_check_delays_enforcement_briefly() {
     isolated(|| async {
         let managed = start_without_route().await?;
         let begun = Instant::now();
