@@ -119,18 +119,30 @@ impl Parser {
         if let Some(tail) = after_byte(inner, b'}') {
             return self.leave(index, tail);
         }
-        let mut rest = inner;
+        let mut key = self.key(inner)?;
         loop {
-            let Some(key) = after_byte(rest, b'"') else { return self.fail(rest, "expected a key in quotes") };
             let place = self.nodes.len();
-            rest = self.string(key, KEY)?;
-            let Some(value) = after_byte(rest, b':') else { return self.fail(rest, "expected a colon after the key") };
-            rest = match value {
+            let start = self.offset(key).wrapping_sub(1);
+            // The patterns of several bytes match what the API server writes: no white space, and few escapes.
+            let value = match after_plain(key) {
+                [b'"', b':', value @ ..] => {
+                    self.push(Kind::String, start, KEY, self.offset(value).wrapping_sub(1), value)?;
+                    value
+                }
+                _ => {
+                    let rest = self.string(key, KEY)?;
+                    let Some(value) = after_byte(rest, b':') else {
+                        return self.fail(rest, "expected a colon after the key");
+                    };
+                    value
+                }
+            };
+            let rest = match value {
                 // Most values are strings or, in managedFields, empty objects. Handling them here avoids recursive
                 // calls.
                 [b'"', inner @ ..] => self.string(inner, VALUE)?,
                 [b'{', b'}', tail @ ..] if depth + 1 < self.limits.depth => {
-                    self.push(Kind::Object, self.offset(value), VALUE, tail)?;
+                    self.push(Kind::Object, self.offset(value), VALUE, self.offset(tail), tail)?;
                     tail
                 }
                 _ => {
@@ -139,14 +151,21 @@ impl Parser {
                     tail
                 }
             };
-            // The API server writes no white space, so this check usually avoids the call.
-            let next = if let [b',' | b'}', ..] = rest { rest } else { after_space(rest) };
-            rest = match next {
-                [b',', next @ ..] => next,
+            key = match rest {
+                [b',', b'"', key @ ..] => key,
                 [b'}', tail @ ..] => return self.leave(index, tail),
-                _ => return self.fail(rest, "expected a comma or the end of the object"),
+                _ => match after_space(rest) {
+                    [b',', next @ ..] => self.key(next)?,
+                    [b'}', tail @ ..] => return self.leave(index, tail),
+                    _ => return self.fail(rest, "expected a comma or the end of the object"),
+                },
             };
         }
+    }
+
+    /// Returns the text after the opening quote of a key.
+    fn key<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
+        after_byte(text, b'"').or_else(|| self.fail(text, "expected a key in quotes"))
     }
 
     /// Parses a list after its opening bracket.
@@ -174,7 +193,7 @@ impl Parser {
         }
         let index = self.nodes.len();
         let start = self.offset(inner).wrapping_sub(1);
-        self.push(kind, start, VALUE, inner)?;
+        self.push(kind, start, VALUE, start.wrapping_add(1), inner)?;
         Some(index)
     }
 
@@ -203,7 +222,7 @@ impl Parser {
         let start = self.offset(inner).wrapping_sub(1);
         match after_plain(inner) {
             [b'"', tail @ ..] => {
-                self.push(Kind::String, start, span, tail)?;
+                self.push(Kind::String, start, span, self.offset(tail), tail)?;
                 Some(tail)
             }
             rest => self.string_with_escapes(start, span, rest),
@@ -217,7 +236,7 @@ impl Parser {
         loop {
             match rest {
                 [b'"', tail @ ..] => {
-                    self.push(Kind::EscapedString, start, span, tail)?;
+                    self.push(Kind::EscapedString, start, span, self.offset(tail), tail)?;
                     return Some(tail);
                 }
                 [b'\\', tail @ ..] => rest = after_plain(self.escape(tail)?),
@@ -268,7 +287,7 @@ impl Parser {
         if let [b'e' | b'E', b'+' | b'-', tail @ ..] | [b'e' | b'E', tail @ ..] = rest {
             rest = self.digits(tail)?;
         }
-        self.push(Kind::Number, self.offset(text), VALUE, rest)?;
+        self.push(Kind::Number, self.offset(text), VALUE, self.offset(rest), rest)?;
         Some(rest)
     }
 
@@ -282,18 +301,17 @@ impl Parser {
 
     fn word<'t>(&mut self, text: &'t [u8], word: &[u8], kind: Kind) -> Option<&'t [u8]> {
         let Some(tail) = text.strip_prefix(word) else { return self.fail(text, "expected a value") };
-        self.push(kind, self.offset(text), VALUE, tail)?;
+        self.push(kind, self.offset(text), VALUE, self.offset(tail), tail)?;
         Some(tail)
     }
 
-    /// Records a value that starts at the offset `start` and ends where `tail` begins.
+    /// Records a value between the offsets `start` and `end`. `tail` is the text after it, for an error.
     #[expect(clippy::inline_always, reason = "it is called for every value")]
     #[inline(always)]
-    fn push(&mut self, kind: Kind, start: u32, span: u32, tail: &[u8]) -> Option<()> {
+    fn push(&mut self, kind: Kind, start: u32, span: u32, end: u32, tail: &[u8]) -> Option<()> {
         if self.nodes.len() == self.nodes.capacity() {
             self.grow(tail)?;
         }
-        let end = self.offset(tail);
         self.nodes.push(Node { start, end, span, kind });
         Some(())
     }
