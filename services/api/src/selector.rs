@@ -4,6 +4,7 @@
 //! and `NotIn` and `DoesNotExist` also match if the label is absent.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -69,6 +70,28 @@ impl LabelSelector {
     }
 }
 
+/// Formats a selector as kubectl's `--selector` does, for example `app=web,tier in (a,b),!legacy`.
+impl fmt::Display for LabelSelector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let labels = self.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
+        let requirements = self.match_expressions.iter().map(ToString::to_string);
+        formatter.write_str(&labels.chain(requirements).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, operator, values } = self;
+        let values = values.join(",");
+        match operator {
+            Operator::In => write!(formatter, "{key} in ({values})"),
+            Operator::NotIn => write!(formatter, "{key} notin ({values})"),
+            Operator::Exists => formatter.write_str(key),
+            Operator::DoesNotExist => write!(formatter, "!{key}"),
+        }
+    }
+}
+
 impl Requirement {
     fn is_met_by(&self, value: Option<&str>) -> bool {
         let listed = || value.is_some_and(|value| self.values.iter().any(|listed| listed == value));
@@ -131,6 +154,14 @@ mod tests {
         );
         assert!(fault(r#"{"matchExpressions":[{"key":"k","operator":"Exists","values":["x"]}]}"#).is_some());
         assert!(fault(r#"{"matchExpressions":[{"key":"k","operator":"NotIn","values":["x"]}]}"#).is_none());
+    }
+
+    #[test]
+    fn is_written_as_by_kubectl() {
+        let all = r#"{"matchLabels":{"app":"web","a":"1"},"matchExpressions":[
+            {"key":"tier","operator":"In","values":["x","y"]}, {"key":"zone","operator":"NotIn","values":["z"]},
+            {"key":"team","operator":"Exists"}, {"key":"legacy","operator":"DoesNotExist"}]}"#;
+        assert_eq!(selector(all).to_string(), "a=1,app=web,tier in (x,y),zone notin (z),team,!legacy");
     }
 
     #[test]

@@ -325,7 +325,7 @@ fn summary(report: &Report) -> String {
         (pods.pending + pods.undecided, "undecided"),
         (pods.injected, "up to date"),
         (pods.opted_out, "opted out"),
-        (pods.not_requested, "that request no profile"),
+        (pods.not_requested, "that no profile matches"),
     ];
     let counts: Vec<_> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();

@@ -78,6 +78,10 @@ impl Default for Settings {
     }
 }
 
+/// Maximum time between two rounds before the first webhook entries exist. Nothing is injected until then, and the entries
+/// are created only after a round has found a trusted endpoint.
+const GAP_BEFORE_FIRST_ENTRIES: Duration = Duration::from_secs(1);
+
 /// The result for one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
@@ -180,8 +184,9 @@ impl Prober {
     }
 }
 
-/// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`]. Without
-/// requirements, or if the endpoints cannot be listed, `found` is `None`.
+/// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`], or every second
+/// while API servers trust no CA and so cannot call the webhook. Without requirements, or if the endpoints cannot be
+/// listed, `found` is `None`.
 pub async fn run(
     leading: LeaderContext,
     settings: Settings,
@@ -196,6 +201,8 @@ pub async fn run(
     loop {
         let began = Instant::now();
         let wanted = expected.borrow_and_update().clone();
+        let no_entries = wanted.as_ref().is_some_and(|wanted| wanted.bundle.is_empty());
+        let pause = if no_entries { gap.min(GAP_BEFORE_FIRST_ENTRIES) } else { gap };
         let round = async {
             if let Some(wanted) = &wanted {
                 let round = prober.round(&leading.client, &leading.release, wanted).await;
@@ -204,7 +211,7 @@ pub async fn run(
             } else {
                 found.send_replace(None);
             }
-            sleep_until(began + gap).await;
+            sleep_until(began + pause).await;
         };
         tokio::select! {
             biased;

@@ -217,6 +217,37 @@ fn probes_follow_changed_requirements() {
 }
 
 #[test]
+fn first_endpoint_is_found_soon() {
+    isolated(|| async {
+        let control_plane = ControlPlane::start().await?;
+        let (ca, address) = (TestCa::new()?, replica_address(1));
+        register_service(&control_plane.client(), &[address]).await?;
+        // No API server trusts a CA yet, so the bundle is empty.
+        let first = Expected::of(&release(), vec![known(1, &ca)], Some(Generation(1)), Vec::new(), 1).map(Arc::new);
+
+        let (_wanted, wants) = watch::channel(first.clone());
+        let (finds, mut found) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let leading =
+            LeaderContext { client: control_plane.client(), release: Arc::new(release()), stop: stop.clone() };
+        let mut settings = settings();
+        settings.gap = Duration::from_hours(1);
+        let clock = Clock::new(clock::Settings::default(), ClockMetrics::default());
+        let running = tokio::spawn(probe::run(leading, settings, ProbeMetrics::default(), clock, wants, finds));
+
+        let summary = |found: &Option<ProbeRound>| first.as_ref().map(|first| ProbeRound::of(found.as_ref(), first));
+        let unreachable = |found: &Option<ProbeRound>| summary(found).is_some_and(|found| found.unreachable == 1);
+        tokio::time::timeout(SOON, found.wait_for(unreachable)).await??;
+        let _replica = serve(address, &ca, SERVER_NAME).await?;
+        let answering = |found: &Option<ProbeRound>| summary(found).is_some_and(|found| found.answering == 1);
+        tokio::time::timeout(SOON, found.wait_for(answering)).await??;
+        stop.cancel();
+        running.await?;
+        Ok(())
+    });
+}
+
+#[test]
 fn reports_certificates_of_other_issuers() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;

@@ -136,13 +136,18 @@ pub(crate) fn judge(facts: &ExplainFacts, question: &ExplainedObject) -> Explana
             finding.severity = Severity::Info;
         }
     }
+    let knows_profiles = judging.knows_profiles();
     let Judging { entries, decision, considered, findings, .. } = judging;
+    let mut view = view(&decision);
+    if !knows_profiles && matches!(decision.reason, Reason::NoProfile | Reason::NotRequested) {
+        view.message.push_str(" (not all profiles can be read)");
+    }
     Explanation {
         object: question.object.clone(),
         verdict,
         webhooks: entries,
         profiles: profiles::views(&decision, &considered, facts),
-        decision: view(&decision),
+        decision: view,
         changes,
         managers: question.found.as_ref().map(facts::managers).unwrap_or_default(),
         findings: sorted(findings),
@@ -293,15 +298,11 @@ impl Judging<'_> {
         }
         let excluded = profiles::excluded_by_namespace(&self.considered, self.question.pod(), &self.facts.namespace);
         let is_nothing_asked = self.decision.profiles.is_empty();
-        for (name, is_asked) in excluded {
+        for (profile, is_asked) in excluded {
             if (is_asked || is_nothing_asked) && !self.has(Code::NamespaceSelector) {
                 let object = self.namespace();
-                self.find_of(
-                    Code::NamespaceSelector,
-                    object,
-                    "the labels of the namespace do not match the profile's namespaceSelector",
-                )
-                .profile = Some(name);
+                self.find_of(Code::NamespaceSelector, object, profiles::namespace_mismatch(&profile)).profile =
+                    Some(profile.name().to_string());
             }
         }
         let is_said = [
@@ -365,7 +366,7 @@ impl Judging<'_> {
                 code = Some(Code::HostNetwork);
             }
             let Some(code) = code.filter(|code| *code != Code::OptedOut || !self.has(Code::OptedOut)) else { continue };
-            let message = profiles::describe_reason(decision.reason, decision.detail.as_deref());
+            let message = profiles::describe_decision(decision);
             let name = decision.profile.name().to_string();
             let is_for_others = decision.outcome == ProfileOutcome::NotMatched
                 && match code {
@@ -502,13 +503,17 @@ impl Judging<'_> {
     pub(super) fn installation(&mut self) {
         let facts = self.facts;
         let release = facts.release.clone();
-        for (part, why) in &facts.unread {
-            let object = ObjectRef::new("Release", Some(release.namespace()), release.name());
-            let finding = self.find_of(Code::Unreadable, object, format!("{part} cannot be read: {why}"));
-            // Without this part, the other findings are still reliable.
-            if !part.is_needed() {
-                finding.severity = Severity::Info;
-            }
+        let object = || ObjectRef::new("Release", Some(release.namespace()), release.name());
+        let (needed, others): (Vec<_>, Vec<_>) = facts.unread.iter().partition(|(part, _)| part.is_needed());
+        for (part, why) in needed {
+            self.find_of(Code::Unreadable, object(), format!("{part} cannot be read: {why}"));
+        }
+        // Without these parts, the other findings are still reliable. A tenant usually cannot read any of them, so they
+        // are one finding.
+        if let [(_, why), ..] = others[..] {
+            let parts: Vec<_> = others.iter().map(|(part, _)| part.to_string()).collect();
+            let message = format!("{} cannot be read: {why}", parts.join(", "));
+            self.find_of(Code::Unreadable, object(), message).severity = Severity::Info;
         }
         if let Some(by) = &facts.switched_off {
             let by = Some(by.as_str()).filter(|by| !by.is_empty());

@@ -8,7 +8,7 @@ use pillion_api::profile::Activation;
 use pillion_api::selector::LabelSelector;
 use pillion_control::informer::cluster_listing::Stored;
 use pillion_control::informer::text::Broken;
-use pillion_engine::decision::{Decision, Notice, Reason};
+use pillion_engine::decision::{Decision, Notice, ProfileDecision, Reason};
 use pillion_engine::profile::CompiledProfile;
 use pillion_engine::select::considered::{Considered, ParameterValue, RequestState, SetBy};
 use pillion_engine::snapshot::Snapshot;
@@ -112,17 +112,9 @@ fn view(decision: &Decision, considered: &Considered) -> ProfileView {
     let profile = &considered.profile;
     let decided = decision.profiles.iter().find(|decided| decided.profile.name() == profile.name());
     let (outcome, reason, message) = match decided {
-        Some(decided) => (
-            decided.outcome.as_str(),
-            decided.reason.as_str(),
-            describe_reason(decided.reason, decided.detail.as_deref()),
-        ),
+        Some(decided) => (decided.outcome.as_str(), decided.reason.as_str(), describe_decision(decided)),
         None => match considered.request_state {
-            RequestState::NamespaceSelector => (
-                "not_matched",
-                "namespace_selector",
-                "the labels of the namespace do not match the profile's namespaceSelector".to_owned(),
-            ),
+            RequestState::NamespaceSelector => ("not_matched", "namespace_selector", namespace_mismatch(profile)),
             RequestState::OtherTarget => {
                 ("not_matched", "other_resource", "its target is not the creation of pods".to_owned())
             }
@@ -144,6 +136,19 @@ fn view(decision: &Decision, considered: &Considered) -> ProfileView {
 pub(crate) fn describe_reason(reason: Reason, detail: Option<&str>) -> String {
     let sentence = reason.sentence();
     detail.map_or_else(|| sentence.to_owned(), |detail| format!("{sentence}: {detail}"))
+}
+
+/// Returns the reason of a profile's outcome as a sentence, with the selector that does not match.
+pub(crate) fn describe_decision(decision: &ProfileDecision) -> String {
+    let selector = decision.profile.object_selector().filter(|_| decision.reason == Reason::ObjectSelector);
+    let selector = selector.map(ToString::to_string);
+    describe_reason(decision.reason, selector.as_deref().or(decision.detail.as_deref()))
+}
+
+/// Returns the sentence that the labels of the namespace do not match the profile's selector.
+pub(crate) fn namespace_mismatch(profile: &CompiledProfile) -> String {
+    let selector = profile.namespace_selector().map(|selector| format!(": {selector}")).unwrap_or_default();
+    format!("the labels of the namespace do not match the profile's namespaceSelector{selector}")
 }
 
 fn not_requested(considered: &Considered) -> String {
@@ -302,7 +307,7 @@ pub(crate) fn excluded_by_namespace(
     considered: &[Considered],
     pod: &Value,
     namespace: &NamespaceFacts,
-) -> Vec<(String, bool)> {
+) -> Vec<(Arc<CompiledProfile>, bool)> {
     let selective = considered.iter().filter(|one| one.request_state == RequestState::NamespaceSelector);
     let asked = |one: &&Considered| {
         let profile = &one.profile;
@@ -311,7 +316,7 @@ pub(crate) fn excluded_by_namespace(
         let is_for_all = profile.activation() == Activation::Always;
         (is_asked || is_for_all).then_some(is_asked)
     };
-    selective.filter_map(|one| Some((one.profile.name().to_string(), asked(&one)?))).collect()
+    selective.filter_map(|one| Some((Arc::clone(&one.profile), asked(&one)?))).collect()
 }
 
 /// Returns the values of a profile's own label and annotation on a pod and its namespace, by precedence.
@@ -462,7 +467,8 @@ mod tests {
             let annotations = [(KEY.to_owned(), on_namespace.to_owned())].into();
             let namespace = NamespaceFacts { annotations, ..NamespaceFacts::default() };
             let pod = json!({"metadata": {"annotations": {KEY: on_pod}}});
-            excluded_by_namespace(&[considered], &pod, &namespace)
+            let excluded = excluded_by_namespace(&[considered], &pod, &namespace);
+            excluded.iter().map(|(profile, is_asked)| (profile.name().to_string(), *is_asked)).collect::<Vec<_>>()
         };
         let asked = [("agent".to_owned(), true)];
         assert_eq!(excluded("Counts", "true", "false"), asked);

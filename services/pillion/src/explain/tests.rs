@@ -8,7 +8,7 @@ use pillion_api::opt_in::OptIn;
 use pillion_api::webhook_configuration::{Settings, mutating};
 use pillion_control::Release;
 use pillion_control::audit::NamespaceAge;
-use pillion_control::informer::cluster_listing::Stored;
+use pillion_control::informer::cluster_listing::{self, Stored};
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
@@ -328,6 +328,39 @@ fn unreadable_part_is_reported_with_its_severity() {
     let explanation = judge(&facts, &plain());
     let unreadable = explanation.findings.iter().find(|finding| finding.code.as_str() == "unreadable").unwrap();
     assert_eq!((unreadable.severity, &*unreadable.object.kind), (finding::Severity::Warning, "Release"));
+}
+
+#[test]
+fn tenant_gets_one_finding_for_unreadable_parts_and_no_claim_about_profiles() {
+    let forbidden = |part| (part, "forbidden".to_owned());
+    let unread = [Part::Configurations, Part::Endpoints, Part::Switch].map(forbidden).to_vec();
+    let facts = ExplainFacts { unread, ..explain_facts(ENABLED, &[]) };
+    let explanation = judge(&facts, &plain());
+    let messages: Vec<_> = explanation.findings.iter().map(|finding| (finding.code.as_str(), &*finding.message)).collect();
+    let of_parts = "webhook configurations, the webhook's endpoints, the kill switch cannot be read: forbidden";
+    assert!(messages.contains(&("unreadable", of_parts)), "{messages:?}");
+    assert_eq!(messages.iter().filter(|(code, _)| *code == "unreadable").count(), 1);
+    assert_eq!(explanation.decision.message, "no profile matches this namespace");
+
+    let profiles = Part::Profiles(cluster_listing::Part::ClusterProfiles);
+    let facts = ExplainFacts { unread: vec![forbidden(profiles)], ..explain_facts(ENABLED, &[]) };
+    let explanation = judge(&facts, &plain());
+    assert_eq!(explanation.decision.message, "no profile matches this namespace (not all profiles can be read)");
+}
+
+#[test]
+fn selector_that_does_not_match_is_shown() {
+    let with = |selector: &str| {
+        let (name, mut spec) = logger();
+        spec[selector] = json!({"matchLabels": {"team": "payments"}});
+        judge(&explain_facts(ENABLED, &[(name, spec)]), &plain())
+    };
+    let (pod, namespace) = (with("objectSelector"), with("namespaceSelector"));
+    let message = &finding_of(&pod, "object_selector").message;
+    assert_eq!(message, "the labels of the pod do not match the profile's objectSelector: team=payments");
+    let message = &finding_of(&namespace, "namespace_selector").message;
+    assert_eq!(message, "the labels of the namespace do not match the profile's namespaceSelector: team=payments");
+    assert_eq!(*message, namespace.profiles[0].message);
 }
 
 /// Returns a profile that the API server stores, with this name and namespace.
