@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES, UPGRADED_ANNOTATION};
 
 use crate::context::{Arena, EvalContext};
 use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
@@ -67,9 +67,13 @@ pub enum Injected {
     Nothing,
     /// The annotation was not written by Pillion, or this version does not understand its format.
     Foreign,
-    /// The display names of the profiles, with their revisions.
+    /// The display names of the profiles, with their revisions. If a pod was upgraded in place, these are the revisions
+    /// after the upgrade.
     Profiles(Vec<(Box<str>, Box<str>)>),
 }
+
+/// The maximum size of the annotation with the revisions of an upgrade in place, in bytes. A larger one is ignored.
+const MAX_UPGRADED_BYTES: usize = 16 * 1024;
 
 /// The content of a pod's injection record, and the pod without injected changes.
 #[derive(Debug)]
@@ -94,9 +98,35 @@ pub fn read(pod: Value<'_>) -> Read {
     let Some(record) = annotation.as_str().and_then(|text| Record::read(&text)) else {
         return none(Injected::Foreign);
     };
-    let profiles = record.revisions().map(|(profile, revision)| (profile.into(), revision.into())).collect();
+    let upgraded = upgraded(pod);
+    let profiles = record.revisions().map(|(profile, recorded)| {
+        let upgrade = upgraded.as_ref().and_then(|upgraded| upgraded.root().get("profiles")?.get(&profile));
+        let upgrade = upgrade.filter(|upgrade| upgrade.get("from").is_some_and(|from| from.is(&recorded)));
+        let to = upgrade.and_then(|upgrade| upgrade.get("to")?.as_str());
+        (profile.into(), to.as_deref().unwrap_or(&recorded).into())
+    });
+    let profiles = profiles.collect();
     let original_object = without_record(pod, &record, schema::of("", "pods")).ok().flatten();
     Read { injected: Injected::Profiles(profiles), original_object }
+}
+
+/// Returns the annotation of an upgrade in place. `None` if there was no upgrade, or if the annotation is invalid or was
+/// copied from another pod.
+fn upgraded(pod: Value<'_>) -> Option<OwnedTape> {
+    let text = pod.at(&["metadata", "annotations", UPGRADED_ANNOTATION])?.as_str()?;
+    if text.len() > MAX_UPGRADED_BYTES {
+        return None;
+    }
+    let uid = pod.at(&["metadata", "uid"])?.as_str()?;
+    OwnedTape::parse(&*text).ok().filter(|upgraded| upgraded.root().get("uid").is_some_and(|of| of.is(&uid)))
+}
+
+/// Returns the JSON pointers of the elements that the record of a pod lists as added. Empty without a genuine record.
+#[must_use]
+pub fn added(pod: Value<'_>) -> Vec<Box<str>> {
+    let annotation = pod.at(&["metadata", "annotations", INJECTED_ANNOTATION]).filter(|_| is_genuine(pod));
+    let record = annotation.and_then(|annotation| Record::read(&annotation.as_str()?));
+    record.map(|record| record.all_added().map(Into::into).collect()).unwrap_or_default()
 }
 
 /// Selects the profiles for a pod by labels and annotations. `pod` is the original pod, and only its `metadata` is

@@ -47,6 +47,7 @@ pub mod inject;
 pub mod snapshot;
 pub mod review;
 
-// Other users of the pipeline: the audit of running pods, and callers without an API server.
+// Other users of the pipeline: the audit of running pods, their upgrade in place, and callers without an API server.
 pub mod audit;
+pub mod in_place;
 pub mod creation;

@@ -163,7 +163,7 @@ pub(crate) fn endpoints(slices: &[EndpointSlice]) -> Vec<(String, bool)> {
 
 /// Returns the webhook's policy from the ConfigMap of the chart; `None` if the policy is missing, invalid or
 /// unreadable.
-async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Option<WebhookPolicy> {
+pub(crate) async fn policy(client: &Client, release: &Release, unread: &mut Unread) -> Option<WebhookPolicy> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), release.namespace());
     let name = format!("{}-webhook", release.name());
     let map = kept(maps.get_opt(&name).await, Part::Policy, unread)??;

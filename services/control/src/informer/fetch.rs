@@ -37,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const MAX_WAIT_PAUSE: Duration = Duration::from_millis(1_600);
 
 /// The fetched revision, or the error of the request.
-pub(crate) type FetchResult = Result<Fetched, kube::Error>;
+pub type FetchResult = Result<Fetched, kube::Error>;
 
 /// Running and waiting fetches.
 pub(crate) struct Fetches {
@@ -137,7 +137,11 @@ fn permanent_error(error: &kube::Error) -> Option<String> {
     }
 }
 
-pub(crate) async fn get(client: Client, key: &RevisionKey) -> FetchResult {
+/// Fetches and compiles a revision.
+///
+/// # Errors
+/// The API server does not answer, or the permission is missing. A later attempt may succeed.
+pub async fn get(client: Client, key: &RevisionKey) -> FetchResult {
     let name = object_name(&key.profile.name, &key.revision);
     let found = if let Some(namespace) = &key.profile.namespace {
         let found = Api::<ProfileRevision>::namespaced(client, namespace).get_opt(&name).await;

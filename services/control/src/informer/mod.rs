@@ -18,7 +18,7 @@ pub mod namespaces;
 pub mod share;
 pub mod text;
 pub mod published;
-mod fetch;
+pub mod fetch;
 pub mod cache_metrics;
 pub mod index;
 pub mod watch;

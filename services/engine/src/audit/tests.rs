@@ -285,3 +285,28 @@ fn expects_nothing_without_opt_in() {
         assert!(super::of_object(&snapshot, name, &namespace, tape.root(), &LookedUp::default()).is_empty());
     }
 }
+
+#[test]
+fn upgrade_in_place_replaces_recorded_revision() {
+    let snapshot = snapshot(&[("a", json!({"activation": "Always"}))]);
+    let mut pod = injected(&snapshot, &pod(&json!({}), &json!({})));
+    let revisions = |pod: &Json| match read(OwnedTape::parse(pod.to_string()).unwrap().root()).injected {
+        Injected::Profiles(profiles) => profiles,
+        other => panic!("{other:?}"),
+    };
+    let recorded = revisions(&pod)[0].1.clone();
+    pod["metadata"]["uid"] = json!("u");
+    let upgraded =
+        |uid: &str, from: &str| json!({"uid": uid, "profiles": {"a": {"from": from, "to": "b2"}}}).to_string();
+    for (annotation, expected) in [
+        (upgraded("u", &recorded), "b2"),
+        (upgraded("u", "older"), &*recorded),
+        // The annotation was copied from another pod.
+        (upgraded("other", &recorded), &recorded),
+        ("no JSON".to_owned(), &recorded),
+        (format!("{}{}", upgraded("u", &recorded), " ".repeat(MAX_UPGRADED_BYTES)), &recorded),
+    ] {
+        pod["metadata"]["annotations"][UPGRADED_ANNOTATION] = json!(annotation);
+        assert_eq!(revisions(&pod), [("a".into(), expected.into())]);
+    }
+}

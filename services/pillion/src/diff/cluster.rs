@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
-use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTED_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTED_ANNOTATION, SYSTEM_NAMESPACES, UPGRADED_ANNOTATION};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
 use pillion_control::Lookups;
 use pillion_control::audit;
@@ -21,7 +21,7 @@ use pillion_control::client::lists;
 use pillion_engine::decision::{Decision, Reason};
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSource};
-use pillion_engine::review::{Decided, Endpoint, Facts, RecordTrust, Review};
+use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
 use prometheus_client::registry::Registry;
@@ -188,12 +188,13 @@ async fn pods(
     Ok(workloads)
 }
 
-/// Returns a pod as its author submitted it, without an injection record, because the webhook ignores submitted
-/// records.
-fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
+/// Returns a pod as its author submitted it, without an injection record, because the webhook ignores submitted records,
+/// and without the annotation of an upgrade in place.
+pub(crate) fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
     let mut pod = original_object(&serde_json::to_value(pod).context("cannot serialize it as JSON")?);
     if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
         annotations.shift_remove(INJECTED_ANNOTATION);
+        annotations.shift_remove(UPGRADED_ANNOTATION);
     }
     Ok(pod)
 }
@@ -206,27 +207,43 @@ async fn rendered(
     snapshot: &Snapshot,
     inputs: &DiffInputs,
 ) -> anyhow::Result<Rendered> {
+    let (decision, changed) =
+        created(pod, (name, namespace), snapshot, &inputs.lookups, inputs.cluster.as_ref()).await?;
+    Ok(Rendered::new(&decision, changed))
+}
+
+/// Decides the creation of a pod in a namespace with the profiles of `snapshot`. Returns the decision and the patched
+/// pod.
+///
+/// # Errors
+/// The namespace is not opted in, or the pod cannot be decided.
+pub(crate) async fn created(
+    pod: &Value,
+    (name, namespace): (&str, &Arc<Namespace>),
+    snapshot: &Snapshot,
+    lookups: &Lookups,
+    cluster: Option<&Arc<OwnedTape>>,
+) -> anyhow::Result<(Decision, Value)> {
     let failure_mode = namespace.failure_mode().context("its namespace is not opted in")?;
     let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
-    let decided = if failure_mode == FailureMode::Enabled && label == Some("false") {
+    if failure_mode == FailureMode::Enabled && label == Some("false") {
         // The webhook's object selector excludes such pods.
-        Decided { decision: Decision::skipped(Reason::OptedOut), patch: None }
-    } else {
-        let body = trial::review(pod, name, &json!({"username": "pillion-diff"})).to_string();
-        let review = Review::parse(body.as_bytes()).context("cannot parse its review")?;
-        let endpoint = Endpoint::FailureMode(failure_mode);
-        let mut facts =
-            Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
-        facts.looked_up = inputs.lookups.get(review.needs(endpoint, snapshot, &facts)).await;
-        facts.looked_up.cluster.clone_from(&inputs.cluster);
-        review.decide(endpoint, snapshot, &facts).context("cannot decide its review")?
-    };
+        return Ok((Decision::skipped(Reason::OptedOut), pod.clone()));
+    }
+    let body = trial::review(pod, name, &json!({"username": "pillion-diff"})).to_string();
+    let review = Review::parse(body.as_bytes()).context("cannot parse its review")?;
+    let endpoint = Endpoint::FailureMode(failure_mode);
+    let mut facts =
+        Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
+    facts.looked_up = lookups.get(review.needs(endpoint, snapshot, &facts)).await;
+    facts.looked_up.cluster = cluster.cloned();
+    let decided = review.decide(endpoint, snapshot, &facts).context("cannot decide its review")?;
     let mut changed = pod.clone();
     if let Some(patch) = &decided.patch {
         let patch: json_patch::Patch = serde_json::from_slice(patch).context("the patch is not a valid JSON patch")?;
         json_patch::patch(&mut changed, &patch).context("the patch does not apply")?;
     }
-    Ok(Rendered::new(&decided.decision, changed))
+    Ok((decided.decision, changed))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! Both comparisons render the same pod twice with the same engine, so changes by the API server or by other webhooks
 //! do not appear as differences.
 
-mod cluster;
+pub(crate) mod cluster;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -336,7 +336,8 @@ fn tenant_gets_one_finding_for_unreadable_parts_and_no_claim_about_profiles() {
     let unread = [Part::Configurations, Part::Endpoints, Part::Switch].map(forbidden).to_vec();
     let facts = ExplainFacts { unread, ..explain_facts(ENABLED, &[]) };
     let explanation = judge(&facts, &plain());
-    let messages: Vec<_> = explanation.findings.iter().map(|finding| (finding.code.as_str(), &*finding.message)).collect();
+    let messages: Vec<_> =
+        explanation.findings.iter().map(|finding| (finding.code.as_str(), &*finding.message)).collect();
     let of_parts = "webhook configurations, the webhook's endpoints, the kill switch cannot be read: forbidden";
     assert!(messages.contains(&("unreadable", of_parts)), "{messages:?}");
     assert_eq!(messages.iter().filter(|(code, _)| *code == "unreadable").count(), 1);

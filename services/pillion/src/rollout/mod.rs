@@ -1,11 +1,13 @@
-//! `pillion rollout`: lists workloads whose pods lack a profile or have an older revision, and restarts them on
-//! request.
+//! `pillion rollout`: lists workloads whose pods lack a profile or have an older revision. On request, upgrades their
+//! pods in place or restarts them.
 //!
 //! * [`plan`]: groups the audit's findings by workload, and decides whether a workload can be restarted now.
 //! * [`restart`]: restarts a workload and waits until its pods are new, available and injected as expected.
+//! * [`in_place`]: changes the images and resources of injected containers in running pods.
 
 mod plan;
 mod restart;
+mod in_place;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,7 +16,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use futures::{StreamExt, stream};
 use kube::Client;
@@ -23,6 +25,7 @@ use pillion_control::audit::{self, AuditSettings, OnceError, PodScope, Reads, St
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
+use self::in_place::{Possibility, Upgrader};
 use self::plan::{Plan, Stale};
 use self::restart::OngoingRestarts;
 use crate::args::block_on;
@@ -42,6 +45,11 @@ pub(crate) struct RolloutArgs {
     /// Restart the workloads. Without --apply nothing is changed.
     #[arg(long)]
     apply: bool,
+    /// Upgrade pods in place where that is possible, instead of restarting their workloads. It is possible if revisions
+    /// differ only in images and in CPU and memory of injected containers. Pods are changed one after the other, and a
+    /// pod whose containers do not become ready is changed back.
+    #[arg(long)]
+    in_place: bool,
     /// Which pods are a reason to restart: those that lack a profile, have an older revision, or have a profile that
     /// no longer matches them. May be given several times.
     #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [StaleState::Missing, StaleState::Outdated])]
@@ -89,16 +97,27 @@ pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<Exit> {
     if output.is_text() {
         output::report(&summary(&lines, applies))?;
     }
-    let is_done = lines.iter().all(|line| line.outcome == Some(RestartOutcome::Restarted));
+    let is_done = |line: &Line| matches!(line.outcome, Some(WorkloadOutcome::Restarted | WorkloadOutcome::Upgraded));
+    let is_done = lines.iter().all(is_done);
     Ok(Exit::findings(!is_done))
 }
 
 async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
-    let RolloutArgs { namespaces, selector, apply, states, max_unavailable_workloads, timeout, at, output: _ } = args;
+    let RolloutArgs {
+        namespaces,
+        selector,
+        apply,
+        in_place,
+        states,
+        max_unavailable_workloads,
+        timeout,
+        at,
+        output: _,
+    } = args;
     let (client, release) = at.connect().await?;
     let lookups =
         Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
-    let reads = Reads { lookups: Some(lookups), cluster: None };
+    let reads = Reads { lookups: Some(lookups.clone()), cluster: None };
     let settings = AuditSettings { max_findings: usize::MAX, ..AuditSettings::default() };
     let namespace = namespaces.selected(&client);
     let scope = PodScope { namespace: namespace.as_deref(), selector: selector.as_deref() };
@@ -113,14 +132,20 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let states: Vec<_> = states.into_iter().map(StaleState::state).collect();
     let findings = report.findings.into_iter().filter(|finding| states.contains(&finding.state));
     let stale = plan::by_workload(&client, findings).await?;
+    let upgrader = Upgrader::new(client.clone(), &release, lookups).await?;
     let mut lines = Vec::with_capacity(stale.len());
     for stale in stale {
         progress.show(&format!("planning {}", stale.workload));
-        let plan = plan_of(&client, &stale).await?;
-        lines.push(Line { stale, plan, outcome: None });
+        let upgrade = upgrader.possibility(&stale).await.with_context(|| format!("cannot plan {}", stale.workload))?;
+        let action = match upgrade {
+            Possibility::All if in_place => Action::UpgradeInPlace,
+            _ => Action::Restart(plan_of(&client, &stale).await?),
+        };
+        lines.push(Line { stale, action, upgrade, outcome: None });
     }
     if apply {
-        restart_all(&client, &mut lines, max_unavailable_workloads, timeout.0, &RefCell::new(progress)).await?;
+        let rollout = Applying { client: &client, upgrader: &upgrader, limit: timeout.0 };
+        rollout.apply_all(&mut lines, max_unavailable_workloads, &RefCell::new(progress)).await?;
     }
     Ok(lines)
 }
@@ -132,46 +157,67 @@ async fn plan_of(client: &Client, stale: &Stale) -> anyhow::Result<Plan> {
     restart::plan(client, &stale.workload).await
 }
 
-/// Restarts up to `at_once` workloads concurrently. After a failure, no further restart begins.
-async fn restart_all(
-    client: &Client,
-    lines: &mut [Line],
-    at_once: NonZeroUsize,
+/// What is needed to apply the plans.
+struct Applying<'a> {
+    client: &'a Client,
+    upgrader: &'a Upgrader,
+    /// The timeout for a workload, or for a pod that is upgraded in place.
     limit: Duration,
-    progress: &RefCell<Progress>,
-) -> anyhow::Result<()> {
-    let has_failed = AtomicBool::new(false);
-    let ongoing = OngoingRestarts::default();
-    let all = lines.iter().filter(|line| !matches!(line.plan, Plan::Skip(_))).count();
-    let restarts = lines.iter_mut().filter(|line| !matches!(line.plan, Plan::Skip(_))).enumerate();
-    let restarts = restarts.map(|(place, line)| {
-        let (has_failed, ongoing) = (&has_failed, &ongoing);
-        async move {
-            if has_failed.load(Ordering::Relaxed) {
-                line.outcome = Some(RestartOutcome::NotBegun);
-                return Ok(());
+}
+
+impl Applying<'_> {
+    /// Restarts or upgrades up to `at_once` workloads concurrently. After a failure, no further workload begins.
+    async fn apply_all(
+        &self,
+        lines: &mut [Line],
+        at_once: NonZeroUsize,
+        progress: &RefCell<Progress>,
+    ) -> anyhow::Result<()> {
+        let has_failed = AtomicBool::new(false);
+        let ongoing = OngoingRestarts::default();
+        let all = lines.iter().filter(|line| !line.is_skipped()).count();
+        let work = lines.iter_mut().filter(|line| !line.is_skipped()).enumerate();
+        let work = work.map(|(place, line)| {
+            let (has_failed, ongoing) = (&has_failed, &ongoing);
+            async move {
+                if has_failed.load(Ordering::Relaxed) {
+                    line.outcome = Some(WorkloadOutcome::NotBegun);
+                    return Ok(());
+                }
+                let name = line.stale.workload.to_string();
+                let verb = if line.action == Action::UpgradeInPlace { "upgrading in place" } else { "restarting" };
+                progress.borrow_mut().report(&format!("{name}: {verb}, {} of {all}", place + 1))?;
+                let show = |waits: &str| progress.borrow_mut().show(&format!("{name}: {waits}"));
+                let outcome = self.apply(line, ongoing, &show).await;
+                if matches!(outcome, WorkloadOutcome::Failed(_)) {
+                    has_failed.store(true, Ordering::Relaxed);
+                }
+                progress.borrow_mut().report(&format!("{name}: {outcome}"))?;
+                line.outcome = Some(outcome);
+                anyhow::Ok(())
             }
-            let name = line.stale.workload.to_string();
-            progress.borrow_mut().report(&format!("{name}: restarting, {} of {all}", place + 1))?;
-            let show = |waits: &str| progress.borrow_mut().show(&format!("{name}: {waits}"));
-            let outcome = match tokio::time::timeout(limit, restart::run(client, &line.stale, ongoing, &show)).await {
-                Ok(Ok(())) => RestartOutcome::Restarted,
-                Ok(Err(error)) => RestartOutcome::Failed(output::causes(&error)),
-                Err(_) => RestartOutcome::Failed(restart::explain_timeout(client, &line.stale, ongoing, limit).await),
-            };
-            if outcome != RestartOutcome::Restarted {
-                has_failed.store(true, Ordering::Relaxed);
-            }
-            progress.borrow_mut().report(&format!("{name}: {outcome}"))?;
-            line.outcome = Some(outcome);
-            anyhow::Ok(())
+        });
+        let mut running = stream::iter(work).buffer_unordered(at_once.get());
+        while let Some(done) = running.next().await {
+            done?;
         }
-    });
-    let mut running = stream::iter(restarts).buffer_unordered(at_once.get());
-    while let Some(done) = running.next().await {
-        done?;
+        Ok(())
     }
-    Ok(())
+
+    async fn apply(&self, line: &Line, ongoing: &OngoingRestarts, show: &dyn Fn(&str)) -> WorkloadOutcome {
+        let Self { client, upgrader, limit } = self;
+        if line.action == Action::UpgradeInPlace {
+            return match upgrader.run(&line.stale, *limit, show).await {
+                Ok(()) => WorkloadOutcome::Upgraded,
+                Err(error) => WorkloadOutcome::Failed(output::causes(&error)),
+            };
+        }
+        match tokio::time::timeout(*limit, restart::run(client, &line.stale, ongoing, show)).await {
+            Ok(Ok(())) => WorkloadOutcome::Restarted,
+            Ok(Err(error)) => WorkloadOutcome::Failed(output::causes(&error)),
+            Err(_) => WorkloadOutcome::Failed(restart::explain_timeout(client, &line.stale, ongoing, *limit).await),
+        }
+    }
 }
 
 /// A workload, its plan, and the result.
@@ -180,39 +226,72 @@ struct Line {
     /// The workload, and how its pods differ from their profiles.
     stale: Stale,
     /// The planned action.
-    plan: Plan,
-    /// The result; `None` if the workload was not restarted.
-    outcome: Option<RestartOutcome>,
+    action: Action,
+    /// Whether its pods can be upgraded in place.
+    upgrade: Possibility,
+    /// The result; `None` if nothing was changed.
+    outcome: Option<WorkloadOutcome>,
 }
 
-/// The result of a restart.
+/// The planned action for a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum RestartOutcome {
+enum Action {
+    /// Upgrade the pods in place.
+    UpgradeInPlace,
+    /// Restart the workload as planned.
+    Restart(Plan),
+}
+
+/// The result for one workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum WorkloadOutcome {
     /// All pods are new, available and injected as expected.
     Restarted,
-    /// The restart failed, for this reason.
+    /// All pods were upgraded in place, and their containers are ready.
+    Upgraded,
+    /// The restart or the upgrade failed, for this reason.
     Failed(String),
-    /// Not started, because an earlier restart failed.
+    /// Not started, because another workload failed.
     NotBegun,
 }
 
-impl fmt::Display for RestartOutcome {
+impl fmt::Display for WorkloadOutcome {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Restarted => formatter.write_str("restarted"),
+            Self::Upgraded => formatter.write_str("upgraded in place"),
             Self::Failed(why) => write!(formatter, "failed: {why}"),
-            Self::NotBegun => formatter.write_str("not started, because another restart failed"),
+            Self::NotBegun => formatter.write_str("not started, because another workload failed"),
         }
     }
 }
 
 impl Line {
+    fn is_skipped(&self) -> bool {
+        matches!(self.action, Action::Restart(Plan::Skip(_)))
+    }
+
     fn describe(&self) -> String {
-        match (&self.outcome, &self.plan) {
+        let hint = self.hint();
+        match (&self.outcome, &self.action) {
             (Some(outcome), _) => outcome.to_string(),
-            (None, Plan::Restart) => "would be restarted".to_owned(),
-            (None, Plan::Wait(why)) => format!("would wait: {why}"),
-            (None, Plan::Skip(why)) => format!("skipped: {why}"),
+            (None, Action::UpgradeInPlace) => "would be upgraded in place".to_owned(),
+            (None, Action::Restart(Plan::Restart)) => format!("would be restarted{hint}"),
+            (None, Action::Restart(Plan::Wait(why))) => format!("would wait: {why}{hint}"),
+            (None, Action::Restart(Plan::Skip(why))) => format!("skipped: {why}{hint}"),
+        }
+    }
+
+    /// Returns the alternative to a restart, if there is one.
+    fn hint(&self) -> &'static str {
+        if self.upgrade == Possibility::All { "; possible with --in-place" } else { "" }
+    }
+
+    /// Returns why the pods cannot be upgraded in place; `-` if they can.
+    fn obstacles(&self) -> String {
+        match &self.upgrade {
+            Possibility::All => "-".to_owned(),
+            Possibility::No(why) => why.join("; "),
         }
     }
 
@@ -243,7 +322,7 @@ fn table(lines: &[Line], is_wide: bool) -> String {
         [
             workload.namespace.to_string(),
             format!("{}/{}", workload.kind, workload.name),
-            line.stale.pods.to_string(),
+            line.stale.pods.len().to_string(),
             line.profiles(),
             line.describe(),
         ]
@@ -253,9 +332,9 @@ fn table(lines: &[Line], is_wide: bool) -> String {
     }
     let rows = lines.iter().map(|line| {
         let [namespace, workload, pods, profiles, result] = row(line);
-        [namespace, workload, pods, profiles, line.causes(), result]
+        [namespace, workload, pods, profiles, line.causes(), line.obstacles(), result]
     });
-    output::columns(["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "CAUSES", "RESULT"], rows)
+    output::columns(["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "CAUSES", "NOT IN PLACE", "RESULT"], rows)
 }
 
 /// Formats one line with the number of workloads, and the number of each result.
@@ -264,45 +343,58 @@ fn summary(lines: &[Line], applies: bool) -> String {
     if lines.is_empty() {
         return "no workload is stale".to_owned();
     }
-    let left = count(|line| matches!(line.plan, Plan::Skip(_)));
+    let left = count(Line::is_skipped);
     let all = match lines.len() {
         1 => "1 workload is stale".to_owned(),
         all => format!("{all} workloads are stale"),
     };
     if applies {
-        let restarted = count(|line| line.outcome == Some(RestartOutcome::Restarted));
-        let failed = count(|line| matches!(line.outcome, Some(RestartOutcome::Failed(_))));
-        let not_begun = count(|line| line.outcome == Some(RestartOutcome::NotBegun));
-        return format!("{all}: {restarted} restarted, {failed} failed, {not_begun} not started, {left} skipped");
+        let restarted = count(|line| line.outcome == Some(WorkloadOutcome::Restarted));
+        let upgraded = count(|line| line.outcome == Some(WorkloadOutcome::Upgraded));
+        let failed = count(|line| matches!(line.outcome, Some(WorkloadOutcome::Failed(_))));
+        let not_begun = count(|line| line.outcome == Some(WorkloadOutcome::NotBegun));
+        let upgraded = if upgraded == 0 { String::new() } else { format!("{upgraded} upgraded in place, ") };
+        return format!(
+            "{all}: {upgraded}{restarted} restarted, {failed} failed, {not_begun} not started, {left} skipped"
+        );
     }
-    let restart = lines.len() - left;
-    format!("{all}: {restart} would be restarted by --apply, {left} skipped")
+    let upgrade = count(|line| line.action == Action::UpgradeInPlace);
+    let restart = lines.len() - left - upgrade;
+    let upgrade = if upgrade == 0 { String::new() } else { format!("{upgrade} would be upgraded in place, ") };
+    format!("{all}: {upgrade}{restart} would be restarted by --apply, {left} skipped")
 }
 
 /// Returns the lines as JSON.
 fn value(lines: &[Line], applies: bool) -> Value {
     let workloads = lines.iter().map(|line| {
-        let Line { stale: Stale { workload, pods, profiles }, plan, outcome } = line;
+        let Line { stale: Stale { workload, pods, profiles }, action, upgrade, outcome } = line;
         let profiles = profiles.iter().map(|(name, wrong)| {
             json!({
                 "profile": name, "state": wrong.state.as_str(), "want": wrong.want, "has": wrong.has,
                 "causes": wrong.causes.iter().map(|cause| cause.as_str()).collect::<Vec<_>>(),
             })
         });
-        let (action, why) = match plan {
-            Plan::Restart => ("restart", None),
-            Plan::Wait(why) => ("wait", Some(why)),
-            Plan::Skip(why) => ("leave", Some(why)),
+        let (action, why) = match action {
+            Action::UpgradeInPlace => ("upgradeInPlace", None),
+            Action::Restart(Plan::Restart) => ("restart", None),
+            Action::Restart(Plan::Wait(why)) => ("wait", Some(why)),
+            Action::Restart(Plan::Skip(why)) => ("leave", Some(why)),
         };
         let (outcome, error) = match outcome {
             None => (None, None),
-            Some(RestartOutcome::Restarted) => (Some("restarted"), None),
-            Some(RestartOutcome::Failed(why)) => (Some("failed"), Some(why)),
-            Some(RestartOutcome::NotBegun) => (Some("notBegun"), None),
+            Some(WorkloadOutcome::Restarted) => (Some("restarted"), None),
+            Some(WorkloadOutcome::Upgraded) => (Some("upgradedInPlace"), None),
+            Some(WorkloadOutcome::Failed(why)) => (Some("failed"), Some(why)),
+            Some(WorkloadOutcome::NotBegun) => (Some("notBegun"), None),
+        };
+        let obstacles = match upgrade {
+            Possibility::All => Vec::new(),
+            Possibility::No(why) => why.clone(),
         };
         json!({
-            "namespace": workload.namespace, "kind": workload.kind, "name": workload.name, "pods": pods,
+            "namespace": workload.namespace, "kind": workload.kind, "name": workload.name, "pods": pods.len(),
             "profiles": profiles.collect::<Vec<_>>(), "action": action, "why": why, "outcome": outcome, "error": error,
+            "inPlace": {"possible": *upgrade == Possibility::All, "obstacles": obstacles},
         })
     });
     json!({"applied": applies, "workloads": workloads.collect::<Vec<_>>()})
@@ -318,7 +410,7 @@ mod tests {
     use super::*;
     use crate::workload::Workload;
 
-    fn line(plan: Plan, outcome: Option<RestartOutcome>) -> Line {
+    fn line(plan: Plan, outcome: Option<WorkloadOutcome>) -> Line {
         let wrong = ProfileDifference {
             state: State::Outdated,
             causes: [Cause::ProfileChanged].into(),
@@ -327,7 +419,9 @@ mod tests {
         };
         let workload = Workload::new("shop", "Deployment", "web");
         let profiles = BTreeMap::from([("nginx".into(), wrong)]);
-        Line { stale: Stale { workload, pods: 3, profiles }, plan, outcome }
+        let pods = ["a", "b", "c"].map(Into::into).into();
+        let upgrade = Possibility::No(vec!["spec.volumes changes".to_owned()]);
+        Line { stale: Stale { workload, pods, profiles }, action: Action::Restart(plan), upgrade, outcome }
     }
 
     #[test]
@@ -345,8 +439,8 @@ mod tests {
         assert!(table(&lines, false).contains("skipped: it is paused"));
         assert_eq!(summary(&lines, false), "2 workloads are stale: 1 would be restarted by --apply, 1 skipped");
         let lines = [
-            line(Plan::Restart, Some(RestartOutcome::Restarted)),
-            line(Plan::Restart, Some(RestartOutcome::Failed("x".to_owned()))),
+            line(Plan::Restart, Some(WorkloadOutcome::Restarted)),
+            line(Plan::Restart, Some(WorkloadOutcome::Failed("x".to_owned()))),
         ];
         assert_eq!(summary(&lines, true), "2 workloads are stale: 1 restarted, 1 failed, 0 not started, 0 skipped");
         let found = value(&lines, true);

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::workload::{Owners, Workload};
 
-/// The planned action for a workload.
+/// The planned restart of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
     /// Restart the workload now.
@@ -80,7 +80,20 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
         return Plan::Skip(format!("its partition is {partition}: pods with a lower ordinal would not be restarted"));
     }
     let disrupted = max_unavailable_pods(kind, workload);
-    let labels = at("/spec/template/metadata/labels");
+    match refusing_budget(disrupted, at("/spec/template/metadata/labels"), budgets, ongoing) {
+        None => Plan::Restart,
+        Some(refusal) => Plan::Wait(format!("the restart removes {disrupted} of its pods at once, and {refusal}")),
+    }
+}
+
+/// Returns which budget does not allow this number of disruptions of pods with these labels, such as
+/// `PodDisruptionBudget web allows 0`. `None` if all budgets allow them.
+pub(super) fn refusing_budget(
+    disrupted: i64,
+    labels: Option<&Value>,
+    budgets: &[PodDisruptionBudget],
+    ongoing: &[&Disruption],
+) -> Option<String> {
     for budget in budgets.iter().filter(|budget| selects(budget, labels)) {
         let name = budget.metadata.name.as_deref().unwrap_or_default();
         let status = budget.status.as_ref();
@@ -91,12 +104,10 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
         let beside: i64 = beside.map(|taken| taken.pods).fold(0, i64::saturating_add);
         if disrupted > allowed.saturating_sub(beside) {
             let others = if beside == 0 { String::new() } else { format!(", of which other restarts use {beside}") };
-            return Plan::Wait(format!(
-                "the restart removes {disrupted} of its pods at once, and PodDisruptionBudget {name} allows {allowed}{others}"
-            ));
+            return Some(format!("PodDisruptionBudget {name} allows {allowed}{others}"));
         }
     }
-    Plan::Restart
+    None
 }
 
 /// Whether a budget selects pods with these labels.
@@ -159,8 +170,8 @@ fn share(percent: i64, replicas: i64, rounds_up: bool) -> i64 {
 pub(super) struct Stale {
     /// The workload.
     pub(super) workload: Workload,
-    /// The number of pods that differ.
-    pub(super) pods: usize,
+    /// The names of the pods that differ.
+    pub(super) pods: BTreeSet<Box<str>>,
     /// The differences, by profile.
     pub(super) profiles: BTreeMap<Box<str>, ProfileDifference>,
 }
@@ -249,7 +260,7 @@ fn stale_workload(workload: Workload, findings: Vec<Finding>) -> Stale {
         wrong.want.extend(want);
         wrong.has.extend(has);
     }
-    Stale { workload, pods: pods.len(), profiles }
+    Stale { workload, pods, profiles }
 }
 
 #[cfg(test)]
@@ -370,7 +381,7 @@ mod tests {
             finding("a", "otel", State::Missing, Cause::WebhookUnavailable),
             finding("b", "nginx", State::Outdated, Cause::ProfileChanged),
         ]);
-        assert_eq!(stale.pods, 2);
+        assert_eq!(stale.pods.len(), 2);
         assert_eq!(stale.profiles.keys().map(|name| &**name).collect::<Vec<_>>(), ["nginx", "otel"]);
         let nginx = &stale.profiles["nginx"];
         assert_eq!(

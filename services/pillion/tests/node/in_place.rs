@@ -1,0 +1,210 @@
+//! Upgrades of running pods in place: the kubelet restarts only the sidecar, and an image that does not work reaches at
+//! most one pod. `PILLION_PODS` sets the number of pods.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::api::ListParams;
+use pillion_testkit::image::Image;
+use pillion_testkit::{cluster, eventually};
+use serde_json::json;
+
+use crate::platform::{Platform, SOON, is_ready, on_a_node};
+
+/// How long one run of `pillion rollout` may take.
+const ROLLOUT_LIMIT: Duration = Duration::from_mins(12);
+
+fn replicas() -> usize {
+    std::env::var("PILLION_PODS").ok().and_then(|count| count.parse().ok()).unwrap_or(10)
+}
+
+/// Returns the profile with this image tag and this CPU request.
+fn profile(tag: &str, cpu: &str) -> String {
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": "shipper"},
+        "spec": {"activation": "Always", "template": {"spec": {"initContainers": [{
+            "name": "shipper", "image": format!("local.test/shipper:{tag}"), "imagePullPolicy": "IfNotPresent",
+            "restartPolicy": "Always", "args": ["8080"],
+            "ports": [{"name": "ready", "containerPort": 8080}],
+            "readinessProbe": {"httpGet": {"path": "/", "port": "ready"}, "periodSeconds": 1},
+            "resources": {"requests": {"cpu": cpu, "memory": "8Mi"}},
+        }]}}},
+    })
+    .to_string()
+}
+
+fn deployment() -> String {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {
+            "replicas": replicas(), "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [{"name": "app", "image": cluster::PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent",
+                                    "resources": {"requests": {"cpu": "1m", "memory": "4Mi"}}}],
+                },
+            },
+        },
+    })
+    .to_string()
+}
+
+struct Shop<'p>(&'p Platform);
+
+/// The state of a pod that an upgrade in place must not change: its UID, and the id and restarts of the application.
+type Identity = (String, String, i32);
+
+impl Shop<'_> {
+    async fn pods(&self) -> Result<Vec<Pod>> {
+        Ok(self.0.pods("shop").list(&ListParams::default().labels("app=web")).await?.items)
+    }
+
+    /// Waits until all pods are ready.
+    async fn is_ready(&self) -> Result<()> {
+        eventually(SOON * 2, "all pods are ready", async || {
+            let pods = self.pods().await?;
+            ensure!(pods.len() == replicas(), "{} pods", pods.len());
+            pods.iter().try_for_each(is_ready)
+        })
+        .await
+    }
+
+    async fn identities(&self) -> Result<BTreeMap<String, Identity>> {
+        let identity = |pod: &Pod| {
+            let app = container(pod, "app")?;
+            let id = app.container_id.clone().context("no container id")?;
+            let name = pod.metadata.name.clone().context("no name")?;
+            Ok((name, (pod.metadata.uid.clone().context("no uid")?, id, app.restart_count)))
+        };
+        self.pods().await?.iter().map(identity).collect()
+    }
+
+    /// Applies the profile, and waits until a new pod gets it.
+    async fn apply(&self, tag: &str, cpu: &str) -> Result<()> {
+        self.0.kubectl_with_input(&["apply", "-f", "-"], &profile(tag, cpu)).await?;
+        let image = format!("local.test/shipper:{tag}");
+        eventually(SOON, "new pods get the profile", async || {
+            let pod = self.0.dry_run("shop").await?;
+            let sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+            let sidecar = sidecars.into_iter().find(|one| one.name == "shipper").context("no sidecar")?;
+            let requests = sidecar.resources.as_ref().and_then(|all| all.requests.as_ref()?.get("cpu"));
+            ensure!(sidecar.image.as_deref() == Some(&*image), "{:?}", sidecar.image);
+            ensure!(requests.is_some_and(|found| found.0 == cpu), "{requests:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Runs `pillion rollout` for the namespace. Returns whether it succeeded, and its output.
+    async fn rollout(&self, arguments: &[&str]) -> Result<(bool, String)> {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"));
+        command.args(["rollout", "-n", "shop"]).args(arguments).env("KUBECONFIG", self.0.cluster.kubeconfig());
+        let output = tokio::time::timeout(ROLLOUT_LIMIT, command.kill_on_drop(true).output()).await??;
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        Ok((output.status.success(), text))
+    }
+
+    /// Returns the number of pods whose sidecar has this image.
+    async fn count(&self, tag: &str) -> Result<usize> {
+        let image = format!("local.test/shipper:{tag}");
+        let has = |pod: &Pod| {
+            let mut sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+            sidecars.any(|one| one.image.as_deref() == Some(&*image))
+        };
+        Ok(self.pods().await?.iter().filter(|pod| has(pod)).count())
+    }
+}
+
+fn container<'p>(pod: &'p Pod, name: &str) -> Result<&'p ContainerStatus> {
+    let status = pod.status.as_ref().context("no status")?;
+    let mut all = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
+    all.find(|one| one.name == name).with_context(|| format!("no container {name}"))
+}
+
+/// Returns how long the sidecar did not run during its last restart, in seconds.
+fn downtime(pod: &Pod) -> Result<i64> {
+    let sidecar = container(pod, "shipper")?;
+    let ended = sidecar.last_state.as_ref().and_then(|last| last.terminated.as_ref()?.finished_at.as_ref());
+    let began = sidecar.state.as_ref().and_then(|state| state.running.as_ref()?.started_at.as_ref());
+    let (ended, began) = ended.zip(began).context("the sidecar was not restarted")?;
+    Ok(began.0.as_second() - ended.0.as_second())
+}
+
+#[test]
+#[ignore = "needs a real node: just node"]
+fn sidecars_are_upgraded_in_running_pods() {
+    on_a_node(async |platform| {
+        for tag in ["1", "2"] {
+            platform.import_idle(&format!("local.test/shipper:{tag}"))?;
+        }
+        // busybox has no program of this name, so the container ends at once.
+        let crashing = Image::new("local.test/shipper:crashing", "/pause")?.file("/pause", &cluster::busybox()?)?;
+        platform.import_image(crashing)?;
+        platform.namespace("shop", "enabled").await?;
+        platform.install("shop").await?;
+        let shop = Shop(platform);
+        shop.apply("1", "10m").await?;
+        platform.kubectl_with_input(&["apply", "-f", "-"], &deployment()).await?;
+        shop.is_ready().await?;
+        let before = shop.identities().await?;
+
+        // An image that cannot be pulled: no pod is changed.
+        shop.apply("missing", "10m").await?;
+        let (succeeded, text) = shop.rollout(&["--apply", "--in-place"]).await?;
+        ensure!(!succeeded && text.contains("local.test/shipper:missing cannot be pulled on node"), "{text}");
+        ensure!(shop.count("1").await? == replicas() && shop.identities().await? == before, "{text}");
+
+        // An image that ends at once: one pod is changed, and changed back.
+        shop.apply("crashing", "10m").await?;
+        let (succeeded, text) = shop.rollout(&["--apply", "--in-place"]).await?;
+        ensure!(!succeeded && text.contains("container shipper does not run: CrashLoopBackOff"), "{text}");
+        ensure!(text.contains("the change was taken back"), "{text}");
+        shop.is_ready().await?;
+        ensure!(shop.count("1").await? == replicas() && shop.identities().await? == before, "{text}");
+        let restarted = |pod: &&Pod| container(pod, "shipper").is_ok_and(|one| one.restart_count > 0);
+        ensure!(shop.pods().await?.iter().filter(restarted).count() == 1, "more than one pod was changed");
+
+        // An image that works reaches all pods.
+        shop.apply("2", "10m").await?;
+        let (_, text) = shop.rollout(&[]).await?;
+        ensure!(text.contains("would be restarted; possible with --in-place"), "{text}");
+        let begun = Instant::now();
+        let (succeeded, text) = shop.rollout(&["--apply", "--in-place"]).await?;
+        ensure!(succeeded && text.contains("1 upgraded in place"), "{text}");
+        let took = begun.elapsed();
+        ensure!(shop.count("2").await? == replicas() && shop.identities().await? == before, "{text}");
+        let pods = shop.pods().await?;
+        let downtimes: Vec<i64> = pods.iter().map(downtime).collect::<Result<_>>()?;
+        println!(
+            "{} pods in {took:.1?}; the sidecar was down for {:?} to {:?} s; application restarts: 0, recreated pods: 0",
+            pods.len(),
+            downtimes.iter().min(),
+            downtimes.iter().max(),
+        );
+
+        // More CPU: no container is restarted.
+        let restarts = |pods: &[Pod]| -> Result<Vec<i32>> {
+            pods.iter().map(|pod| Ok(container(pod, "shipper")?.restart_count)).collect()
+        };
+        let restarts_before = restarts(&pods)?;
+        shop.apply("2", "20m").await?;
+        let (succeeded, text) = shop.rollout(&["--apply", "--in-place"]).await?;
+        ensure!(succeeded && text.contains("1 upgraded in place"), "{text}");
+        let pods = shop.pods().await?;
+        ensure!(restarts(&pods)? == restarts_before && shop.identities().await? == before, "{text}");
+        for pod in &pods {
+            let allocated =
+                container(pod, "shipper")?.resources.as_ref().and_then(|all| all.requests.as_ref()?.get("cpu"));
+            ensure!(allocated.is_some_and(|cpu| cpu.0 == "20m"), "{allocated:?}");
+        }
+
+        // Nothing is left to do.
+        let (succeeded, text) = shop.rollout(&[]).await?;
+        ensure!(succeeded && text.contains("no workload is stale"), "{text}");
+        Ok(())
+    });
+}
