@@ -145,7 +145,7 @@ codes! {
     ForeignRecord => "foreign_record", Warning, "remove the annotation pillion.dev/injected from the pod template: it was copied from another pod";
     /// The webhook reviewed the pod, and skipped the profile.
     ProfileSkipped => "profile_skipped", Error, "restart the workload and read the warnings of the API server";
-    /// A container that Pillion added does not start, or crashes.
+    /// A container that Pillion added does not start, crashes, runs out of memory or is not ready.
     SidecarNotRunning => "sidecar_not_running", Error, "correct the container in the profile, then restart the workload";
     /// The pod waits for its injection, held by a scheduling gate.
     Held => "held", Warning, "check that replicas are ready (pillion doctor): the controller then recreates the pod";

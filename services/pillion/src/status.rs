@@ -205,7 +205,7 @@ fn findings_of_pod(namespace: &str, pod: &Value) -> Vec<finding::Finding> {
         let finding = finding::Finding::new(Code::SidecarNotRunning, object, failing.message());
         finding.remedy(remedy).of_profile(&failing.profile)
     };
-    sidecar::failing(pod).into_iter().map(of).collect()
+    sidecar::failing(pod, Timestamp::now().as_second()).into_iter().map(of).collect()
 }
 
 /// Fails at once if the user may not list profiles or namespaces, or if the CRDs are missing. The audit would retry

@@ -48,6 +48,8 @@ pub(crate) struct ExplainFacts {
     pub(crate) cluster: Option<Arc<OwnedTape>>,
     /// Whether the facts come from a cluster, and not from files.
     pub(crate) is_live: bool,
+    /// The current time, in seconds since 1970.
+    pub(crate) now: i64,
 }
 
 /// The facts about one namespace.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace as Object, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -118,6 +119,7 @@ impl Cluster {
             unread,
             cluster: cluster.unwrap_or_else(LookedUp::unknown_cluster),
             is_live: true,
+            now: Timestamp::now().as_second(),
         }
     }
 
@@ -493,6 +495,7 @@ pub(crate) fn around(
         unread: Vec::new(),
         cluster: policy.cluster_facts()?,
         is_live: false,
+        now: Timestamp::now().as_second(),
     })
 }
 

@@ -76,12 +76,12 @@ impl Judging<'_> {
         missing
     }
 
-    /// Reports injected containers that do not run.
+    /// Reports injected containers that do not run or are not ready.
     fn failing(&mut self, pod: &Value) {
         let (facts, question) = (self.facts, self.question);
         let (namespace, name) = (&facts.namespace.name, &question.object.name);
         let restart = self.restart();
-        for sidecar in sidecar::failing(pod) {
+        for sidecar in sidecar::failing(pod, facts.now) {
             let remedy = sidecar.remedy(namespace, name, &restart);
             let finding = self.find(Code::SidecarNotRunning, sidecar.message());
             finding.remedy = remedy;

@@ -1,5 +1,8 @@
-//! Finds injected containers that do not run. This module does no I/O.
+//! Finds injected containers that do not run or are not ready. This module does no I/O.
 
+use std::fmt;
+
+use jiff::Timestamp;
 use pillion_api::names::INJECTED_ANNOTATION;
 use serde_json::Value;
 
@@ -7,6 +10,13 @@ use super::facts::{ChangeKind, of_own_record};
 
 /// The number of restarts after which a container that runs but is not ready is considered failing.
 const MANY_RESTARTS: i64 = 3;
+
+/// The time after which a container that runs but is not ready is considered failing, in seconds.
+const LONG_NOT_READY: i64 = 60;
+
+/// The time after which an init container that still runs is considered failing, in seconds. The application starts only
+/// after it.
+const LONG_INIT: i64 = 300;
 
 /// The waiting reasons that do not mean a failure.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
@@ -21,40 +31,91 @@ const STUCK: [&str; 6] = [
     "CrashLoopBackOff",
 ];
 
-/// A container that Pillion added and that does not run.
+/// A container that Pillion added and that does not run, or is not ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FailingSidecar {
     pub(crate) container: String,
     /// The profile that added the container.
     pub(crate) profile: String,
-    /// The reason, and the kubelet's message.
-    why: String,
+    failure: Failure,
     /// Whether the container ran before it failed, so that it has logs.
     pub(crate) has_run: bool,
     /// Whether the kubelet has tried to start the container more than once, or cannot start it.
     pub(crate) is_stuck: bool,
 }
 
+/// Why a container does not run, or is not ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Failure {
+    /// The kubelet does not start it. The text is the kubelet's reason and message.
+    Waiting(String),
+    /// It ended with this exit code.
+    Ended(i64),
+    /// It was restarted this often, the last time after this exit code.
+    Restarted(i64, Option<i64>),
+    /// It used more memory than its limit. `None`: it has no limit, so the node ran out of memory.
+    OutOfMemory(Option<String>),
+    /// Its startup or readiness probe has not succeeded for this number of seconds.
+    NotReady(&'static str, i64),
+    /// It is an init container that has been running for this number of seconds, and the other containers wait for it.
+    StillRuns(i64),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Waiting(why) => write!(formatter, "does not run: {why}"),
+            Self::Ended(code) => write!(formatter, "does not run: it ended with exit code {code}"),
+            Self::Restarted(times, code) => {
+                write!(formatter, "does not run: it was restarted {times} times")?;
+                code.map_or(Ok(()), |code| write!(formatter, ", the last time with exit code {code}"))
+            }
+            Self::OutOfMemory(Some(limit)) => {
+                write!(formatter, "does not run: it used more memory than its limit of {limit}")
+            }
+            Self::OutOfMemory(None) => formatter.write_str("does not run: the node had no memory left for it"),
+            Self::NotReady(probe, seconds) => {
+                write!(formatter, "is not ready: its {probe} has not succeeded for {seconds} seconds")
+            }
+            Self::StillRuns(seconds) => {
+                let minutes = seconds / 60;
+                write!(formatter, "has been running for {minutes} minutes, and the other containers wait until it ends")
+            }
+        }
+    }
+}
+
 impl FailingSidecar {
     /// Returns the failure as a sentence.
     pub(crate) fn message(&self) -> String {
-        let Self { container, profile, why, .. } = self;
-        format!("container {container}, which profile {profile} added, does not run: {why}")
+        let Self { container, profile, failure, .. } = self;
+        format!("container {container}, which profile {profile} added, {failure}")
     }
 
     /// Returns the remedy. `restart` is the command that recreates the pod.
     pub(crate) fn remedy(&self, namespace: &str, pod: &str, restart: &str) -> String {
-        let Self { container, profile, .. } = self;
-        if self.has_run {
-            let logs = format!("kubectl -n {namespace} logs {pod} -c {container} --previous");
-            return format!("find the cause with {logs}; correct profile {profile}, then {restart}");
+        let Self { container, profile, failure, .. } = self;
+        let logs = format!("kubectl -n {namespace} logs {pod} -c {container}");
+        match failure {
+            Failure::OutOfMemory(_) => {
+                format!("raise the memory of the container in profile {profile}, then {restart}")
+            }
+            Failure::NotReady(..) | Failure::StillRuns(_) => {
+                format!("find the cause with {logs}; correct profile {profile}, then {restart}")
+            }
+            _ if self.has_run => {
+                format!("find the cause with {logs} --previous; correct profile {profile}, then {restart}")
+            }
+            _ => format!(
+                "correct the container in profile {profile}, for example its image or pull secret, then {restart}"
+            ),
         }
-        format!("correct the container in profile {profile}, for example its image or pull secret, then {restart}")
     }
 }
 
-/// Returns the containers of a stored pod that Pillion added and that do not run.
-pub(crate) fn failing(pod: &Value) -> Vec<FailingSidecar> {
+/// Returns the containers of a stored pod that Pillion added and that do not run or are not ready. `now` is the current
+/// time in seconds since 1970.
+pub(crate) fn failing(pod: &Value, now: i64) -> Vec<FailingSidecar> {
     // Most pods are not injected, and this check is much cheaper than reading a record.
     if pod.pointer("/metadata/annotations").is_none_or(|all| all.get(INJECTED_ANNOTATION).is_none()) {
         return Vec::new();
@@ -69,23 +130,37 @@ pub(crate) fn failing(pod: &Value) -> Vec<FailingSidecar> {
             (!name.contains('/')).then(|| (name.to_owned(), change.by.clone()))
         })
         .collect();
-    let statuses = ["/status/initContainerStatuses", "/status/containerStatuses"].into_iter();
-    let statuses = statuses.filter_map(|list| pod.pointer(list)?.as_array()).flatten();
-    let failing = statuses.filter_map(|status| {
-        let name = status.get("name")?.as_str()?;
-        let (container, profile) = added.iter().find(|(added, _)| added == name)?;
-        let (why, has_run, is_stuck) = failure(status)?;
-        Some(FailingSidecar { container: container.clone(), profile: profile.clone(), why, has_run, is_stuck })
-    });
-    failing.collect()
+    let lists = [("containers", "containerStatuses"), ("initContainers", "initContainerStatuses")];
+    let mut failing = Vec::new();
+    for (list, statuses) in lists {
+        let statuses = pod.pointer("/status").and_then(|status| status.get(statuses)?.as_array());
+        for status in statuses.into_iter().flatten() {
+            let Some(name) = status.get("name").and_then(Value::as_str) else { continue };
+            let Some((container, profile)) = added.iter().find(|(added, _)| added == name) else { continue };
+            let specs = pod.pointer("/spec").and_then(|spec| spec.get(list)?.as_array()).into_iter().flatten();
+            let spec = specs.into_iter().find(|spec| spec.get("name").is_some_and(|found| found == name));
+            let spec = spec.unwrap_or(&Value::Null);
+            let is_init = list == "initContainers" && spec.get("restartPolicy").is_none_or(|policy| policy != "Always");
+            if let Some((failure, has_run, is_stuck)) = failure(status, spec, is_init, now) {
+                let (container, profile) = (container.clone(), profile.clone());
+                failing.push(FailingSidecar { container, profile, failure, has_run, is_stuck });
+            }
+        }
+    }
+    failing
 }
 
-/// Returns why a container does not run, whether it has run, and whether it is stuck. `None` if it runs, is starting,
-/// or has completed.
-fn failure(status: &Value) -> Option<(String, bool, bool)> {
+/// Returns why a container does not run or is not ready, whether it has run, and whether it is stuck. `None` if it runs,
+/// is starting, or has completed. `spec` is the container in the pod's spec.
+fn failure(status: &Value, spec: &Value, is_init: bool, now: i64) -> Option<(Failure, bool, bool)> {
     let restarts = status.get("restartCount").and_then(Value::as_i64).unwrap_or_default();
     let last = status.pointer("/lastState/terminated");
     let has_run = restarts > 0 || last.is_some();
+    let ended_by_memory = |ended: Option<&Value>| ended.is_some_and(|ended| is(ended, "reason", "OOMKilled"));
+    let out_of_memory = || {
+        let limit = spec.pointer("/resources/limits/memory").and_then(Value::as_str);
+        Failure::OutOfMemory(limit.map(str::to_owned))
+    };
     if let Some(waiting) = status.pointer("/state/waiting") {
         let reason = waiting.get("reason").and_then(Value::as_str).unwrap_or_default();
         if reason.is_empty() || STARTING.contains(&reason) {
@@ -93,18 +168,32 @@ fn failure(status: &Value) -> Option<(String, bool, bool)> {
         }
         let message = waiting.get("message").and_then(Value::as_str).unwrap_or_default();
         let why = if message.is_empty() { reason.to_owned() } else { format!("{reason}: {message}") };
-        return Some((why, has_run, STUCK.contains(&reason)));
+        let failure = if ended_by_memory(last) { out_of_memory() } else { Failure::Waiting(why) };
+        return Some((failure, has_run, STUCK.contains(&reason)));
     }
     if let Some(ended) = status.pointer("/state/terminated") {
         let code = ended.get("exitCode").and_then(Value::as_i64).filter(|code| *code != 0)?;
-        return Some((format!("it ended with exit code {code}"), true, false));
+        let failure = if ended_by_memory(Some(ended)) { out_of_memory() } else { Failure::Ended(code) };
+        return Some((failure, true, false));
     }
     let is_ready = status.get("ready").and_then(Value::as_bool) == Some(true);
-    let code = last.and_then(|last| last.get("exitCode")?.as_i64());
-    (restarts >= MANY_RESTARTS && !is_ready).then(|| {
-        let code = code.map(|code| format!(", the last time with exit code {code}")).unwrap_or_default();
-        (format!("it was restarted {restarts} times{code}"), true, true)
-    })
+    if restarts >= MANY_RESTARTS && !is_ready {
+        let code = last.and_then(|last| last.get("exitCode")?.as_i64());
+        let failure = if ended_by_memory(last) { out_of_memory() } else { Failure::Restarted(restarts, code) };
+        return Some((failure, true, true));
+    }
+    let started = status.pointer("/state/running/startedAt")?.as_str()?.parse::<Timestamp>().ok()?;
+    let seconds = now.saturating_sub(started.as_second());
+    if is_init {
+        return (seconds >= LONG_INIT).then_some((Failure::StillRuns(seconds), true, false));
+    }
+    let has_started = status.get("started").and_then(Value::as_bool) != Some(false);
+    let probe = if has_started { "readiness probe" } else { "startup probe" };
+    (!is_ready && seconds >= LONG_NOT_READY).then_some((Failure::NotReady(probe, seconds), true, false))
+}
+
+fn is(object: &Value, field: &str, value: &str) -> bool {
+    object.get(field).is_some_and(|found| found == value)
 }
 
 #[cfg(test)]
@@ -113,6 +202,9 @@ mod tests {
 
     use super::*;
 
+    /// Ten minutes after the containers of these tests have started.
+    const NOW: i64 = 1_795_305_600 + 600;
+
     fn pod(status: &Value) -> Value {
         let record = json!({"version": 1, "profiles": [{"profile": "log", "revision": "ab", "added": [
             "/spec/containers/shipper", "/spec/volumes/logs", "/spec/containers/app/env/LOG", "/spec/initContainers/setup",
@@ -120,7 +212,7 @@ mod tests {
         json!({
             "metadata": {"name": "web", "annotations": {"pillion.dev/injected": record.to_string()},
                 "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]},
-            "spec": {"containers": [{"name": "app"}, {"name": "shipper"}], "initContainers": [{"name": "setup"}]},
+            "spec": {"containers": [{"name": "app"}, {"name": "shipper", "resources": {"limits": {"memory": "16Mi"}}}], "initContainers": [{"name": "setup"}]},
             "status": {"containerStatuses": [{"name": "app", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}, status]},
         })
     }
@@ -129,7 +221,8 @@ mod tests {
     fn reports_only_failing_containers_of_profiles() {
         let of = |mut status: Value| {
             status["name"] = json!("shipper");
-            failing(&pod(&status)).into_iter().map(|one| (one.why, one.has_run, one.is_stuck)).collect::<Vec<_>>()
+            let found = failing(&pod(&status), NOW).into_iter();
+            found.map(|one| (one.failure, one.has_run, one.is_stuck)).collect::<Vec<_>>()
         };
         let waiting =
             |reason: &str, message: &str| json!({"state": {"waiting": {"reason": reason, "message": message}}});
@@ -138,19 +231,38 @@ mod tests {
         assert_eq!(of(json!({"state": {"terminated": {"exitCode": 0}}})), []);
         assert_eq!(
             of(waiting("ErrImagePull", "no such image")),
-            [("ErrImagePull: no such image".to_owned(), false, false)]
+            [(Failure::Waiting("ErrImagePull: no such image".to_owned()), false, false)]
         );
-        assert_eq!(of(waiting("ImagePullBackOff", "")), [("ImagePullBackOff".to_owned(), false, true)]);
+        let back_off = Failure::Waiting("ImagePullBackOff".to_owned());
+        assert_eq!(of(waiting("ImagePullBackOff", "")), [(back_off, false, true)]);
         let mut crash = waiting("CrashLoopBackOff", "back-off 10s");
         crash["restartCount"] = json!(2);
-        assert_eq!(of(crash), [("CrashLoopBackOff: back-off 10s".to_owned(), true, true)]);
-        assert_eq!(
-            of(json!({"state": {"terminated": {"exitCode": 7}}})),
-            [("it ended with exit code 7".to_owned(), true, false)]
-        );
+        assert_eq!(of(crash.clone()), [(Failure::Waiting("CrashLoopBackOff: back-off 10s".to_owned()), true, true)]);
+        crash["lastState"] = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+        assert_eq!(of(crash), [(Failure::OutOfMemory(Some("16Mi".to_owned())), true, true)]);
+        assert_eq!(of(json!({"state": {"terminated": {"exitCode": 7}}})), [(Failure::Ended(7), true, false)]);
         let between = json!({"state": {"running": {}}, "ready": false, "restartCount": 3,
             "lastState": {"terminated": {"exitCode": 1}}});
-        assert_eq!(of(between), [("it was restarted 3 times, the last time with exit code 1".to_owned(), true, true)]);
+        assert_eq!(of(between), [(Failure::Restarted(3, Some(1)), true, true)]);
+        let not_ready = |started: bool| json!({"state": {"running": {"startedAt": "2026-11-22T00:00:00Z"}}, "ready": false, "started": started});
+        let seconds = NOW - 1_795_305_600;
+        assert_eq!(of(not_ready(true)), [(Failure::NotReady("readiness probe", seconds), true, false)]);
+        assert_eq!(of(not_ready(false)), [(Failure::NotReady("startup probe", seconds), true, false)]);
+    }
+
+    #[test]
+    fn init_container_that_does_not_end_is_reported() {
+        let mut pod = pod(&json!({"name": "shipper", "state": {"running": {}}, "ready": true}));
+        pod["status"]["initContainerStatuses"] =
+            json!([{"name": "setup", "state": {"running": {"startedAt": "2026-11-22T00:00:00Z"}}}]);
+        let messages = |pod: &Value, now| failing(pod, now).iter().map(FailingSidecar::message).collect::<Vec<_>>();
+        let waits = "container setup, which profile log added, has been running for 10 minutes, and the other containers wait until it ends";
+        assert_eq!(messages(&pod, NOW), [waits]);
+        assert_eq!(messages(&pod, NOW - LONG_INIT - 1), <[String; 0]>::default());
+        // A native sidecar runs as long as the pod.
+        pod["spec"]["initContainers"][0]["restartPolicy"] = json!("Always");
+        pod["status"]["initContainerStatuses"][0]["ready"] = json!(true);
+        assert_eq!(messages(&pod, NOW), <[String; 0]>::default());
     }
 
     #[test]
@@ -158,7 +270,7 @@ mod tests {
         let mut pod = pod(&json!({"name": "shipper", "state": {"running": {}}, "ready": true}));
         pod["status"]["initContainerStatuses"] =
             json!([{"name": "setup", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "denied"}}}]);
-        let found = failing(&pod);
+        let found = failing(&pod, NOW);
         let [one] = found.as_slice() else { panic!("{found:?}") };
         assert_eq!(one.message(), "container setup, which profile log added, does not run: ImagePullBackOff: denied");
         assert!(one.remedy("shop", "web", "restart").contains("correct the container in profile log"));
@@ -167,6 +279,6 @@ mod tests {
         // A record that was copied from another pod is ignored.
         pod["metadata"]["managedFields"] =
             json!([{"fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);
-        assert_eq!(failing(&pod), []);
+        assert_eq!(failing(&pod, NOW), []);
     }
 }

@@ -50,6 +50,7 @@ fn explain_facts(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> Explain
         unread: Vec::new(),
         cluster: None,
         is_live: true,
+        now: CREATED + 3_600,
     }
 }
 

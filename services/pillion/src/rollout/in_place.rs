@@ -164,7 +164,8 @@ impl Upgrader {
             };
             let Upgrade { pod, changes, annotation: upgraded } = &*upgrade;
             self.pulled.pull(&self.client, pod, changes, show).await?;
-            self.wait_for_budgets(pod, show).await?;
+            let allowed = tokio::time::timeout(limit, self.wait_for_budgets(pod, show)).await;
+            allowed.with_context(|| format!("no disruption is allowed within {} seconds", limit.as_secs()))??;
             let before = Baseline::of(&value(pod)?, changes);
             let why = match self.patch(pod, changes, Some(upgraded)).await {
                 Ok(()) => match tokio::time::timeout(limit, self.wait(pod, &before, show)).await {
@@ -193,7 +194,9 @@ impl Upgrader {
         if pod.metadata.deletion_timestamp.is_some() {
             return Ok(PodUpgrade::Done);
         }
-        // The API server does not repeat the kind in lists, but the engine needs it.
+        if pod.data.pointer("/spec/nodeName").is_none() {
+            return impossible("it is not scheduled yet".to_owned());
+        }
         pod.types = Some(kube::api::TypeMeta { api_version: "v1".to_owned(), kind: "Pod".to_owned() });
         let running = value(&pod)?;
         let tape = OwnedTape::parse(running.to_string()).context("it cannot be parsed")?;

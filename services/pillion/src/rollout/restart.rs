@@ -156,7 +156,7 @@ async fn stuck_sidecar(client: &Client, workload: &Workload, object: &Value) -> 
         if restarted_at(Some(&pod)) != Some(restarted) {
             return Ok(None);
         }
-        let stuck = sidecar::failing(&pod).into_iter().find(|sidecar| sidecar.is_stuck);
+        let stuck = sidecar::failing(&pod, Timestamp::now().as_second()).into_iter().find(|sidecar| sidecar.is_stuck);
         Ok(stuck.map(|sidecar| format!("new pod {name} does not become available: {}", sidecar.message())))
     };
     for pod in pods {

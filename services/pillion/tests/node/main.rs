@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests fail by panicking, and print their measurements")]
 
 mod creations;
+mod failures;
 mod in_place;
 mod install;
 mod platform;

@@ -1,0 +1,150 @@
+//! Plants failures of injected containers and rejections of pods, and checks that `pillion explain` names each of them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use kube::api::PostParams;
+use pillion_testkit::cluster::{self, PAUSE_IMAGE};
+use pillion_testkit::eventually;
+use pillion_testkit::image::Image;
+use serde_json::{Value as Json, json};
+
+use crate::platform::{Platform, on_a_node};
+
+/// How long a failure may take until `explain` names it. A container counts as not ready after a minute.
+const LIMIT: Duration = Duration::from_mins(4);
+
+/// A sidecar that fails, and the sentence of `explain`.
+struct Failure {
+    name: &'static str,
+    sidecar: Json,
+    sentence: &'static str,
+}
+
+fn failures() -> Vec<Failure> {
+    let failure = |name, sidecar, sentence| Failure { name, sidecar, sentence };
+    vec![
+        failure(
+            "pull",
+            json!({"image": "local.test/missing:1"}),
+            "does not run: ErrImagePull|does not run: ImagePullBackOff",
+        ),
+        failure("name", json!({"image": "Not A Name"}), "does not run: InvalidImageName"),
+        failure(
+            "crash",
+            json!({"image": "local.test/shell:1", "command": ["/sh", "-c", "exit 3"]}),
+            "does not run: CrashLoopBackOff",
+        ),
+        failure("command", json!({"image": PAUSE_IMAGE, "command": ["/missing"]}), "does not run: "),
+        failure(
+            "memory",
+            json!({"image": "local.test/shell:1", "command": ["/tail", "/dev/zero"],
+                   "resources": {"limits": {"memory": "24Mi"}}}),
+            "does not run: it used more memory than its limit of 24Mi",
+        ),
+        failure(
+            "ready",
+            json!({"image": PAUSE_IMAGE, "readinessProbe": {"tcpSocket": {"port": 9}, "periodSeconds": 1}}),
+            "is not ready: its readiness probe has not succeeded for ",
+        ),
+        failure(
+            "startup",
+            json!({"image": PAUSE_IMAGE,
+                   "startupProbe": {"tcpSocket": {"port": 9}, "periodSeconds": 1, "failureThreshold": 600}}),
+            "is not ready: its startup probe has not succeeded for ",
+        ),
+        failure(
+            "configuration",
+            json!({"image": PAUSE_IMAGE,
+                   "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "missing", "key": "a"}}}]}),
+            "does not run: CreateContainerConfigError",
+        ),
+    ]
+}
+
+fn profile(failure: &Failure) -> Json {
+    let mut sidecar = failure.sidecar.clone();
+    sidecar["name"] = json!("sidecar");
+    sidecar["imagePullPolicy"] = json!("IfNotPresent");
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": failure.name},
+        "spec": {"activation": "Requested", "template": {"spec": {"containers": [sidecar]}}},
+    })
+}
+
+fn pod(failure: &Failure) -> Json {
+    json!({
+        "metadata": {"name": failure.name, "annotations": {"pillion.dev/profiles": failure.name}},
+        "spec": {"terminationGracePeriodSeconds": 1,
+                 "containers": [{"name": "app", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}]},
+    })
+}
+
+/// Returns a Deployment whose pod requests the profile `startup`.
+fn deployment(namespace: &str) -> Json {
+    let pod = json!({
+        "metadata": {"labels": {"app": "web"}, "annotations": {"pillion.dev/profiles": "startup"}},
+        "spec": {"containers": [{"name": "app", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}]},
+    });
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": namespace},
+           "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": pod}})
+}
+
+/// Waits until the explanation of an object contains one of the sentences, which are separated by `|`.
+async fn explained(platform: &Platform, namespace: &str, object: &str, sentences: &str) -> Result<()> {
+    eventually(LIMIT, &format!("{object} is explained"), async || {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"));
+        command.args(["explain", object, "-n", namespace]).env("KUBECONFIG", platform.cluster.kubeconfig());
+        let output = tokio::time::timeout(LIMIT, command.kill_on_drop(true).output()).await.context("it hangs")??;
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        ensure!(sentences.split('|').any(|sentence| text.contains(sentence)), "not {sentences:?}:\n{text}");
+        ensure!(output.status.code() == Some(1), "{:?}:\n{text}", output.status);
+        Ok(())
+    })
+    .await
+}
+
+#[test]
+#[ignore = "needs a real node: just node"]
+fn failures_after_creation_are_explained() {
+    on_a_node(async |platform| {
+        let busybox = cluster::busybox()?;
+        let shell = Image::new("local.test/shell:1", "/sh")?.file("/sh", &busybox)?.file("/tail", &busybox)?;
+        platform.import_image(shell)?;
+        for namespace in ["shop", "full", "strict"] {
+            platform.namespace(namespace, "enabled").await?;
+        }
+        platform.install("shop").await?;
+        let failures = failures();
+        for failure in &failures {
+            platform.kubectl_with_input(&["apply", "-f", "-"], &profile(failure).to_string()).await?;
+        }
+        for failure in &failures {
+            eventually(LIMIT, "the pod is injected", async || {
+                let pod = serde_json::from_value(pod(failure))?;
+                let pods = platform.pods("shop");
+                let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+                let made = pods.create(&dry_run, &pod).await?;
+                ensure!(made.spec.is_some_and(|spec| spec.containers.len() == 2), "without the sidecar");
+                pods.create(&PostParams::default(), &pod).await?;
+                Ok(())
+            })
+            .await?;
+        }
+        for failure in &failures {
+            let object = format!("pod/{}", failure.name);
+            explained(platform, "shop", &object, failure.sentence).await?;
+            println!("{object}: {}", failure.sentence);
+        }
+
+        // Pods that were never created.
+        platform.kubectl(&["create", "quota", "none", "--namespace=full", "--hard=pods=0"]).await?;
+        platform.kubectl(&["label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted"]).await?;
+        for (namespace, sentence) in [("full", "exceeded quota: none"), ("strict", "violates PodSecurity")] {
+            platform.kubectl_with_input(&["apply", "-f", "-"], &deployment(namespace).to_string()).await?;
+            explained(platform, namespace, "deployment/web", sentence).await?;
+            println!("deployment/web in {namespace}: {sentence}");
+        }
+        Ok(())
+    });
+}
