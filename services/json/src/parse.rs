@@ -197,7 +197,7 @@ impl Parser {
     }
 
     /// Parses a string after its opening quote. `span` is [`VALUE`] for a value, or [`KEY`] for a key.
-    #[expect(clippy::inline_always, reason = "most values are strings; a call would take a fifth of their parsing time")]
+    #[expect(clippy::inline_always, reason = "most values are strings; a call would take a fifth of the parse time")]
     #[inline(always)]
     fn string<'t>(&mut self, inner: &'t [u8], span: u32) -> Option<&'t [u8]> {
         let start = self.offset(inner).wrapping_sub(1);
