@@ -121,7 +121,7 @@ impl<'c> CaseRunner<'c> {
         let user = json!({"username": "author", "groups": ["system:authenticated"]});
         let creation = Creation { object, namespace: &self.namespace_name, uid: UID, user: &user, dry_run: false };
         let mut request = creation.request();
-        // A merge patch removes fields whose value is null. In these fields, null has no other meaning.
+        // A merge patch cannot set a field to null, because null removes the field. No case needs a null.
         json_patch::merge(&mut request, &Json::Object(self.case.request.clone()));
         if request.get("operation").is_some_and(|operation| operation == "DELETE")
             && let Some(request) = request.as_object_mut()

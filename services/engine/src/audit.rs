@@ -1,7 +1,8 @@
 //! Compares the profiles that should be injected into a running pod with the profiles that its injection record names.
 //!
-//! Profiles are selected for the original pod, without injected changes, as in a second pass. No template is evaluated.
-//! A stored pod does not contain its creator, so a profile that reads the creator is [`MatchState::Undecided`].
+//! Profiles are selected for the original pod, without injected changes, as when the API server calls the webhook again
+//! for a pod that already has injected changes. No template is evaluated. A stored pod does not contain its creator, so
+//! a profile that reads the creator is [`MatchState::Undecided`].
 //!
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
@@ -182,7 +183,8 @@ pub fn needs(snapshot: &Snapshot, name: &str, namespace: &Namespace, pod: Value<
     }
 }
 
-/// Returns the object for which revisions are chosen. It has no record, so the choice is the same as for a new pod.
+/// Returns the object for which revisions are chosen. The injection record is left out, so that the same revisions are
+/// chosen as for a new pod.
 fn subject<'s>(namespace_name: &'s str, namespace: &'s Namespace, object: Value<'s>) -> TargetObject<'s> {
     TargetObject { namespace_name, namespace, object, record: None }
 }

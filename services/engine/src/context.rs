@@ -20,7 +20,8 @@ const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "
 /// Names that are bound only in parts of a profile. A variable that reads one of them can be used only in those parts.
 pub(crate) const LOCALS: [&str; 4] = ["container", "item", "index", "key"];
 
-/// The name of a template field's existing value. Variables cannot read it.
+/// The name with which an expression in a template reads the object's existing value of the field that the template
+/// sets. The expressions of a profile's `variables` cannot use this name.
 pub(crate) const EXISTING: &str = "existing";
 
 /// Names of lookup results.

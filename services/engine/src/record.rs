@@ -32,7 +32,7 @@ const VERSION: &str = "1";
 /// The key for the name of the cluster profile, in the entry of a namespaced profile that only extends it.
 const EXTENDS: &str = "extends";
 
-/// The record of an earlier pass.
+/// The record of an earlier pass, which is an earlier call of the webhook for the same object.
 #[derive(Debug)]
 pub(crate) struct Record {
     tape: OwnedTape,
@@ -174,9 +174,10 @@ impl Record {
         self.profiles().filter(Self::is_of_platform).flat_map(places)
     }
 
-    /// Separates the changes of namespaced profiles from the record, except those of stand-ins for cluster profiles.
-    /// `stands_in` returns whether a profile is a stand-in. Returns the changes, which can be undone in reverse order,
-    /// and the remaining record. `None` if there are no such changes.
+    /// Separates the changes of namespaced profiles from the record, except those of stand-ins: profiles that are
+    /// applied instead of the cluster profile that they extend. `stands_in` returns whether a profile is a stand-in.
+    /// Returns the changes, which can be undone in reverse order, and the remaining record. `None` if there are no such
+    /// changes.
     pub(crate) fn split(&self, stands_in: impl Fn(&str) -> bool) -> Option<(Vec<Change<'_>>, Self)> {
         let is_platform = |entry: &Value<'_>| {
             let name = entry.get("profile").and_then(Value::as_str);

@@ -1,8 +1,9 @@
 //! Tests changes by other webhooks before, between and after Pillion's passes, and invalid injection records.
 //!
-//! The API server calls webhooks one after the other, and may call some of them again. Meanwhile, `LimitRange`s and
-//! service accounts also change the pod. In any order, the second pass after a change must not change the pod. Every
-//! pass must keep the changes of others, and must not add anything twice.
+//! The API server calls webhooks one after the other, and may call some of them again. Each call of Pillion's webhook
+//! is a pass. Between the passes, the admission plugins for `LimitRange`s and service accounts also change the pod. In
+//! any order, the second pass after a change must not change the pod. Every pass must keep the changes of others, and
+//! must not add anything twice.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 
@@ -215,7 +216,7 @@ fn passes_settle_after_changes_by_others() {
                     story = format!("{story}\na pass: {object}");
                     let again = pass(&mut object, &snapshot);
                     let patch = again.patch.as_deref().map(String::from_utf8_lossy);
-                    assert_eq!(patch, None, "{story}\na further pass changes something");
+                    assert_eq!(patch, None, "{story}\nanother pass changes the pod");
                 }
                 assert_whole(&mut object, &done, &story);
             }

@@ -1,5 +1,5 @@
-//! Tests properties of generated profiles with directives and expressions. A second pass must change nothing. After
-//! changes by other webhooks, one more pass must be enough.
+//! Tests properties of generated profiles with directives and expressions. A second call of the webhook (a second pass)
+//! must change nothing. After changes by other webhooks, only the first further pass may change the pod.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 

@@ -1,6 +1,6 @@
 //! Tests large objects and request bodies, and profiles that multiply their input. The time must be linear in the size
-//! of the input, so that a replica can serve other requests. The limit is a hundred times the typical time, and one
-//! hundredth of the time that quadratic work would take.
+//! of the input, so that a replica can serve other requests. The limit is a hundred times the typical time. Work that
+//! is quadratic in the size would take a hundred times the limit.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "test helpers fail by panicking")]
 

@@ -68,8 +68,8 @@ pub enum Owner {
 pub enum Purpose {
     /// To decide what a profile does.
     Decide,
-    /// To recognize what the profile did in an earlier pass. This purpose has a separate budget, so that every profile
-    /// that could be applied can also be recognized.
+    /// To recognize what the profile did in an earlier call of the webhook for the same object. This purpose has a
+    /// separate budget. So if the budget was sufficient to apply a profile, it is sufficient to recognize its changes.
     Recognize,
 }
 

@@ -450,7 +450,7 @@ impl Parser<'_> {
         Ok(Ast { kind, span, depth })
     }
 
-    #[expect(clippy::unused_self, reason = "it is a method like the other errors of the parser")]
+    #[expect(clippy::unused_self, reason = "a method, like the functions for other errors")]
     fn too_deep(&self, span: Span) -> ExpressionError {
         ExpressionError::at(span, format!("the expression is nested more than {MAXIMUM_DEPTH} levels deep"))
             .with_help("put parts of it into variables")

@@ -4,7 +4,7 @@
 //! nightly` runs it. Times have no limit, because they depend on the load of the machine. valgrind counts the
 //! instructions; their limits are not checked if it is not installed.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "it fails by panicking, like a test")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "benchmarks fail by panicking")]
 #![allow(clippy::print_stdout, reason = "the benchmark prints measurements")]
 
 mod cases;

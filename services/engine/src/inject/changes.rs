@@ -1,7 +1,7 @@
 //! Changes and removes existing list elements and map entries: `$forEach: existing` and `$prune`.
 //!
-//! Items of lists without keys are compared by value, to recognize the items that an earlier pass of the same profile
-//! kept or added.
+//! Items of lists without keys are compared by value, to recognize the items that the same profile kept or added in an
+//! earlier pass (an earlier call of the webhook for the object).
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -88,7 +88,8 @@ impl<'a> Merge<'_, 'a> {
             Recording::WholeList(settled, keys) => (None, settled, keys),
         };
         let elements: Vec<_> = self.document.children(list).collect();
-        // The last element so far that is not removed. Undoing a removal inserts the removed element after it.
+        // The last element so far that is not removed. The record stores it with a removed element, because undoing
+        // the removal inserts the removed element after it.
         let mut stays = None;
         for (index, slot) in elements.into_iter().enumerate() {
             self.charge(ITEM_COST)?;
@@ -346,8 +347,8 @@ impl<'a> Merge<'_, 'a> {
 }
 
 /// Returns the violation for a namespaced profile that changes keys. The record would contain the whole original list.
-/// In a second pass, it could hide elements that other webhooks added after the first pass from the platform's
-/// profiles.
+/// In a second pass, cluster profiles would read that list, and would not see elements that other webhooks added after
+/// the first pass.
 fn renamed(list: &str) -> Excess {
     let message = "a namespaced profile cannot change the fields that identify elements of a list; leave them out of \
                    $forEach: existing, or remove the element and add another one";

@@ -4,12 +4,11 @@
 //! whole. The author's value is kept unless the template sets another conflict rule. Expressions are evaluated when
 //! their value is merged, because they may read the existing value.
 //!
-//! A value that an earlier pass added is settled: the merge does not change it, even if another writer has changed it
-//! since. Only `$join` and an explicit `Replace` apply to it again.
+//! A pass is one call of the webhook for the object. A value that an earlier pass added is settled: the merge does not
+//! change it, even if another writer has changed it since. Only `$join` and an explicit `Replace` apply to it again.
 //!
 //! The other modules in this folder add methods to [`Merge`]: `render` evaluates expressions, `notes` writes the
-//! record,
-//! `elements` merges lists, `join` joins values, `changes` changes existing elements, and `containers` applies
+//! record, `elements` merges lists, `join` joins values, `changes` changes existing elements, and `containers` applies
 //! container patches.
 
 use std::borrow::Cow;
@@ -91,7 +90,8 @@ pub(super) struct MergeMode {
     pub(super) conflict: ConflictRule,
     /// Whether an earlier pass added the current value.
     pub(super) settled: bool,
-    /// Whether the current value is part of a value that this pass added. The record already covers it.
+    /// Whether the current value is part of a value that this pass added. The record already contains the pointer of
+    /// the added value, so the part needs no entry.
     pub(super) within_added: bool,
     /// Whether the current container is an overlay: the author wrote it, and the template adds a container of the same
     /// name.

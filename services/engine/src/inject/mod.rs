@@ -1,6 +1,12 @@
 //! Merges the templates of the selected profiles into an object, and writes the injection record.
 //!
 //! Profiles are applied one after the other, each either completely or not at all.
+//!
+//! A *pass* is one call of the webhook for an object. The API server may call the webhook again for the same object, if
+//! a later webhook changed it (`reinvocationPolicy: IfNeeded`). The injection record in the object lists the changes of
+//! earlier passes.
+//!
+//! A *stand-in* is a namespaced profile that is applied instead of the cluster profile that it extends.
 
 mod keys;
 pub(crate) mod managed_fields;
@@ -45,7 +51,8 @@ pub use undo::{UndoError, Undone, undo};
 /// The node label for the operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// An upper bound, in bytes, for what the record's annotation adds to a patch in addition to the record itself.
+/// An upper bound for the number of bytes that a patch needs to set the record's annotation, in addition to the record
+/// itself: the operation, its path and the key.
 const RECORD_AROUND: usize = 1024;
 
 /// The outcome of one profile.
@@ -416,7 +423,7 @@ impl<'a> Pass<'a> {
 /// The containers that profiles have added so far.
 #[derive(Default)]
 struct Injected {
-    /// Whether any profile has container patches, which depend on the injected containers.
+    /// Whether any profile has container patches. Only container patches need to know the injected containers.
     is_wanted: bool,
     /// The pointers of added containers, and whether a cluster profile added them.
     places: Vec<(Box<str>, bool)>,

@@ -1,5 +1,6 @@
 //! Writes changes to the record: the pointers of additions, and the originals of replaced values. Recognizes the
-//! changes of an earlier pass, and notes the places that already had the values of cluster profiles.
+//! changes of an earlier pass (an earlier call of the webhook for the object), and notes the places that already had
+//! the values of cluster profiles.
 
 use std::borrow::Cow;
 

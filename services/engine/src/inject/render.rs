@@ -430,8 +430,8 @@ impl<'a> Merge<'_, 'a> {
         self.meter.charge_bytes(bytes).map_err(|error| self.failed(&error))
     }
 
-    /// Charges a search over `looks` members or elements. Fails if the record is full already, so that long lists do
-    /// not take quadratic time.
+    /// Charges a search over `looks` members or elements. Fails if the record already exceeds its maximum size,
+    /// because the profile cannot be applied then. Without this check, long lists could take quadratic time.
     pub(super) fn charge_looks(&mut self, looks: usize) -> Result<(), MergeError> {
         if self.record.is_full() {
             return Err(MergeError::conflict(Reason::RecordTooLarge, INJECTED_ANNOTATION));

@@ -83,7 +83,8 @@ pub(super) fn part_before<'v>(
     Ok(text)
 }
 
-/// The changes that namespaced profiles made in an earlier pass, except those of stand-ins for cluster profiles.
+/// The changes that namespaced profiles made in an earlier pass, except those of stand-ins: namespaced profiles that
+/// are applied instead of the cluster profile that they extend.
 pub(crate) struct NamespaceChanges<'r> {
     changes: Vec<Undoable<'r>>,
     /// The record without these changes.

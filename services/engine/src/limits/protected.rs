@@ -278,7 +278,8 @@ impl Protected {
 
     /// Checks that no replaced place is a protected path, or is above or below one.
     ///
-    /// # Errors The first replaced place that fails the check.
+    /// # Errors
+    /// The first replaced place that fails the check.
     pub(crate) fn check_replaced<'p>(&self, mut places: impl Iterator<Item = Cow<'p, str>>) -> Result<(), Excess> {
         places.try_for_each(|place| {
             self.touched(&place, true).map_or(Ok(()), |protected| Err(changed(&place, protected)))

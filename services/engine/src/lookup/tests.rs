@@ -288,7 +288,7 @@ fn service_account_is_found_missing_or_failed() {
     strict["failurePolicy"] = json!("Fail");
     assert_eq!(decided(strict, &bare(), failed()).outcome, ProfileOutcome::Denied);
     let unread = condition("object.metadata.generateName == 'x' && serviceAccount.hasValue()");
-    assert_eq!(decided(unread, &bare(), failed()).reason, Reason::Precondition, "no expression reads it");
+    assert_eq!(decided(unread, &bare(), failed()).reason, Reason::Precondition, "the result is not read");
     assert_eq!(decided(condition(expression), &bare(), LookedUp::default()).reason, Reason::LookupFailed);
 }
 
@@ -390,7 +390,7 @@ fn most_specific_source_sets_parameter() {
     assert_eq!(
         decided(spec("true"), &bare(), unavailable()).outcome,
         ProfileOutcome::Applied,
-        "no expression reads it"
+        "no expression reads the parameter"
     );
 }
 

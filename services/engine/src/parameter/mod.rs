@@ -229,7 +229,8 @@ fn check_bounds(path: &str, type_: ParameterType, text: &Text, diagnostics: &mut
     }
 }
 
-/// Checks the fields of records: their names are unique and different from `key`, and at least one field opens records.
+/// Checks the fields of records: their names are unique and different from `key`, and at least one field has
+/// `opens: true`, so that its annotations create records.
 fn check_fields(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     for (index, field) in text.fields.iter().enumerate() {
         let path = format!("{path}.fields[{index}]");

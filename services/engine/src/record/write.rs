@@ -1,4 +1,4 @@
-//! Writes the record of a pass, including the entries of earlier passes.
+//! Writes the record of a pass (one call of the webhook for an object), including the entries of earlier passes.
 
 use crate::json::{OwnedTape, Value, is_plain, write_escaped, write_string};
 
@@ -43,13 +43,15 @@ pub(crate) struct Mark {
 }
 
 impl RecordWriter {
-    /// The text before, at and after the version, and the text at the end of the record.
+    /// The start of the record: the text before the version, the version, and the text after it.
     const OPEN: [&str; 3] = ["\"{\\\"version\\\":", VERSION, ",\\\"profiles\\\":["];
+    /// The end of the record.
     const CLOSE: &str = "]}\"";
     /// The number of bytes for escapes in the opening text, including the first quote.
     const OPEN_ESCAPES: usize = 5;
-    /// The text before the moves of an entry, and the number of bytes around them without escapes.
+    /// The text before the moves of an entry.
     const MOVES: &str = "],\\\"order\\\":[";
+    /// The number of bytes before and after the moves of an entry, without escapes.
     const MOVES_AROUND: usize = 11;
 
     /// Returns an empty record, as a JSON string.
@@ -144,7 +146,7 @@ impl RecordWriter {
         self.push_move(moved, self.replaced_places);
     }
 
-    /// Whether there may be room for another move. If not, the caller need not compute it.
+    /// Whether the record may have room for another move. If it has none, the caller does not compute the move.
     pub(crate) fn has_room_for_moves(&self) -> bool {
         /// The size of the smallest move.
         const LEAST: usize = 16;

@@ -25,13 +25,15 @@ use crate::record::RecordWriter;
 use crate::select::{Selected, Selection, select};
 use crate::snapshot::Snapshot;
 
-/// The changes that namespaced profiles made in an earlier pass.
+/// The changes that namespaced profiles made in an earlier pass, which is an earlier call of the webhook for the
+/// object. A stand-in is a namespaced profile that is applied instead of the cluster profile that it extends.
 #[derive(Clone, Copy)]
 struct EarlierPass<'v> {
-    /// The changes of profiles that do not stand in for cluster profiles, if there are any.
+    /// The changes of profiles that are not stand-ins, if there are any.
     changes: Option<&'v NamespaceChanges<'v>>,
-    /// Whether the pass applied a stand-in for a cluster profile. If so, stand-ins are not left out in favor of other
-    /// cluster profiles. Their changes come from the template of the cluster profile, which might not make them again.
+    /// Whether that pass applied a stand-in. If so, this pass keeps the stand-ins even if they prevent another cluster
+    /// profile from being applied: the object already contains the changes of the stand-in, and the cluster profile
+    /// that it extends might not make them again.
     had_stand_in: bool,
 }
 

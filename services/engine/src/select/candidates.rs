@@ -449,7 +449,8 @@ impl Candidates {
         if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        // Even workloads that do not get the profile yet, because of its rollout, may use its name.
+        // A profile that its rollout does not give to this workload yet is still known by its name. The result is then
+        // empty, not `None`, so that the name is not reported as unknown.
         let acts = |place: &Place| self.is_candidate(*place) && self.acts(*place, action);
         let own = own.map(|place| place.filter(acts));
         let is_free = own.iter().all(Option::is_none);

@@ -169,7 +169,7 @@ impl Reader<'_, '_> {
                 return;
             }
         }
-        // If several profiles allow opting out, the value is ambiguous. Profiles that forbid it are all requested.
+        // Profiles that forbid opting out are all requested. If several others have this key, the value is ambiguous.
         let (forced, free): (Vec<_>, Vec<_>) =
             places.iter().copied().partition(|place| self.candidates.is_forced(*place));
         for place in forced {

@@ -1,7 +1,7 @@
 //! Chooses the revisions of the profiles for an object.
 //!
-//! * A second pass over the same object uses the revisions of the first pass, even if another one was published in the
-//!   meantime.
+//! * If the API server calls the webhook again for the same object (a second pass), the revisions of the first pass are
+//!   used, even if another one was published in the meantime.
 //! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, pins a stored revision. A unique prefix of the
 //!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned. A namespaced profile that only sets values of
 //!   its parent cannot be pinned either, because its old revisions contain an old spec of the parent.

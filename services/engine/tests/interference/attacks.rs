@@ -1,4 +1,8 @@
 //! Tests namespaced profiles that once reverted the changes of cluster profiles.
+//!
+//! In this module, a child is a namespaced profile that extends a cluster profile, its parent, and only sets values of
+//! it. If the parent is also requested, the child is applied instead of it. A guard is a cluster profile whose changes
+//! must remain.
 
 use std::sync::Arc;
 
@@ -50,7 +54,7 @@ fn injected<const P: usize, const N: usize>(
     let (decided, first) = pass(object, &all, &[]);
     let first = first.unwrap();
     let (_, second) = pass(&first, &all, &[]);
-    assert_eq!(second.as_ref(), Some(&first), "a further pass changes something");
+    assert_eq!(second.as_ref(), Some(&first), "another pass changes the pod");
     let own = decided.decision.profiles.iter().filter(|decision| decision.profile.name().namespace.is_some());
     (first, own.map(|decision| (decision.outcome, decision.reason)).collect())
 }
@@ -214,8 +218,8 @@ fn large_namespaced_profiles_displace_no_platform_profiles() {
     assert_guarded(&pass(&first.unwrap(), &all, &[]).1.unwrap());
 }
 
-/// A parameter that a namespace may set can make the result too large. Then the child is skipped, and the platform's
-/// value is used.
+/// A parameter that a namespace may set can make the result too large. In this case, the child is skipped, and the
+/// parent is applied with the platform's value.
 #[test]
 fn child_with_large_value_is_skipped() {
     let mut sized = guard();

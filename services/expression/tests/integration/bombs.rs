@@ -413,7 +413,7 @@ fn charges_bound_time_and_memory() {
         for (pace, source, cost) in worst.iter().take(10) {
             println!("{pace:6.1} ns per step, {cost:?}: {source}");
         }
-        println!("most memory without a grant: {heaviest:?}");
+        println!("most memory that was used but not charged: {heaviest:?}");
         let missed: Vec<_> = signatures().filter(|signature| !reached.contains(signature)).collect();
         assert!(evaluated > count / 3, "only {evaluated} of {count} expressions compile");
         assert!(missed.is_empty(), "no expression calls {missed:?}");
@@ -421,8 +421,8 @@ fn charges_bound_time_and_memory() {
         let tolerance = if std::env::var_os("PILLION_BOMBS").is_some() { 1.0 } else { TOLERANCE };
         assert!(*pace <= tolerance * NANOSECONDS_IN_A_STEP, "{pace:.0} ns per step, {cost:?}: {source}");
         let (surplus, source) = heaviest.unwrap();
-        assert!(surplus <= OVERHEAD_BYTES, "{surplus} bytes without a grant: {source}");
+        assert!(surplus <= OVERHEAD_BYTES, "{surplus} bytes were used but not charged: {source}");
     };
     // The stack is as small as those of the threads that serve requests.
-    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("every cost is within its bound");
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().expect("all costs are within limits");
 }

@@ -124,7 +124,7 @@ fn excessive_work_ends() {
         "list.exists(x, list.exists(y, x + y < 0))",
         "list.map(x, list.map(y, x * y))",
         "list.filter(x, list.filter(y, x == y).size() > 1)",
-        // An error in each step or a decisive operand does not avoid the charge.
+        // Steps are charged even if each iteration fails, or if another operand determines the result.
         "list.all(x, list.all(y, y / 0 == 1))",
         "list.exists(x, list.map(y, x / y).size() < 0) || true",
         "list.sortBy(x, list.map(y, y).size())",

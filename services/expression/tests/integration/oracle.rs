@@ -1,4 +1,4 @@
-//! Compares the language with another implementation of CEL.
+//! Compares the results of expressions with those of another implementation of CEL, the crate `cel`.
 
 use std::sync::Arc;
 

@@ -118,7 +118,7 @@ fn goes_back_to_mark() {
     assert_eq!(written(&document), r#"{"l":[0,2,3,"made"]}"#);
     document.go_back();
     assert_eq!(written(&document), before);
-    assert_ne!(document.change_count(), change_count, "cached positions in lists become invalid");
+    assert_ne!(document.change_count(), change_count, "go_back invalidates cached list positions");
     let mut members = document.entries(Document::ROOT);
     assert!(members.any(|member| member.id == a && member.is_untouched()));
 }

@@ -1,5 +1,6 @@
-//! The pod identity webhook of EKS, which gives pods the credentials of their service accounts. Each file is a pod. Its
-//! annotations contain the settings of the peer's test and the patch that the test expects.
+//! Adapter for the test cases of EKS' pod identity webhook (the peer), which gives pods the credentials of their
+//! service accounts. Each file is a pod. Its annotations contain the settings of the peer's test and the patch that the
+//! test expects.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Reads the files of a folder and their documents, and applies patches as the peers' own tests do.
+//! Reads the files of a folder and their documents, and applies patches as the tests of the peers do. The peers are the
+//! injectors that the shipped profiles replace.
 
 use std::path::{Path, PathBuf};
 
@@ -129,8 +130,8 @@ const OMITTED_ZERO: [&str; 6] =
 /// Maps whose keys are chosen by the author, and are not names of fields.
 const MAPS: [&str; 6] = ["annotations", "labels", "limits", "matchLabels", "nodeSelector", "requests"];
 
-/// Removes zero values that the API's types omit: `false` and 0 of the fields above, and empty strings. The peers
-/// deserialize objects into these types and serialize them again.
+/// Removes zero values that the API's types omit: `false` in the fields [`OMITTED_FALSE`], 0 in the fields
+/// [`OMITTED_ZERO`], and empty strings. The peers deserialize objects into these types and serialize them again.
 pub(crate) fn remove_omitted(value: &mut Json) {
     match value {
         Json::Object(members) => {

@@ -1,8 +1,8 @@
-//! Istio: workloads, and the results of its injector. `X.yaml` is a workload and `X.yaml.injected` its result. A
-//! workload without a result is one that the injector rejects. If no workload has the name of a result, the result
-//! belongs to the workload whose name is a prefix. The rest of the name then specifies settings, as in
-//! `X-cni.yaml.injected` and `X.yaml.cni.injected`. `X.iop.yaml` contains the settings of `X`. A `Namespace` in one of
-//! the files is the namespace of the workloads.
+//! Adapter for the test cases of Istio (the peer): workloads, and the results of its injector. `X.yaml` is a workload,
+//! and `X.yaml.injected` is its result. The injector rejects a workload that has no result. If no workload has the name
+//! of a result, the result belongs to the workload whose name is a prefix. The rest of the name then specifies
+//! settings, as in `X-cni.yaml.injected` and `X.yaml.cni.injected`. `X.iop.yaml` contains the settings of `X`. A
+//! `Namespace` in one of the files is the namespace of the workloads.
 
 use std::path::{Path, PathBuf};
 

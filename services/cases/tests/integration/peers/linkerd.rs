@@ -1,5 +1,5 @@
-//! Linkerd: `webhook/` has pods and namespaces with the patches of its webhook, and `cli/` has workloads with the
-//! results of its command line.
+//! Adapter for the test cases of Linkerd (the peer). `webhook/` has pods and namespaces with the patches of its
+//! webhook, and `cli/` has workloads with the results of its command line.
 //!
 //! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name contains
 //! all parts of the patch's name. If several match, the patch with the most parts is chosen. Some patches change only

@@ -1,5 +1,6 @@
-//! OpenTelemetry's operator: each folder has the steps of an end-to-end test. Objects that a step installs
-//! (`Instrumentation`s, namespaces, workloads) exist in all later steps. Steps also assert parts of pods.
+//! Adapter for the test cases of OpenTelemetry's operator (the peer). Each folder has the steps of an end-to-end test.
+//! Objects that a step installs (`Instrumentation`s, namespaces, workloads) exist in all later steps. Steps also assert
+//! parts of pods.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -151,7 +152,7 @@ impl Installed {
                 return fitting;
             }
         }
-        // The injector may add the asserted labels to any workload's pod.
+        // No pod has the asserted labels yet. The injector may add them, so the pod of any workload may match.
         let last = if here.is_empty() { before } else { here };
         last.into_iter().map(|(_, workload)| workload).collect()
     }

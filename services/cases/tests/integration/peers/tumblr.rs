@@ -1,6 +1,6 @@
-//! k8s-sidecar-injector: whole sidecars from configuration files. A pod requests one by name. `sidecars/` has
-//! configurations, `request/X.yaml` the object of a request, and `patch/X.json` its patch. A request without a patch
-//! changes nothing.
+//! Adapter for the test cases of k8s-sidecar-injector (the peer), which adds sidecars from configuration files. A pod
+//! requests a configuration by its name. `sidecars/` has the configurations, `request/X.yaml` has the object of a
+//! request, and `patch/X.json` has the expected patch. Without a patch, the object must not change.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ const BYSTANDER: &str = "bystander";
 
 /// The converter of `pillion convert`. It has no dependencies except JSON, so this test can include it.
 #[path = "../../../../pillion/src/convert/from/mod.rs"]
-#[allow(dead_code, reason = "only the program uses all of it")]
+#[allow(dead_code, reason = "only the program uses all of the module")]
 mod convert;
 
 pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {

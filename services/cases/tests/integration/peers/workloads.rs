@@ -1,4 +1,4 @@
-//! The pods that controllers create for workloads, and parts of pods.
+//! Creates the pods that controllers create for workloads, and finds parts of pods.
 
 use serde_json::{Map, Value as Json, json};
 

@@ -533,7 +533,7 @@ fn extending_only_keeps_limits_of_parent() {
     assert!(!selects(&[("tier", "web"), ("team", "a")]) && !selects(&[("tier", "db"), ("x", "y"), ("team", "a")]));
     assert_eq!(profile.namespace_selector, spec(platform()).namespace_selector);
     let bare = compiled(&own(), child(json!({})), &library()).unwrap();
-    assert_eq!(bare.activation, Activation::Requested, "it inherits requestedBy");
+    assert_eq!(bare.activation, Activation::Requested, "a child inherits requestedBy");
     assert_eq!(bare.request_keys().collect::<Vec<_>>(), ["example.com/agent"]);
 }
 

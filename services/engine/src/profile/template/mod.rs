@@ -20,8 +20,8 @@ pub(crate) struct Node {
     pub(crate) directives: Option<Box<NodeDirectives>>,
     /// Whether an expression of this part itself, but not of a nested part, reads `existing`.
     pub(crate) uses_existing: bool,
-    /// Whether the part can change values that an earlier pass added, because it contains `$join`, `$forEach:
-    /// existing`, `$prune`, or `$conflict` with `Replace` or an expression.
+    /// Whether the part can change values that an earlier call of the webhook added to the object, because it contains
+    /// `$join`, `$forEach: existing`, `$prune`, or `$conflict` with `Replace` or an expression.
     pub(crate) changes_earlier_additions: bool,
 }
 
